@@ -1,0 +1,35 @@
+# `make demo` and `make test` work on a machine with Python 3.11, pip and make; both make .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+.PHONY: demo test e2e bench lint clean
+
+$(STAMP): pyproject.toml
+	@echo "==> making $(VENV) and installing into it (the first time takes a minute or two)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say make PYTHON=/path/to/it")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/autoscaler demo $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest $(ARGS)
+
+e2e: $(STAMP)
+	@$(BIN)/python -m pytest -m e2e $(ARGS)
+
+bench: $(STAMP)
+	@$(BIN)/python -m pytest -m benchmark -s $(ARGS)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) demo-output

@@ -1,0 +1,1 @@
+"""YAML to specs; every problem as file:line: path: message."""

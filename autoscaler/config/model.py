@@ -1,0 +1,73 @@
+"""What a configuration file becomes: frozen dataclasses that the daemon and the command line work with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from autoscaler.core.model import ClusterSpec
+from autoscaler.ports import EnginePlugin, SourcePlugin, TargetPlugin
+
+
+class LogFormat(StrEnum):
+    """How log lines look."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSpec:
+    """Settings of the daemon itself (`daemon:`).
+
+    Attributes:
+        directory: where state, decisions and history are kept; relative to the configuration file.
+        listen: address and port of the HTTP doors, `host:port`; port 0 takes a free one.
+        log: format of the log lines.
+        decisions: how many decisions of each cluster the API and `explain` can look back.
+        history: how long the hourly history files are kept.
+    """
+
+    directory: Path
+    listen: str = "127.0.0.1:8765"
+    log: LogFormat = LogFormat.CONSOLE
+    decisions: int = 500
+    history: timedelta = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Where one metric of a cluster comes from: a source by its name, and that source's query."""
+
+    source: str
+    query: object
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One cluster: what the core decides with, and the edges to the world.
+
+    Attributes:
+        interval: time between two ticks.
+        timeout: within this the metrics, the engine and the target must answer; below the interval.
+    """
+
+    spec: ClusterSpec
+    target: TargetPlugin
+    engine: EnginePlugin | None
+    metrics: Mapping[str, Metric]
+    interval: timedelta
+    timeout: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A whole configuration file, validated."""
+
+    path: Path
+    daemon: DaemonSpec
+    sources: Mapping[str, SourcePlugin]
+    clusters: Mapping[str, Cluster]

@@ -1,0 +1,508 @@
+"""The words of the decision machine as frozen dataclasses.
+
+Times are aware datetimes, spans are timedeltas; rates are records per second; sizes are numbers of replicas.
+Nothing here reads a clock: the time is `Observation.at`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Protocol
+
+ZERO = timedelta(0)
+
+
+class Reason(StrEnum):
+    """Why something is as it is: the one vocabulary of logs, metric labels and explanations."""
+
+    # what a policy says
+    ABOVE = "above"  # the load needs more than there is
+    BELOW = "below"  # fewer would do
+    STEADY = "steady"  # what there is fits
+    MISSING = "missing"  # an input is missing, stale, not a finite number, or the target or engine is unknown
+    LEARNING = "learning"  # not enough seen yet to have an opinion
+    ABSTAINED = "abstained"  # this policy has nothing to say now
+    FAILED = "failed"  # the policy raised an error or returned nonsense
+    # what a guard says
+    FRESHNESS = "freshness"
+    SETTLING = "settling"
+    SHORT = "short"  # the size on its way is clearly too small, so more is allowed
+    TOLERANCE = "tolerance"
+    STABILIZATION = "stabilization"
+    RATE_LIMIT = "rate_limit"
+    COOLDOWN = "cooldown"
+    CAP = "cap"
+    USEFUL_SIZE = "useful_size"
+    BOUNDS = "bounds"
+    # what happened to a rescale
+    SETTLED = "settled"
+    DEADLINE = "deadline"  # a phase took longer than its deadline: reported and released
+    SUPERSEDED = "superseded"  # another size was requested meanwhile, by us or behind our back
+    UNCONFIRMED = "unconfirmed"  # the scale call failed and the target does not show the size
+    CLOCK = "clock"  # the clock went backwards
+
+
+class JobState(StrEnum):
+    """What the in-job scheduler says of the job."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Direction(StrEnum):
+    """Which way a rescale goes."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class Phase(StrEnum):
+    """How far a rescale has come; the value names the step that was completed last."""
+
+    REQUESTED = "requested"
+    READY = "ready"
+    REGISTERED = "registered"
+    ABSORBED = "absorbed"
+    RUNNING = "running"
+    CAUGHT_UP = "caught_up"
+
+
+PHASES: tuple[Phase, ...] = tuple(Phase)
+
+
+class Cause(StrEnum):
+    """Who started a rescale."""
+
+    REQUEST = "request"  # we asked for it
+    EXTERNAL = "external"  # the desired size changed behind our back
+    LOSS = "loss"  # replicas went away and are being replaced
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One metric as it was read.
+
+    Attributes:
+        value: a number, or one number per replica.
+        at: when the value was true at its origin (not when it was asked for).
+    """
+
+    value: float | tuple[float, ...]
+    at: datetime
+
+    def finite(self) -> bool:
+        """Whether every number in it is finite, and there is at least one."""
+        if isinstance(self.value, tuple):
+            return bool(self.value) and all(map(math.isfinite, self.value))
+        return math.isfinite(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What the in-job scheduler shows. `None` means the engine does not tell.
+
+    Attributes:
+        job: state of the job.
+        slots: slots the engine has registered.
+        parallelism: slots the job really uses (Spark: slots of executors that have run a task).
+        max_parallelism: the most slots the job can ever use (Flink key groups, Spark state partitions).
+        partitions: partitions of the source, or tasks of the widest stage: capacity is a staircase of it.
+        running_since: when the job last went into RUNNING.
+        last_checkpoint: when the last checkpoint (Spark: batch) completed.
+        restarts: how often the job has restarted.
+    """
+
+    job: JobState
+    slots: int | None = None
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    partitions: int | None = None
+    running_since: datetime | None = None
+    last_checkpoint: datetime | None = None
+    restarts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """All that was seen of one cluster at one time.
+
+    Attributes:
+        at: the time of the observation; the only clock the core has.
+        desired: the size the target was last told to have; None when the target could not be asked.
+        ready: replicas that are up; None when the target could not be asked.
+        metrics: metric name -> reading.
+        missing: metric (or `target`, `engine`) name -> why it could not be read.
+        engine: what the engine shows; None when there is no engine or it could not be asked.
+    """
+
+    at: datetime
+    desired: int | None
+    ready: int | None
+    metrics: Mapping[str, Reading] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    engine: EngineStatus | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What one policy asks for.
+
+    Attributes:
+        replicas: the size asked for, or None to abstain.
+        reason: ABOVE, BELOW, STEADY with a size; MISSING, LEARNING, ABSTAINED, FAILED without one.
+        inputs: the numbers it was computed from, by name.
+        detail: one sentence for people, with the numbers in it.
+        policy: the policy's name in the configuration; filled in by the evaluate stage.
+    """
+
+    replicas: int | None
+    reason: Reason
+    inputs: Mapping[str, float] = field(default_factory=dict)
+    detail: str = ""
+    policy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one guard made of the size before it. `before == after` when it let it pass."""
+
+    guard: Reason
+    before: int
+    after: int
+    reason: Reason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The outcome of one step, with its whole trail.
+
+    Attributes:
+        current: the size the target had when this was decided.
+        proposed: what the policies together asked for.
+        desired: what the cluster should have. Differs from `current` only when a rescale is requested.
+        reason: the guard that had the last word, or what the policies said when none changed anything.
+        notes: what happened to a rescale in this step (reason, one sentence).
+    """
+
+    cluster: str
+    at: datetime
+    current: int
+    proposed: int
+    desired: int
+    reason: Reason
+    recommendations: tuple[Recommendation, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    notes: tuple[tuple[Reason, str], ...] = ()
+
+    @property
+    def rescale(self) -> bool:
+        """Whether a new size is requested."""
+        return self.desired != self.current
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of a cluster's size, both inclusive."""
+
+    minimum: int
+    maximum: int
+
+    def __post_init__(self) -> None:
+        if self.minimum < 0:
+            raise ValueError(f"min must be 0 or more, not {self.minimum}")
+        if self.maximum < 1:
+            raise ValueError(f"max must be 1 or more, not {self.maximum}")
+        if self.minimum > self.maximum:
+            raise ValueError(f"min ({self.minimum}) must not be above max ({self.maximum})")
+
+
+class RateKind(StrEnum):
+    """What a rate limit counts (HPA v2 behaviour policies)."""
+
+    REPLICAS = "replicas"
+    PERCENT = "percent"
+
+
+class Select(StrEnum):
+    """Which of several rate limits counts (HPA v2 selectPolicy); DISABLED forbids the direction."""
+
+    MAX = "max"
+    MIN = "min"
+    DISABLED = "disabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `value` replicas, or percent of the size at the period's start, within `period`."""
+
+    kind: RateKind
+    value: float
+    period: timedelta
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.value) and self.value > 0):
+            raise ValueError(f"value must be above 0, not {self.value}")
+        if self.period <= ZERO:
+            raise ValueError("period must be above 0s")
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """The guards of one direction.
+
+    Attributes:
+        window: stabilization window; up takes the least, down the greatest proposal within it.
+        tolerance: relative change of the size that is ignored, 0 to below 1.
+        cooldown: nothing in this direction for so long after a rescale has ended.
+        select: which rate counts, or DISABLED.
+        rates: rate limits; none means unlimited.
+    """
+
+    window: timedelta = ZERO
+    tolerance: float = 0.0
+    cooldown: timedelta = ZERO
+    select: Select = Select.MAX
+    rates: tuple[Rate, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.window < ZERO:
+            raise ValueError("window must not be negative")
+        if self.cooldown < ZERO:
+            raise ValueError("cooldown must not be negative")
+        if not 0.0 <= self.tolerance < 1.0:
+            raise ValueError(f"tolerance must be from 0 to below 1, not {self.tolerance}")
+
+
+@dataclass(frozen=True, slots=True)
+class SettleSpec:
+    """How a rescale is followed until it is absorbed.
+
+    Attributes:
+        ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the one before.
+        short: a size on its way is clearly short when the proposal is more than this share above it.
+        backlog_time: caught up when lag divided by throughput (and by arrivals) is at most this.
+        lag, throughput: names of the metrics that tell it; without them the phase ends at once.
+    """
+
+    ready: timedelta = timedelta(minutes=5)
+    registered: timedelta = timedelta(minutes=2)
+    absorbed: timedelta = timedelta(minutes=3)
+    running: timedelta = timedelta(minutes=2)
+    caught_up: timedelta = timedelta(minutes=15)
+    short: float = 0.25
+    backlog_time: timedelta = timedelta(seconds=10)
+    lag: str = "lag"
+    throughput: str = "throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class CapacitySpec:
+    """How capacity (records/s a size can process when busy) is learned.
+
+    Attributes:
+        per_replica: what one replica is assumed to process until something is learned, records/s; None: unknown.
+        throughput: metric with the processed records/s.
+        saturation: metric from 0 to 1 that says how busy the job is with all the work it could take.
+        saturated_at: at or above this saturation the throughput is the capacity.
+        memory: weight of a new sample in the moving average, above 0 to 1.
+    """
+
+    per_replica: float | None = None
+    throughput: str = "throughput"
+    saturation: str = "saturation"
+    saturated_at: float = 0.95
+    memory: float = 0.3
+
+
+class Policy(Protocol):
+    """A policy: a frozen dataclass whose fields are its parameters.
+
+    A policy that looks into the past also has an attribute `lookback` (timedelta): how far.
+    """
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size the policy asks for. Pure and synchronous; it may abstain."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPolicy:
+    """A policy under the name it has in the configuration."""
+
+    name: str
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """Everything fixed that a cluster's decisions depend on.
+
+    Attributes:
+        metrics: names of the metrics that must be there; one that is not forbids scaling down.
+        engine: whether an engine is watched; if so, one that cannot be read forbids scaling down.
+        slots_per_replica: slots one replica offers the job.
+        partitions: source partitions, when the engine does not tell; None: unknown.
+        max_age: an older reading counts as missing.
+        max_ahead: a reading further in the future counts as missing.
+        lookback: how much of the past policies are shown.
+    """
+
+    name: str
+    limits: Limits
+    policies: tuple[NamedPolicy, ...]
+    up: Behaviour = Behaviour()
+    down: Behaviour = Behaviour(window=timedelta(minutes=5))
+    settle: SettleSpec = SettleSpec()
+    capacity: CapacitySpec = CapacitySpec()
+    metrics: tuple[str, ...] = ()
+    engine: bool = False
+    slots_per_replica: int = 1
+    partitions: int | None = None
+    max_age: timedelta = timedelta(minutes=1)
+    max_ahead: timedelta = timedelta(seconds=5)
+    lookback: timedelta = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleEvent:
+    """A change of size that was requested: what rate limits count. `change` is signed, in replicas."""
+
+    at: datetime
+    change: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A trusted proposal, kept for the stabilization windows."""
+
+    at: datetime
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """A change on its way.
+
+    Attributes:
+        before: the size when it began.
+        to: the size it goes to.
+        at: when it was requested.
+        cause: who started it.
+        phase: the step completed last.
+        since: when that step was completed.
+        confirmed: whether the target has shown `to` as its desired size.
+        error: what the scale call said when it failed, else empty.
+        durations: phase -> seconds it took.
+    """
+
+    before: int
+    to: int
+    at: datetime
+    cause: Cause
+    phase: Phase
+    since: datetime
+    confirmed: bool = False
+    error: str = ""
+    durations: Mapping[Phase, float] = field(default_factory=dict)
+
+    @property
+    def direction(self) -> Direction:
+        """Up when replicas come, down when they go."""
+        return Direction.UP if self.to >= self.before else Direction.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class SizeCapacity:
+    """What one size was seen to process when saturated: records/s, when last seen, how often."""
+
+    rate: float
+    at: datetime
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What past rescales and saturated times have taught.
+
+    Attributes:
+        capacity: size -> what it processes when busy.
+        durations: direction -> phase -> the last few durations in seconds, oldest first.
+    """
+
+    capacity: Mapping[int, SizeCapacity] = field(default_factory=dict)
+    durations: Mapping[Direction, Mapping[Phase, tuple[float, ...]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All that a decision depends on besides the spec and the observation. It survives a restart.
+
+    Attributes:
+        at: time of the last observation.
+        desired: the size the target was last seen with.
+        since: from when on the cluster has been watched without a gap that hides a stabilization window.
+        proposals: trusted proposals within the longest stabilization window, oldest first.
+        events: our changes of size within the longest rate period, oldest first.
+        rescale: the change on its way, if any.
+        ended: when the last rescale ended; cooldowns count from here.
+        missed: the last rescale that missed a deadline, while what it missed is still so.
+        past: observations within the lookback, oldest first. Restored from the decision log.
+        learned: capacity and durations.
+    """
+
+    at: datetime | None = None
+    desired: int | None = None
+    since: datetime | None = None
+    proposals: tuple[Proposal, ...] = ()
+    events: tuple[ScaleEvent, ...] = ()
+    rescale: Rescale | None = None
+    ended: datetime | None = None
+    missed: Rescale | None = None
+    past: tuple[Observation, ...] = ()
+    learned: Learned = Learned()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy is shown.
+
+    Attributes:
+        now: the time of the observation.
+        current: the size the cluster has been told to have.
+        ready: replicas that are up (equal to `current` when the target does not tell).
+        metrics: the trusted readings only: fresh and finite.
+        past: observations within the lookback, oldest first, the present one last.
+        limits: bounds of the size.
+        learned: capacity and durations learned so far.
+        spec: the cluster's spec, for slots per replica, partitions and the like.
+        engine: what the engine shows, or None.
+        rescale: the change on its way, if any.
+    """
+
+    now: datetime
+    current: int
+    ready: int
+    metrics: Mapping[str, Reading]
+    past: tuple[Observation, ...]
+    limits: Limits
+    learned: Learned
+    spec: ClusterSpec
+    engine: EngineStatus | None = None
+    rescale: Rescale | None = None
+
+    def number(self, name: str) -> float | None:
+        """A metric as one number (the mean, if it has one per replica), or None when it is not trusted."""
+        reading = self.metrics.get(name)
+        if reading is None:
+            return None
+        value = reading.value
+        return sum(value) / len(value) if isinstance(value, tuple) else value

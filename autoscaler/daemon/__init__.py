@@ -1,0 +1,1 @@
+"""The service: one controller per cluster, the journal, the HTTP doors."""

@@ -1,0 +1,1 @@
+"""A real Spark cluster under a changing load, scaled by the daemon, on this machine."""

@@ -1,0 +1,1 @@
+"""In-job schedulers, watched."""

@@ -1,0 +1,1 @@
+"""What a PySpark job imports."""

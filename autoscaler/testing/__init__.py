@@ -1,0 +1,1 @@
+"""Fakes, virtual time and contract tests for plug-in authors."""

@@ -1,0 +1,1 @@
+"""The built-in policies, shipped as a plug-in package like anyone's."""
