@@ -289,7 +289,7 @@ class SettleSpec:
     Attributes:
         ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the one before.
         short: a size on its way is clearly short when the proposal is more than this share above it.
-        backlog_time: caught up when lag divided by throughput (and by arrivals) is at most this.
+        backlog_time: caught up when lag divided by throughput is at most this.
         lag, throughput: names of the metrics that tell it; without them the phase ends at once.
     """
 
@@ -303,6 +303,15 @@ class SettleSpec:
     lag: str = "lag"
     throughput: str = "throughput"
 
+    def __post_init__(self) -> None:
+        for name in ("ready", "registered", "absorbed", "running", "caught_up"):
+            if getattr(self, name) <= ZERO:
+                raise ValueError(f"{name} must be above 0s")
+        if not (math.isfinite(self.short) and self.short >= 0):
+            raise ValueError(f"short must be 0 or more, not {self.short}")
+        if self.backlog_time < ZERO:
+            raise ValueError("backlog_time must not be negative")
+
 
 @dataclass(frozen=True, slots=True)
 class CapacitySpec:
@@ -314,6 +323,7 @@ class CapacitySpec:
         saturation: metric from 0 to 1 that says how busy the job is with all the work it could take.
         saturated_at: at or above this saturation the throughput is the capacity.
         memory: weight of a new sample in the moving average, above 0 to 1.
+        warmup: samples within this time after a rescale, loss or restart was absorbed are ignored.
     """
 
     per_replica: float | None = None
@@ -321,6 +331,17 @@ class CapacitySpec:
     saturation: str = "saturation"
     saturated_at: float = 0.95
     memory: float = 0.3
+    warmup: timedelta = timedelta(minutes=1)
+
+    def __post_init__(self) -> None:
+        if self.per_replica is not None and not (math.isfinite(self.per_replica) and self.per_replica > 0):
+            raise ValueError(f"per_replica must be above 0, not {self.per_replica}")
+        if not 0.0 < self.saturated_at <= 1.0:
+            raise ValueError(f"saturated_at must be above 0 and at most 1, not {self.saturated_at}")
+        if not 0.0 < self.memory <= 1.0:
+            raise ValueError(f"memory must be above 0 and at most 1, not {self.memory}")
+        if self.warmup < ZERO:
+            raise ValueError("warmup must not be negative")
 
 
 class Policy(Protocol):
@@ -351,6 +372,7 @@ class ClusterSpec:
         engine: whether an engine is watched; if so, one that cannot be read forbids scaling down.
         slots_per_replica: slots one replica offers the job.
         partitions: source partitions, when the engine does not tell; None: unknown.
+        interval: time between two observations; a gap of several hides what happened in between.
         max_age: an older reading counts as missing.
         max_ahead: a reading further in the future counts as missing.
         lookback: how much of the past policies are shown.
@@ -367,9 +389,22 @@ class ClusterSpec:
     engine: bool = False
     slots_per_replica: int = 1
     partitions: int | None = None
+    interval: timedelta = timedelta(seconds=15)
     max_age: timedelta = timedelta(minutes=1)
     max_ahead: timedelta = timedelta(seconds=5)
     lookback: timedelta = timedelta(minutes=10)
+
+    def __post_init__(self) -> None:
+        if self.slots_per_replica < 1:
+            raise ValueError(f"slots_per_replica must be 1 or more, not {self.slots_per_replica}")
+        if self.partitions is not None and self.partitions < 1:
+            raise ValueError(f"partitions must be 1 or more, not {self.partitions}")
+        for name in ("interval", "max_age"):
+            if getattr(self, name) <= ZERO:
+                raise ValueError(f"{name} must be above 0s")
+        for name in ("max_ahead", "lookback"):
+            if getattr(self, name) < ZERO:
+                raise ValueError(f"{name} must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,6 +490,7 @@ class ClusterState:
         rescale: the change on its way, if any.
         ended: when the last rescale ended; cooldowns count from here.
         missed: the last rescale that missed a deadline, while what it missed is still so.
+        warm_from: when the last disturbance of the job was absorbed; capacity is learned some time after it.
         past: observations within the lookback, oldest first. Restored from the decision log.
         learned: capacity and durations.
     """
@@ -466,6 +502,7 @@ class ClusterState:
     events: tuple[ScaleEvent, ...] = ()
     rescale: Rescale | None = None
     ended: datetime | None = None
+    warm_from: datetime | None = None
     missed: Rescale | None = None
     past: tuple[Observation, ...] = ()
     learned: Learned = Learned()

@@ -1,0 +1,86 @@
+"""What a size can process: learned from saturated times, interpolated between the sizes seen.
+
+Capacity is the "true processing rate" of the literature (DS2, OSDI 2018): records/s when the job is never idle.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from autoscaler.core.model import PHASES, ClusterSpec, Direction, Learned, Phase, Rescale, SizeCapacity
+
+_KEPT_DURATIONS = 8
+
+
+def effective_slots(size: int, slots_per_replica: int, partitions: int | None) -> float:
+    """Slots' worth of work that `size` replicas do at a time.
+
+    Equal tasks run in waves: P tasks on s slots take ceil(P / s) waves, so s slots do the work of P / ceil(P / s).
+    """
+    slots = size * slots_per_replica
+    if partitions is None or slots == 0:
+        return float(slots)
+    return partitions / -(-partitions // slots)
+
+
+def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None) -> float | None:
+    """Records/s that `size` replicas process when busy, or None when nothing is known.
+
+    Between two sizes seen it is interpolated over effective slots, outside them it is proportional to the nearest.
+    A larger size is never given less than a smaller one: where measurements say so, the larger figure holds.
+    """
+    spr = spec.slots_per_replica
+    table = learned.capacity
+    if not table:
+        per_replica = spec.capacity.per_replica
+        return None if per_replica is None else per_replica * effective_slots(size, spr, partitions) / spr
+    at = effective_slots(size, spr, partitions)
+    low_slots, low_rate = 0.0, 0.0
+    best = 0.0
+    for known in sorted(table):
+        best = max(best, table[known].rate)
+        slots = effective_slots(known, spr, partitions)
+        if slots >= at:
+            share = (at - low_slots) / (slots - low_slots) if slots > low_slots else 1.0
+            return low_rate + (best - low_rate) * share
+        low_slots, low_rate = slots, best
+    return low_rate * at / low_slots
+
+
+def learn_rate(
+    learned: Learned, spec: ClusterSpec, size: int, throughput: float, saturation: float, at: datetime
+) -> Learned:
+    """Take a throughput into the table if the job was saturated; a moving average per size."""
+    if size < 1 or throughput <= 0 or saturation < spec.capacity.saturated_at:
+        return learned
+    known = learned.capacity.get(size)
+    if known is None:
+        new = SizeCapacity(throughput, at, 1)
+    else:
+        average = known.rate + spec.capacity.memory * (throughput - known.rate)
+        new = SizeCapacity(average, at, known.samples + 1)
+    return Learned({**learned.capacity, size: new}, learned.durations)
+
+
+def learn_durations(learned: Learned, rescale: Rescale) -> Learned:
+    """Keep the durations of a rescale that has settled, the last few per direction and phase."""
+    seen = learned.durations.get(rescale.direction, {})
+    merged = dict(seen)
+    for phase, seconds in rescale.durations.items():
+        merged[phase] = (*seen.get(phase, ()), seconds)[-_KEPT_DURATIONS:]
+    return Learned(learned.capacity, {**learned.durations, rescale.direction: merged})
+
+
+def restart_time(learned: Learned, direction: Direction) -> float | None:
+    """Median seconds from a request in that direction until the job runs with it; None when never seen."""
+    phases = learned.durations.get(direction)
+    if not phases:
+        return None
+    upto = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
+    return sum(_median(phases[phase]) for phase in upto if phases.get(phase))
+
+
+def _median(values: tuple[float, ...]) -> float:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
