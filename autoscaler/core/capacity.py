@@ -41,8 +41,7 @@ def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None)
         best = max(best, table[known].rate)
         slots = effective_slots(known, spr, partitions)
         if slots >= at:
-            share = (at - low_slots) / (slots - low_slots) if slots > low_slots else 1.0
-            return low_rate + (best - low_rate) * share
+            return low_rate + (best - low_rate) * (at - low_slots) / (slots - low_slots)
         low_slots, low_rate = slots, best
     return low_rate * at / low_slots
 

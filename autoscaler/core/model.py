@@ -251,6 +251,8 @@ class Rate:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value > 0):
             raise ValueError(f"value must be above 0, not {self.value}")
+        if self.kind is RateKind.REPLICAS and self.value != int(self.value):
+            raise ValueError(f"value must be a whole number of replicas, not {self.value}")
         if self.period <= ZERO:
             raise ValueError("period must be above 0s")
 

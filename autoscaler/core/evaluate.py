@@ -1,0 +1,95 @@
+"""First stages: which readings can be trusted, what each policy asks for, what they ask for together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from autoscaler.core.model import (
+    ClusterSpec,
+    NamedPolicy,
+    Observation,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+)
+
+_WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
+
+
+def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, Reading], dict[str, str]]:
+    """Split what was observed into readings that can be used and names that cannot, with the reason.
+
+    A reading is used when it is finite, at most `max_age` old and at most `max_ahead` in the future. A metric of the
+    spec that was not delivered, an engine that should be watched and cannot be read: these are reasons too.
+    """
+    at = observation.at
+    oldest = at - spec.max_age
+    newest = at + spec.max_ahead
+    doubts = dict(observation.missing)
+    good: dict[str, Reading] = {}
+    for name, reading in observation.metrics.items():
+        if not reading.finite():
+            doubts[name] = f"not a finite number: {reading.value}"
+        elif reading.at < oldest:
+            age = (at - reading.at).total_seconds()
+            doubts[name] = f"stale: {age:.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
+        elif reading.at > newest:
+            doubts[name] = f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
+        elif name not in doubts:
+            good[name] = reading
+    for name in spec.metrics:
+        if name not in good and name not in doubts:
+            doubts[name] = "not delivered"
+    if spec.engine and observation.engine is None and "engine" not in doubts:
+        doubts["engine"] = "not delivered"
+    return good, doubts
+
+
+def evaluate(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Recommendation, ...]:
+    """Ask every policy. One that raises or answers nonsense is reported as FAILED and stops nobody else."""
+    return tuple([_ask(named, view) for named in policies])
+
+
+def _ask(named: NamedPolicy, view: View) -> Recommendation:
+    try:
+        answer = named.policy.evaluate(view)
+        problem = _problem(answer)
+    except Exception as error:  # noqa: BLE001 - a policy is somebody else's code; whatever it raises is its verdict
+        return _failed(named, f"raised {type(error).__name__}: {error}")
+    if problem:
+        return _failed(named, problem)
+    return Recommendation(answer.replicas, answer.reason, answer.inputs, answer.detail, named.name)
+
+
+def _failed(named: NamedPolicy, detail: str) -> Recommendation:
+    return Recommendation(None, Reason.FAILED, {}, detail, named.name)
+
+
+def _problem(answer: object) -> str:
+    """What is wrong with a policy's answer, or the empty text."""
+    if not isinstance(answer, Recommendation):
+        return f"returned {type(answer).__name__}, expected a Recommendation"
+    if not isinstance(answer.reason, Reason):
+        return f"gave the reason {answer.reason!r}, expected a Reason"
+    replicas = answer.replicas
+    if replicas is None:
+        if answer.reason not in _WITHOUT_SIZE:
+            return f"gave the reason {answer.reason} without a size"
+    elif isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+        return f"asked for {replicas!r} replicas, expected a whole number from 0"
+    for name, number in answer.inputs.items():
+        if not math.isfinite(number):
+            return f"used the input {name} = {number}, expected a finite number"
+    return ""
+
+
+def combine(recommendations: tuple[Recommendation, ...], current: int) -> int:
+    """The greatest size asked for; the current one when nobody asked."""
+    proposed = -1
+    for recommendation in recommendations:
+        replicas = recommendation.replicas
+        if replicas is not None and replicas > proposed:
+            proposed = replicas
+    return current if proposed < 0 else proposed

@@ -1,0 +1,306 @@
+"""The guards: an ordered list of verdicts between what policies propose and what is requested.
+
+A guard either changes the size that is wanted or narrows the range of sizes allowed; the size after it is the wanted
+one held within the range. So no later guard can undo what an earlier one forbade, except the bounds, which come last
+and are the user's own word; and even they never lower a size that must not be lowered now.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from autoscaler.core.model import (
+    Behaviour,
+    ClusterSpec,
+    EngineStatus,
+    Proposal,
+    Rate,
+    RateKind,
+    Reason,
+    Rescale,
+    ScaleEvent,
+    Select,
+    Verdict,
+)
+from autoscaler.core.settle import waits_for
+
+_ANY = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What guards look at.
+
+    Attributes:
+        current: the size the target has been told to have.
+        proposed: what the policies together ask for.
+        distrust: why the proposal must not lower the size (missing input, failing policy), or empty.
+        unsettled: why the job is in transition without a rescale of the target, or empty.
+        rescale: the change on its way, if any.
+        proposals: trusted proposals, the present one last.
+        events: our changes of size.
+        ended: when the last rescale ended.
+        since: from when on the cluster has been watched without a gap.
+    """
+
+    spec: ClusterSpec
+    at: datetime
+    current: int
+    proposed: int
+    distrust: str
+    unsettled: str
+    rescale: Rescale | None
+    engine: EngineStatus | None
+    proposals: tuple[Proposal, ...]
+    events: tuple[ScaleEvent, ...]
+    ended: datetime | None
+    since: datetime
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """The settings of the direction that is proposed."""
+        return self.spec.up if self.proposed > self.current else self.spec.down
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing may be lowered now, whatever else is configured."""
+        return bool(self.distrust or self.unsettled or self.rescale)
+
+
+# wanted, lowest, highest, reason, detail
+Ruling = tuple[int, int, int, Reason, str]
+
+
+def freshness(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """Input that is missing or cannot be trusted may raise the size, never lower it."""
+    if s.distrust and wanted < s.current:
+        return wanted, max(lowest, s.current), highest, Reason.MISSING, s.distrust
+    return wanted, lowest, highest, Reason.FRESHNESS, ""
+
+
+def settling(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """While a rescale is in flight: nothing down, and up only when the size on its way is clearly short."""
+    if s.rescale is None and not s.unsettled:
+        return wanted, lowest, highest, Reason.SETTLING, ""
+    if s.rescale is not None:
+        why = f"{s.rescale.before} to {s.rescale.to} is on its way, not yet {waits_for(s.rescale)}"
+    else:
+        why = s.unsettled
+    if wanted > s.current:
+        if wanted > s.current * (1 + s.spec.settle.short):
+            return wanted, max(lowest, s.current), highest, Reason.SHORT, f"{why}, but {s.current} is clearly short"
+        return wanted, lowest, min(highest, s.current), Reason.SETTLING, why
+    return wanted, max(lowest, s.current), highest, Reason.SETTLING, why if wanted < s.current else ""
+
+
+def tolerance(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """A change smaller than the tolerance is not worth a rescale."""
+    share = s.behaviour.tolerance
+    if wanted != s.current and abs(wanted - s.current) <= share * s.current:
+        detail = f"{s.current} to {wanted} is within {share:.0%}"
+        return s.current, lowest, highest, Reason.TOLERANCE, detail
+    return wanted, lowest, highest, Reason.TOLERANCE, ""
+
+
+def stabilization(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """Up to the least, down to the greatest proposal of the direction's window (HPA v2 stabilization).
+
+    Down needs the whole window to have been watched: a fresh daemon has not seen what it would forget.
+    """
+    if wanted == s.current:
+        return wanted, lowest, highest, Reason.STABILIZATION, ""
+    window = s.behaviour.window
+    cutoff = s.at - window
+    recent = [p.replicas for p in s.proposals if p.at >= cutoff]
+    if wanted > s.current:
+        stable = max(s.current, min(recent, default=wanted))
+        if stable >= wanted:
+            return wanted, lowest, highest, Reason.STABILIZATION, ""
+        return stable, lowest, highest, Reason.STABILIZATION, f"{stable} was enough within {_span(window)}"
+    if s.at - s.since < window:
+        detail = f"watched for {_span(s.at - s.since)} of {_span(window)}"
+        return s.current, lowest, highest, Reason.LEARNING, detail
+    stable = min(s.current, max(recent, default=wanted))
+    if stable <= wanted:
+        return wanted, lowest, highest, Reason.STABILIZATION, ""
+    return stable, lowest, highest, Reason.STABILIZATION, f"{stable} was needed within {_span(window)}"
+
+
+def rate_limit(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """At most so many replicas or percent per period (HPA v2 behaviour policies)."""
+    if wanted > s.current:
+        top = most(s.current, s.events, s.spec.up, s.at)
+        if wanted > top:
+            return wanted, lowest, min(highest, top), Reason.RATE_LIMIT, _rates(s.spec.up, top)
+        return wanted, lowest, min(highest, top), Reason.RATE_LIMIT, ""
+    if wanted < s.current:
+        floor = least(s.current, s.events, s.spec.down, s.at)
+        if wanted < floor:
+            return wanted, max(lowest, floor), highest, Reason.RATE_LIMIT, _rates(s.spec.down, floor)
+        return wanted, max(lowest, floor), highest, Reason.RATE_LIMIT, ""
+    return wanted, lowest, highest, Reason.RATE_LIMIT, ""
+
+
+def cooldown(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """Nothing in a direction for its cooldown after a rescale has ended."""
+    pause = s.behaviour.cooldown
+    if s.ended is not None and wanted != s.current and s.at - s.ended < pause:
+        detail = f"{_span(s.at - s.ended)} of {_span(pause)} since the last rescale"
+        return s.current, lowest, highest, Reason.COOLDOWN, detail
+    return wanted, lowest, highest, Reason.COOLDOWN, ""
+
+
+def cap(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """Never more than the job can use: maximum parallelism and source partitions, exact on the last step.
+
+    It trims a move and starts none: a partition count that is read wrong must not shrink a cluster by itself.
+    """
+    if wanted == s.current:
+        return wanted, lowest, highest, Reason.CAP, ""
+    usable = usable_slots(s)
+    if usable is None:
+        return wanted, lowest, highest, Reason.CAP, ""
+    top = -(-usable // s.spec.slots_per_replica)
+    if wanted > s.current:
+        top = max(top, s.current)
+    if wanted <= top:
+        return wanted, lowest, highest, Reason.CAP, ""
+    return top, lowest, highest, Reason.CAP, f"the job can use {usable} slots"
+
+
+def useful_size(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """Skip the sizes that add nothing: equal tasks run in ceil(partitions / slots) waves.
+
+    A useless size is moved up to the next useful one, since the load asked for more than the one below; if that is
+    above the maximum, down to the smallest that does as much. A step cut by a rate limit may stop on the way.
+    """
+    partitions = source_partitions(s)
+    if wanted == s.current or partitions is None or wanted <= 0:
+        return wanted, lowest, highest, Reason.USEFUL_SIZE, ""
+    maximum = s.spec.limits.maximum
+    useful = next_useful(min(wanted, maximum), partitions, s.spec.slots_per_replica, maximum)
+    useful = max(useful, s.current) if wanted > s.current else min(useful, s.current)
+    if useful == wanted:
+        return wanted, lowest, highest, Reason.USEFUL_SIZE, ""
+    detail = f"{partitions} partitions give {wanted} no more capacity than a smaller size; {useful} is worth its cost"
+    return useful, lowest, highest, Reason.USEFUL_SIZE, detail
+
+
+_Guard = Callable[[Situation, int, int, int], Ruling]
+GUARDS: tuple[tuple[Reason, _Guard], ...] = (
+    (Reason.FRESHNESS, freshness),
+    (Reason.SETTLING, settling),
+    (Reason.TOLERANCE, tolerance),
+    (Reason.STABILIZATION, stabilization),
+    (Reason.RATE_LIMIT, rate_limit),
+    (Reason.COOLDOWN, cooldown),
+    (Reason.CAP, cap),
+    (Reason.USEFUL_SIZE, useful_size),
+)
+
+
+def guard(s: Situation) -> tuple[Verdict, ...]:
+    """Pass the proposal through every guard. The trail starts at the proposal and ends at what is decided."""
+    verdicts = []
+    wanted, lowest, highest = s.proposed, 0, _ANY
+    before = s.proposed
+    for name, rule in GUARDS:
+        wanted, lowest, highest, reason, detail = rule(s, wanted, lowest, highest)
+        after = max(lowest, min(wanted, highest))
+        verdicts.append(Verdict(name, before, after, reason, detail))
+        before = after
+    verdicts.append(bounds(s, before))
+    return tuple(verdicts)
+
+
+def bounds(s: Situation, size: int) -> Verdict:
+    """Hold the size within the limits. A size above them stays while nothing may be lowered."""
+    limits = s.spec.limits
+    after = max(limits.minimum, min(size, limits.maximum))
+    if s.holds and after < s.current:
+        after = s.current
+    detail = "" if after == size else f"{limits.minimum} to {limits.maximum} is allowed"
+    return Verdict(Reason.BOUNDS, size, after, Reason.BOUNDS, detail)
+
+
+def most(current: int, events: tuple[ScaleEvent, ...], behaviour: Behaviour, at: datetime) -> int:
+    """The greatest size that the rate limits of the way up allow (HPA v2 scale-up limit)."""
+    if behaviour.select is Select.DISABLED:
+        return current
+    if not behaviour.rates:
+        return _ANY
+    # A percentage of nothing would forbid to leave zero.
+    tops = [max(1, _top(rate, _at_period_start(current, events, rate, at))) for rate in behaviour.rates]
+    return max(current, max(tops) if behaviour.select is Select.MAX else min(tops))
+
+
+def least(current: int, events: tuple[ScaleEvent, ...], behaviour: Behaviour, at: datetime) -> int:
+    """The smallest size that the rate limits of the way down allow (HPA v2 scale-down limit)."""
+    if behaviour.select is Select.DISABLED:
+        return current
+    if not behaviour.rates:
+        return 0
+    floors = [_floor(rate, _at_period_start(current, events, rate, at)) for rate in behaviour.rates]
+    return min(current, min(floors) if behaviour.select is Select.MAX else max(floors))
+
+
+def _at_period_start(current: int, events: tuple[ScaleEvent, ...], rate: Rate, at: datetime) -> int:
+    cutoff = at - rate.period
+    return current - sum(event.change for event in events if event.at > cutoff)
+
+
+def _top(rate: Rate, start: int) -> int:
+    if rate.kind is RateKind.PERCENT:
+        # ceil(3 * (1 + 10 / 100)) would be 4 by one ulp: percent first, then the sum.
+        return math.ceil(start * (100 + rate.value) / 100)
+    return start + int(rate.value)
+
+
+def _floor(rate: Rate, start: int) -> int:
+    if rate.kind is RateKind.PERCENT:
+        return int(start * (100 - rate.value) / 100)
+    return start - int(rate.value)
+
+
+def source_partitions(s: Situation) -> int | None:
+    """Partitions that the engine shows, else those configured."""
+    if s.engine is not None and s.engine.partitions:
+        return s.engine.partitions
+    return s.spec.partitions
+
+
+def usable_slots(s: Situation) -> int | None:
+    """The most slots the job can use, or None when nothing limits it."""
+    partitions = source_partitions(s)
+    key_groups = s.engine.max_parallelism if s.engine is not None else None
+    if not key_groups:
+        return partitions
+    return key_groups if partitions is None else min(partitions, key_groups)
+
+
+def next_useful(size: int, partitions: int, slots_per_replica: int, maximum: int) -> int:
+    """The size nearest to `size` from above that is the smallest of its number of waves; see `useful_size`."""
+    waves = -(-partitions // (size * slots_per_replica))
+    smallest = -(-partitions // (waves * slots_per_replica))
+    if smallest == size or waves == 1:
+        return smallest
+    above = -(-partitions // ((waves - 1) * slots_per_replica))
+    return above if above <= maximum else smallest
+
+
+def _rates(behaviour: Behaviour, allowed: int) -> str:
+    if behaviour.select is Select.DISABLED:
+        return "this direction is disabled"
+    texts = [
+        f"{rate.value:g} {'%' if rate.kind is RateKind.PERCENT else 'replicas'} in {_span(rate.period)}"
+        for rate in behaviour.rates
+    ]
+    return f"{behaviour.select} of {', '.join(texts)} allows {allowed}"
+
+
+def _span(time: timedelta) -> str:
+    return f"{time.total_seconds():g} s"

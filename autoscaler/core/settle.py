@@ -1,0 +1,189 @@
+"""Following a rescale until the engine has absorbed it: requested, ready, registered, absorbed, running, caught up.
+
+Each phase has a deadline and its duration is kept. A rescale that misses a deadline is reported and released: a
+worker that never comes must not hold decisions forever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from autoscaler.core.model import (
+    PHASES,
+    Cause,
+    ClusterSpec,
+    Direction,
+    EngineStatus,
+    JobState,
+    Observation,
+    Phase,
+    Reading,
+    Reason,
+    Rescale,
+)
+
+Note = tuple[Reason, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """Where a rescale stands after an observation.
+
+    Attributes:
+        rescale: the one still on its way, or None.
+        settled: the one that has just been absorbed.
+        missed: the one that has just been released at a deadline.
+        dropped: the one whose request never reached the target.
+        notes: what happened, for the decision.
+    """
+
+    rescale: Rescale | None = None
+    settled: Rescale | None = None
+    missed: Rescale | None = None
+    dropped: Rescale | None = None
+    notes: tuple[Note, ...] = ()
+
+
+def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
+    """A rescale at its start. One that we did not request is there already, hence confirmed."""
+    return Rescale(before, to, at, cause, Phase.REQUESTED, at, confirmed=cause is not Cause.REQUEST)
+
+
+def disturbed(observation: Observation, desired: int, restarts_before: int | None) -> Rescale | None:
+    """A rescale for what nobody requested: replicas that are gone, or a job that restarts by itself."""
+    at = observation.at
+    ready = observation.ready
+    if ready is not None and ready < desired:
+        return begin(ready, desired, at, Cause.LOSS)
+    engine = observation.engine
+    if engine is not None:
+        restarted = engine.restarts is not None and restarts_before is not None and engine.restarts > restarts_before
+        if engine.job is JobState.RESTARTING or restarted:
+            # Every replica is there: only the job has to come back and catch up.
+            return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED)
+    return None
+
+
+def follow(
+    spec: ClusterSpec, rescale: Rescale, observation: Observation, metrics: Mapping[str, Reading]
+) -> Settling:
+    """Move a rescale on by what is observed. `metrics` are the trusted readings.
+
+    The target's size must be known (`observation.desired`).
+    """
+    at = observation.at
+    desired = observation.desired
+    if desired == rescale.to:
+        if not rescale.confirmed:
+            rescale = replace(rescale, confirmed=True, error="")
+    elif not rescale.confirmed and rescale.error and desired == rescale.before:
+        text = f"{rescale.before} to {rescale.to} was not accepted: {rescale.error}"
+        return Settling(dropped=rescale, notes=((Reason.UNCONFIRMED, text),))
+    elif rescale.confirmed or desired != rescale.before:
+        assert desired is not None  # noqa: S101 - the caller has checked; tells the type checker
+        text = f"{rescale.to} was replaced by {desired} from outside"
+        return Settling(
+            rescale=begin(rescale.to if rescale.confirmed else rescale.before, desired, at, Cause.EXTERNAL),
+            notes=((Reason.SUPERSEDED, text),),
+        )
+    notes: list[Note] = []
+    while rescale.phase is not Phase.CAUGHT_UP:
+        phase = PHASES[PHASES.index(rescale.phase) + 1]
+        took = (at - rescale.since).total_seconds()
+        if not _reached(phase, spec, rescale, observation, metrics):
+            limit = getattr(spec.settle, phase.value).total_seconds()
+            if took <= limit:
+                return Settling(rescale=rescale, notes=tuple(notes))
+            text = f"{_name(rescale)} was not {_words(phase)} within {limit:.0f} s and is no longer waited for"
+            return Settling(missed=rescale, notes=(*notes, (Reason.DEADLINE, text)))
+        rescale = replace(rescale, phase=phase, since=at, durations={**rescale.durations, phase: took})
+        notes.append((Reason.SETTLING, f"{_name(rescale)} is {_words(phase)} after {took:.0f} s"))
+    text = f"{_name(rescale)} has settled after {(at - rescale.at).total_seconds():.0f} s"
+    return Settling(settled=rescale, notes=(*notes, (Reason.SETTLED, text)))
+
+
+def waits_for(rescale: Rescale) -> str:
+    """What a rescale on its way waits for, in words."""
+    return _words(PHASES[PHASES.index(rescale.phase) + 1])
+
+
+def _words(phase: Phase) -> str:
+    return phase.value.replace("_", " ")
+
+
+def _name(rescale: Rescale) -> str:
+    if rescale.cause is Cause.LOSS and rescale.before == rescale.to:
+        return f"the job's restart on {rescale.to}"
+    words = {Cause.REQUEST: "the rescale", Cause.EXTERNAL: "the rescale from outside", Cause.LOSS: "the replacement"}
+    return f"{words[rescale.cause]} from {rescale.before} to {rescale.to}"
+
+
+def _reached(
+    phase: Phase,
+    spec: ClusterSpec,
+    rescale: Rescale,
+    observation: Observation,
+    metrics: Mapping[str, Reading],
+) -> bool:
+    if phase is Phase.READY:
+        ready = observation.ready
+        return (
+            rescale.confirmed
+            and ready is not None
+            and (ready >= rescale.to if rescale.direction is Direction.UP else ready <= rescale.to)
+        )
+    if phase is Phase.CAUGHT_UP:
+        return _caught_up(spec, metrics)
+    if not spec.engine:
+        return True
+    engine = observation.engine
+    if engine is None:
+        return False
+    if phase is Phase.REGISTERED:
+        return _registered(spec, rescale, engine)
+    if phase is Phase.ABSORBED:
+        return _absorbed(spec, rescale, engine)
+    return engine.job is JobState.RUNNING
+
+
+def _registered(spec: ClusterSpec, rescale: Rescale, engine: EngineStatus) -> bool:
+    if engine.slots is None:
+        return True
+    expected = rescale.to * spec.slots_per_replica
+    if rescale.cause is Cause.LOSS:
+        # The slots of a lost worker stay registered until its heartbeat runs out: more is not there yet.
+        return engine.slots == expected
+    return engine.slots >= expected if rescale.direction is Direction.UP else engine.slots <= expected
+
+
+def _absorbed(spec: ClusterSpec, rescale: Rescale, engine: EngineStatus) -> bool:
+    if engine.parallelism is None:
+        return True
+    slots = rescale.to * spec.slots_per_replica
+    if rescale.direction is Direction.DOWN:
+        return engine.parallelism <= slots
+    partitions = engine.partitions or spec.partitions
+    usable = min(slots, engine.max_parallelism or slots, partitions or slots)
+    return engine.parallelism >= usable
+
+
+def _caught_up(spec: ClusterSpec, metrics: Mapping[str, Reading]) -> bool:
+    """Lag divided by throughput is at most the backlog time; a job without these metrics is taken as it is."""
+    if spec.settle.lag not in spec.metrics:
+        return True
+    lag = metrics.get(spec.settle.lag)
+    if lag is None:
+        return False
+    waiting = _total(lag)
+    if waiting <= 0:
+        return True
+    throughput = metrics.get(spec.settle.throughput)
+    if throughput is None:
+        return spec.settle.throughput not in spec.metrics
+    return waiting <= _total(throughput) * spec.settle.backlog_time.total_seconds()
+
+
+def _total(reading: Reading) -> float:
+    return sum(reading.value) if isinstance(reading.value, tuple) else reading.value

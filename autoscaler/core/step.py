@@ -1,0 +1,395 @@
+"""One step of the decision machine: evaluate, combine, guard, settle.
+
+`step` is pure, synchronous and total. The daemon, replay, simulate and backtest all drive this one function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from autoscaler.core.capacity import learn_durations, learn_rate
+from autoscaler.core.evaluate import combine, evaluate, trusted
+from autoscaler.core.guards import Situation, guard
+from autoscaler.core.model import (
+    PHASES,
+    ZERO,
+    Cause,
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    EngineStatus,
+    JobState,
+    Learned,
+    Observation,
+    Phase,
+    Proposal,
+    Reading,
+    Reason,
+    Recommendation,
+    Rescale,
+    ScaleEvent,
+    Verdict,
+    View,
+)
+from autoscaler.core.settle import Note, Settling, begin, disturbed, follow
+
+_GAP = 2.5
+"""Intervals without an observation after which what happened in between counts as unseen."""
+
+_UNSETTLED = frozenset({JobState.STARTING, JobState.RESTARTING, JobState.STOPPED, JobState.FAILED})
+
+
+def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+    """Decide about one cluster.
+
+    Args:
+        spec: what is fixed.
+        state: what the last step returned, or `ClusterState()` at first.
+        observation: what is seen now. Its time is the only clock.
+
+    Returns:
+        The new state and the decision. When `decision.rescale` is true the state holds the rescale as requested:
+        keep the state first, then call the target; if that fails, pass the state through `call_failed`.
+    """
+    at = observation.at
+    notes: list[Note] = []
+    if state.at is not None and at < state.at:
+        notes.append((Reason.CLOCK, f"the clock went back by {(state.at - at).total_seconds():.0f} s"))
+        state = rebase(state, at - state.at)
+    metrics, doubts = trusted(spec, observation)
+    past = _past(spec, state.past, observation)
+    since = _since(spec, state, at)
+    if not _target_known(observation):
+        return _hold(spec, state, observation, metrics, doubts, past, since, notes)
+    desired = observation.desired or 0
+    state = _disturb(state, observation, desired, notes)
+    state = _settle(spec, state, observation, metrics, notes)
+    rescale = state.rescale
+    current = rescale.to if rescale is not None and not rescale.confirmed else desired
+    learned = _learn(spec, state, observation, metrics, doubts)
+    view = View(
+        at,
+        current,
+        desired if observation.ready is None else observation.ready,
+        metrics,
+        past,
+        spec.limits,
+        learned,
+        spec,
+        observation.engine,
+        rescale,
+    )
+    recommendations = evaluate(spec.policies, view)
+    proposed = combine(recommendations, current)
+    distrust = _distrust(doubts, recommendations, observation.engine, notes)
+    proposals = _proposals(spec, state.proposals, at, proposed, trustworthy=not distrust)
+    events = _events(spec, state.events, at)
+    verdicts = guard(
+        Situation(
+            spec,
+            at,
+            current,
+            proposed,
+            distrust,
+            _unsettled(observation.engine),
+            rescale,
+            observation.engine,
+            proposals,
+            events,
+            state.ended,
+            since,
+        )
+    )
+    wanted = verdicts[-1].after
+    if wanted != current:
+        if rescale is not None:
+            notes.append((Reason.SUPERSEDED, f"{rescale.before} to {rescale.to} gives way to {wanted}"))
+        rescale = begin(current, wanted, at, Cause.REQUEST)
+        events = (*events, ScaleEvent(at, wanted - current))
+    decision = Decision(
+        spec.name,
+        at,
+        current,
+        proposed,
+        wanted,
+        _reason(current, proposed, recommendations, verdicts),
+        recommendations,
+        verdicts,
+        tuple(notes),
+    )
+    return (
+        ClusterState(
+            at,
+            desired,
+            since,
+            proposals,
+            events,
+            rescale,
+            state.ended,
+            state.warm_from,
+            state.missed,
+            past,
+            learned,
+        ),
+        decision,
+    )
+
+
+def call_failed(state: ClusterState, error: str) -> ClusterState:
+    """Note that the scale call failed. What the target shows next tells whether it worked all the same."""
+    if state.rescale is None or state.rescale.confirmed:
+        return state
+    return replace(state, rescale=replace(state.rescale, error=error))
+
+
+def call_withheld(state: ClusterState) -> ClusterState:
+    """Take back a request that was never sent (dry run): no rescale is on its way and no event counts."""
+    rescale = state.rescale
+    if rescale is None or rescale.confirmed:
+        return state
+    return replace(state, rescale=None, events=tuple(event for event in state.events if event.at != rescale.at))
+
+
+def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
+    """Move every time in the state by `shift`, so that ages stay what they were when the clock was set."""
+
+    def moved(time: datetime | None) -> datetime | None:
+        return None if time is None else time + shift
+
+    def moved_rescale(rescale: Rescale | None) -> Rescale | None:
+        return rescale and replace(rescale, at=rescale.at + shift, since=rescale.since + shift)
+
+    learned = state.learned
+    return ClusterState(
+        moved(state.at),
+        state.desired,
+        moved(state.since),
+        tuple(Proposal(p.at + shift, p.replicas) for p in state.proposals),
+        tuple(ScaleEvent(e.at + shift, e.change) for e in state.events),
+        moved_rescale(state.rescale),
+        moved(state.ended),
+        moved(state.warm_from),
+        moved_rescale(state.missed),
+        tuple(_moved_observation(o, shift) for o in state.past),
+        Learned({n: replace(c, at=c.at + shift) for n, c in learned.capacity.items()}, learned.durations),
+    )
+
+
+def _moved_observation(observation: Observation, shift: timedelta) -> Observation:
+    metrics = {name: Reading(reading.value, reading.at + shift) for name, reading in observation.metrics.items()}
+    return replace(observation, at=observation.at + shift, metrics=metrics)
+
+
+def _target_known(observation: Observation) -> bool:
+    return (
+        observation.desired is not None
+        and observation.desired >= 0
+        and (observation.ready is None or observation.ready >= 0)
+    )
+
+
+def _hold(
+    spec: ClusterSpec,
+    state: ClusterState,
+    observation: Observation,
+    metrics: Mapping[str, Reading],
+    doubts: Mapping[str, str],
+    past: tuple[Observation, ...],
+    since: datetime,
+    notes: list[Note],
+) -> tuple[ClusterState, Decision]:
+    """Decide nothing: a size that cannot be seen is not changed, since even more might be less than there is."""
+    current = spec.limits.minimum if state.desired is None else state.desired
+    view = View(
+        observation.at,
+        current,
+        current,
+        metrics,
+        past,
+        spec.limits,
+        state.learned,
+        spec,
+        observation.engine,
+        state.rescale,
+    )
+    recommendations = evaluate(spec.policies, view)
+    proposed = combine(recommendations, current)
+    why = doubts.get("target") or f"desired {observation.desired}, ready {observation.ready}"
+    verdict = Verdict(Reason.FRESHNESS, proposed, current, Reason.MISSING, f"the target's size is unknown: {why}")
+    decision = Decision(
+        spec.name,
+        observation.at,
+        current,
+        proposed,
+        current,
+        Reason.MISSING,
+        recommendations,
+        (verdict,),
+        tuple(notes),
+    )
+    return replace(state, at=observation.at, since=since, past=past), decision
+
+
+def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observation) -> tuple[Observation, ...]:
+    oldest = observation.at - spec.lookback
+    start = 0
+    while start < len(past) and past[start].at < oldest:
+        start += 1
+    return (*past[start:], observation)
+
+
+def _since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
+    """From when on the cluster has been watched; a gap longer than a few ticks and half a window starts anew."""
+    if state.since is None or state.at is None:
+        return at
+    unseen = max(spec.down.window / 2, spec.interval * _GAP)
+    return at if at - state.at > unseen else state.since
+
+
+def _disturb(state: ClusterState, observation: Observation, desired: int, notes: list[Note]) -> ClusterState:
+    """Begin to follow what nobody of us requested: another size, replicas gone, the job restarting."""
+    before = state.past[-1].engine if state.past else None
+    if state.missed is not None and not _still_missed(state.missed, observation, desired):
+        state = replace(state, missed=None)
+    if state.rescale is not None:
+        return state
+    if state.desired is not None and state.desired != desired:
+        notes.append((Reason.SUPERSEDED, f"the size was changed from outside: {state.desired} to {desired}"))
+        found: Rescale | None = begin(state.desired, desired, observation.at, Cause.EXTERNAL)
+    elif state.missed is not None or state.desired is None:
+        # What was given up is not waited for again; and at first sight nothing is known to have been lost.
+        found = None
+    else:
+        found = disturbed(observation, desired, before.restarts if before else None)
+        if found is not None:
+            what = f"{desired - found.before} of {desired} replicas are gone" if found.before < desired else "the job restarts"
+            notes.append((Reason.SETTLING, what))
+    return state if found is None else replace(state, rescale=found)
+
+
+def _still_missed(missed: Rescale, observation: Observation, desired: int) -> bool:
+    engine = observation.engine
+    short = observation.ready is not None and observation.ready < desired
+    restarting = engine is not None and engine.job is JobState.RESTARTING
+    return missed.to == desired and (short or restarting)
+
+
+def _settle(
+    spec: ClusterSpec,
+    state: ClusterState,
+    observation: Observation,
+    metrics: Mapping[str, Reading],
+    notes: list[Note],
+) -> ClusterState:
+    if state.rescale is None:
+        return state
+    settling: Settling = follow(spec, state.rescale, observation, metrics)
+    notes.extend(settling.notes)
+    at = observation.at
+    if settling.dropped is not None:
+        events = tuple(event for event in state.events if event.at != settling.dropped.at)
+        return replace(state, rescale=None, events=events)
+    if settling.missed is not None:
+        return replace(state, rescale=None, missed=settling.missed, ended=at, warm_from=at)
+    if settling.settled is not None:
+        done = settling.settled
+        learned = learn_durations(state.learned, done) if done.cause is Cause.REQUEST else state.learned
+        warm_from = state.warm_from if _is_running(state.rescale) else at
+        return replace(state, rescale=None, ended=at, warm_from=warm_from, learned=learned)
+    moved = settling.rescale
+    if moved is not None and _is_running(moved) and not _is_running(state.rescale):
+        return replace(state, rescale=moved, warm_from=at)
+    return replace(state, rescale=moved)
+
+
+def _is_running(rescale: Rescale) -> bool:
+    return PHASES.index(rescale.phase) >= PHASES.index(Phase.RUNNING)
+
+
+def _learn(
+    spec: ClusterSpec,
+    state: ClusterState,
+    observation: Observation,
+    metrics: Mapping[str, Reading],
+    doubts: Mapping[str, str],
+) -> Learned:
+    """Take the throughput as capacity when the job is saturated, whole and warm; never from a transient."""
+    names = spec.capacity
+    throughput = metrics.get(names.throughput)
+    saturation = metrics.get(names.saturation)
+    if throughput is None or saturation is None or "engine" in doubts:
+        return state.learned
+    if isinstance(throughput.value, tuple) or isinstance(saturation.value, tuple):
+        return state.learned
+    size = observation.desired
+    if size is None or size != observation.ready or _unsettled(observation.engine):
+        return state.learned
+    if state.rescale is not None and not _is_running(state.rescale):
+        return state.learned
+    if state.warm_from is not None and observation.at - state.warm_from < names.warmup:
+        return state.learned
+    return learn_rate(state.learned, spec, size, throughput.value, saturation.value, observation.at)
+
+
+def _distrust(
+    doubts: Mapping[str, str],
+    recommendations: tuple[Recommendation, ...],
+    engine: EngineStatus | None,
+    notes: list[Note],
+) -> str:
+    """Why nothing may be lowered on this input, or the empty text."""
+    reasons = [f"{name}: {why}" for name, why in doubts.items()]
+    for recommendation in recommendations:
+        if recommendation.reason in (Reason.FAILED, Reason.MISSING):
+            reasons.append(f"policy {recommendation.policy}: {recommendation.detail or recommendation.reason}")
+    if engine is not None and engine.job is JobState.UNKNOWN:
+        reasons.append("engine: the job's state is unknown")
+    reasons.extend(text for reason, text in notes if reason is Reason.CLOCK)
+    return "; ".join(reasons)
+
+
+def _unsettled(engine: EngineStatus | None) -> str:
+    if engine is not None and engine.job in _UNSETTLED:
+        return f"the job is {engine.job}"
+    return ""
+
+
+def _proposals(
+    spec: ClusterSpec, proposals: tuple[Proposal, ...], at: datetime, proposed: int, *, trustworthy: bool
+) -> tuple[Proposal, ...]:
+    """Keep what the windows need. A proposal made on missing input is not one to stabilize on."""
+    cutoff = at - max(spec.up.window, spec.down.window)
+    start = 0
+    while start < len(proposals) and proposals[start].at < cutoff:
+        start += 1
+    kept = proposals[start:]
+    return (*kept, Proposal(at, proposed)) if trustworthy else kept
+
+
+def _events(spec: ClusterSpec, events: tuple[ScaleEvent, ...], at: datetime) -> tuple[ScaleEvent, ...]:
+    if not events:
+        return events
+    longest = max((rate.period for rate in (*spec.up.rates, *spec.down.rates)), default=ZERO)
+    cutoff = at - longest
+    return tuple([event for event in events if event.at > cutoff])
+
+
+def _reason(
+    current: int,
+    proposed: int,
+    recommendations: tuple[Recommendation, ...],
+    verdicts: tuple[Verdict, ...],
+) -> Reason:
+    """The last guard that changed the size; when none did, what the policies said."""
+    for verdict in reversed(verdicts):
+        if verdict.before != verdict.after:
+            return verdict.reason
+    if proposed != current:
+        return Reason.ABOVE if proposed > current else Reason.BELOW
+    said = {recommendation.reason for recommendation in recommendations}
+    for reason in (Reason.STEADY, Reason.FAILED, Reason.MISSING, Reason.LEARNING):
+        if reason in said:
+            return reason
+    return Reason.STEADY if any(r.replicas is not None for r in recommendations) else Reason.ABSTAINED
