@@ -1,0 +1,49 @@
+"""How the policies here answer: sizes within the limits, reasons that fit, numbers people can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autoscaler.core.model import Reason, Recommendation, View
+
+LARGEST = (
+    1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
+)
+
+
+def finite(value: float) -> float:
+    """The value, or the largest float of its sign where it has overflowed."""
+    return max(-LARGEST, min(value, LARGEST))
+
+
+def plain(value: float) -> str:
+    """A number for people: 2,000 and 120 and 0.35."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits are enough
+
+
+def replicas(count: int) -> str:
+    """A size for people: 1 replica, 3 replicas."""
+    return "1 replica" if count == 1 else f"{count} replicas"
+
+
+def sized(view: View, size: int, inputs: Mapping[str, float], detail: str) -> Recommendation:
+    """Ask for a size, kept within the limits; the reason follows from the size the cluster has."""
+    limits = view.limits
+    if size < limits.minimum:
+        size = limits.minimum
+    elif size > limits.maximum:
+        size = limits.maximum
+    if size > view.current:
+        reason = Reason.ABOVE
+    elif size < view.current:
+        reason = Reason.BELOW
+    else:
+        reason = Reason.STEADY
+    return Recommendation(size, reason, inputs, detail)
+
+
+def missing(view: View, *names: str) -> Recommendation:
+    """Abstain because these metrics cannot be trusted now; says why where the observation knows."""
+    why = view.past[-1].missing if view.past else {}
+    told = ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
+    return Recommendation(None, Reason.MISSING, {}, f"no trusted reading of {told}")
