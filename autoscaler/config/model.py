@@ -11,6 +11,8 @@ from pathlib import Path
 from autoscaler.core.model import ClusterSpec
 from autoscaler.ports import EnginePlugin, SourcePlugin, TargetPlugin
 
+_HIGHEST_PORT = 65535
+
 
 class LogFormat(StrEnum):
     """How log lines look."""
@@ -36,6 +38,17 @@ class DaemonSpec:
     log: LogFormat = LogFormat.CONSOLE
     decisions: int = 500
     history: timedelta = timedelta(days=7)
+
+    def __post_init__(self) -> None:
+        host, colon, port = self.listen.rpartition(":")
+        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
+            raise ValueError(
+                f"listen must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}"
+            )
+        if self.decisions < 1:
+            raise ValueError(f"decisions must be 1 or more, not {self.decisions}")
+        if self.history <= timedelta(0):
+            raise ValueError("history must be above 0s")
 
 
 @dataclass(frozen=True, slots=True)

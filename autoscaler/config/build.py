@@ -1,0 +1,477 @@
+"""Nodes to values: one way for the frame of the file, the core's dataclasses and the parameters of plug-ins.
+
+A dataclass is read from a mapping, its fields by their types: str, int, float, bool, timedelta, Secret, Path,
+enumerations, Literal, Mapping[str, ...], tuple[..., ...], other dataclasses, and unions of these with None. A
+field annotated with `Plugin(kind)` takes `type` and that plug-in's parameters.
+
+The types are looked at here and not by pydantic, because every problem has to name its line, the fields of
+one mapping have to be judged each on its own so that all problems come out together, and `${ENV}` counts in
+some fields only. See docs/adr/0002-configuration-by-node.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import types
+import typing
+from collections import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+
+from autoscaler import plugins
+from autoscaler.config.document import Invalid, Mapping, Node, Odd, Problems, Scalar, Sequence, join
+from autoscaler.durations import parse_duration
+from autoscaler.plugins import Kind
+from autoscaler.ports import PluginError, Secret
+
+T = TypeVar("T")
+
+Reader: TypeAlias = Callable[[Node, str], Any]
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """Annotates a field that takes a plug-in of a kind, chosen by its `type`."""
+
+    kind: Kind
+
+
+@dataclass(slots=True)
+class Fields:
+    """What could be read of one mapping's keys.
+
+    Attributes:
+        values: field name -> value, of the keys that are there and usable.
+        complete: whether every key is usable and none that is required is missing.
+    """
+
+    values: dict[str, Any]
+    complete: bool
+
+
+class Builder:
+    """Builds values from the nodes of one file.
+
+    Args:
+        problems: where problems are recorded.
+        directory: what relative paths are relative to.
+        environ: the variables that `${NAME}` may name.
+    """
+
+    def __init__(self, problems: Problems, directory: Path, environ: abc.Mapping[str, str]) -> None:
+        self.problems = problems
+        self._directory = directory
+        self._environ = environ
+        self._classes: dict[tuple[Kind, str], type[Any] | PluginError] = {}
+
+    def fail(self, node: Node, path: str, message: str) -> Invalid:
+        """Record a problem at a node and return what to raise."""
+        return self.problems.fail(node.line, path, message)
+
+    def dataclass(self, cls: type[T], node: Node, path: str, default: T | None = None) -> T:
+        """Build a dataclass from a mapping; keys that are missing are taken from `default` or the class.
+
+        Raises:
+            Invalid: it could not be built; all its problems are recorded.
+        """
+        mapping = self.mapping(node, path)
+        read = self.fields(cls, mapping, path, required=default is None)
+        if not read.complete:
+            raise Invalid
+        return self.construct(cls, mapping, path, read.values, default)
+
+    def fields(
+        self,
+        cls: type[Any],
+        mapping: Mapping,
+        path: str,
+        *,
+        taken: tuple[str, ...] = (),
+        required: bool = True,
+        readers: abc.Mapping[str, Reader] = types.MappingProxyType({}),
+    ) -> Fields:
+        """Read the fields of a dataclass, each on its own.
+
+        Args:
+            cls: the dataclass.
+            mapping: where to read.
+            path: its path.
+            taken: keys that are read elsewhere.
+            required: whether a missing key without a default is a problem.
+            readers: how to read some of the fields, by name; the others are read by their type.
+        """
+        hints = type_hints(cls)
+        known = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        complete = True
+        for key, entry in mapping.entries.items():
+            if key not in known and key not in taken:
+                hint = plugins.guess(key, known) or f"; known here: {', '.join([*taken, *known])}"
+                self.problems.add(entry.line, join(path, key), f"unknown key{hint}")
+                complete = False
+        values: dict[str, Any] = {}
+        for name, field in known.items():
+            if name in mapping.entries:
+                inner, where = mapping.entries[name].node, join(path, name)
+                default = None if field.default is dataclasses.MISSING else field.default
+                try:
+                    reader = readers.get(name)
+                    values[name] = (
+                        reader(inner, where) if reader else self.value(hints[name], inner, where, default)
+                    )
+                except Invalid:
+                    complete = False
+            elif required and is_required(field):
+                expected = describe(hints[name])
+                self.problems.add(mapping.line, join(path, name), f"missing; expected {expected}")
+                complete = False
+        return Fields(values, complete)
+
+    def construct(
+        self,
+        cls: type[T],
+        mapping: Mapping,
+        path: str,
+        values: abc.Mapping[str, Any],
+        default: T | None = None,
+    ) -> T:
+        """Make the dataclass, telling its own objections as problems."""
+        try:
+            if default is not None:
+                return dataclasses.replace(default, **values)  # type: ignore[type-var]
+            return cls(**values)
+        except ValueError as error:
+            message = str(error) or "these values are refused without a reason"
+            word = re.split(r"[\s:,=(]", message.lstrip("`'\""), maxsplit=1)[0].rstrip("`'\"")
+            if word in mapping.entries:
+                entry = mapping.entries[word]
+                raise self.problems.fail(entry.line, join(path, word), message) from error
+            raise self.fail(mapping, path, message) from error
+        except Exception as error:  # foreign code: its failure must name it instead of ending us
+            raise self.fail(
+                mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}"
+            ) from error
+
+    def mapping(self, node: Node, path: str) -> Mapping:
+        """The node as a mapping."""
+        if isinstance(node, Mapping):
+            return node
+        raise self.fail(node, path, f"expected a mapping (key: value), not {shape(node)}")
+
+    def entries(self, node: Node, path: str, read: Callable[[str, Node, str], T]) -> dict[str, T]:
+        """Read each value of a mapping from names to values, all of them before any failure is told."""
+        entries = self.mapping(node, path).entries
+        found: dict[str, T] = {}
+        for key, entry in entries.items():
+            try:
+                found[key] = read(key, entry.node, join(path, key))
+            except Invalid:
+                continue
+        if len(found) < len(entries):
+            raise Invalid
+        return found
+
+    def plugin_class(self, kind: Kind, node: Node, path: str) -> type[Any]:
+        """The plug-in that the key `type` of a mapping names."""
+        mapping = self.mapping(node, path)
+        if "type" not in mapping.entries:
+            known = ", ".join(plugins.names(kind)) or "none at all"
+            raise self.problems.fail(
+                mapping.line, join(path, "type"), f"missing; which {kind.noun}? installed: {known}"
+            )
+        chosen = mapping.entries["type"].node
+        where = join(path, "type")
+        # As it is written: one built-in target is called null, which YAML reads as nothing.
+        if not isinstance(chosen, Scalar) or not chosen.text:
+            raise self.fail(chosen, where, f"expected the name of a {kind.noun}, not {shape(chosen)}")
+        key = (kind, chosen.text)
+        if key not in self._classes:
+            try:
+                self._classes[key] = usable(plugins.load(kind, chosen.text), kind)
+            except PluginError as error:
+                self._classes[key] = error
+        cls = self._classes[key]
+        if isinstance(cls, PluginError):
+            raise self.fail(chosen, where, str(cls)) from cls
+        return cls
+
+    def plugin(self, kind: Kind, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
+        """Build a plug-in from `type` and its parameters."""
+        cls = self.plugin_class(kind, node, path)
+        mapping = self.mapping(node, path)
+        read = self.fields(cls, mapping, path, taken=("type",))
+        if not read.complete:
+            raise Invalid
+        return self.construct(cls, mapping, path, read.values)
+
+    def value(self, hint: Any, node: Node, path: str, default: Any = None) -> Any:  # noqa: ANN401, PLR0911 - any type
+        """Read a node as a type.
+
+        Raises:
+            Invalid: it is not of that type; the problems are recorded.
+        """
+        plugin = plugin_of(hint)
+        if plugin is not None:
+            if isinstance(node, Scalar) and node.value is None and _allows_none(hint):
+                return None
+            return self.plugin(plugin.kind, node, path)
+        hint = bare(hint)
+        origin, args = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            return self._union(args, node, path, default)
+        if origin is Literal:
+            return self._choice({str(choice): choice for choice in args}, node, path)
+        if origin in _MAPPINGS:
+            return self._mapping(args[1], node, path)
+        if origin in _LISTS:
+            return self._list(args, node, path)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            return self.dataclass(hint, node, path, default if isinstance(default, hint) else None)
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return self._choice({str(member.value): member for member in hint}, node, path)
+        return self._scalar(hint, node, path)
+
+    def _union(self, args: tuple[Any, ...], node: Node, path: str, default: Any) -> Any:  # noqa: ANN401 - any type
+        members = [member for member in args if member is not type(None)]
+        if len(members) < len(args) and isinstance(node, Scalar) and node.value is None:
+            return None
+        if len(members) == 1:
+            return self.value(members[0], node, path, default)
+        for member in members:
+            trial = Builder(Problems(""), self._directory, self._environ)
+            try:
+                trial.value(member, node, path, default)
+            except Invalid:
+                continue
+            return self.value(member, node, path, default)
+        # Only one can be meant by a mapping or a list: then its own problems tell more.
+        meant = [member for member in members if _container(member) is type(node)]
+        if len(meant) == 1:
+            return self.value(meant[0], node, path, default)
+        expected = " or ".join(describe(member) for member in members)
+        raise self.fail(node, path, f"expected {expected}, not {shape(node)}")
+
+    def _choice(self, choices: abc.Mapping[str, Any], node: Node, path: str) -> Any:  # noqa: ANN401 - any member
+        if isinstance(node, Scalar) and node.text in choices:
+            return choices[node.text]
+        shown = repr(node.text[:_SHOWN]) if isinstance(node, Scalar) and node.text else shape(node)
+        hint = plugins.guess(node.text, choices) if isinstance(node, Scalar) else ""
+        raise self.fail(node, path, f"expected one of {', '.join(choices)}, not {shown}{hint}")
+
+    def _mapping(self, hint: Any, node: Node, path: str) -> dict[str, Any]:  # noqa: ANN401 - any type
+        return self.entries(node, path, lambda _, inner, where: self.value(hint, inner, where))
+
+    def _list(self, args: tuple[Any, ...], node: Node, path: str) -> tuple[Any, ...]:
+        if not isinstance(node, Sequence):
+            raise self.fail(node, path, f"expected a list, not {shape(node)}")
+        if len(args) == 2 and args[1] is Ellipsis or len(args) == 1:  # noqa: RUF021, PLR2004 - tuple[X, ...] or Sequence[X]
+            hints = [args[0]] * len(node.items)
+        else:
+            hints = list(args)
+        if len(hints) != len(node.items):
+            raise self.fail(node, path, f"expected a list of {len(hints)}, not of {len(node.items)}")
+        found = []
+        for index, (hint, item) in enumerate(zip(hints, node.items, strict=True)):
+            try:
+                found.append(self.value(hint, item, join(path, index)))
+            except Invalid:
+                continue
+        if len(found) < len(hints):
+            raise Invalid
+        return tuple(found)
+
+    def _scalar(self, hint: Any, node: Node, path: str) -> Any:  # noqa: ANN401, C901, PLR0911 - one case per type
+        value = node.value if isinstance(node, Scalar) else None
+        if hint is Secret and isinstance(value, str):
+            return self._secret(value, node, path)
+        if isinstance(value, str) and "${" in value:
+            raise self.fail(node, path, "${...} is for secrets only; write the value itself here")
+        if hint is bool and isinstance(value, bool):
+            return value
+        if hint is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise self.fail(node, path, f"expected a finite number, not {value}")
+            return float(value)
+        if hint is str and isinstance(value, str):
+            return value
+        if hint is Path and isinstance(value, str):
+            if not value.strip() or "\0" in value:
+                raise self.fail(
+                    node, path, "expected the path of a file or directory, not an empty or broken text"
+                )
+            return self._directory / os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises for no home
+        if (
+            hint is timedelta
+            and isinstance(node, Scalar)
+            and value is not None
+            and not isinstance(value, bool)
+        ):
+            try:
+                return parse_duration(node.text)
+            except ValueError as error:
+                raise self.fail(node, path, str(error)) from error
+        if hint is Secret and isinstance(node, Scalar) and value is not None:
+            raise self.fail(node, path, "expected a text or ${NAME}; put what is written here in quotes")
+        raise self.fail(node, path, f"expected {describe(hint)}, not {shape(node)}{_quote(hint, node)}")
+
+    def _secret(self, text: str, node: Node, path: str) -> Secret:
+        self.problems.hide(text if "${" not in text else "")
+        rest = _VARIABLE.sub("", text)
+        if "${" in rest:
+            raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
+        for name in _VARIABLE.findall(text):
+            if not self._environ.get(name):
+                state = "is empty" if name in self._environ else "is not set"
+                raise self.fail(
+                    node, path, f"the environment variable {name} {state}; set it for this process"
+                )
+            self.problems.hide(self._environ[name])
+        return Secret(_VARIABLE.sub(lambda match: self._environ[match[1]], text))
+
+
+_MAPPINGS = (dict, abc.Mapping)
+_LISTS = (tuple, abc.Sequence)
+_NAMES: abc.Mapping[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    timedelta: "a duration like 30s, 5m or 1h30m",
+    Secret: "a text or ${NAME}",
+    Path: "a path",
+}
+
+
+def type_hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields.
+
+    Raises:
+        PluginError: one of them cannot be resolved.
+    """
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except Exception as error:  # annotations are foreign code
+        raise PluginError(f"the types of {cls.__qualname__} cannot be resolved: {error}") from error
+
+
+def is_required(field: dataclasses.Field[Any]) -> bool:
+    """Whether a field has no default."""
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def bare(hint: Any) -> Any:  # noqa: ANN401 - a type of any form
+    """A type without its annotations."""
+    return bare(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def plugin_of(hint: Any) -> Plugin | None:  # noqa: ANN401 - a type of any form
+    """The plug-in annotation of a type, also of one that may be None."""
+    if get_origin(hint) is Annotated:
+        return next((note for note in get_args(hint)[1:] if isinstance(note, Plugin)), None)
+    if get_origin(hint) in (Union, types.UnionType):
+        return next((found for found in map(plugin_of, get_args(hint)) if found), None)
+    return None
+
+
+def usable(cls: type[Any], kind: Kind) -> type[Any]:
+    """Make sure that every parameter has a type that a file can express.
+
+    Raises:
+        PluginError: one has not.
+    """
+    check_types(cls, ())
+    if kind is Kind.SOURCE:
+        check_types(cls.Query, ())
+    return cls
+
+
+def check_types(cls: type[Any], inside: tuple[type[Any], ...]) -> None:
+    """Like `usable`, for one dataclass and those it contains."""
+    if cls in inside:
+        raise PluginError(f"{cls.__qualname__} contains itself; parameters are trees")
+    hints = type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if field.init:
+            _check_type(hints[field.name], f"{cls.__qualname__}.{field.name}", (*inside, cls))
+
+
+def _check_type(hint: Any, name: str, inside: tuple[type[Any], ...]) -> None:  # noqa: ANN401 - a type of any form
+    hint = bare(hint)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal or hint in _NAMES or hint in (type(None), Ellipsis):
+        return
+    if origin in _MAPPINGS and args[0] is str:
+        _check_type(args[1], name, inside)
+    elif origin in _LISTS or origin in (Union, types.UnionType):
+        for arg in args:
+            _check_type(arg, name, inside)
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        check_types(hint, inside)
+    elif not (isinstance(hint, type) and issubclass(hint, Enum)):
+        raise PluginError(f"the parameter {name} has the type {hint}, which a configuration cannot express")
+
+
+def describe(hint: Any) -> str:  # noqa: ANN401 - a type of any form
+    """A type in words, for `expected ...`."""
+    plugin = plugin_of(hint)
+    if plugin:
+        return f"a {plugin.kind.noun}: a mapping with `type` and its parameters"
+    hint = bare(hint)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(member) for member in args if member is not type(None))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, args))}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(str(member.value) for member in hint)}"
+    if origin in _LISTS:
+        return "a list"
+    return _NAMES.get(hint, "a mapping")
+
+
+def shape(node: Node) -> str:  # noqa: PLR0911 - one return per shape
+    """What a node is, in words, without showing a text that might be a secret."""
+    if isinstance(node, Mapping):
+        return "a mapping"
+    if isinstance(node, Sequence):
+        return "a list"
+    match node.value:
+        case None:
+            return "nothing"
+        case str():
+            return "a text" if node.value else "an empty text"
+        case Odd():
+            return f"{node.text[:_SHOWN]}, which YAML reads as {node.value.meaning}"
+        case bool() if node.text.lower() not in ("true", "false"):
+            return f"{node.text}, which YAML reads as {'true' if node.value else 'false'}"
+        case bool():
+            return node.text
+    return f"the number {node.text[:_SHOWN]}"
+
+
+def _quote(hint: Any, node: Node) -> str:  # noqa: ANN401 - a type of any form
+    if hint in (str, Path) and isinstance(node, Scalar) and node.value is not None:
+        return f"; if it is meant as a text, put it in quotes: '{node.text[:_SHOWN]}'"
+    return ""
+
+
+def _container(hint: Any) -> type[Any]:  # noqa: ANN401 - a type of any form
+    hint = bare(hint)
+    if get_origin(hint) in _MAPPINGS or dataclasses.is_dataclass(hint):
+        return Mapping
+    return Sequence if get_origin(hint) in _LISTS else Scalar
+
+
+def _allows_none(hint: Any) -> bool:  # noqa: ANN401 - a type of any form
+    return get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)

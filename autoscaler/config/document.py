@@ -1,0 +1,370 @@
+"""YAML text to a tree of nodes that know their line; what YAML has and a configuration has not is refused.
+
+PyYAML scans and parses; the tree is composed here from its events, because PyYAML's own constructor forgets
+lines, lets a duplicate key win silently, and reads `1:30` as the number 90.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import yaml
+
+from autoscaler.ports import ConfigurationError
+
+MAX_BYTES = 10_000_000  # a thousand clusters need about 1.5 million
+MAX_NODES = (
+    500_000  # counted with aliases written out, so that a few lines of aliases cannot become gigabytes
+)
+MAX_DEPTH = 100
+MAX_PROBLEMS = 100
+FILE = "(file)"  # the path of a problem that concerns the whole file
+
+# libyaml is some twenty times faster; both speak the same events.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_RESOLVER = yaml.resolver.Resolver()
+_TAG = "tag:yaml.org,2002:"
+_TEXT_TAGS = ("!", f"{_TAG}str")
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_MAX_DIGITS = 18
+_PLAIN_KEY = re.compile(r"[\w./@-]{1,80}")
+_SHOWN_KEY = 60
+
+
+class Invalid(Exception):  # noqa: N818 - control flow inside this package: the problem has been recorded already
+    """What was being read is not usable; its problems have been recorded."""
+
+
+class Problems:
+    """Collects what is wrong with one file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._found: dict[tuple[int, str, str], None] = {}  # a set that keeps the order
+        self._secrets: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, line: int, path: str, message: str) -> None:
+        """Record a problem."""
+        self._found[line, path or FILE, " ".join(message.split())] = None
+
+    def fail(self, line: int, path: str, message: str) -> Invalid:
+        """Record a problem and return what to raise."""
+        self.add(line, path, message)
+        return Invalid()
+
+    def hide(self, secret: str) -> None:
+        """Never show this text, whoever puts it into a message."""
+        if len(secret) >= 4:  # noqa: PLR2004 - masking shorter ones would garble every message and hide nothing
+            self._secrets.add(secret)
+
+    def error(self) -> ConfigurationError:
+        """All problems in the order of the file."""
+        ordered = sorted(self._found, key=lambda problem: problem[0])
+        lines = [f"{self.file}:{line}: {path}: {message}" for line, path, message in ordered[:MAX_PROBLEMS]]
+        if len(ordered) > MAX_PROBLEMS:
+            more = len(ordered) - MAX_PROBLEMS
+            lines.append(
+                f"{self.file}:{ordered[MAX_PROBLEMS][0]}: {FILE}: and {more} more problems from here on"
+            )
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            lines = [line.replace(secret, "***") for line in lines]
+        return ConfigurationError(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """A plain scalar that YAML 1.1 takes for something a configuration has no use for."""
+
+    meaning: str
+
+
+@dataclass(slots=True)
+class Scalar:
+    """A text, number, truth value or nothing; `text` is how it is written."""
+
+    line: int
+    text: str
+    value: str | int | float | bool | Odd | None
+    size: int = 1
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A list."""
+
+    line: int
+    items: list[Node] = field(default_factory=list)
+    size: int = 1
+
+
+@dataclass(slots=True)
+class Entry:
+    """A key's line and its value."""
+
+    line: int
+    node: Node
+
+
+@dataclass(slots=True)
+class Mapping:
+    """Keys, all of them text, with their values."""
+
+    line: int
+    entries: dict[str, Entry] = field(default_factory=dict)
+    size: int = 1
+
+
+Node: TypeAlias = Scalar | Sequence | Mapping
+
+
+def join(path: str, key: str | int) -> str:
+    """The path of a key or an index below a path."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    shown = key if _PLAIN_KEY.fullmatch(key) else json.dumps(key[:_SHOWN_KEY])
+    return f"{path}.{shown}" if path else shown
+
+
+def read(path: Path, problems: Problems) -> Node:
+    """Read a YAML file.
+
+    Raises:
+        Invalid: it cannot be read as one YAML document. Problems that leave something to look at (duplicate
+            keys) are recorded without raising.
+    """
+    return parse(_text(path, problems), problems)
+
+
+def parse(text: str, problems: Problems) -> Node:
+    """Read YAML text; like `read`."""
+    strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if strange:
+        line = _line_of(text, strange.start())
+        raise problems.fail(line, FILE, f"the character U+{ord(strange[0]):04X} is not allowed in YAML")
+    try:
+        return _Composer(text, problems).document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise problems.fail(line, FILE, f"not valid YAML: {what}{_tab_hint(text, line)}") from error
+    except yaml.YAMLError as error:
+        raise problems.fail(1, FILE, "not valid YAML") from error
+
+
+def _text(path: Path, problems: Problems) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise problems.fail(1, FILE, "there is no such file") from error
+    except IsADirectoryError as error:
+        raise problems.fail(1, FILE, "this is a directory; name the YAML file in it") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise problems.fail(1, FILE, f"cannot be read: {reason}") from error
+    if len(data) > MAX_BYTES:
+        raise problems.fail(1, FILE, f"larger than {MAX_BYTES:,} bytes; this cannot be a configuration")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise problems.fail(
+            line, FILE, f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8"
+        ) from error
+
+
+def _line_of(text: str, position: int) -> int:
+    return text.count("\n", 0, position) + 1
+
+
+def _tab_hint(text: str, line: int) -> str:
+    lines = text.split("\n")
+    if line > len(lines):
+        return ""
+    current = lines[line - 1]
+    indentation = current[: len(current) - len(current.lstrip())]
+    return "; indent with spaces, not with tabs" if "\t" in indentation else ""
+
+
+class _Composer:
+    """Composes nodes from the events of one document."""
+
+    def __init__(self, text: str, problems: Problems) -> None:
+        self._events: Iterator[yaml.Event] = yaml.parse(text, Loader=_LOADER)
+        self._problems = problems
+        self._anchors: dict[str, Node | None] = {}  # None while the node is still being composed
+
+    def document(self) -> Node:
+        """The one document of the text."""
+        next(self._events)  # stream start
+        if not isinstance(next(self._events), yaml.DocumentStartEvent):
+            raise self._problems.fail(1, FILE, "the file is empty; it needs at least `clusters:`")
+        node = self._node(next(self._events), "", 0)
+        next(self._events)  # document end
+        event = next(self._events)
+        if isinstance(event, yaml.DocumentStartEvent):
+            raise self._problems.fail(
+                _line(event), FILE, "a second document begins here; one file is one document"
+            )
+        return node
+
+    def _node(self, event: yaml.Event, path: str, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            raise self._problems.fail(_line(event), path, f"nested more than {MAX_DEPTH} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event, path)
+        anchor: str | None = event.anchor  # type: ignore[attr-defined]  # every other event that begins a node has one
+        if anchor is not None:
+            self._anchors[anchor] = None
+        if isinstance(event, yaml.ScalarEvent):
+            node: Node = self._scalar(event, path)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = self._sequence(event, path, depth)
+        else:
+            assert isinstance(event, yaml.MappingStartEvent)  # noqa: S101 - nothing else begins a node
+            node = self._mapping(event, path, depth)
+        if anchor is not None:
+            self._anchors[anchor] = node
+        return node
+
+    def _alias(self, event: yaml.AliasEvent, path: str) -> Node:
+        if event.anchor not in self._anchors:
+            known = ", ".join(f"&{name}" for name in self._anchors) or "none"
+            raise self._problems.fail(
+                _line(event), path, f"*{event.anchor} is not defined above; anchors: {known}"
+            )
+        node = self._anchors[event.anchor]
+        if node is None:
+            raise self._problems.fail(_line(event), path, f"*{event.anchor} contains itself")
+        return node
+
+    def _sequence(self, event: yaml.SequenceStartEvent, path: str, depth: int) -> Sequence:
+        self._refuse_tag(event, path)
+        sequence = Sequence(_line(event))
+        while not isinstance(inner := next(self._events), yaml.SequenceEndEvent):
+            item = self._node(inner, join(path, len(sequence.items)), depth + 1)
+            sequence.items.append(item)
+            sequence.size = self._grown(sequence.size, item, path)
+        return sequence
+
+    def _mapping(self, event: yaml.MappingStartEvent, path: str, depth: int) -> Mapping:
+        self._refuse_tag(event, path)
+        mapping = Mapping(_line(event))
+        merged: list[Mapping] = []
+        merge_line = 0
+        while not isinstance(inner := next(self._events), yaml.MappingEndEvent):
+            line = _line(inner)
+            key = self._key(inner, path)
+            follower = next(self._events)
+            value = self._node(follower, join(path, key), depth + 1)
+            if not isinstance(value, Scalar) and not isinstance(follower, yaml.AliasEvent):
+                value.line = line  # a mapping or list is found by its key
+            mapping.size = self._grown(mapping.size, value, path)
+            if key == "<<" and _is_merge(inner):
+                if merge_line:
+                    self._problems.add(
+                        line, path, f"`<<` again, after line {merge_line}: write `<<: [*one, *other]`"
+                    )
+                merge_line = line
+                merged += self._merged(value, line, path)
+            elif key in mapping.entries:
+                first = mapping.entries[key].line
+                self._problems.add(line, join(path, key), f"duplicate key; it is already on line {first}")
+            else:
+                mapping.entries[key] = Entry(line, value)
+        for source in merged:  # the first one wins, and what is written out wins over all
+            for key, entry in source.entries.items():
+                mapping.entries.setdefault(key, entry)
+        return mapping
+
+    def _merged(self, value: Node, line: int, path: str) -> list[Mapping]:
+        sources = value.items if isinstance(value, Sequence) else [value]
+        found = [source for source in sources if isinstance(source, Mapping)]
+        if len(found) < len(sources):
+            self._problems.add(line, path, "`<<` takes a mapping or a list of mappings")
+        return found
+
+    def _key(self, event: yaml.Event, path: str) -> str:
+        if isinstance(event, yaml.AliasEvent):
+            node = self._alias(event, path)
+            if isinstance(node, Scalar) and node.text:
+                return node.text
+        elif isinstance(event, yaml.ScalarEvent) and event.value:
+            if event.anchor is not None:
+                self._anchors[event.anchor] = Scalar(_line(event), event.value, event.value)
+            self._refuse_tag(event, path)
+            # A key is taken as it is written: `on`, `no` and `1` are names here, whatever YAML makes of them.
+            return str(event.value)
+        raise self._problems.fail(_line(event), path, "a key must be a text that is not empty")
+
+    def _scalar(self, event: yaml.ScalarEvent, path: str) -> Scalar:
+        line = _line(event)
+        if event.tag in _TEXT_TAGS or (event.tag is None and not event.implicit[0]):
+            return Scalar(line, event.value, event.value)
+        if event.tag is not None:
+            self._refuse_tag(event, path)
+            return Scalar(line, event.value, event.value)
+        return Scalar(line, event.value, _plain(event.value))
+
+    def _refuse_tag(self, event: yaml.Event, path: str) -> None:
+        tag: str | None = event.tag  # type: ignore[attr-defined]  # only called with events that have one
+        if tag is not None and tag not in _TEXT_TAGS:
+            shown = f"!!{tag.removeprefix(_TAG)}" if tag.startswith(_TAG) else tag
+            self._problems.add(_line(event), path, f"the tag {shown[:_SHOWN_KEY]} is not allowed; remove it")
+
+    def _grown(self, size: int, node: Node, path: str) -> int:
+        if size + node.size > MAX_NODES:
+            raise self._problems.fail(
+                node.line, path, f"more than {MAX_NODES:,} values once aliases are written out"
+            )
+        return size + node.size
+
+
+def _line(event: yaml.Event) -> int:
+    return int(event.start_mark.line) + 1  # type: ignore[union-attr]  # events of a text have a mark
+
+
+def _is_merge(event: yaml.Event) -> bool:
+    return isinstance(event, yaml.ScalarEvent) and event.tag is None and bool(event.implicit[0])
+
+
+def _plain(text: str) -> str | int | float | bool | Odd | None:  # noqa: PLR0911 - one return per kind of value
+    """The value of a plain scalar: YAML 1.1 as PyYAML resolves it, less its traps."""
+    if _DECIMAL.fullmatch(text):
+        return _number(text)
+    tag: str = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    tag = tag.removeprefix(_TAG)
+    match tag:
+        case "null":
+            return None
+        case "bool":
+            return text.lower() in ("yes", "true", "on")
+        case "float" if ":" not in text:  # what is left are the infinities and not-a-number
+            return float(text.lower().replace(".", "", 1))
+        case "int" | "float":
+            return Odd("a number written in an old way (octal, hexadecimal, binary or 1:30)")
+        case "timestamp":
+            return Odd("a date")
+        case _:
+            return text
+
+
+def _number(text: str) -> int | float | Odd:
+    if _INTEGER.fullmatch(text):
+        digits = text.replace("_", "")
+        return (
+            int(digits) if len(digits) <= _MAX_DIGITS else Odd(f"a number of more than {_MAX_DIGITS} digits")
+        )
+    if text.lstrip("+-")[0] == "0" and text.lstrip("+-").isdigit():
+        return Odd("an octal number")
+    return float(text.replace("_", ""))

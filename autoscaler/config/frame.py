@@ -1,0 +1,93 @@
+"""The frame of the file: its keys as dataclasses, from which both the reader and the JSON Schema are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from autoscaler.config.build import Plugin
+from autoscaler.config.model import DaemonSpec
+from autoscaler.core.model import Behaviour, CapacitySpec, ClusterSpec, Policy, SettleSpec
+from autoscaler.plugins import Kind
+from autoscaler.ports import EnginePlugin, SourcePlugin, TargetPlugin
+
+INTERVAL = timedelta(seconds=15)
+LONGEST_TIMEOUT = timedelta(seconds=10)
+DIRECTORY = "autoscaler-state"
+
+
+# The core's own defaults, so that each is written in one place.
+_CORE: dict[str, Any] = {item.name: item.default for item in fields(ClusterSpec)}
+
+
+@dataclass(frozen=True)
+class MetricFrame:
+    """One metric: where it comes from; every further key belongs to the source's query.
+
+    Attributes:
+        source: the source, by its name under `sources`.
+    """
+
+    source: str
+
+
+@dataclass(frozen=True)
+class ClusterFrame:
+    """One cluster: what is scaled, what it is decided by, and within which limits.
+
+    Attributes:
+        target: what is scaled.
+        policies: the policies by name; the greatest size that one of them asks for is proposed.
+        max: the largest size, in replicas.
+        min: the smallest size, in replicas.
+        interval: time between two looks at the cluster; at least 100ms.
+        timeout: within this the metrics, the engine and the target must answer; shorter than the interval.
+            Left out, it is two thirds of the interval and at most 10s.
+        engine: the in-job scheduler to watch; left out, none is watched.
+        slots_per_replica: slots one replica offers the job.
+        partitions: source partitions, where the engine does not tell; capacity is a staircase of it.
+        metrics: the metrics by name; one that cannot be read forbids scaling down.
+        up: the guards of scaling up.
+        down: the guards of scaling down.
+        settle: how a rescale is followed until it is absorbed.
+        capacity: how capacity, the records/s a size can process when busy, is learned.
+        max_age: an older reading counts as missing; at least the timeout.
+        max_ahead: a reading further in the future counts as missing.
+        lookback: how much of the past the policies are shown; raised to what the policies need.
+    """
+
+    target: Annotated[TargetPlugin, Plugin(Kind.TARGET)]
+    policies: Mapping[str, Annotated[Policy, Plugin(Kind.POLICY)]]
+    max: int
+    min: int = 1
+    interval: timedelta = INTERVAL
+    timeout: timedelta | None = None
+    engine: Annotated[EnginePlugin, Plugin(Kind.ENGINE)] | None = None
+    slots_per_replica: int = _CORE["slots_per_replica"]
+    partitions: int | None = None
+    metrics: Mapping[str, MetricFrame] = field(default_factory=dict)
+    up: Behaviour = _CORE["up"]
+    down: Behaviour = _CORE["down"]
+    settle: SettleSpec = _CORE["settle"]
+    capacity: CapacitySpec = _CORE["capacity"]
+    max_age: timedelta = _CORE["max_age"]
+    max_ahead: timedelta = _CORE["max_ahead"]
+    lookback: timedelta = _CORE["lookback"]
+
+
+@dataclass(frozen=True)
+class FileFrame:
+    """The configuration of the autoscaler.
+
+    Attributes:
+        clusters: the clusters by name; a name has letters, digits, `.`, `_` and `-`.
+        sources: the metric sources by name; clusters refer to them by it.
+        daemon: settings of the daemon itself.
+    """
+
+    clusters: Mapping[str, ClusterFrame]
+    sources: Mapping[str, Annotated[SourcePlugin, Plugin(Kind.SOURCE)]] = field(default_factory=dict)
+    daemon: DaemonSpec = DaemonSpec(directory=Path(DIRECTORY))  # noqa: RUF009 - it is frozen

@@ -1,0 +1,310 @@
+"""The configuration file as a whole: frame, plug-ins, and the checks that look across fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from autoscaler import plugins
+from autoscaler.config import document
+from autoscaler.config.build import Builder
+from autoscaler.config.document import Invalid, Node, Problems, join
+from autoscaler.config.frame import DIRECTORY, LONGEST_TIMEOUT, ClusterFrame, FileFrame
+from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
+from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
+from autoscaler.durations import format_duration
+from autoscaler.plugins import Kind
+
+# What may name a cluster, source, metric or policy: they become file names, URL parts and metric labels.
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
+# Top-level keys that begin so are for the user's own anchors.
+OWN = "x-"
+
+_NAME = re.compile(NAME)
+_TAKEN = ("target", "engine")  # what `Observation.missing` calls the target and the engine
+# Settings that the core takes as they are.
+_PASSED_ON = (
+    *("up", "down", "settle", "capacity", "slots_per_replica", "partitions"),
+    *("interval", "max_age", "max_ahead"),
+)
+# Where the frame names metrics.
+_METRIC_NAMES = (
+    *(("settle", "lag"), ("settle", "throughput")),
+    *(("capacity", "throughput"), ("capacity", "saturation")),
+)
+_SHORTEST_INTERVAL = timedelta(milliseconds=100)
+_MOST_REPLICAS = 100_000
+_ZERO = timedelta(0)
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Config:
+    """Read and validate a configuration file.
+
+    Args:
+        path: the YAML file. Relative paths in it are relative to its directory.
+        environ: what `${NAME}` in secrets may name, usually `os.environ`.
+
+    Raises:
+        ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
+    """
+    problems = Problems(str(path))
+    try:
+        config = _File(path, environ, problems).read()
+    except Invalid:
+        config = None
+    if problems or config is None:
+        raise problems.error()
+    return config
+
+
+class _File:
+    """Reads one file. Sections are read as far as they are usable, so that all problems come out together."""
+
+    def __init__(self, path: Path, environ: Mapping[str, str], problems: Problems) -> None:
+        self._path = path
+        self._problems = problems
+        self._directory = Path.cwd() / path.parent
+        self._build = Builder(problems, self._directory, environ)
+        # Source name -> its class, None when it could not be found: metrics are checked against it.
+        self._sources: dict[str, type[Any] | None] = {}
+
+    def read(self) -> Config:
+        build = self._build
+        root = build.mapping(document.read(self._path, self._problems), "")
+        own = tuple(key for key in root.entries if key.startswith(OWN))
+        self._sources = self._source_classes(root)
+        default = DaemonSpec(directory=self._directory / DIRECTORY)
+        readers = {
+            "daemon": lambda node, path: build.dataclass(DaemonSpec, node, path, default),
+            "sources": lambda node, path: build.entries(node, path, self._source),
+            "clusters": self._clusters,
+        }
+        read = build.fields(FileFrame, root, "", taken=own, readers=readers)
+        if not read.complete:
+            raise Invalid
+        values = read.values
+        return Config(
+            self._path, values.get("daemon", default), values.get("sources", {}), values["clusters"]
+        )
+
+    def _source_classes(self, root: document.Mapping) -> dict[str, type[Any] | None]:
+        if "sources" not in root.entries or not isinstance(root.entries["sources"].node, document.Mapping):
+            return {}
+        classes: dict[str, type[Any] | None] = {}
+        for name, entry in root.entries["sources"].node.entries.items():
+            try:
+                classes[name] = self._build.plugin_class(Kind.SOURCE, entry.node, join("sources", name))
+            except Invalid:  # recorded; told again, in the same words, when the source itself is read
+                classes[name] = None
+        return classes
+
+    def _name(self, name: str, node: Node, path: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise self._build.fail(
+                node, path, "a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first"
+            )
+
+    def _source(self, name: str, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
+        self._name(name, node, path)
+        return self._build.plugin(Kind.SOURCE, node, path)
+
+    def _clusters(self, node: Node, path: str) -> dict[str, Cluster]:
+        clusters = self._build.entries(node, path, self._cluster)
+        if not clusters:
+            raise self._build.fail(node, path, "at least one cluster is needed")
+        return clusters
+
+    def _cluster(self, name: str, node: Node, path: str) -> Cluster:
+        self._name(name, node, path)
+        build = self._build
+        mapping = build.mapping(node, path)
+        known = _metric_names(mapping)
+        readers = {
+            "metrics": lambda node, path: build.entries(node, path, self._metric),
+            "policies": lambda node, path: build.entries(
+                node, path, lambda name, node, path: self._policy(name, node, path, known)
+            ),
+        }
+        read = build.fields(ClusterFrame, mapping, path, readers=readers)
+        frame = _Frame(mapping, path, read.values, self._problems)
+        sound = frame.check(known)
+        if not (read.complete and sound):
+            raise Invalid
+        return _cluster(name, frame)
+
+    def _metric(self, name: str, node: Node, path: str) -> Metric:
+        self._name(name, node, path)
+        build = self._build
+        if name in _TAKEN:
+            raise build.fail(
+                node, path, f"a metric may not be called {name}: that is how the {name} itself is called"
+            )
+        mapping = build.mapping(node, path)
+        if "source" not in mapping.entries:
+            raise build.fail(node, join(path, "source"), f"missing; sources: {self._source_names()}")
+        entry = mapping.entries["source"]
+        source = build.value(str, entry.node, join(path, "source"))
+        if source not in self._sources:
+            hint = plugins.guess(source, self._sources)
+            message = f"unknown source {source!r}{hint}; sources: {self._source_names()}"
+            raise build.fail(entry.node, join(path, "source"), message)
+        cls = self._sources[source]
+        if cls is None:
+            raise Invalid  # the source has a problem of its own; its queries cannot be judged
+        read = build.fields(cls.Query, mapping, path, taken=("source",))
+        if not read.complete:
+            raise Invalid
+        return Metric(source, build.construct(cls.Query, mapping, path, read.values))
+
+    def _source_names(self) -> str:
+        return ", ".join(self._sources) or "none are defined"
+
+    def _policy(self, name: str, node: Node, path: str, known: Sequence[str]) -> NamedPolicy:
+        self._name(name, node, path)
+        policy = self._build.plugin(Kind.POLICY, node, path)
+        unknown = [metric for metric in _reads(policy) if metric not in known]
+        for metric in unknown:
+            line, where = _parameter_with(policy, metric, self._build.mapping(node, path), path)
+            hint = plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
+            self._problems.add(
+                line, where, f"the policy reads the metric {metric!r}, which the cluster has not{hint}"
+            )
+        if unknown:
+            raise Invalid
+        return NamedPolicy(name, policy)
+
+
+class _Frame:
+    """A cluster's settings as far as they could be read, with what has to be checked across them."""
+
+    def __init__(
+        self, mapping: document.Mapping, path: str, values: Mapping[str, Any], problems: Problems
+    ) -> None:
+        self._mapping = mapping
+        self._path = path
+        self._values = values
+        self._problems = problems
+        self._sound = True
+        self._defaults = {item.name: item.default for item in dataclasses.fields(ClusterFrame)}
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - settings have many types
+        return self._values.get(name, self._defaults[name])
+
+    @property
+    def timeout(self) -> timedelta:
+        """The timeout that is set, or the one that follows from the interval."""
+        set_to: timedelta | None = self["timeout"]
+        interval: timedelta = self["interval"]
+        return min(LONGEST_TIMEOUT, interval * 2 / 3) if set_to is None else set_to
+
+    def check(self, metrics: Sequence[str]) -> bool:
+        """Record what does not fit together; True when everything does."""
+        self._check_sizes()
+        self._check_times()
+        self._check_metrics(metrics)
+        if self._usable("policies") and "policies" in self._mapping.entries and not self["policies"]:
+            self._object("at least one policy is needed", "policies")
+        return self._sound
+
+    def _check_sizes(self) -> None:
+        for name in ("slots_per_replica", "partitions"):
+            if self._usable(name) and self[name] is not None and self[name] < 1:
+                self._object(f"{name} must be 1 or more, not {self[name]}", name)
+        if self._usable("max") and "max" in self._values and self["max"] > _MOST_REPLICAS:
+            self._object(f"max must be at most {_MOST_REPLICAS:,}, not {self['max']}", "max")
+        if self._usable("min") and "max" in self._values:
+            try:
+                Limits(self["min"], self["max"])
+            except ValueError as error:
+                self._object(str(error), "max" if str(error).startswith("max") else "min", "max")
+
+    def _check_times(self) -> None:
+        if self._usable("interval") and self["interval"] < _SHORTEST_INTERVAL:
+            self._object(f"interval must be at least {format_duration(_SHORTEST_INTERVAL)}", "interval")
+            return
+        if self._usable("timeout") and self["timeout"] is not None and self["timeout"] <= _ZERO:
+            self._object("timeout must be above 0s", "timeout")
+            return
+        if not (self._usable("interval") and self._usable("timeout")):
+            return
+        timeout, interval = format_duration(self.timeout), format_duration(self["interval"])
+        if self.timeout >= self["interval"]:
+            self._object(
+                f"timeout ({timeout}) must be shorter than the interval ({interval})", "timeout", "interval"
+            )
+        elif self._usable("max_age") and self["max_age"] < self.timeout:
+            age = format_duration(self["max_age"])
+            message = f"max_age ({age}) must be at least the timeout ({timeout}): slow answers would be stale"
+            self._object(message, "max_age", "timeout")
+
+    def _check_metrics(self, metrics: Sequence[str]) -> None:
+        # A default may name a metric that is not there (that part is then unknown); a name written may not.
+        for section, key in _METRIC_NAMES:
+            node = self._mapping.entries[section].node if section in self._mapping.entries else None
+            inner = node.entries.get(key) if isinstance(node, document.Mapping) else None
+            if inner is None or not isinstance(inner.node, document.Scalar) or inner.node.text in metrics:
+                continue
+            if isinstance(inner.node.value, str):
+                message = f"the cluster has no metric {inner.node.text!r}{_suggest(inner.node.text, metrics)}"
+                self._object(message, section, inside=key)
+
+    def _usable(self, name: str) -> bool:
+        """Whether the setting is either well-formed or left to its default."""
+        return name in self._values or name not in self._mapping.entries
+
+    def _object(self, message: str, *names: str, inside: str = "") -> None:
+        """Record a problem at the first of the keys that is in the file."""
+        self._sound = False
+        for name in names:
+            if name not in self._mapping.entries:
+                continue
+            entry, path = self._mapping.entries[name], join(self._path, name)
+            if inside and isinstance(entry.node, document.Mapping) and inside in entry.node.entries:
+                entry, path = entry.node.entries[inside], join(path, inside)
+            self._problems.add(entry.line, path, message)
+            return
+        self._problems.add(self._mapping.line, self._path, message)
+
+
+def _cluster(name: str, frame: _Frame) -> Cluster:
+    policies: Mapping[str, NamedPolicy] = frame["policies"]
+    metrics: Mapping[str, Metric] = frame["metrics"] if isinstance(frame["metrics"], Mapping) else {}
+    lookbacks = [getattr(named.policy, "lookback", None) for named in policies.values()]
+    spec = ClusterSpec(
+        name=name,
+        limits=Limits(frame["min"], frame["max"]),
+        policies=tuple(policies.values()),
+        metrics=tuple(metrics),
+        engine=frame["engine"] is not None,
+        lookback=max([frame["lookback"], *(span for span in lookbacks if isinstance(span, timedelta))]),
+        **{key: frame[key] for key in _PASSED_ON},
+    )
+    return Cluster(spec, frame["target"], frame["engine"], metrics, frame["interval"], frame.timeout)
+
+
+def _suggest(metric: str, known: Sequence[str]) -> str:
+    return plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
+
+
+def _metric_names(mapping: document.Mapping) -> list[str]:
+    """The names under `metrics`, whether or not their sources and queries are in order."""
+    node = mapping.entries["metrics"].node if "metrics" in mapping.entries else None
+    return list(node.entries) if isinstance(node, document.Mapping) else []
+
+
+def _reads(policy: object) -> list[str]:
+    """The metrics a policy says it reads, by its optional attribute `metrics`."""
+    names = getattr(policy, "metrics", ())
+    return [name for name in names if isinstance(name, str)] if isinstance(names, Iterable) else []
+
+
+def _parameter_with(policy: object, metric: str, mapping: document.Mapping, path: str) -> tuple[int, str]:
+    """Where a metric is named among a policy's parameters; the policy itself when the name is a default."""
+    for key, entry in mapping.entries.items():
+        if key != "type" and getattr(policy, key, None) == metric:
+            return entry.line, join(path, key)
+    return mapping.line, path

@@ -1,0 +1,288 @@
+"""Plug-ins by entry point: find them, load them by name, describe them.
+
+A plug-in is a frozen stdlib dataclass that a package announces under one of the four entry-point groups
+`autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines` and `autoscaler.targets`. It is imported
+only when it is used by name. The built-in plug-ins come in by the same door.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum, StrEnum
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from typing import Any
+
+from autoscaler.durations import format_duration
+from autoscaler.ports import PluginError
+
+
+class Kind(StrEnum):
+    """What a plug-in is; the value is the last part of its entry-point group."""
+
+    POLICY = "policies"
+    SOURCE = "sources"
+    ENGINE = "engines"
+    TARGET = "targets"
+
+    @property
+    def group(self) -> str:
+        """The entry-point group."""
+        return f"autoscaler.{self.value}"
+
+    @property
+    def noun(self) -> str:
+        """The kind in the singular: policy, source, engine or target."""
+        return self.name.lower()
+
+
+# What a plug-in of each kind must have besides being a frozen dataclass.
+_METHODS: Mapping[Kind, str] = {
+    Kind.POLICY: "evaluate",
+    Kind.SOURCE: "connect",
+    Kind.ENGINE: "connect",
+    Kind.TARGET: "connect",
+}
+
+_REQUIREMENT = re.compile(r"""^\s*(?P<name>[A-Za-z0-9._-]+).*\bextra\s*==\s*["'](?P<extra>[^"']+)["']""")
+_SECTION = re.compile(r"^\s*(Attributes|Args|Parameters):\s*$")
+_ENTRY = re.compile(r"^(?P<names>\w+(?:\s*,\s*\w+)*)\s*(?:\([^)]*\))?:\s*(?P<text>.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a plug-in, for people.
+
+    Attributes:
+        name: the key in the configuration.
+        type: its type as it is written in the plug-in.
+        default: the default as text, or None when the parameter is required.
+        doc: what its docstring says of it.
+    """
+
+    name: str
+    type: str
+    default: str | None
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One installed plug-in, for people.
+
+    Attributes:
+        kind: what it is.
+        name: the name it is used by (`type:` in the configuration).
+        package: the distribution that announces it.
+        version: the version of that distribution.
+        reference: the object, `module:name`.
+        summary: first line of its docstring.
+        parameters: its parameters in order.
+        query: for a source, the parameters of one metric.
+        problem: why it cannot be used, else empty.
+    """
+
+    kind: Kind
+    name: str
+    package: str
+    version: str
+    reference: str
+    summary: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    query: tuple[Parameter, ...] = ()
+    problem: str = ""
+
+
+def names(kind: Kind) -> list[str]:
+    """The names installed for a kind, sorted. Nothing is imported."""
+    return sorted({point.name for point in entry_points(group=kind.group)})
+
+
+def load(kind: Kind, name: str) -> type[Any]:
+    """Import the plug-in that is announced under a name.
+
+    Raises:
+        PluginError: the name is unknown or claimed by two packages, the import failed, or what was imported
+            is not a plug-in of this kind.
+    """
+    kind = Kind(kind)
+    points = list(entry_points(group=kind.group))
+    found = [point for point in points if point.name == name]
+    if not found:
+        known = sorted({point.name for point in points})
+        listed = ", ".join(known) or "none at all"
+        raise PluginError(f"unknown {kind.noun} {name!r}{guess(name, known)}; installed: {listed}")
+    _refuse_clash(kind, name, found)
+    return _checked(kind, found[0])
+
+
+def installed() -> list[Description]:
+    """Describe every installed plug-in, by kind and name; a broken one with its problem."""
+    descriptions: list[Description] = []
+    for kind in Kind:
+        points = list(entry_points(group=kind.group))
+        for point in sorted(points, key=lambda point: (point.name, _owner(point))):
+            package, version = _package(point)
+            bare = Description(kind, point.name, package, version, point.value)
+            try:
+                _refuse_clash(kind, point.name, [other for other in points if other.name == point.name])
+                plugin = _checked(kind, point)
+            except PluginError as error:
+                descriptions.append(dataclasses.replace(bare, problem=str(error)))
+                continue
+            query = parameters(plugin.Query) if kind is Kind.SOURCE else ()
+            descriptions.append(
+                dataclasses.replace(bare, summary=summary(plugin), parameters=parameters(plugin), query=query)
+            )
+    return descriptions
+
+
+def guess(word: str, known: Iterable[str]) -> str:
+    """`, did you mean 'x'?` when one of the known words is close, else nothing."""
+    lowered = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    return f", did you mean {lowered[close[0]]!r}?" if close else ""
+
+
+def summary(cls: type[Any]) -> str:
+    """First paragraph of a class's own docstring on one line; empty when it has none."""
+    doc = cls.__doc__ or ""
+    if doc.startswith(f"{cls.__name__}("):  # what @dataclass writes when there is no docstring
+        return ""
+    return " ".join(inspect.cleandoc(doc).partition("\n\n")[0].split())
+
+
+def attribute_docs(cls: type[Any]) -> dict[str, str]:
+    """What the docstring of a class says of each attribute, under `Attributes:` or `Args:` (google style)."""
+    docs: dict[str, str] = {}
+    current: list[str] = []
+    indent: int | None = None
+    inside = False
+    for line in inspect.cleandoc(cls.__doc__ or "").splitlines():
+        if _SECTION.match(line):
+            inside, indent, current = True, None, []
+            continue
+        if not inside or not line.strip():
+            continue
+        depth = len(line) - len(line.lstrip())
+        if depth == 0:
+            inside = False
+            continue
+        if indent is None:
+            indent = depth
+        entry = _ENTRY.match(line.strip()) if depth == indent else None
+        if entry:
+            current = [name.strip() for name in entry["names"].split(",")]
+            docs.update(dict.fromkeys(current, entry["text"].strip()))
+        else:
+            docs.update({name: f"{docs[name]} {line.strip()}".strip() for name in current})
+    return docs
+
+
+def parameters(cls: type[Any]) -> tuple[Parameter, ...]:
+    """Describe the fields of a dataclass that can be set."""
+    docs = attribute_docs(cls)
+    return tuple(
+        Parameter(field.name, _type_text(field.type), _default_text(field), docs.get(field.name, ""))
+        for field in dataclasses.fields(cls)
+        if field.init
+    )
+
+
+def _type_text(annotation: object) -> str:
+    if isinstance(annotation, str):  # from __future__ import annotations
+        return annotation
+    return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str | None:
+    if field.default is not dataclasses.MISSING:
+        default = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    else:
+        return None
+    if isinstance(default, timedelta):
+        return format_duration(default)
+    return str(default.value) if isinstance(default, Enum) else str(default)
+
+
+def _package(point: EntryPoint) -> tuple[str, str]:
+    # `dist` is None only for entry points that were made by hand; those of installed packages know theirs.
+    dist: Distribution | None = point.dist
+    return ("unknown", "unknown") if dist is None else (dist.name, dist.version)
+
+
+def _owner(point: EntryPoint) -> str:
+    return f"{' '.join(_package(point))} ({point.value})"
+
+
+def _refuse_clash(kind: Kind, name: str, found: list[EntryPoint]) -> None:
+    # One distribution seen twice (editable and installed) announces the same object twice: that is no clash.
+    owners = {(_package(point)[0].lower().replace("_", "-"), point.value): _owner(point) for point in found}
+    if len(owners) > 1:
+        raise PluginError(
+            f"the {kind.noun} {name!r} is claimed by {len(owners)} packages: "
+            f"{', '.join(sorted(owners.values()))}; uninstall all but one"
+        )
+
+
+def _checked(kind: Kind, point: EntryPoint) -> type[Any]:
+    title = f"the {kind.noun} {point.name!r} of {_owner(point)}"
+    try:
+        plugin = point.load()
+    except Exception as error:  # a foreign module may raise anything while it is imported
+        cause = f"{type(error).__name__}: {error}"
+        raise PluginError(f"{title} cannot be imported: {cause}{_extra_for(point, error)}") from error
+    fault = _fault(kind, plugin)
+    if fault:
+        raise PluginError(f"{title} is not a {kind.noun}: {fault}")
+    assert isinstance(plugin, type)  # noqa: S101 - for the type checker; `_fault` has looked
+    return plugin
+
+
+def _fault(kind: Kind, plugin: object) -> str:
+    fault = _dataclass_fault(plugin, reserved="type")
+    if fault:
+        return fault
+    method = _METHODS[kind]
+    if not callable(getattr(plugin, method, None)):
+        return f"it has no method {method}()"
+    if kind is Kind.SOURCE:
+        query = getattr(plugin, "Query", None)
+        if query is None:
+            return "it has no class attribute Query, the frozen dataclass of one metric's parameters"
+        fault = _dataclass_fault(query, reserved="source")
+        return f"its Query is not usable: {fault}" if fault else ""
+    return ""
+
+
+def _dataclass_fault(plugin: object, reserved: str) -> str:
+    if not isinstance(plugin, type) or not dataclasses.is_dataclass(plugin):
+        return f"expected a frozen dataclass whose fields are its parameters, not {plugin!r}"
+    # Set by @dataclass itself and by nothing else; there is no public way to ask.
+    if not plugin.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return f"the dataclass {plugin.__name__} must be frozen: @dataclass(frozen=True)"
+    if any(field.name == reserved for field in dataclasses.fields(plugin)):
+        return f"no parameter may be called {reserved!r}; that key of the configuration is taken"
+    return ""
+
+
+def _extra_for(point: EntryPoint, error: Exception) -> str:
+    """How to install what is missing, when the package of the plug-in has an extra for it."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    dist: Distribution | None = point.dist
+    if not missing or dist is None:
+        return ""
+    module = missing.partition(".")[0].lower().replace("_", "-")
+    for requirement in dist.requires or ():
+        match = _REQUIREMENT.match(requirement)
+        if match and match["name"].lower().replace("_", "-") == module:
+            return f"; install it with: pip install '{dist.name}[{match['extra']}]'"
+    ours = point.module.partition(".")[0] == missing.partition(".")[0]  # then the package itself is broken
+    return "" if ours else f"; install the package that brings the module {missing!r}"
