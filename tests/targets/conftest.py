@@ -1,0 +1,122 @@
+"""A stand-in for a worker: a real process that has a child, and can be drained, stubborn or short-lived."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler.targets import processes
+from autoscaler.targets.local import Local, Place, Pool
+
+STAND_IN = """
+import os, signal, sys, time
+mode = sys.argv[1]
+if mode == "crash":
+    sys.exit(3)
+def finish(*_):  # the child, an executor: ends once its work is done
+    time.sleep(float(os.environ.get("WORK", "0.2")))
+    os._exit(0)
+executor = os.fork()
+if executor == 0:
+    os.setsid()  # as Spark's Python workers do, it leaves its parent's process group
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if mode == "zombie":
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGUSR1, finish)
+    while True:
+        time.sleep(60)
+def drain(*_):
+    global executor
+    print("draining", flush=True)
+    os.kill(executor, signal.SIGUSR1)
+    os.waitpid(executor, 0)
+    executor = None
+def end(*_):
+    print("ending", flush=True)
+    if executor and mode != "orphan":
+        os.kill(executor, signal.SIGKILL)
+    os._exit(0)
+signal.signal(signal.SIGPWR, drain)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "stubborn" else end)
+print("up", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+@dataclass
+class StandIn:
+    """A kind of worker that costs nothing to start."""
+
+    mode: str = "good"
+    work: float = 0.2
+    drain_signal: signal.Signals | None = signal.SIGPWR
+    places: list[Place] = field(default_factory=list)
+
+    def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
+        self.places.append(place)
+        environment = {"PATH": os.environ["PATH"], "WORK": str(self.work)}
+        return [sys.executable, "-S", "-E", "-c", STAND_IN, self.mode], environment
+
+    async def registered(self, addresses: frozenset[str]) -> frozenset[str]:
+        return addresses
+
+
+def spec(directory: Path, **changes: object) -> Local:
+    times = {
+        "drain": timedelta(seconds=5),
+        "grace": timedelta(seconds=2),
+        "backoff": timedelta(milliseconds=50),
+        "max_backoff": timedelta(seconds=2),
+    }
+    return Local(directory=directory, master="spark://127.0.0.1:1", **{**times, **changes})  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - processes give no event to wait for
+            await asyncio.sleep(0.02)
+
+
+def up(pool: Pool) -> bool:
+    """Whether every worker has installed its signal handlers."""
+    return all("up" in pool._log_file(worker.number).read_text() for worker in pool._workers.values())
+
+
+@asynccontextmanager
+async def opened(directory: Path, kind: StandIn, **changes: object) -> AsyncIterator[Pool]:
+    pool = Pool(directory, kind, spec(directory, **changes), poll=0.05)
+    await pool.open()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+@pytest.fixture
+async def pools(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Pool]]]:
+    """Opens pools in the test's directory, and ends their workers after the test."""
+    made: list[Pool] = []
+    async with AsyncExitStack() as stack:
+
+        async def start(kind: StandIn | None = None, **changes: object) -> Pool:
+            made.append(await stack.enter_async_context(opened(tmp_path, kind or StandIn(), **changes)))
+            return made[-1]
+
+        yield start
+    for pool in made:
+        for worker in pool._workers.values():
+            pool._kill(worker)
+            if worker.pid is not None:
+                await until(lambda pid=worker.pid: processes.look(pid) is None)  # type: ignore[misc]
+                processes.reap(worker.pid)

@@ -1,0 +1,425 @@
+"""The local pool, with small real processes standing in for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from autoscaler.ports import (
+    AnswerError,
+    EdgeError,
+    EdgeTimeoutError,
+    RefusedError,
+    TargetStatus,
+    UnavailableError,
+)
+from autoscaler.targets import processes
+from autoscaler.targets.local import Local, Pool, SparkWorker, _locked, spark_home
+
+from .conftest import StandIn, opened, spec, until, up
+
+Pools = Callable[..., Awaitable[Pool]]
+
+
+async def settle(pool: Pool, replicas: int) -> None:
+    await pool.scale(replicas)
+    async with asyncio.timeout(10):
+        await pool.settled()
+    await until(lambda: up(pool))
+
+
+async def test_a_pool_that_was_never_asked_for_anything_is_empty(pools: Pools) -> None:
+    pool = await pools()
+    assert await pool.describe() == TargetStatus(desired=0, ready=0)
+
+
+async def test_scale_starts_what_is_missing_each_at_an_address_of_its_own(pools: Pools) -> None:
+    kind = StandIn()
+    pool = await pools(kind)
+    await settle(pool, 3)
+    assert await pool.describe() == TargetStatus(desired=3, ready=3)
+    addresses = {place.address for place in kind.places}
+    assert len(addresses) == 3
+    assert all(address.startswith("127.") and not address.startswith("127.0.") for address in addresses)
+
+
+async def test_scale_returns_before_the_worker_is_up_and_asking_twice_changes_nothing(pools: Pools) -> None:
+    kind = StandIn()
+    pool = await pools(kind)
+    await pool.scale(2)
+    assert (await pool.describe()).ready == 0
+    await pool.scale(2)
+    await pool.settled()
+    await pool.scale(2)
+    await asyncio.sleep(0.2)
+    assert len(kind.places) == 2
+
+
+async def test_the_newest_worker_goes_first_and_finishes_its_work(pools: Pools) -> None:
+    pool = await pools(StandIn(work=0.3))
+    await settle(pool, 2)
+    old, new = (pool._workers[number] for number in (1, 2))
+    await until(lambda: len(processes.family(new.token)) == 2)
+    await pool.scale(1)
+    await until(lambda: new.draining)
+    status = await pool.describe()
+    assert (status.desired, status.ready, status.remarks) == (1, 1, ("1 draining",))
+    assert processes.ours(new.pid or 0, new.start or 0, new.token)
+    await pool.settled()
+    assert processes.family(new.token) == []
+    assert processes.ours(old.pid or 0, old.start or 0, old.token)
+    assert pool._log_file(2).read_text().split() == ["up", "draining", "ending"]
+
+
+async def test_a_worker_that_does_not_let_go_is_stopped_after_the_drain_time(pools: Pools) -> None:
+    pool = await pools(StandIn(mode="zombie"), drain=timedelta(milliseconds=300))
+    await settle(pool, 1)
+    token = pool._workers[1].token
+    await pool.scale(0)
+    await pool.settled()
+    assert processes.family(token) == []
+
+
+async def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pools: Pools) -> None:
+    pool = await pools(StandIn(mode="stubborn"), grace=timedelta(milliseconds=300))
+    await settle(pool, 1)
+    worker = pool._workers[1]
+    await pool.scale(0)
+    await pool.settled()
+    assert processes.family(worker.token) == []
+    assert "ending" not in pool._log_file(1).read_text()
+
+
+async def test_what_a_worker_leaves_behind_is_killed(pools: Pools) -> None:
+    pool = await pools(StandIn(mode="orphan", drain_signal=None), grace=timedelta(milliseconds=200))
+    await settle(pool, 1)
+    token = pool._workers[1].token
+    await pool.scale(0)
+    await pool.settled()
+    assert processes.family(token) == []
+
+
+async def test_a_worker_that_ends_by_itself_is_replaced(pools: Pools) -> None:
+    pool = await pools()
+    await settle(pool, 2)
+    victim = pool._workers[1]
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    await until(lambda: sorted(pool._workers) == [2, 3])
+    assert processes.family(victim.token) == []
+    status = await pool.describe()
+    assert (status.desired, status.ready) == (2, 2)
+    assert "worker 1 ended by itself (signal 9)" in status.remarks[0]
+
+
+async def test_a_worker_that_cannot_live_is_not_restarted_at_full_speed(pools: Pools) -> None:
+    kind = StandIn(mode="crash")
+    pool = await pools(kind, backoff=timedelta(milliseconds=200), max_backoff=timedelta(milliseconds=800))
+    await pool.scale(1)
+    await asyncio.sleep(2)
+    # at 0, 0.2, 0.6, 1.4 s and each a little later
+    assert 3 <= len(kind.places) <= 4  # more would be too fast, fewer is a slow machine
+    status = await pool.describe()
+    assert (status.desired, status.ready) == (1, 0)
+    assert "(exit code 3)" in status.remarks[0]
+    assert str(pool._log_file(len(kind.places))) in status.remarks[0]
+
+
+async def test_a_pool_that_has_recovered_forgets_its_trouble(pools: Pools) -> None:
+    pool = await pools(max_backoff=timedelta(milliseconds=200))
+    await settle(pool, 1)
+    pid = pool._workers[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: bool(pool._trouble))
+    await until(lambda: not pool._trouble)
+    assert (await pool.describe()).remarks == ()
+
+
+async def test_a_command_that_does_not_exist_is_a_remark(pools: Pools) -> None:
+    kind = StandIn()
+    kind.launch = lambda _place: (["/nonexistent/program"], {})  # type: ignore[method-assign,assignment]
+    pool = await pools(kind)
+    await pool.scale(1)
+    await until(lambda: bool(pool._trouble))
+    status = await pool.describe()
+    assert status.ready == 0
+    assert "a worker cannot be started" in status.remarks[0]
+    assert "/nonexistent/program" in status.remarks[0]
+
+
+async def test_of_sizes_asked_for_at_once_the_last_counts(pools: Pools) -> None:
+    pool = await pools()
+    await asyncio.gather(*(pool.scale(size) for size in (3, 1, 4, 2)))
+    await pool.settled()
+    assert await pool.describe() == TargetStatus(desired=2, ready=2)
+    await asyncio.gather(*(pool.scale(size) for size in (0, 3, 1)))
+    await pool.settled()
+    assert (await pool.describe()).ready == 1
+
+
+async def test_a_size_asked_for_while_draining_starts_new_workers(pools: Pools) -> None:
+    pool = await pools(StandIn(work=1))
+    await settle(pool, 2)
+    await pool.scale(1)
+    await until(lambda: pool._workers[2].draining)
+    await pool.scale(2)
+    await until(lambda: 3 in pool._workers)
+    await pool.settled()
+    assert sorted(pool._workers) == [1, 3]
+
+
+@pytest.mark.parametrize("size", [-1, 251])
+async def test_an_impossible_size_is_refused(pools: Pools, size: int) -> None:
+    pool = await pools()
+    with pytest.raises(RefusedError, match="0 to 250"):
+        await pool.scale(size)
+
+
+async def test_size_and_workers_are_taken_over_by_the_next_daemon(tmp_path: Path, pools: Pools) -> None:
+    async with opened(tmp_path, StandIn()) as first:
+        await settle(first, 2)
+        pids = {worker.pid for worker in first._workers.values()}
+    second = await pools()
+    assert await second.describe() == TargetStatus(desired=2, ready=2)
+    assert {worker.pid for worker in second._workers.values()} == pids
+
+
+async def test_a_drain_under_way_is_taken_up_again(tmp_path: Path, pools: Pools) -> None:
+    async with opened(tmp_path, StandIn(work=0.5)) as first:
+        await settle(first, 2)
+        token = first._workers[2].token
+        await first.scale(1)
+        await until(lambda: "draining" in first._log_file(2).read_text())
+    assert processes.family(token)
+    second = await pools(StandIn(work=0.5))
+    assert second._workers[2].draining
+    await second.settled()
+    assert processes.family(token) == []
+
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from conftest import StandIn, spec
+from autoscaler.targets.local import Pool
+async def main():
+    pool = Pool(Path(sys.argv[1]), StandIn(), spec(Path(sys.argv[1])), poll=0.05)
+    await pool.open()
+    await pool.scale(2)
+    await pool.settled()
+    print("settled", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_workers_outlive_a_daemon_that_is_killed(tmp_path: Path, pools: Pools) -> None:
+    here = str(Path(__file__).parent)
+    owner = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OWNER, str(tmp_path), here), stdout=asyncio.subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    async with asyncio.timeout(20):
+        assert await owner.stdout.readline() == b"settled\n"
+    owner.kill()
+    await owner.wait()
+    records = [json.loads(path.read_text()) for path in (tmp_path / "workers").glob("*.json")]
+    pool = await pools()
+    assert await pool.describe() == TargetStatus(desired=2, ready=2)
+    assert {worker.pid for worker in pool._workers.values()} == {record["pid"] for record in records}
+    await pool.scale(0)
+    await pool.settled()
+    assert not any(processes.family(record["token"]) for record in records)
+
+
+async def test_a_worker_whose_pid_was_not_yet_written_down_is_found(tmp_path: Path, pools: Pools) -> None:
+    async with opened(tmp_path, StandIn()) as first:
+        await settle(first, 1)
+        pid = first._workers[1].pid
+    path = tmp_path / "workers" / "1.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pid": None, "start": None}))
+    second = await pools()
+    assert second._workers[1].pid == pid
+
+
+async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_touched(tmp_path: Path, pools: Pools) -> None:
+    async with opened(tmp_path, StandIn()) as first:
+        await settle(first, 1)
+        worker = first._workers[1]
+        first._kill(worker)
+        await until(lambda: processes.look(worker.pid or 0) is None)
+        processes.reap(worker.pid or 0)
+    stranger = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    try:
+        path = tmp_path / "workers" / "1.json"
+        seen = processes.look(stranger.pid)
+        assert seen is not None
+        # Even the start time agrees: only the token tells them apart.
+        record = {**json.loads(path.read_text()), "pid": stranger.pid, "start": seen.start, "draining": True}
+        path.write_text(json.dumps(record))
+        (tmp_path / "desired.json").write_text('{"desired": 0}')
+        second = await pools()
+        await second.settled()
+        assert not path.exists()
+        assert stranger.returncode is None
+        assert processes.look(stranger.pid) == seen
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
+LOCKER = """
+import sys
+from pathlib import Path
+from autoscaler.targets.local import _locked
+with _locked(Path(sys.argv[1])):
+    pass
+"""
+
+
+def test_two_daemons_in_one_directory_are_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOCKER, str(tmp_path)]
+    with _locked(tmp_path):
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert other.returncode == 1
+    assert f"is in use by another autoscaler (pid {os.getpid()})" in other.stderr
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+async def test_an_address_on_which_something_listens_is_passed_over(pools: Pools) -> None:
+    kind = StandIn()
+    pool = await pools(kind)
+    server = await asyncio.start_server(lambda _r, _w: None, f"{pool._block}.2", 0)
+    async with server:
+        assert f"{pool._block}.2" in processes.listening_addresses()
+        await settle(pool, 1)
+    assert kind.places[0].address == f"{pool._block}.3"
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"desired": "many"}', '{"desired": -1}', '{"desired": true'])
+async def test_a_size_that_cannot_be_read_is_refused_not_guessed(tmp_path: Path, content: str) -> None:
+    (tmp_path / "desired.json").write_text(content)
+    with pytest.raises(RefusedError, match=r"desired\.json"):
+        await Pool(tmp_path, StandIn(), spec(tmp_path)).open()
+
+
+async def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "workers" / "7.json").write_text("{")
+    with pytest.raises(RefusedError, match=r"7\.json"):
+        await Pool(tmp_path, StandIn(), spec(tmp_path)).open()
+
+
+async def test_a_size_that_cannot_be_kept_is_not_accepted(tmp_path: Path, pools: Pools) -> None:
+    pool = await pools()
+    (tmp_path / "desired.tmp").mkdir()
+    with pytest.raises(EdgeError, match="cannot be kept"):
+        await pool.scale(1)
+    assert await pool.describe() == TargetStatus(desired=0, ready=0)
+
+
+async def test_logs_of_long_gone_workers_are_removed(tmp_path: Path, pools: Pools) -> None:
+    (tmp_path / "logs").mkdir()
+    for number in range(1, 31):
+        (tmp_path / "logs" / f"{number}.log").write_text("old")
+    pool = await pools()
+    await settle(pool, 1)
+    assert sorted(pool._workers) == [31]
+    await pool.scale(0)
+    await pool.settled()
+    await until(lambda: len(list((tmp_path / "logs").iterdir())) == 20)
+    assert not (tmp_path / "local" / "31").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"master": "http://127.0.0.1:7077"}, "spark://host:port"),
+        ({"master_ui": "127.0.0.1:8080"}, "http://host:port"),
+        ({"cores": 0}, "cores must be 1 or more"),
+        ({"memory": "1 GB"}, "768m or 2g"),
+        ({"grace": timedelta(0)}, "grace must be above 0s"),
+        ({"worker_timeout": timedelta(milliseconds=400)}, "whole seconds"),
+        ({"backoff": timedelta(minutes=2)}, "backoff must not be above max_backoff"),
+    ],
+)
+def test_bad_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Local(**{"directory": Path("pool"), "master": "spark://127.0.0.1:7077", **changes})
+
+
+WORKERS = {
+    "workers": [
+        {"host": "127.9.9.2", "state": "ALIVE"},
+        {"host": "127.9.9.3", "state": "DECOMMISSIONED"},
+        {"host": "127.9.9.4", "state": "DEAD"},
+        {"host": "127.8.8.2", "state": "ALIVE"},
+    ]
+}
+
+
+async def ask(tmp_path: Path, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> frozenset[str]:
+    application = web.Application()
+    application.router.add_get("/json/", answer)
+    async with TestServer(application) as server, aiohttp.ClientSession() as session:
+        url = str(server.make_url("/"))
+        local = spec(tmp_path, master_ui=url, timeout=timedelta(milliseconds=300))
+        kind = SparkWorker(local, tmp_path, tmp_path, session)
+        return await kind.registered(frozenset({"127.9.9.2", "127.9.9.3", "127.9.9.4", "127.9.9.5"}))
+
+
+async def test_ready_are_the_workers_that_the_master_calls_alive(tmp_path: Path) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response(WORKERS)
+
+    assert await ask(tmp_path, answer) == frozenset({"127.9.9.2"})
+
+
+@pytest.mark.parametrize("text", ["<html>hello</html>", "[]", '{"workers": [{}]}', "{}", '{"workers": 3}', ""])
+async def test_an_answer_that_is_no_masters_is_an_error(tmp_path: Path, text: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    with pytest.raises(AnswerError, match="did not answer with a Spark Master's JSON"):
+        await ask(tmp_path, answer)
+
+
+async def test_a_master_that_fails_or_hangs_is_unavailable(tmp_path: Path) -> None:
+    async def fail(_: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(1)
+        return web.json_response(WORKERS)
+
+    with pytest.raises(UnavailableError, match="status 503"):
+        await ask(tmp_path, fail)
+    with pytest.raises(EdgeTimeoutError, match="did not answer within"):
+        await ask(tmp_path, hang)
+
+
+async def test_a_master_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    async with aiohttp.ClientSession() as session:
+        kind = SparkWorker(spec(tmp_path, master_ui="http://127.0.0.1:1"), tmp_path, tmp_path, session)
+        with pytest.raises(UnavailableError, match="cannot be asked"):
+            await kind.registered(frozenset({"127.9.9.2"}))
+
+
+def test_a_directory_without_spark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="no bin/spark-class"):
+        spark_home(str(tmp_path))
