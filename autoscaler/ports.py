@@ -184,11 +184,16 @@ class Doctor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of the decision log: the trace format (version 1)."""
+    """One line of the decision log: the trace format (version 1).
+
+    Attributes:
+        dry_run: whether the decision was only written down, with no call to the target.
+    """
 
     observation: Observation
     decision: Decision
     version: int = 1
+    dry_run: bool = False
 
 
 class StateStore(Protocol):

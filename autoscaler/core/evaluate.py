@@ -17,6 +17,9 @@ from autoscaler.core.model import (
 
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
+_MOST = 1_000_000
+"""More replicas than this are a mistake of the policy, not a wish."""
+
 
 def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, Reading], dict[str, str]]:
     """Split what was observed into readings that can be used and names that cannot, with the reason.
@@ -73,12 +76,12 @@ def _problem(answer: object) -> str:
         return f"returned {type(answer).__name__}, expected a Recommendation"
     if not isinstance(answer.reason, Reason):
         return f"gave the reason {answer.reason!r}, expected a Reason"
-    replicas = answer.replicas
+    replicas: object = answer.replicas
     if replicas is None:
         if answer.reason not in _WITHOUT_SIZE:
             return f"gave the reason {answer.reason} without a size"
-    elif isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-        return f"asked for {replicas!r} replicas, expected a whole number from 0"
+    elif isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= _MOST:
+        return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {_MOST}"
     for name, number in answer.inputs.items():
         if not math.isfinite(number):
             return f"used the input {name} = {number}, expected a finite number"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 
 from autoscaler.core.model import (
     Behaviour,
@@ -92,7 +93,13 @@ def settling(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
         why = s.unsettled
     if wanted > s.current:
         if wanted > s.current * (1 + s.spec.settle.short):
-            return wanted, max(lowest, s.current), highest, Reason.SHORT, f"{why}, but {s.current} is clearly short"
+            return (
+                wanted,
+                max(lowest, s.current),
+                highest,
+                Reason.SHORT,
+                f"{why}, but {s.current} is clearly short",
+            )
         return wanted, lowest, min(highest, s.current), Reason.SETTLING, why
     return wanted, max(lowest, s.current), highest, Reason.SETTLING, why if wanted < s.current else ""
 
@@ -211,10 +218,19 @@ def guard(s: Situation) -> tuple[Verdict, ...]:
     for name, rule in GUARDS:
         wanted, lowest, highest, reason, detail = rule(s, wanted, lowest, highest)
         after = max(lowest, min(wanted, highest))
-        verdicts.append(Verdict(name, before, after, reason, detail))
+        if after == before and not detail:
+            verdicts.append(_passed(name, after))
+        else:
+            verdicts.append(Verdict(name, before, after, reason, detail))
         before = after
     verdicts.append(bounds(s, before))
     return tuple(verdicts)
+
+
+@lru_cache(maxsize=4096)
+def _passed(name: Reason, size: int) -> Verdict:
+    """The verdict of a guard that let a size pass: the commonest object there is, hence kept."""
+    return Verdict(name, size, size, name)
 
 
 def bounds(s: Situation, size: int) -> Verdict:

@@ -66,9 +66,7 @@ def disturbed(observation: Observation, desired: int, restarts_before: int | Non
     return None
 
 
-def follow(
-    spec: ClusterSpec, rescale: Rescale, observation: Observation, metrics: Mapping[str, Reading]
-) -> Settling:
+def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metrics: Mapping[str, Reading]) -> Settling:
     """Move a rescale on by what is observed. `metrics` are the trusted readings.
 
     The target's size must be known (`observation.desired`).
@@ -116,7 +114,11 @@ def _words(phase: Phase) -> str:
 def _name(rescale: Rescale) -> str:
     if rescale.cause is Cause.LOSS and rescale.before == rescale.to:
         return f"the job's restart on {rescale.to}"
-    words = {Cause.REQUEST: "the rescale", Cause.EXTERNAL: "the rescale from outside", Cause.LOSS: "the replacement"}
+    words = {
+        Cause.REQUEST: "the rescale",
+        Cause.EXTERNAL: "the rescale from outside",
+        Cause.LOSS: "the replacement",
+    }
     return f"{words[rescale.cause]} from {rescale.before} to {rescale.to}"
 
 

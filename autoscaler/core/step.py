@@ -52,6 +52,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     Returns:
         The new state and the decision. When `decision.rescale` is true the state holds the rescale as requested:
         keep the state first, then call the target; if that fails, pass the state through `call_failed`.
+        The last entry of `state.past` is the observation as it was trusted: the one to record.
     """
     at = observation.at
     notes: list[Note] = []
@@ -59,6 +60,9 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
         notes.append((Reason.CLOCK, f"the clock went back by {(state.at - at).total_seconds():.0f} s"))
         state = rebase(state, at - state.at)
     metrics, doubts = trusted(spec, observation)
+    if doubts:
+        # What is remembered, recorded and replayed holds only what was trusted, and why the rest was not.
+        observation = replace(observation, metrics=metrics, missing=doubts)
     past = _past(spec, state.past, observation)
     since = _since(spec, state, at)
     if not _target_known(observation):
@@ -264,7 +268,11 @@ def _disturb(state: ClusterState, observation: Observation, desired: int, notes:
     else:
         found = disturbed(observation, desired, before.restarts if before else None)
         if found is not None:
-            what = f"{desired - found.before} of {desired} replicas are gone" if found.before < desired else "the job restarts"
+            what = (
+                f"{desired - found.before} of {desired} replicas are gone"
+                if found.before < desired
+                else "the job restarts"
+            )
             notes.append((Reason.SETTLING, what))
     return state if found is None else replace(state, rescale=found)
 
@@ -341,9 +349,11 @@ def _distrust(
 ) -> str:
     """Why nothing may be lowered on this input, or the empty text."""
     reasons = [f"{name}: {why}" for name, why in doubts.items()]
-    for recommendation in recommendations:
-        if recommendation.reason in (Reason.FAILED, Reason.MISSING):
-            reasons.append(f"policy {recommendation.policy}: {recommendation.detail or recommendation.reason}")
+    reasons += [
+        f"policy {asked.policy}: {asked.detail or asked.reason}"
+        for asked in recommendations
+        if asked.reason in (Reason.FAILED, Reason.MISSING)
+    ]
     if engine is not None and engine.job is JobState.UNKNOWN:
         reasons.append("engine: the job's state is unknown")
     reasons.extend(text for reason, text in notes if reason is Reason.CLOCK)

@@ -1,0 +1,123 @@
+"""Capacity is learned from saturated times and read off as a staircase."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.core.capacity import effective_slots, learn_durations, learn_rate, rate, restart_time
+from autoscaler.core.model import (
+    CapacitySpec,
+    Cause,
+    Direction,
+    Learned,
+    Phase,
+    Rescale,
+    SizeCapacity,
+)
+from tests.core.build import T0, at, spec
+
+
+def known(**rates: float) -> Learned:
+    return Learned({int(size[1:]): SizeCapacity(value, T0, 1) for size, value in rates.items()})
+
+
+@pytest.mark.parametrize(
+    ("slots", "partitions", "effective"),
+    [
+        (1, 4, 1.0),
+        (2, 4, 2.0),
+        (3, 4, 2.0),
+        (4, 4, 4.0),
+        (6, 4, 4.0),
+        (3, None, 3.0),
+        (0, 4, 0.0),
+        (5, 12, 4.0),
+    ],
+)
+def test_equal_tasks_run_in_waves(slots: int, partitions: int | None, effective: float) -> None:
+    assert effective_slots(slots, 1, partitions) == effective
+
+
+def test_nothing_known_gives_nothing_unless_assumed() -> None:
+    assert rate(Learned(), spec(), 3, None) is None
+    assumed = spec(capacity=CapacitySpec(per_replica=50), slots_per_replica=2)
+    assert rate(Learned(), assumed, 3, None) == 150
+    assert rate(Learned(), assumed, 3, 4) == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(0, 0), (1, 50), (2, 100), (3, 140), (4, 180), (6, 270)])
+def test_between_sizes_seen_it_is_interpolated_and_outside_proportional(size: int, expected: float) -> None:
+    assert rate(known(n2=100, n4=180), spec(), size, None) == pytest.approx(expected)
+
+
+def test_the_staircase_of_partitions_holds_for_sizes_not_seen() -> None:
+    table = known(n1=184)
+    assert [rate(table, spec(), n, 4) for n in (1, 2, 3, 4, 5)] == [184, 368, 368, 736, 736]
+
+
+@given(
+    st.dictionaries(st.integers(1, 30), st.floats(0.1, 1e6), max_size=6),
+    st.one_of(st.none(), st.integers(1, 60)),
+    st.integers(1, 4),
+)
+def test_a_larger_size_never_has_less_capacity(table: dict[int, float], partitions: int | None, slots: int) -> None:
+    learned = Learned({size: SizeCapacity(value, T0, 1) for size, value in table.items()})
+    s = spec(capacity=CapacitySpec(per_replica=7), slots_per_replica=slots)
+    rates = [rate(learned, s, size, partitions) or 0.0 for size in range(40)]
+    for smaller, larger in pairwise(rates):
+        assert larger >= smaller * (1 - 1e-9)
+
+
+def test_only_saturated_throughput_is_capacity() -> None:
+    assert learn_rate(Learned(), spec(), 2, 100, 0.94, T0) == Learned()
+    assert learn_rate(Learned(), spec(), 2, 0, 1.0, T0) == Learned()
+    assert learn_rate(Learned(), spec(), 0, 100, 1.0, T0) == Learned()
+    assert learn_rate(Learned(), spec(), 2, 100, 0.95, T0).capacity == {2: SizeCapacity(100, T0, 1)}
+
+
+def test_samples_are_averaged_with_memory() -> None:
+    learned = learn_rate(known(n2=100, n3=150), spec(), 2, 110, 1.0, at(60))
+    assert learned.capacity == {2: SizeCapacity(103, at(60), 2), 3: SizeCapacity(150, T0, 1)}
+
+
+def settled(**durations: float) -> Rescale:
+    phases = {Phase(name): value for name, value in durations.items()}
+    return Rescale(1, 2, T0, Cause.REQUEST, Phase.CAUGHT_UP, T0, durations=phases)
+
+
+def test_restart_time_is_the_sum_of_medians_up_to_running() -> None:
+    assert restart_time(Learned(), Direction.UP) is None
+    learned = Learned()
+    for ready in (10, 30, 11):
+        learned = learn_durations(learned, settled(ready=ready, registered=2, running=1, caught_up=500))
+    assert restart_time(learned, Direction.UP) == 14
+    assert restart_time(learned, Direction.DOWN) is None
+    learned = learn_durations(learned, settled(ready=13))
+    assert restart_time(learned, Direction.UP) == 12 + 2 + 1
+
+
+def test_only_the_last_few_durations_are_kept() -> None:
+    learned = Learned()
+    for ready in range(20):
+        learned = learn_durations(learned, settled(ready=ready))
+    assert learned.durations[Direction.UP][Phase.READY] == tuple(range(12, 20))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"per_replica": 0.0},
+        {"per_replica": float("nan")},
+        {"saturated_at": 0.0},
+        {"saturated_at": 1.1},
+        {"memory": 0.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        CapacitySpec(**changes)

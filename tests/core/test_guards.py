@@ -1,0 +1,331 @@
+"""The guards one by one, against worked cases and the arithmetic that Kubernetes publishes for HPA v2."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.core.guards import Situation, guard, least, most, next_useful, usable_slots
+from autoscaler.core.model import (
+    Behaviour,
+    Cause,
+    EngineStatus,
+    Limits,
+    Phase,
+    Proposal,
+    Rate,
+    RateKind,
+    Reason,
+    Rescale,
+    ScaleEvent,
+    Select,
+    Verdict,
+)
+from tests.core.build import T0, at, running, seconds, spec
+
+CASES = json.loads((Path(__file__).parent / "data" / "hpa_guards.json").read_text())
+
+
+def situation(current: int, proposed: int, **changes: Any) -> Situation:
+    base = Situation(
+        spec=spec(limits=Limits(0, 1000)),
+        at=at(1000),
+        current=current,
+        proposed=proposed,
+        distrust="",
+        unsettled="",
+        rescale=None,
+        engine=None,
+        proposals=(Proposal(at(1000), proposed),),
+        events=(),
+        ended=None,
+        since=T0,
+    )
+    return replace(base, **changes)
+
+
+def changed(verdicts: tuple[Verdict, ...]) -> list[tuple[Reason, int, int]]:
+    return [(v.reason, v.before, v.after) for v in verdicts if v.before != v.after]
+
+
+def hpa_rules(rules: dict[str, Any] | None) -> Behaviour:
+    kinds = {"Pods": RateKind.REPLICAS, "Percent": RateKind.PERCENT}
+    assert rules is not None
+    return Behaviour(
+        window=seconds(0),
+        select=Select(rules["select"].lower()),
+        rates=tuple(Rate(kinds[p["type"]], float(p["value"]), seconds(p["period_s"])) for p in rules["policies"]),
+    )
+
+
+def hpa_events(inputs: dict[str, Any]) -> tuple[ScaleEvent, ...]:
+    ups = [ScaleEvent(at(1000) - seconds(e["age_s"]), e["change"]) for e in inputs["scale_up_events"]]
+    downs = [ScaleEvent(at(1000) - seconds(e["age_s"]), -e["change"]) for e in inputs["scale_down_events"]]
+    return tuple(ups + downs)
+
+
+def of_kind(kind: str) -> pytest.MarkDecorator:
+    cases = [case for case in CASES if case["kind"] == kind]
+    return pytest.mark.parametrize("case", cases, ids=[case["name"] for case in cases])
+
+
+@of_kind("rate_limit")
+def test_rate_limits_follow_hpa_behaviour_policies(case: dict[str, Any]) -> None:
+    inputs = case["inputs"]
+    s = situation(
+        inputs["current_replicas"],
+        inputs["desired_replicas"],
+        spec=spec(
+            limits=Limits(inputs["min_replicas"], inputs["max_replicas"]),
+            up=hpa_rules(inputs["scale_up_rules"]),
+            down=hpa_rules(inputs["scale_down_rules"]),
+        ),
+        events=hpa_events(inputs),
+    )
+    assert guard(s)[-1].after == case["expected"]["replicas"]
+
+
+@of_kind("scale_up_limit")
+def test_the_scale_up_limit_is_that_of_hpa(case: dict[str, Any]) -> None:
+    inputs = case["inputs"]
+    assert (
+        most(inputs["current_replicas"], hpa_events(inputs), hpa_rules(inputs["rules"]), at(1000)) == case["expected"]
+    )
+
+
+@of_kind("scale_down_limit")
+def test_the_scale_down_limit_is_that_of_hpa(case: dict[str, Any]) -> None:
+    inputs = case["inputs"]
+    assert (
+        least(inputs["current_replicas"], hpa_events(inputs), hpa_rules(inputs["rules"]), at(1000)) == case["expected"]
+    )
+
+
+@of_kind("stabilization")
+def test_stabilization_windows_are_those_of_hpa(case: dict[str, Any]) -> None:
+    inputs = case["inputs"]
+    past = [Proposal(at(1000) - seconds(r["age_s"]), r["replicas"]) for r in inputs["recommendations"]]
+    s = situation(
+        inputs["current_replicas"],
+        inputs["desired_replicas"],
+        spec=spec(
+            limits=Limits(0, 1000),
+            up=Behaviour(window=seconds(inputs["up_window_s"])),
+            down=Behaviour(window=seconds(inputs["down_window_s"])),
+        ),
+        proposals=(*past, Proposal(at(1000), inputs["desired_replicas"])),
+    )
+    assert guard(s)[-1].after == case["expected"]["replicas"]
+
+
+@of_kind("stabilization_down_only")
+def test_legacy_downscale_stabilization_is_that_of_hpa(case: dict[str, Any]) -> None:
+    inputs = case["inputs"]
+    past = [Proposal(at(1000) - seconds(r["age_s"]), r["replicas"]) for r in inputs["recommendations"]]
+    s = situation(
+        100,
+        inputs["desired_replicas"],
+        spec=spec(limits=Limits(0, 1000), down=Behaviour(window=seconds(inputs["window_s"]))),
+        proposals=(*past, Proposal(at(1000), inputs["desired_replicas"])),
+    )
+    assert guard(s)[-1].after == case["expected"]["replicas"]
+
+
+def test_what_cannot_be_trusted_may_raise_but_not_lower() -> None:
+    assert changed(guard(situation(5, 2, distrust="lag: gone"))) == [(Reason.MISSING, 2, 5)]
+    assert changed(guard(situation(5, 8, distrust="lag: gone"))) == []
+
+
+def test_the_maximum_is_not_enforced_downwards_while_input_is_missing() -> None:
+    above = situation(20, 2, distrust="lag: gone", spec=spec(limits=Limits(1, 10)))
+    assert guard(above)[-1].after == 20
+    assert guard(replace(above, distrust=""))[-1].after == 2
+
+
+IN_FLIGHT = Rescale(2, 4, at(990), Cause.REQUEST, Phase.REQUESTED, at(990))
+
+
+@pytest.mark.parametrize(
+    ("proposed", "after", "reason"),
+    [(3, 4, Reason.SETTLING), (5, 4, Reason.SETTLING), (6, 6, Reason.SHORT)],
+)
+def test_in_flight_only_a_clearly_short_size_is_changed(proposed: int, after: int, reason: Reason) -> None:
+    verdicts = guard(situation(4, proposed, rescale=IN_FLIGHT))
+    assert verdicts[1].reason is reason
+    assert verdicts[-1].after == after
+    assert "2 to 4 is on its way, not yet ready" in verdicts[1].detail
+
+
+def test_a_restarting_job_is_left_alone() -> None:
+    assert changed(guard(situation(4, 2, unsettled="the job is restarting"))) == [(Reason.SETTLING, 2, 4)]
+
+
+def test_an_in_flight_rescale_that_fits_needs_no_words() -> None:
+    assert guard(situation(4, 4, rescale=IN_FLIGHT))[1].detail == ""
+
+
+@pytest.mark.parametrize(("proposed", "after"), [(22, 20), (23, 23), (17, 17), (18, 20), (19, 20), (20, 20)])
+def test_a_change_within_the_tolerance_is_ignored(proposed: int, after: int) -> None:
+    s = spec(limits=Limits(0, 100), up=Behaviour(tolerance=0.1), down=Behaviour(tolerance=0.1))
+    assert guard(situation(20, proposed, spec=s))[-1].after == after
+
+
+def test_up_waits_until_more_is_asked_for_throughout_the_window() -> None:
+    s = spec(limits=Limits(0, 100), up=Behaviour(window=seconds(30)))
+    rising = (Proposal(at(980), 2), Proposal(at(990), 6), Proposal(at(1000), 8))
+    assert changed(guard(situation(4, 8, spec=s, proposals=rising))) == [(Reason.STABILIZATION, 8, 4)]
+    assert guard(situation(4, 8, spec=s, proposals=rising[1:]))[-1].after == 6
+
+
+def test_down_waits_until_the_window_was_watched() -> None:
+    s = spec(limits=Limits(0, 100), down=Behaviour(window=seconds(300)))
+    verdicts = guard(situation(4, 2, spec=s, since=at(800)))
+    assert changed(verdicts) == [(Reason.LEARNING, 2, 4)]
+    assert verdicts[3].detail == "watched for 200 s of 300 s"
+    assert guard(situation(4, 2, spec=s, since=at(700)))[-1].after == 2
+
+
+def test_a_disabled_direction_is_never_taken() -> None:
+    off = Behaviour(select=Select.DISABLED)
+    both = spec(limits=Limits(0, 100), up=off, down=off)
+    for proposed in (1, 9):
+        verdicts = guard(situation(5, proposed, spec=both))
+        assert changed(verdicts) == [(Reason.RATE_LIMIT, proposed, 5)]
+        assert verdicts[4].detail == "this direction is disabled"
+
+
+def test_a_percentage_does_not_forbid_to_leave_zero() -> None:
+    up = Behaviour(rates=(Rate(RateKind.PERCENT, 100, seconds(60)),))
+    assert guard(situation(0, 5, spec=spec(limits=Limits(0, 100), up=up)))[-1].after == 1
+
+
+def test_ten_percent_of_ten_is_one_and_not_two_by_rounding() -> None:
+    assert most(10, (), Behaviour(rates=(Rate(RateKind.PERCENT, 10, seconds(60)),)), T0) == 11
+
+
+def test_a_rate_limit_says_what_it_allows() -> None:
+    up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, seconds(60)), Rate(RateKind.PERCENT, 50, seconds(30))))
+    verdicts = guard(situation(8, 20, spec=spec(limits=Limits(0, 100), up=up)))
+    assert changed(verdicts) == [(Reason.RATE_LIMIT, 20, 12)]
+    assert verdicts[4].detail == "max of 2 replicas in 60 s, 50 % in 30 s allows 12"
+
+
+@pytest.mark.parametrize(("since_end", "after"), [(29, 5), (30, 8)])
+def test_nothing_changes_during_the_cooldown(since_end: float, after: int) -> None:
+    s = spec(limits=Limits(0, 100), up=Behaviour(cooldown=seconds(30)))
+    verdicts = guard(situation(5, 8, spec=s, ended=at(1000 - since_end)))
+    assert verdicts[-1].after == after
+
+
+def test_cooldowns_are_separate_per_direction() -> None:
+    s = spec(limits=Limits(0, 100), up=Behaviour(cooldown=seconds(30)))
+    assert guard(situation(5, 2, spec=s, ended=at(999)))[-1].after == 2
+
+
+def test_never_more_than_the_job_can_use_exact_on_the_last_step() -> None:
+    s = spec(limits=Limits(0, 100), slots_per_replica=4)
+    engine = running(16, max_parallelism=10)
+    assert changed(guard(situation(2, 9, spec=s, engine=engine))) == [(Reason.CAP, 9, 3)]
+    assert guard(situation(2, 3, spec=s, engine=engine))[-1].after == 3
+
+
+def test_a_cap_starts_no_move_and_never_turns_one_round() -> None:
+    engine = running(8, partitions=2)
+    assert guard(situation(5, 5, engine=engine))[-1].after == 5
+    assert guard(situation(5, 8, engine=engine))[-1].after == 5
+    assert guard(situation(5, 4, engine=engine))[-1].after == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "partitions", "usable"),
+    [
+        (None, None, None),
+        (None, 7, 7),
+        (running(1, partitions=5), 7, 5),
+        (running(1, max_parallelism=3), None, 3),
+        (running(1, max_parallelism=9, partitions=5), None, 5),
+        (running(1, partitions=0, max_parallelism=0), 7, 7),
+    ],
+)
+def test_usable_slots_are_the_least_of_what_is_known(
+    engine: EngineStatus | None, partitions: int | None, usable: int | None
+) -> None:
+    assert usable_slots(situation(1, 2, engine=engine, spec=spec(partitions=partitions))) == usable
+
+
+@pytest.mark.parametrize(
+    ("current", "proposed", "maximum", "after"),
+    [
+        (1, 2, 10, 2),
+        (2, 3, 10, 4),  # 3 slots still take two waves of 4 tasks
+        (2, 3, 3, 2),  # 4 is not allowed, 3 adds nothing
+        (2, 9, 3, 2),  # nor does the maximum itself
+        (4, 3, 10, 4),  # 2 would be less than was asked for
+        (4, 2, 10, 2),
+        (3, 3, 10, 3),  # no move, no correction
+        (1, 0, 10, 0),
+    ],
+)
+def test_sizes_that_add_nothing_are_skipped_with_4_partitions(
+    current: int, proposed: int, maximum: int, after: int
+) -> None:
+    s = spec(limits=Limits(0, maximum), partitions=4)
+    assert guard(situation(current, proposed, spec=s))[-1].after == after
+
+
+def test_a_step_cut_by_a_rate_limit_may_stop_on_the_way() -> None:
+    up = Behaviour(rates=(Rate(RateKind.REPLICAS, 1, seconds(60)),))
+    s = spec(limits=Limits(0, 10), partitions=4, up=up)
+    assert guard(situation(2, 4, spec=s))[-1].after == 3
+
+
+@given(st.integers(1, 60), st.integers(1, 200), st.integers(1, 8), st.integers(1, 60))
+def test_a_useful_size_is_the_smallest_of_its_waves(size: int, partitions: int, slots: int, maximum: int) -> None:
+    def waves(n: int) -> int:
+        return -(-partitions // (n * slots))
+
+    useful = next_useful(size, partitions, slots, maximum)
+    assert useful == 1 or waves(useful - 1) > waves(useful)
+    if useful > size:
+        assert useful <= maximum
+        assert all(waves(n) == waves(size) for n in range(size, useful))
+    else:
+        assert waves(useful) == waves(size)
+
+
+def test_bounds_have_the_last_word() -> None:
+    s = spec(limits=Limits(3, 6), up=Behaviour(cooldown=seconds(60)))
+    assert guard(situation(5, 9, spec=s))[-1] == Verdict(Reason.BOUNDS, 9, 6, Reason.BOUNDS, "3 to 6 is allowed")
+    # A minimum is the user's word: it is not held up by a cooldown.
+    assert guard(situation(1, 2, spec=s, ended=at(999)))[-1].after == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Limits(-1, 3), "min must be 0 or more"),
+        (lambda: Limits(0, 0), "max must be 1 or more"),
+        (lambda: Limits(4, 3), "must not be above max"),
+        (lambda: Rate(RateKind.PERCENT, 0, seconds(1)), "value must be above 0"),
+        (lambda: Rate(RateKind.REPLICAS, 1.5, seconds(1)), "whole number"),
+        (lambda: Rate(RateKind.PERCENT, 10, seconds(0)), "period must be above 0s"),
+        (lambda: Behaviour(window=seconds(-1)), "window must not be negative"),
+        (lambda: Behaviour(cooldown=seconds(-1)), "cooldown must not be negative"),
+        (lambda: Behaviour(tolerance=1.0), "tolerance must be from 0 to below 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Any, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_spans_are_told_in_seconds() -> None:
+    s = spec(limits=Limits(0, 9), up=Behaviour(cooldown=timedelta(minutes=2)))
+    assert guard(situation(5, 8, spec=s, ended=at(990)))[5].detail == "10 s of 120 s since the last rescale"

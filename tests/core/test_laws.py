@@ -1,0 +1,351 @@
+"""The laws of the decision machine, each held against arbitrary specs and arbitrary histories."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from autoscaler.core.model import (
+    Behaviour,
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    EngineStatus,
+    JobState,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Rate,
+    RateKind,
+    Reading,
+    Reason,
+    Recommendation,
+    Select,
+    SettleSpec,
+)
+from autoscaler.core.step import call_failed, step
+from tests.core.build import T0, Asks, Fixed, seconds
+
+STATE = TypeAdapter(ClusterState)
+SIZES = st.integers(0, 30)
+SPANS = st.sampled_from([0, 1, 15, 45, 120, 600]).map(seconds)
+
+behaviours = st.builds(
+    Behaviour,
+    window=SPANS,
+    tolerance=st.sampled_from([0.0, 0.1, 0.5]),
+    cooldown=SPANS,
+    select=st.sampled_from(Select),
+    rates=st.lists(
+        st.builds(
+            Rate,
+            kind=st.sampled_from(RateKind),
+            value=st.integers(1, 150).map(float),
+            period=st.sampled_from([15, 60, 600]).map(seconds),
+        ),
+        max_size=2,
+    ).map(tuple),
+)
+limits = st.tuples(SIZES, st.integers(1, 30)).filter(lambda t: t[0] <= t[1]).map(lambda t: Limits(*t))
+answers = st.one_of(
+    SIZES,
+    st.just(ValueError("broken")),
+    st.sampled_from(
+        [
+            None,
+            Recommendation(None, Reason.ABSTAINED),
+            Recommendation(None, Reason.LEARNING),
+            Recommendation(-1, Reason.BELOW),
+            Recommendation(3, Reason.BELOW, {"x": math.nan}),
+            Recommendation(True, Reason.BELOW),
+            Recommendation(2.5, Reason.BELOW),  # type: ignore[arg-type]
+        ]
+    ),
+)
+policies = st.lists(st.one_of(st.just(Asks()), answers.map(Fixed)), min_size=1, max_size=3).map(
+    lambda chosen: tuple(NamedPolicy(f"p{i}", policy) for i, policy in enumerate(chosen))
+)
+specs = st.builds(
+    ClusterSpec,
+    name=st.just("c"),
+    limits=limits,
+    policies=policies,
+    up=behaviours,
+    down=behaviours,
+    settle=st.builds(
+        SettleSpec,
+        **dict.fromkeys(
+            ["ready", "registered", "absorbed", "running", "caught_up"],
+            st.sampled_from([30, 300]).map(seconds),
+        ),
+        short=st.sampled_from([0.0, 0.25, 1.0]),
+    ),
+    metrics=st.sampled_from([("ask",), ("ask", "lag", "throughput")]),
+    engine=st.booleans(),
+    slots_per_replica=st.integers(1, 4),
+    partitions=st.one_of(st.none(), st.integers(1, 40)),
+)
+numbers = st.one_of(
+    st.integers(0, 40).map(float),
+    st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 1e300]),
+    st.just((1.0, 3.0)),
+)
+engines = st.builds(
+    EngineStatus,
+    job=st.sampled_from(JobState),
+    slots=st.one_of(st.none(), st.integers(0, 60)),
+    parallelism=st.one_of(st.none(), st.integers(0, 60)),
+    max_parallelism=st.one_of(st.none(), st.integers(0, 60)),
+    partitions=st.one_of(st.none(), st.integers(0, 40)),
+    restarts=st.one_of(st.none(), st.integers(0, 3)),
+)
+
+
+class Moment:
+    """What the world does between two ticks, drawn by hypothesis."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.after = draw(st.sampled_from([15, 15, 15, 15, 1, 0, 200, 4000, -20, -5000]))
+        self.ask = draw(st.one_of(st.integers(0, 30).map(float), numbers))
+        self.lag = draw(numbers)
+        self.throughput = draw(numbers)
+        self.age = draw(st.sampled_from([0, 0, 0, 0, 30, 400, -60]))
+        self.drop = draw(st.sampled_from(["", "", "", "", "ask", "lag", "target", "engine"]))
+        self.engine = draw(engines)
+        self.external = draw(st.sampled_from([None, None, None, None, None, 0, 2, 29, -1]))
+        self.lost = draw(st.sampled_from([0, 0, 0, 1, 3]))
+        self.call = draw(st.sampled_from(["works", "works", "works", "fails", "lost answer", "slow"]))
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Moment]:
+    return [Moment(draw) for _ in range(draw(st.integers(1, 25)))]
+
+
+Lived = tuple[ClusterState, Observation, ClusterState, Decision]
+
+
+def live(spec: ClusterSpec, history: list[Moment], start: int, *, through_json: bool = False) -> Iterator[Lived]:
+    """Drive `step` through a history; yields state before, observation, state after, decision."""
+    state = ClusterState()
+    desired = start
+    waiting: int | None = None
+    now = T0
+    for moment in history:
+        now += seconds(moment.after)
+        if waiting is not None:
+            desired, waiting = waiting, None
+        if moment.external is not None:
+            desired = moment.external
+        observation = _observe(spec, moment, now, desired)
+        if through_json:
+            state = STATE.validate_json(STATE.dump_json(state))
+        after, decision = step(spec, state, observation)
+        yield state, observation, after, decision
+        state = after
+        if decision.rescale:
+            if moment.call in ("works", "lost answer"):
+                desired = decision.desired
+            if moment.call in ("fails", "lost answer"):
+                state = call_failed(state, "no")
+            if moment.call == "slow":
+                waiting = decision.desired
+
+
+def _observe(spec: ClusterSpec, moment: Moment, now: datetime, desired: int) -> Observation:
+    stamp = now - seconds(moment.age)
+    values = {"ask": moment.ask, "lag": moment.lag, "throughput": moment.throughput}
+    metrics = {name: Reading(values[name], stamp) for name in spec.metrics if name != moment.drop}
+    missing = {moment.drop: "gone"} if moment.drop else {}
+    known = moment.drop != "target"
+    return Observation(
+        now,
+        desired if known else None,
+        max(0, desired - moment.lost) if known else None,
+        metrics,
+        missing,
+        moment.engine if spec.engine and moment.drop != "engine" else None,
+    )
+
+
+lives = given(specs, histories(), SIZES)
+
+
+@lives
+def test_law_1_a_size_outside_the_bounds_is_never_requested(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    for _, _, _, decision in live(spec, history, start):
+        if decision.rescale:
+            assert spec.limits.minimum <= decision.desired <= spec.limits.maximum
+
+
+def _doubtful(spec: ClusterSpec, observation: Observation, decision: Decision) -> bool:
+    bad_metric = any(
+        name not in observation.metrics
+        or name in observation.missing
+        or not observation.metrics[name].finite()
+        or observation.metrics[name].at < observation.at - spec.max_age
+        or observation.metrics[name].at > observation.at + spec.max_ahead
+        for name in spec.metrics
+    )
+    bad_policy = any(r.reason in (Reason.FAILED, Reason.MISSING) for r in decision.recommendations)
+    engine = observation.engine
+    bad_engine = spec.engine and (engine is None or engine.job is JobState.UNKNOWN)
+    return bad_metric or bad_policy or bad_engine or observation.desired is None
+
+
+@lives
+def test_law_2_bad_input_never_lowers_the_size(spec: ClusterSpec, history: list[Moment], start: int) -> None:
+    for _, observation, _, decision in live(spec, history, start):
+        if _doubtful(spec, observation, decision):
+            assert decision.desired >= decision.current
+
+
+@lives
+def test_law_3_nothing_is_scaled_down_while_a_rescale_is_in_flight_and_up_only_when_clearly_short(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    for _, observation, _, decision in live(spec, history, start):
+        gave_way = any(reason is Reason.SUPERSEDED and "gives way" in text for reason, text in decision.notes)
+        restarting = observation.engine is not None and observation.engine.job in (
+            JobState.RESTARTING,
+            JobState.STARTING,
+        )
+        if (gave_way or restarting) and decision.rescale:
+            assert decision.desired > decision.current
+            clearly_short = decision.proposed > decision.current * (1 + spec.settle.short)
+            assert clearly_short or decision.desired == spec.limits.minimum
+
+
+@lives
+def test_law_3_a_scale_down_happens_only_with_every_replica_ready_and_the_last_rescale_over(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    over = {Reason.SETTLED, Reason.DEADLINE, Reason.UNCONFIRMED}
+    for before, observation, after, decision in live(spec, history, start):
+        if decision.desired < decision.current:
+            if before.rescale is not None:
+                assert over & {reason for reason, _ in decision.notes}
+            assert observation.ready is not None
+            # Replicas that are gone are waited for, up to the deadline of doing so.
+            given_up = before.missed is not None or after.missed is not None or before.desired is None
+            assert observation.ready >= decision.current or given_up
+
+
+@lives
+def test_law_4_every_decision_has_its_whole_contiguous_trail(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    for _, observation, _, decision in live(spec, history, start):
+        assert decision.verdicts
+        assert decision.verdicts[0].before == decision.proposed
+        assert decision.verdicts[-1].after == decision.desired
+        for first, second in pairwise(decision.verdicts):
+            assert first.after == second.before
+        assert len(decision.recommendations) == len(spec.policies)
+        if observation.desired is not None and observation.desired >= 0:
+            assert [verdict.guard for verdict in decision.verdicts] == GUARD_ORDER
+        for verdict in decision.verdicts:
+            if verdict.before != verdict.after:
+                assert verdict.detail, verdict
+
+
+GUARD_ORDER = [
+    Reason.FRESHNESS,
+    Reason.SETTLING,
+    Reason.TOLERANCE,
+    Reason.STABILIZATION,
+    Reason.RATE_LIMIT,
+    Reason.COOLDOWN,
+    Reason.CAP,
+    Reason.USEFUL_SIZE,
+    Reason.BOUNDS,
+]
+
+
+@lives
+def test_law_5_and_6_the_same_input_gives_the_same_decisions_also_over_restarts(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    once = [decision for _, _, _, decision in live(spec, history, start)]
+    restarted_at_every_tick = [decision for _, _, _, decision in live(spec, history, start, through_json=True)]
+    assert repr(restarted_at_every_tick) == repr(once)
+
+
+@lives
+def test_law_6_a_fresh_daemon_never_scales_down_before_one_window_was_watched(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    watched = timedelta(0)
+    before: datetime | None = None
+    for _, observation, _, decision in live(spec, history, start):
+        if before is not None:
+            watched += max(timedelta(0), observation.at - before)
+        before = observation.at
+        if watched < spec.down.window and decision.desired < decision.current:
+            # Only the user's own maximum may do that.
+            assert decision.current > spec.limits.maximum
+            assert decision.desired == spec.limits.maximum
+
+
+@lives
+def test_law_6_a_restart_does_not_refill_a_rate_limit(spec: ClusterSpec, history: list[Moment], start: int) -> None:
+    period = seconds(600)
+    limit = 5
+    up = replace(spec.up, select=Select.MAX, rates=(Rate(RateKind.REPLICAS, limit, period),))
+    spec = replace(spec, up=up, limits=Limits(0, 30))
+    steady = [m for m in history if m.after >= 0 and m.external is None and m.call == "works"]
+    requested: list[tuple[datetime, int]] = []
+    for _, observation, _, decision in live(spec, steady, start, through_json=True):
+        if decision.rescale:
+            requested.append((observation.at, decision.desired - decision.current))
+        if decision.rescale and decision.desired > decision.current:
+            within = sum(change for when, change in requested if when > observation.at - period)
+            assert within <= limit
+
+
+@lives
+def test_law_7_the_same_size_is_not_requested_again_while_it_is_on_its_way(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    for _, observation, after, decision in live(spec, history, start):
+        if decision.rescale and spec.settle.short > 0:
+            asked_again = replace(observation, at=observation.at)
+            _, second = step(spec, after, asked_again)
+            assert second.current == decision.desired
+            assert second.desired >= decision.desired
+            same_ask = second.proposed <= decision.desired * (1 + spec.settle.short)
+            if same_ask:
+                assert not second.rescale
+
+
+@lives
+def test_law_8_step_is_total_and_no_policy_can_stop_it(spec: ClusterSpec, history: list[Moment], start: int) -> None:
+    broken = NamedPolicy("broken", Fixed(RuntimeError("boom")))
+    whole = replace(spec, policies=(broken, *spec.policies))
+    decisions = [decision for _, _, _, decision in live(whole, history, start)]
+    assert len(decisions) == len(history)
+    assert all(decision.recommendations[0].reason is Reason.FAILED for decision in decisions)
+
+
+@lives
+def test_a_useless_size_is_never_paid_for_when_no_rate_limit_cuts_the_step(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    free = replace(spec, up=replace(spec.up, rates=()), down=replace(spec.down, rates=()))
+    for _, observation, _, decision in live(free, history, start):
+        partitions = (observation.engine.partitions if observation.engine else None) or free.partitions
+        by_user = decision.desired in (free.limits.minimum, free.limits.maximum)
+        if decision.rescale and partitions is not None and not by_user:
+            slots = free.slots_per_replica
+            waves = math.ceil(partitions / (decision.desired * slots))
+            smaller = math.ceil(partitions / ((decision.desired - 1) * slots)) if decision.desired > 1 else 0
+            assert smaller != waves

@@ -1,0 +1,273 @@
+"""A rescale is followed until it is absorbed, and released when it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autoscaler.core.evaluate import trusted
+from autoscaler.core.model import (
+    Cause,
+    ClusterSpec,
+    ClusterState,
+    Direction,
+    EngineStatus,
+    JobState,
+    Observation,
+    Phase,
+    Reason,
+    Rescale,
+    SettleSpec,
+)
+from autoscaler.core.settle import Settling, begin, follow, waits_for
+from autoscaler.core.step import step
+from tests.core.build import T0, Fixed, at, running, seconds, seen, spec
+
+DEADLINES = SettleSpec(
+    ready=seconds(60),
+    registered=seconds(30),
+    absorbed=seconds(30),
+    running=seconds(30),
+    caught_up=seconds(100),
+)
+WATCHED = spec(settle=DEADLINES, engine=True, metrics=("lag", "throughput"))
+UP = begin(2, 4, T0, Cause.REQUEST)
+DOWN = begin(4, 2, T0, Cause.REQUEST)
+
+
+def now(s: ClusterSpec, rescale: Rescale, observation: Observation) -> Settling:
+    return follow(s, rescale, observation, trusted(s, observation)[0])
+
+
+def world(second: float, desired: int, ready: int, engine: EngineStatus | None, lag: float = 0.0) -> Observation:
+    metrics = {"lag": lag, "throughput": 100.0}
+    return seen(second, desired, ready=ready, engine=engine, metrics=metrics)
+
+
+def test_a_rescale_goes_through_its_phases_and_each_duration_is_kept() -> None:
+    rescale: Rescale | None = UP
+    for second, desired, ready, engine, lag, phase in [
+        (5, 4, 2, running(2), 0, Phase.REQUESTED),
+        (10, 4, 4, running(2), 0, Phase.READY),
+        (14, 4, 4, running(4, 2), 0, Phase.REGISTERED),
+        (16, 4, 4, EngineStatus(JobState.RESTARTING, 4, 4), 0, Phase.ABSORBED),
+        (20, 4, 4, running(4), 5000, Phase.RUNNING),
+    ]:
+        assert rescale is not None
+        rescale = now(WATCHED, rescale, world(second, desired, ready, engine, lag)).rescale
+        assert rescale is not None
+        assert rescale.phase is phase
+    assert rescale is not None
+    assert waits_for(rescale) == "caught up"
+    last = now(WATCHED, rescale, world(50, 4, 4, running(4), 900))
+    assert last.settled is not None
+    assert last.settled.durations == {
+        Phase.READY: 10,
+        Phase.REGISTERED: 4,
+        Phase.ABSORBED: 2,
+        Phase.RUNNING: 4,
+        Phase.CAUGHT_UP: 30,
+    }
+    assert last.notes[-1] == (Reason.SETTLED, "the rescale from 2 to 4 has settled after 50 s")
+
+
+def test_scale_down_waits_for_replicas_and_slots_to_go() -> None:
+    rescale: Rescale | None = DOWN
+    for second, ready, engine, phase in [
+        (5, 3, running(4), Phase.REQUESTED),
+        (6, 2, running(4), Phase.READY),
+        (7, 2, running(2, 4), Phase.REGISTERED),
+    ]:
+        assert rescale is not None
+        rescale = now(WATCHED, rescale, world(second, 2, ready, engine)).rescale
+        assert rescale is not None
+        assert rescale.phase is phase
+    assert rescale is not None
+    assert now(WATCHED, rescale, world(9, 2, 2, running(2))).settled is not None
+
+
+@pytest.mark.parametrize(
+    ("start", "ready", "engine", "lag", "waits"),
+    [
+        (UP, 3, running(2), 0.0, "ready"),
+        (UP, 4, running(3), 0.0, "registered"),
+        (UP, 4, running(4, 3), 0.0, "absorbed"),
+        (UP, 4, EngineStatus(JobState.RESTARTING, 4, 4), 0.0, "running"),
+        (UP, 4, None, 0.0, "registered"),
+        (UP, 4, running(4), 9000.0, "caught up"),
+    ],
+)
+def test_each_phase_has_a_deadline_after_which_it_is_reported_and_released(
+    start: Rescale, ready: int, engine: EngineStatus | None, lag: float, waits: str
+) -> None:
+    waiting = now(WATCHED, start, world(30, 4, ready, engine, lag))
+    assert waiting.rescale is not None
+    assert waits_for(waiting.rescale) == waits
+    missed = now(WATCHED, waiting.rescale, world(300, 4, ready, engine, lag))
+    assert missed.missed is not None
+    assert missed.rescale is None
+    reason, text = missed.notes[-1]
+    assert reason is Reason.DEADLINE
+    assert f"was not {waits} within" in text
+
+
+def test_a_phase_that_is_reached_late_is_not_missed() -> None:
+    assert now(WATCHED, UP, world(5000, 4, 4, running(4))).settled is not None
+
+
+def test_without_an_engine_and_metrics_ready_replicas_are_all_there_is_to_wait_for() -> None:
+    assert now(spec(), UP, seen(9, 4)).settled is not None
+
+
+def test_an_engine_that_does_not_tell_its_slots_is_not_waited_for() -> None:
+    assert now(WATCHED, UP, world(9, 4, 4, EngineStatus(JobState.RUNNING))).settled is not None
+
+
+@pytest.mark.parametrize(
+    ("more", "parallelism", "reached"),
+    [
+        ({"max_parallelism": 3}, 3, True),
+        ({"partitions": 3}, 3, True),
+        ({"partitions": 3}, 2, False),
+        ({}, 3, False),
+    ],
+)
+def test_no_more_parallelism_is_waited_for_than_the_job_can_use(
+    more: dict[str, Any], parallelism: int, reached: bool
+) -> None:
+    settling = now(WATCHED, UP, world(9, 4, 4, running(4, parallelism, **more)))
+    assert (settling.settled is not None) is reached
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reached"),
+    [
+        ({"lag": 1000.0, "throughput": 100.0}, True),
+        ({"lag": 1001.0, "throughput": 100.0}, False),
+        ({"lag": 1.0, "throughput": 0.0}, False),
+        ({"lag": 0.0}, True),
+        ({"lag": 5.0}, False),
+        ({"throughput": 5.0}, False),
+        ({"lag": (600.0, 400.0), "throughput": (50.0, 50.0)}, True),
+    ],
+)
+def test_caught_up_means_lag_over_throughput_within_the_backlog_time(metrics: dict[str, Any], reached: bool) -> None:
+    settling = now(WATCHED, UP, seen(9, 4, engine=running(4), metrics=metrics))
+    assert (settling.settled is not None) is reached
+
+
+def test_lag_without_a_throughput_metric_counts_as_caught_up_only_at_zero_or_when_unknowable() -> None:
+    only_lag = spec(metrics=("lag",))
+    assert now(only_lag, UP, seen(9, 4, metrics={"lag": 50.0})).settled is not None
+
+
+def test_a_failed_call_is_dropped_when_the_target_shows_the_old_size() -> None:
+    failed = replace(UP, error="503")
+    settling = now(WATCHED, failed, world(5, 2, 2, running(2)))
+    assert settling.dropped == failed
+    assert settling.notes == ((Reason.UNCONFIRMED, "2 to 4 was not accepted: 503"),)
+
+
+def test_a_failed_call_that_worked_all_the_same_is_followed() -> None:
+    settling = now(WATCHED, replace(UP, error="timed out"), world(5, 4, 2, running(2)))
+    assert settling.rescale is not None
+    assert settling.rescale.confirmed
+    assert settling.rescale.error == ""
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_size_changed_behind_our_back_supersedes_ours(confirmed: bool) -> None:
+    settling = now(WATCHED, replace(UP, confirmed=confirmed), world(5, 7, 4, running(4)))
+    assert settling.rescale is not None
+    assert settling.rescale.cause is Cause.EXTERNAL
+    assert (settling.rescale.before, settling.rescale.to) == (4 if confirmed else 2, 7)
+    assert settling.notes == ((Reason.SUPERSEDED, "4 was replaced by 7 from outside"),)
+
+
+def test_a_confirmed_size_that_is_put_back_is_superseded_too() -> None:
+    settling = now(WATCHED, replace(UP, confirmed=True), world(5, 2, 4, running(4)))
+    assert settling.rescale is not None
+    assert settling.rescale.direction is Direction.DOWN
+
+
+STEADY = spec(Fixed(3), settle=DEADLINES, engine=True)
+
+
+def lived(*observations: Observation, s: ClusterSpec = STEADY) -> tuple[ClusterState, list[tuple[Reason, str]]]:
+    state = ClusterState()
+    notes: list[tuple[Reason, str]] = []
+    for observation in observations:
+        state, decision = step(s, state, observation)
+        notes += decision.notes
+    return state, notes
+
+
+def test_replicas_that_are_gone_are_followed_until_their_slots_are_back() -> None:
+    fine, lost = seen(0, 3, engine=running(3)), seen(15, 3, ready=2, engine=running(3))
+    state, notes = lived(fine, lost)
+    assert state.rescale is not None
+    assert state.rescale.cause is Cause.LOSS
+    assert notes == [(Reason.SETTLING, "1 of 3 replicas are gone")]
+    # The lost worker's slot is still registered besides the new one: its heartbeat has not run out.
+    zombie, _ = lived(fine, lost, seen(30, 3, engine=running(4, 3)))
+    assert zombie.rescale is not None
+    assert zombie.rescale.phase is Phase.READY
+    whole, notes = lived(fine, lost, seen(30, 3, engine=running(3)))
+    assert whole.rescale is None
+    assert whole.ended == at(30)
+    assert notes[-1] == (Reason.SETTLED, "the replacement from 2 to 3 has settled after 15 s")
+
+
+def test_replicas_that_never_come_back_are_given_up_once_and_not_again() -> None:
+    ticks = [seen(15 * n, 3, ready=3 if n == 0 else 2, engine=running(2)) for n in range(12)]
+    state, notes = lived(*ticks)
+    assert state.rescale is None
+    assert state.missed is not None
+    assert [reason for reason, _ in notes].count(Reason.DEADLINE) == 1
+    healed, _ = lived(*ticks, seen(200, 3, engine=running(3)))
+    assert healed.missed is None
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [EngineStatus(JobState.RESTARTING, 3, 3, restarts=0), EngineStatus(JobState.RUNNING, 3, 3, restarts=1)],
+)
+def test_a_job_that_restarts_by_itself_is_followed_until_it_has_caught_up(engine: EngineStatus) -> None:
+    metrics = ("lag", "throughput")
+    s = spec(Fixed(3), settle=DEADLINES, engine=True, metrics=metrics)
+
+    def tick(second: float, engine: EngineStatus, lag: float) -> Observation:
+        return seen(second, 3, engine=engine, metrics={"lag": lag, "throughput": 10.0})
+
+    fine = running(3, restarts=0)
+    state, notes = lived(tick(0, fine, 0), tick(15, engine, 900), s=s)
+    assert state.rescale is not None
+    assert (Reason.SETTLING, "the job restarts") in notes
+    state, notes = lived(tick(0, fine, 0), tick(15, engine, 900), tick(30, running(3, restarts=1), 10), s=s)
+    assert state.rescale is None
+    assert notes[-1][1] == "the job's restart on 3 has settled after 15 s"
+
+
+def test_only_our_own_rescales_teach_how_long_one_takes() -> None:
+    state, _ = lived(
+        seen(0, 3, engine=running(3)), seen(15, 3, ready=2, engine=running(3)), seen(30, 3, engine=running(3))
+    )
+    assert state.learned.durations == {}
+    wish = spec(Fixed(4), settle=DEADLINES, engine=True)
+    state, _ = lived(seen(0, 3, engine=running(3)), seen(15, 4, engine=running(4)), s=wish)
+    assert state.learned.durations[Direction.UP][Phase.READY] == (15.0,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ready": seconds(0)}, "ready must be above 0s"),
+        ({"short": -0.1}, "short must be 0 or more"),
+        ({"backlog_time": seconds(-1)}, "backlog_time must not be negative"),
+    ],
+)
+def test_deadlines_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SettleSpec(**changes)

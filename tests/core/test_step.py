@@ -1,0 +1,348 @@
+"""The whole step on small stories."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from autoscaler.core.evaluate import trusted
+from autoscaler.core.model import (
+    Behaviour,
+    CapacitySpec,
+    Cause,
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    EngineStatus,
+    JobState,
+    Limits,
+    Observation,
+    Rate,
+    RateKind,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+)
+from autoscaler.core.step import call_failed, call_withheld, rebase, step
+from tests.core.build import T0, Asks, Fixed, asks, at, running, seconds, seen, spec
+
+
+def decide(s: ClusterSpec, *observations: Observation) -> tuple[ClusterState, Decision]:
+    state = ClusterState()
+    for observation in observations[:-1]:
+        state, _ = step(s, state, observation)
+    return step(s, state, observations[-1])
+
+
+def test_the_greatest_size_asked_for_is_proposed() -> None:
+    _, decision = decide(spec(Fixed(3), Fixed(5), Fixed(4)), seen(0, 2))
+    assert (decision.proposed, decision.desired, decision.reason) == (5, 5, Reason.ABOVE)
+    assert [r.policy for r in decision.recommendations] == ["p0", "p1", "p2"]
+
+
+def test_when_nobody_asks_nothing_changes() -> None:
+    _, decision = decide(spec(Fixed(Recommendation(None, Reason.ABSTAINED))), seen(0, 2))
+    assert (decision.desired, decision.reason) == (2, Reason.ABSTAINED)
+    assert not decision.rescale
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ([asks(2, 2)], Reason.STEADY),
+        ([Recommendation(None, Reason.LEARNING)], Reason.LEARNING),
+        ([Recommendation(None, Reason.MISSING)], Reason.MISSING),
+        ([ValueError("x")], Reason.FAILED),
+        ([Recommendation(2, Reason.ABOVE)], Reason.STEADY),
+    ],
+)
+def test_a_decision_that_changes_nothing_has_a_reason_too(answers: list[Any], reason: Reason) -> None:
+    _, decision = decide(spec(*map(Fixed, answers)), seen(0, 2))
+    assert decision.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (ValueError("no luck"), "raised ValueError: no luck"),
+        ("five", "returned str, expected a Recommendation"),
+        (Recommendation(5, "high"), "gave the reason 'high', expected a Reason"),  # type: ignore[arg-type]
+        (Recommendation(None, Reason.ABOVE), "gave the reason above without a size"),
+        (Recommendation(-1, Reason.BELOW), "asked for -1 replicas"),
+        (Recommendation(True, Reason.BELOW), "asked for True replicas"),
+        (Recommendation(2.0, Reason.BELOW), "asked for 2.0 replicas"),  # type: ignore[arg-type]
+        (Recommendation(10**300, Reason.ABOVE), "expected a whole number from 0 to 1000000"),
+        (Recommendation(1, Reason.BELOW, {"lag": math.inf}), "used the input lag = inf"),
+    ],
+)
+def test_a_policy_that_fails_is_reported_and_blocks_scaling_down(answer: Any, says: str) -> None:
+    _, decision = decide(spec(Fixed(answer), Fixed(1)), seen(0, 4))
+    assert decision.recommendations[0].reason is Reason.FAILED
+    assert says in decision.recommendations[0].detail
+    assert (decision.desired, decision.reason) == (4, Reason.MISSING)
+
+
+def test_a_policy_that_fails_does_not_block_scaling_up() -> None:
+    _, decision = decide(spec(Fixed(ValueError("x")), Fixed(6)), seen(0, 4))
+    assert decision.desired == 6
+
+
+@pytest.mark.parametrize(
+    ("reading", "says"),
+    [
+        (Reading(math.nan, T0), "not a finite number: nan"),
+        (Reading(math.inf, T0), "not a finite number: inf"),
+        (Reading((), T0), "not a finite number"),
+        (Reading((1.0, math.nan), T0), "not a finite number"),
+        (Reading(1.0, T0 - seconds(61)), "stale: 61 s old, 60 s allowed"),
+        (Reading(1.0, T0 + seconds(6)), "from the future: 6 s ahead"),
+    ],
+)
+def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(reading: Reading, says: str) -> None:
+    observation = Observation(T0, 4, 4, {"ask": reading})
+    state, decision = step(spec(metrics=("ask",)), ClusterState(), observation)
+    assert decision.desired == 4
+    assert says in state.past[-1].missing["ask"]
+    assert state.past[-1].metrics == {}
+
+
+def test_a_metric_that_was_not_delivered_never_lowers_the_size() -> None:
+    _, decision = decide(spec(Fixed(1), metrics=("lag",)), seen(0, 4))
+    assert (decision.desired, decision.reason) == (4, Reason.MISSING)
+    assert decision.verdicts[0].detail == "lag: not delivered"
+
+
+def test_a_reading_that_the_source_itself_reports_missing_is_not_used() -> None:
+    good, doubts = trusted(spec(), seen(0, 4, 1, missing={"ask": "half an answer"}))
+    assert good == {}
+    assert doubts == {"ask": "half an answer"}
+
+
+@pytest.mark.parametrize("engine", [None, EngineStatus(JobState.UNKNOWN)])
+def test_an_unknown_engine_never_lowers_the_size(engine: EngineStatus | None) -> None:
+    _, decision = decide(spec(Fixed(1), engine=True), seen(0, 4, engine=engine))
+    assert decision.desired == 4
+    assert "engine" in decision.verdicts[0].detail
+
+
+def test_an_engine_reported_missing_is_said_in_its_own_words() -> None:
+    _, decision = decide(spec(Fixed(1), engine=True), seen(0, 4, missing={"engine": "refused"}))
+    assert decision.verdicts[0].detail == "engine: refused"
+
+
+@pytest.mark.parametrize("observation", [seen(15, None), seen(15, -3), seen(15, 4, ready=-7)])
+def test_a_size_that_cannot_be_seen_is_not_changed(observation: Observation) -> None:
+    state, decision = decide(spec(Fixed(9)), seen(0, 9), observation)
+    assert (decision.current, decision.proposed, decision.desired) == (9, 9, 9)
+    assert decision.reason is Reason.MISSING
+    assert state.past[-1] == observation
+    fresh, decision = decide(spec(Fixed(9), limits=Limits(2, 9)), seen(15, None, missing={"target": "refused"}))
+    assert (decision.current, decision.desired, fresh.desired) == (2, 2, None)
+    assert decision.verdicts[0].detail == "the target's size is unknown: refused"
+
+
+def test_a_request_is_remembered_until_the_target_shows_it() -> None:
+    s = spec(Fixed(5))
+    state, first = decide(s, seen(0, 2))
+    assert first.rescale
+    assert state.rescale is not None
+    assert state.rescale.cause is Cause.REQUEST
+    # The target has not taken it over yet: the size on its way counts, and nothing is asked for twice.
+    state, second = step(s, state, seen(15, 2))
+    assert (second.current, second.desired) == (5, 5)
+    state, third = step(s, state, seen(30, 5))
+    assert third.notes[-1][0] is Reason.SETTLED
+    assert state.rescale is None
+
+
+def test_a_failed_call_is_asked_for_again_at_the_next_tick_and_counts_once() -> None:
+    s = spec(Fixed(5))
+    state, _ = decide(s, seen(0, 2))
+    state = call_failed(state, "503")
+    state, decision = step(s, state, seen(15, 2))
+    assert decision.notes[0] == (Reason.UNCONFIRMED, "2 to 5 was not accepted: 503")
+    assert decision.desired == 5
+    assert decision.rescale
+    assert [(event.at, event.change) for event in state.events] == [(at(15), 3)]
+
+
+def test_a_failure_is_noted_only_on_a_request_that_is_not_confirmed() -> None:
+    assert call_failed(ClusterState(), "x") == ClusterState()
+    state, _ = decide(spec(Fixed(5)), seen(0, 2), seen(15, 5, ready=3))
+    assert call_failed(state, "x") == state
+
+
+def test_a_request_that_was_withheld_leaves_no_trace() -> None:
+    state, _ = decide(spec(Fixed(5)), seen(0, 2))
+    state = call_withheld(state)
+    assert state.rescale is None
+    assert state.events == ()
+    assert call_withheld(state) == state
+
+
+def test_a_clearly_short_rescale_gives_way_to_a_larger_one() -> None:
+    s = spec(Asks(), limits=Limits(1, 20))
+    _, decision = decide(s, seen(0, 2, 4), seen(15, 4, 9, ready=2))
+    assert decision.desired == 9
+    assert decision.notes == ((Reason.SUPERSEDED, "2 to 4 gives way to 9"),)
+
+
+def test_a_size_changed_from_outside_is_settled_like_our_own() -> None:
+    s = spec(Asks(), limits=Limits(1, 20))
+    state, decision = decide(s, seen(0, 4, 4), seen(15, 8, 4, ready=4))
+    assert (decision.current, decision.desired) == (8, 8)
+    assert decision.notes[0] == (Reason.SUPERSEDED, "the size was changed from outside: 4 to 8")
+    assert state.rescale is not None
+    assert state.rescale.cause is Cause.EXTERNAL
+    _, decision = step(s, state, seen(30, 8, 4))
+    assert decision.desired == 4
+
+
+def test_scale_events_survive_and_hold_the_rate_limit() -> None:
+    up = Behaviour(rates=(Rate(RateKind.REPLICAS, 3, seconds(60)),))
+    s = spec(Fixed(10), up=up)
+    state, first = decide(s, seen(0, 2))
+    state, second = step(s, state, seen(15, 5))
+    state, third = step(s, state, seen(60, 5))
+    assert (first.desired, second.desired, third.desired) == (5, 5, 8)
+    assert [event.at for event in state.events] == [at(60)]
+
+
+def test_a_gap_hides_a_window_and_starts_watching_anew() -> None:
+    s = spec(Fixed(2), down=Behaviour(window=seconds(100)))
+    ticks = [seen(15.0 * n, 4) for n in range(7)]
+    _, before = decide(s, *ticks)
+    assert (before.desired, before.reason) == (4, Reason.LEARNING)
+    _, seamless = decide(s, *ticks, seen(105, 4))
+    assert seamless.desired == 2
+    _, gap = decide(s, *ticks, seen(150, 4))
+    assert (gap.desired, gap.reason) == (4, Reason.LEARNING)
+
+
+def test_a_tick_slower_than_a_short_window_can_still_scale_down() -> None:
+    s = spec(Fixed(2), down=Behaviour(window=seconds(10)))
+    _, decision = decide(s, seen(0, 4), seen(15, 4))
+    assert decision.desired == 2
+
+
+def test_a_clock_that_goes_back_lowers_nothing_and_keeps_every_age() -> None:
+    s = spec(Asks(), down=Behaviour(window=seconds(30)))
+    ticks = [seen(1000 + 15.0 * n, 4, 4) for n in range(3)]
+    state, decision = decide(s, *ticks, seen(0, 4, 2))
+    assert decision.desired == 4
+    assert decision.notes[0] == (Reason.CLOCK, "the clock went back by 1030 s")
+    assert [p.at for p in state.proposals] == [at(-30), at(-15), at(0)]
+    assert state.since == at(-30)
+    _, later = step(s, state, seen(31, 4, 2))
+    assert later.desired == 2
+
+
+def test_rebase_moves_every_time_there_is() -> None:
+    s = spec(Fixed(5), capacity=CapacitySpec(warmup=seconds(0)), metrics=("throughput", "saturation"))
+    full = {"throughput": 10.0, "saturation": 1.0}
+    state, _ = decide(s, seen(0, 2, metrics=full), seen(15, 5, ready=2, metrics=full))
+    state = replace(state, missed=state.rescale, ended=at(1), warm_from=at(2))
+    there = rebase(rebase(state, timedelta(hours=-1)), timedelta(hours=1))
+    assert there == state
+    assert rebase(ClusterState(), seconds(5)) == ClusterState()
+
+
+@pytest.mark.parametrize(
+    ("observation", "learns"),
+    [
+        (seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}), True),
+        (seen(0, 2, metrics={"throughput": 90.0, "saturation": 0.5}), False),
+        (seen(0, 2, metrics={"throughput": 90.0}), False),
+        (seen(0, 2, metrics={"saturation": 1.0}), False),
+        (seen(0, 2, metrics={"throughput": (45.0, 45.0), "saturation": 1.0}), False),
+        (seen(0, 2, metrics={"throughput": 90.0, "saturation": (1.0, 1.0)}), False),
+        (seen(0, 2, ready=1, metrics={"throughput": 90.0, "saturation": 1.0}), False),
+        (seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}, missing={"engine": "x"}), False),
+        (
+            seen(
+                0,
+                2,
+                metrics={"throughput": 90.0, "saturation": 1.0},
+                engine=EngineStatus(JobState.RESTARTING),
+            ),
+            False,
+        ),
+    ],
+)
+def test_capacity_is_learned_only_when_saturated_whole_and_known(observation: Observation, learns: bool) -> None:
+    state, _ = decide(spec(Fixed(2)), observation)
+    assert bool(state.learned.capacity) is learns
+
+
+def test_capacity_is_not_learned_from_a_transient_nor_before_it_has_warmed_up() -> None:
+    full = {"throughput": 90.0, "saturation": 1.0, "lag": 5000.0}
+    s = spec(
+        Fixed(3),
+        metrics=("lag", "throughput", "saturation"),
+        engine=True,
+        capacity=CapacitySpec(warmup=seconds(30)),
+    )
+    two, three = running(2), running(3)
+    coming = [
+        seen(0, 2, metrics={**full, "saturation": 0.1}, engine=two),
+        seen(15, 3, metrics=full, engine=two),
+    ]
+    state, _ = decide(s, *coming)
+    assert state.learned.capacity == {}
+    catching_up = [*coming, seen(30, 3, metrics=full, engine=three)]
+    state, _ = decide(s, *catching_up)
+    assert state.warm_from == at(30)
+    assert state.learned.capacity == {}
+    state, _ = decide(s, *catching_up, seen(60, 3, metrics=full, engine=three))
+    assert state.learned.capacity[3].rate == 90
+    # The end of catching up is no new disturbance.
+    state, _ = decide(s, *catching_up, seen(60, 3, metrics={**full, "lag": 0.0}, engine=three))
+    assert state.rescale is None
+    assert state.warm_from == at(30)
+
+
+def test_policies_see_the_trusted_past_and_the_mean_of_replicas() -> None:
+    views: list[View] = []
+
+    class Watcher:
+        def evaluate(self, view: View) -> Recommendation:
+            views.append(view)
+            return asks(2, view.current)
+
+    s = spec(Watcher(), lookback=seconds(30))
+    decide(s, *[seen(15.0 * n, 2, metrics={"cpu": (0.2, 0.6)}) for n in range(5)])
+    last = views[-1]
+    assert [observation.at for observation in last.past] == [at(30), at(45), at(60)]
+    assert last.number("cpu") == pytest.approx(0.4)
+    assert last.number("lag") is None
+    assert (last.now, last.current, last.ready) == (at(60), 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"slots_per_replica": 0}, "slots_per_replica"),
+        ({"partitions": 0}, "partitions"),
+        ({"interval": seconds(0)}, "interval"),
+        ({"max_age": seconds(0)}, "max_age"),
+        ({"max_ahead": seconds(-1)}, "max_ahead"),
+        ({"lookback": seconds(-1)}, "lookback"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        spec(**changes)
+
+
+def test_capacity_spec_refuses_a_negative_warmup() -> None:
+    with pytest.raises(ValueError, match="warmup"):
+        CapacitySpec(warmup=seconds(-1))
+
+
+def test_there_are_at_most_24_reasons() -> None:
+    assert len(Reason) <= 24
