@@ -28,9 +28,7 @@ def parse_duration(text: str) -> timedelta:
             raise ValueError(f"{text} has no unit; write it like {text.lstrip('+-')}s, 5m, 1h30m or 500ms")
         raise ValueError(f"expected a duration like 30s, 5m, 1h30m or 500ms, not {text[:_SHOWN]!r}")
     try:
-        span = timedelta(
-            **{unit: float(number) for unit, number in zip(_UNITS, match.groups(), strict=True) if number}
-        )
+        span = timedelta(**{unit: float(number) for unit, number in zip(_UNITS, match.groups(), strict=True) if number})
     except OverflowError:
         span = timedelta.max
     if span > LONGEST:

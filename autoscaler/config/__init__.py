@@ -1,5 +1,6 @@
 """YAML to specs; every problem as file:line: path: message."""
 
 from autoscaler.config.load import load
+from autoscaler.config.schema import json_schema
 
-__all__ = ["load"]
+__all__ = ["json_schema", "load"]

@@ -125,9 +125,7 @@ class Builder:
                 default = None if field.default is dataclasses.MISSING else field.default
                 try:
                     reader = readers.get(name)
-                    values[name] = (
-                        reader(inner, where) if reader else self.value(hints[name], inner, where, default)
-                    )
+                    values[name] = reader(inner, where) if reader else self.value(hints[name], inner, where, default)
                 except Invalid:
                     complete = False
             elif required and is_required(field):
@@ -157,9 +155,7 @@ class Builder:
                 raise self.problems.fail(entry.line, join(path, word), message) from error
             raise self.fail(mapping, path, message) from error
         except Exception as error:  # foreign code: its failure must name it instead of ending us
-            raise self.fail(
-                mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}"
-            ) from error
+            raise self.fail(mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}") from error
 
     def mapping(self, node: Node, path: str) -> Mapping:
         """The node as a mapping."""
@@ -213,7 +209,7 @@ class Builder:
             raise Invalid
         return self.construct(cls, mapping, path, read.values)
 
-    def value(self, hint: Any, node: Node, path: str, default: Any = None) -> Any:  # noqa: ANN401, PLR0911 - any type
+    def value(self, hint: Any, node: Node, path: str, default: Any = None) -> Any:  # noqa: ANN401 - any type
         """Read a node as a type.
 
         Raises:
@@ -221,7 +217,7 @@ class Builder:
         """
         plugin = plugin_of(hint)
         if plugin is not None:
-            if isinstance(node, Scalar) and node.value is None and _allows_none(hint):
+            if isinstance(node, Scalar) and node.value is None and allows_none(hint):
                 return None
             return self.plugin(plugin.kind, node, path)
         hint = bare(hint)
@@ -230,10 +226,10 @@ class Builder:
             return self._union(args, node, path, default)
         if origin is Literal:
             return self._choice({str(choice): choice for choice in args}, node, path)
-        if origin in _MAPPINGS:
+        if origin in MAPPINGS:
             return self._mapping(args[1], node, path)
-        if origin in _LISTS:
-            return self._list(args, node, path)
+        if origin in LISTS:
+            return self._list(hint, node, path)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             return self.dataclass(hint, node, path, default if isinstance(default, hint) else None)
         if isinstance(hint, type) and issubclass(hint, Enum):
@@ -270,26 +266,24 @@ class Builder:
     def _mapping(self, hint: Any, node: Node, path: str) -> dict[str, Any]:  # noqa: ANN401 - any type
         return self.entries(node, path, lambda _, inner, where: self.value(hint, inner, where))
 
-    def _list(self, args: tuple[Any, ...], node: Node, path: str) -> tuple[Any, ...]:
+    def _list(self, hint: Any, node: Node, path: str) -> tuple[Any, ...]:  # noqa: ANN401 - any type
         if not isinstance(node, Sequence):
             raise self.fail(node, path, f"expected a list, not {shape(node)}")
-        if len(args) == 2 and args[1] is Ellipsis or len(args) == 1:  # noqa: RUF021, PLR2004 - tuple[X, ...] or Sequence[X]
-            hints = [args[0]] * len(node.items)
-        else:
-            hints = list(args)
+        args = get_args(hint)
+        hints = [args[0]] * len(node.items) if is_uniform(hint) else list(args)
         if len(hints) != len(node.items):
             raise self.fail(node, path, f"expected a list of {len(hints)}, not of {len(node.items)}")
         found = []
-        for index, (hint, item) in enumerate(zip(hints, node.items, strict=True)):
+        for index, (inner, item) in enumerate(zip(hints, node.items, strict=True)):
             try:
-                found.append(self.value(hint, item, join(path, index)))
+                found.append(self.value(inner, item, join(path, index)))
             except Invalid:
                 continue
         if len(found) < len(hints):
             raise Invalid
         return tuple(found)
 
-    def _scalar(self, hint: Any, node: Node, path: str) -> Any:  # noqa: ANN401, C901, PLR0911 - one case per type
+    def _scalar(self, hint: Any, node: Node, path: str) -> Any:  # noqa: ANN401, C901 - one case per type
         value = node.value if isinstance(node, Scalar) else None
         if hint is Secret and isinstance(value, str):
             return self._secret(value, node, path)
@@ -307,16 +301,9 @@ class Builder:
             return value
         if hint is Path and isinstance(value, str):
             if not value.strip() or "\0" in value:
-                raise self.fail(
-                    node, path, "expected the path of a file or directory, not an empty or broken text"
-                )
+                raise self.fail(node, path, "expected the path of a file or directory, not an empty or broken text")
             return self._directory / os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises for no home
-        if (
-            hint is timedelta
-            and isinstance(node, Scalar)
-            and value is not None
-            and not isinstance(value, bool)
-        ):
+        if hint is timedelta and isinstance(node, Scalar) and value is not None and not isinstance(value, bool):
             try:
                 return parse_duration(node.text)
             except ValueError as error:
@@ -333,15 +320,13 @@ class Builder:
         for name in _VARIABLE.findall(text):
             if not self._environ.get(name):
                 state = "is empty" if name in self._environ else "is not set"
-                raise self.fail(
-                    node, path, f"the environment variable {name} {state}; set it for this process"
-                )
+                raise self.fail(node, path, f"the environment variable {name} {state}; set it for this process")
             self.problems.hide(self._environ[name])
         return Secret(_VARIABLE.sub(lambda match: self._environ[match[1]], text))
 
 
-_MAPPINGS = (dict, abc.Mapping)
-_LISTS = (tuple, abc.Sequence)
+MAPPINGS = (dict, abc.Mapping)
+LISTS = (tuple, abc.Sequence)
 _NAMES: abc.Mapping[Any, str] = {
     str: "a text",
     int: "a whole number",
@@ -373,6 +358,11 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 def bare(hint: Any) -> Any:  # noqa: ANN401 - a type of any form
     """A type without its annotations."""
     return bare(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def is_uniform(hint: Any) -> bool:  # noqa: ANN401 - a type of any form
+    """Whether a list's type is `tuple[X, ...]` or `Sequence[X]`, and not a tuple of a fixed length."""
+    return get_origin(hint) is abc.Sequence or get_args(hint)[1:] == (Ellipsis,)
 
 
 def plugin_of(hint: Any) -> Plugin | None:  # noqa: ANN401 - a type of any form
@@ -411,9 +401,9 @@ def _check_type(hint: Any, name: str, inside: tuple[type[Any], ...]) -> None:  #
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal or hint in _NAMES or hint in (type(None), Ellipsis):
         return
-    if origin in _MAPPINGS and args[0] is str:
+    if origin in MAPPINGS and args[0] is str:
         _check_type(args[1], name, inside)
-    elif origin in _LISTS or origin in (Union, types.UnionType):
+    elif origin in LISTS or origin in (Union, types.UnionType):
         for arg in args:
             _check_type(arg, name, inside)
     elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -435,12 +425,12 @@ def describe(hint: Any) -> str:  # noqa: ANN401 - a type of any form
         return f"one of {', '.join(map(str, args))}"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return f"one of {', '.join(str(member.value) for member in hint)}"
-    if origin in _LISTS:
+    if origin in LISTS:
         return "a list"
     return _NAMES.get(hint, "a mapping")
 
 
-def shape(node: Node) -> str:  # noqa: PLR0911 - one return per shape
+def shape(node: Node) -> str:
     """What a node is, in words, without showing a text that might be a secret."""
     if isinstance(node, Mapping):
         return "a mapping"
@@ -468,10 +458,11 @@ def _quote(hint: Any, node: Node) -> str:  # noqa: ANN401 - a type of any form
 
 def _container(hint: Any) -> type[Any]:  # noqa: ANN401 - a type of any form
     hint = bare(hint)
-    if get_origin(hint) in _MAPPINGS or dataclasses.is_dataclass(hint):
+    if get_origin(hint) in MAPPINGS or dataclasses.is_dataclass(hint):
         return Mapping
-    return Sequence if get_origin(hint) in _LISTS else Scalar
+    return Sequence if get_origin(hint) in LISTS else Scalar
 
 
-def _allows_none(hint: Any) -> bool:  # noqa: ANN401 - a type of any form
+def allows_none(hint: Any) -> bool:  # noqa: ANN401 - a type of any form
+    """Whether a type is a union with None."""
     return get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)

@@ -18,9 +18,7 @@ import yaml
 from autoscaler.ports import ConfigurationError
 
 MAX_BYTES = 10_000_000  # a thousand clusters need about 1.5 million
-MAX_NODES = (
-    500_000  # counted with aliases written out, so that a few lines of aliases cannot become gigabytes
-)
+MAX_NODES = 500_000  # counted with aliases written out, so that a few lines of aliases cannot become gigabytes
 MAX_DEPTH = 100
 MAX_PROBLEMS = 100
 FILE = "(file)"  # the path of a problem that concerns the whole file
@@ -72,9 +70,7 @@ class Problems:
         lines = [f"{self.file}:{line}: {path}: {message}" for line, path, message in ordered[:MAX_PROBLEMS]]
         if len(ordered) > MAX_PROBLEMS:
             more = len(ordered) - MAX_PROBLEMS
-            lines.append(
-                f"{self.file}:{ordered[MAX_PROBLEMS][0]}: {FILE}: and {more} more problems from here on"
-            )
+            lines.append(f"{self.file}:{ordered[MAX_PROBLEMS][0]}: {FILE}: and {more} more problems from here on")
         for secret in sorted(self._secrets, key=len, reverse=True):
             lines = [line.replace(secret, "***") for line in lines]
         return ConfigurationError(lines)
@@ -178,9 +174,7 @@ def _text(path: Path, problems: Problems) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise problems.fail(
-            line, FILE, f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8"
-        ) from error
+        raise problems.fail(line, FILE, f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8") from error
 
 
 def _line_of(text: str, position: int) -> int:
@@ -213,9 +207,7 @@ class _Composer:
         next(self._events)  # document end
         event = next(self._events)
         if isinstance(event, yaml.DocumentStartEvent):
-            raise self._problems.fail(
-                _line(event), FILE, "a second document begins here; one file is one document"
-            )
+            raise self._problems.fail(_line(event), FILE, "a second document begins here; one file is one document")
         return node
 
     def _node(self, event: yaml.Event, path: str, depth: int) -> Node:
@@ -240,9 +232,7 @@ class _Composer:
     def _alias(self, event: yaml.AliasEvent, path: str) -> Node:
         if event.anchor not in self._anchors:
             known = ", ".join(f"&{name}" for name in self._anchors) or "none"
-            raise self._problems.fail(
-                _line(event), path, f"*{event.anchor} is not defined above; anchors: {known}"
-            )
+            raise self._problems.fail(_line(event), path, f"*{event.anchor} is not defined above; anchors: {known}")
         node = self._anchors[event.anchor]
         if node is None:
             raise self._problems.fail(_line(event), path, f"*{event.anchor} contains itself")
@@ -272,9 +262,7 @@ class _Composer:
             mapping.size = self._grown(mapping.size, value, path)
             if key == "<<" and _is_merge(inner):
                 if merge_line:
-                    self._problems.add(
-                        line, path, f"`<<` again, after line {merge_line}: write `<<: [*one, *other]`"
-                    )
+                    self._problems.add(line, path, f"`<<` again, after line {merge_line}: write `<<: [*one, *other]`")
                 merge_line = line
                 merged += self._merged(value, line, path)
             elif key in mapping.entries:
@@ -314,7 +302,7 @@ class _Composer:
         if event.tag is not None:
             self._refuse_tag(event, path)
             return Scalar(line, event.value, event.value)
-        return Scalar(line, event.value, _plain(event.value))
+        return Scalar(line, event.value, read_plain(event.value))
 
     def _refuse_tag(self, event: yaml.Event, path: str) -> None:
         tag: str | None = event.tag  # type: ignore[attr-defined]  # only called with events that have one
@@ -324,9 +312,7 @@ class _Composer:
 
     def _grown(self, size: int, node: Node, path: str) -> int:
         if size + node.size > MAX_NODES:
-            raise self._problems.fail(
-                node.line, path, f"more than {MAX_NODES:,} values once aliases are written out"
-            )
+            raise self._problems.fail(node.line, path, f"more than {MAX_NODES:,} values once aliases are written out")
         return size + node.size
 
 
@@ -338,7 +324,7 @@ def _is_merge(event: yaml.Event) -> bool:
     return isinstance(event, yaml.ScalarEvent) and event.tag is None and bool(event.implicit[0])
 
 
-def _plain(text: str) -> str | int | float | bool | Odd | None:  # noqa: PLR0911 - one return per kind of value
+def read_plain(text: str) -> str | int | float | bool | Odd | None:
     """The value of a plain scalar: YAML 1.1 as PyYAML resolves it, less its traps."""
     if _DECIMAL.fullmatch(text):
         return _number(text)
@@ -362,9 +348,7 @@ def _plain(text: str) -> str | int | float | bool | Odd | None:  # noqa: PLR0911
 def _number(text: str) -> int | float | Odd:
     if _INTEGER.fullmatch(text):
         digits = text.replace("_", "")
-        return (
-            int(digits) if len(digits) <= _MAX_DIGITS else Odd(f"a number of more than {_MAX_DIGITS} digits")
-        )
+        return int(digits) if len(digits) <= _MAX_DIGITS else Odd(f"a number of more than {_MAX_DIGITS} digits")
     if text.lstrip("+-")[0] == "0" and text.lstrip("+-").isdigit():
         return Odd("an octal number")
     return float(text.replace("_", ""))

@@ -87,9 +87,7 @@ class _File:
         if not read.complete:
             raise Invalid
         values = read.values
-        return Config(
-            self._path, values.get("daemon", default), values.get("sources", {}), values["clusters"]
-        )
+        return Config(self._path, values.get("daemon", default), values.get("sources", {}), values["clusters"])
 
     def _source_classes(self, root: document.Mapping) -> dict[str, type[Any] | None]:
         if "sources" not in root.entries or not isinstance(root.entries["sources"].node, document.Mapping):
@@ -104,9 +102,7 @@ class _File:
 
     def _name(self, name: str, node: Node, path: str) -> None:
         if not _NAME.fullmatch(name):
-            raise self._build.fail(
-                node, path, "a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first"
-            )
+            raise self._build.fail(node, path, "a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first")
 
     def _source(self, name: str, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
         self._name(name, node, path)
@@ -140,9 +136,7 @@ class _File:
         self._name(name, node, path)
         build = self._build
         if name in _TAKEN:
-            raise build.fail(
-                node, path, f"a metric may not be called {name}: that is how the {name} itself is called"
-            )
+            raise build.fail(node, path, f"a metric may not be called {name}: that is how the {name} itself is called")
         mapping = build.mapping(node, path)
         if "source" not in mapping.entries:
             raise build.fail(node, join(path, "source"), f"missing; sources: {self._source_names()}")
@@ -170,9 +164,7 @@ class _File:
         for metric in unknown:
             line, where = _parameter_with(policy, metric, self._build.mapping(node, path), path)
             hint = plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
-            self._problems.add(
-                line, where, f"the policy reads the metric {metric!r}, which the cluster has not{hint}"
-            )
+            self._problems.add(line, where, f"the policy reads the metric {metric!r}, which the cluster has not{hint}")
         if unknown:
             raise Invalid
         return NamedPolicy(name, policy)
@@ -181,9 +173,7 @@ class _File:
 class _Frame:
     """A cluster's settings as far as they could be read, with what has to be checked across them."""
 
-    def __init__(
-        self, mapping: document.Mapping, path: str, values: Mapping[str, Any], problems: Problems
-    ) -> None:
+    def __init__(self, mapping: document.Mapping, path: str, values: Mapping[str, Any], problems: Problems) -> None:
         self._mapping = mapping
         self._path = path
         self._values = values
@@ -233,9 +223,7 @@ class _Frame:
             return
         timeout, interval = format_duration(self.timeout), format_duration(self["interval"])
         if self.timeout >= self["interval"]:
-            self._object(
-                f"timeout ({timeout}) must be shorter than the interval ({interval})", "timeout", "interval"
-            )
+            self._object(f"timeout ({timeout}) must be shorter than the interval ({interval})", "timeout", "interval")
         elif self._usable("max_age") and self["max_age"] < self.timeout:
             age = format_duration(self["max_age"])
             message = f"max_age ({age}) must be at least the timeout ({timeout}): slow answers would be stale"

@@ -42,9 +42,7 @@ class DaemonSpec:
     def __post_init__(self) -> None:
         host, colon, port = self.listen.rpartition(":")
         if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
-            raise ValueError(
-                f"listen must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}"
-            )
+            raise ValueError(f"listen must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}")
         if self.decisions < 1:
             raise ValueError(f"decisions must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):

@@ -1,0 +1,183 @@
+"""The JSON Schema of the configuration file, for editors, made from the same types as the reader."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections import abc
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from autoscaler import plugins
+from autoscaler.config import build
+from autoscaler.config.document import read_plain
+from autoscaler.config.frame import FileFrame, MetricFrame
+from autoscaler.config.load import NAME, OWN
+from autoscaler.durations import PATTERN, format_duration
+from autoscaler.plugins import Kind
+from autoscaler.ports import PluginError, Secret
+
+Schema: TypeAlias = dict[str, Any]
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_NAMED = ("clusters", "sources", "metrics", "policies")
+_NEEDED = ("clusters", "policies")  # at least one of each
+_PLAIN_TEXT: Schema = {"type": "string", "pattern": r"^(?:[^$]|\$(?!\{))*$"}  # no ${NAME}
+_SCALARS: abc.Mapping[Any, Schema] = {
+    str: _PLAIN_TEXT,
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    Path: {**_PLAIN_TEXT, "minLength": 1},
+    Secret: {"type": "string"},
+    timedelta: {"$ref": "#/$defs/duration"},
+    type(None): {"type": "null"},
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of the whole file, with the plug-ins that are installed and work.
+
+    What only the reader can check (sources that are referred to, limits across fields) is not in it.
+    """
+    schema = _object(FileFrame, None)
+    schema["patternProperties"] = {f"^{OWN}": {"description": "For your own anchors; not read."}}
+    defs: Schema = {
+        "duration": {
+            "type": "string",
+            "pattern": PATTERN,
+            "description": "A duration with its unit: 500ms, 30s, 5m, 1h30m, 7d.",
+        }
+    }
+    for kind in Kind:
+        defs |= _plugins(kind)
+    return {"$schema": _DIALECT, "title": "autoscaler configuration", **schema, "$defs": defs}
+
+
+def _plugins(kind: Kind) -> Schema:
+    """The definitions for one kind: each plug-in, and the choice among them by `type`."""
+    found: dict[str, Schema] = {}
+    queries: dict[str, Schema] = {}
+    for name in plugins.names(kind):
+        try:
+            cls = build.usable(plugins.load(kind, name), kind)
+        except PluginError:  # `autoscaler plugins` tells what is wrong with it; it cannot be used in a file
+            continue
+        found[name] = _object(cls, None, {"type": {"enum": _spellings(name)}})
+        if kind is Kind.SOURCE:
+            source = {"source": {**_PLAIN_TEXT, "description": "The source, by its name under `sources`."}}
+            queries[name] = _object(cls.Query, None, source)
+    defs = {f"{kind.value}.{name}": schema for name, schema in found.items()}
+    defs[kind.value] = {
+        "type": "object",
+        "required": ["type"],
+        "properties": {"type": {"enum": [spelling for name in found for spelling in _spellings(name)]}},
+        "allOf": [
+            {
+                "if": {"properties": {"type": {"enum": _spellings(name)}}, "required": ["type"]},
+                "then": {"$ref": f"#/$defs/{kind.value}.{name}"},
+            }
+            for name in found
+        ],
+    }
+    if kind is Kind.SOURCE:
+        defs |= {f"query.{name}": schema for name, schema in queries.items()}
+        # Which source a name stands for is not known here, so any installed source's query is accepted.
+        defs["query"] = {"type": "object", "required": ["source"]}
+        if queries:
+            defs["query"]["anyOf"] = [{"$ref": f"#/$defs/query.{name}"} for name in queries]
+    return defs
+
+
+def _spellings(name: str) -> list[Any]:
+    """The name, and what an unquoted one is to a YAML reader: `null` is the name of a target, and nothing."""
+    plain = read_plain(name)
+    return [name, plain] if plain is None or isinstance(plain, bool) else [name]
+
+
+def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | None = None) -> Schema:
+    """The schema of a dataclass; what is left out comes from `default` or else from the class."""
+    extra = extra or {}
+    hints = build.type_hints(cls)
+    docs = plugins.attribute_docs(cls)
+    properties: dict[str, Schema] = dict(extra)
+    required = list(extra)
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        value = _default(field) if default is None else getattr(default, field.name)
+        schema = _type(hints[field.name], value)
+        if field.name in _NAMED and cls.__module__ == FileFrame.__module__:
+            schema["propertyNames"] = {"pattern": f"^{NAME}$"}
+            if field.name in _NEEDED:
+                schema["minProperties"] = 1
+        if field.name in docs:
+            schema["description"] = docs[field.name]
+        if value is dataclasses.MISSING:
+            required.append(field.name)
+        else:
+            schema["default"] = _plain(value)
+        properties[field.name] = schema
+    made: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    if required:
+        made["required"] = required
+    if summary := plugins.summary(cls):
+        made["description"] = summary
+    return made
+
+
+def _default(field: dataclasses.Field[Any]) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any form, one return for each
+    plugin = build.plugin_of(hint)
+    if plugin:
+        reference = {"$ref": f"#/$defs/{plugin.kind.value}"}
+        return {"anyOf": [reference, {"type": "null"}]} if build.allows_none(hint) else reference
+    hint = build.bare(hint)
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is MetricFrame:
+        return {"$ref": "#/$defs/query"}
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_type(member, default) for member in args]}
+    if origin is Literal:
+        return {"enum": list(args)}
+    if origin in build.MAPPINGS:
+        return {"type": "object", "additionalProperties": _type(args[1], None)}
+    if origin in build.LISTS:
+        if build.is_uniform(hint):
+            return {"type": "array", "items": _type(args[0], None)}
+        return {
+            "type": "array",
+            "prefixItems": [_type(arg, None) for arg in args],
+            "minItems": len(args),
+            "maxItems": len(args),
+        }
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _object(hint, default if isinstance(default, hint) else None)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return {"enum": [member.value for member in hint]}
+    return dict(_SCALARS[hint])
+
+
+def _plain(value: object) -> object:
+    """A default as it would stand in the file."""
+    match value:
+        case timedelta():
+            return format_duration(value)
+        case Enum():
+            return value.value
+        case Path() | str():
+            return str(value)
+        case abc.Mapping():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case tuple() | list():
+            return [_plain(inner) for inner in value]
+        case _ if dataclasses.is_dataclass(value):
+            return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return value
