@@ -1,8 +1,9 @@
 """The report: a small HTTP endpoint in the driver that serves the progress of the application's streaming queries.
 
-Spark publishes the progress of Structured Streaming on no REST endpoint; a listener inside the driver is told of it.
-The listener keeps the last batches of each query as ready-made JSON, so that a batch costs one serialisation and a
-poll costs one join of strings. Nothing here may hurt the job: errors are logged, never raised into Spark.
+Spark publishes the progress of Structured Streaming on no REST endpoint; a listener inside the driver is told
+of it. The listener keeps the last batches of each query as ready-made JSON, so that a batch costs one
+serialisation and a poll costs one join of strings. Nothing here may hurt the job: errors are logged, never
+raised into Spark.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ def report(
 ) -> Reporter:
     """Serve the progress of the session's streaming queries for the autoscaler.
 
-    Call it once, before the queries start (queries that run already are seen from their next batch on). A second
-    call for the same session returns the same reporter. When the port is taken, the job goes on: the error is
-    logged and the port is tried again every two seconds, since mostly a former driver is just going away; it never
-    moves to another port, where nobody would look for it.
+    Call it once, before the queries start (queries that run already are seen from their next batch on). A
+    second call for the same session returns the same reporter. When the port is taken, the job goes on: the
+    error is logged and the port is tried again every two seconds, since mostly a former driver is just going
+    away; it never moves to another port, where nobody would look for it.
 
     Args:
         spark: the SparkSession whose queries are reported.
@@ -210,7 +211,7 @@ class Reporter:
         self._stop.set()
         try:
             self.spark.streams.removeListener(self._listener)
-        except Exception:  # noqa: BLE001 - the session may be gone, and then so is the listener
+        except Exception:
             log.debug("the listener went with its session", exc_info=True)
         self._thread.join(2 * LOOK_UP_EVERY)
 
@@ -354,7 +355,7 @@ def _settings(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see report
         try:
             # A default given here would hide Spark's own, so settings of SQL are asked without one.
             value = spark.conf.get(key) if key.startswith("spark.sql.") else configured.get(key, None)
-        except Exception:  # noqa: BLE001 - an unreadable setting is reported as unknown
+        except Exception:
             log.debug("setting %s cannot be read", key, exc_info=True)
             continue
         if value is not None:
@@ -366,7 +367,7 @@ def _trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
     """The query's trigger as Spark writes it, such as `ProcessingTimeTrigger(2000)`; "unknown" if it is not told."""
     try:
         return str(spark.streams.get(query)._jsq.streamingQuery().trigger().toString())  # noqa: SLF001 - no other way
-    except Exception:  # noqa: BLE001 - another Spark, or the query has just ended
+    except Exception:
         log.debug("the trigger of query %s cannot be read", query, exc_info=True)
         return "unknown"
 

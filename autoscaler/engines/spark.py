@@ -1,0 +1,512 @@
+"""Spark Structured Streaming as an engine: how the job is, and what the doctor finds in its settings."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from autoscaler.core.model import EngineStatus, JobState
+from autoscaler.ports import AnswerError, EdgeError, Finding, Severity, Shared
+from autoscaler.spark import (
+    Executor,
+    Master,
+    Report,
+    Run,
+    SparkApi,
+    Stage,
+    find_application,
+    find_run,
+    shared_api,
+    validate,
+)
+
+WIDEST_KEPT = 60.0
+SLOW_DRAIN = 5.0
+
+ENDED = {"FINISHED": JobState.STOPPED, "KILLED": JobState.STOPPED, "FAILED": JobState.FAILED}
+
+log = logging.getLogger("autoscaler.engines")
+
+
+@dataclass(frozen=True)
+class Spark:
+    """A Spark Structured Streaming query, on a standalone cluster, whose job calls `autoscaler.injob.report(spark)`.
+
+    The source `spark` has the same parameters.
+
+    Attributes:
+        app: the application's name or id; a name survives a restart of the driver.
+        report: address of the report in the driver, such as http://driver:4050.
+        master: address of the standalone Master's web UI, such as http://master:8080; default: not asked.
+        driver: address of the driver's web UI, such as http://driver:4040; default: what the report says.
+        query: name of the streaming query; default: the only one.
+        window: time over which the source averages; default 15s. The engine does not use it.
+        timeout: time within which each answer must come in full; default 3s.
+        master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
+        worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
+    """
+
+    app: str
+    report: str
+    master: str | None = None
+    driver: str | None = None
+    query: str | None = None
+    window: timedelta = timedelta(seconds=15)
+    timeout: timedelta = timedelta(seconds=3)
+    master_conf: tuple[str, ...] = ()
+    worker_conf: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[SparkEngine]:
+        """Open it; nothing is asked before the first description is."""
+        yield SparkEngine(await shared_api(shared, self), self)
+
+
+class SparkEngine:
+    """The live engine."""
+
+    def __init__(self, api: SparkApi, parameters: Spark) -> None:
+        self._api = api
+        self._parameters = parameters
+        self._widest = Widest()
+
+    async def describe(self) -> EngineStatus:
+        """Say how the job is. Raises EdgeError when the driver or the Master cannot be asked."""
+        master = await self._api.master()
+        app_id: str | None = None
+        if master is not None:
+            application = find_application(master, self._parameters.app, self._parameters.master)
+            if application is None:
+                return EngineStatus(JobState.STOPPED)
+            if application.state != "RUNNING":
+                return EngineStatus(ENDED.get(application.state, JobState.STARTING))
+            app_id = application.id
+        report = (await self._api.report()).value
+        if app_id is not None and report.application.id != app_id:
+            raise AnswerError(
+                f"{self._parameters.report}: the report is of {report.application.id}, but the Master runs "
+                f"{self._parameters.app!r} as {app_id}; the driver was restarted and the old one still answers"
+            )
+        run = find_run(report, self._parameters.query)
+        executors = (await self._api.executors()).value
+        partitions = None if run is None else await self._partitions(run)
+        return status(report, run, executors, partitions)
+
+    async def diagnose(self) -> Sequence[Finding]:
+        """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
+        report = (await self._api.report()).value
+        run = find_run(report, self._parameters.query)
+        blind: list[str] = []
+        master_settings: dict[str, str] | None = None
+        try:
+            master_settings = await self._api.master_settings()
+        except EdgeError as error:
+            blind.append(str(error))
+        return examine(
+            Facts(
+                settings=report.settings,
+                run=run,
+                master=await self._api.master(),
+                executors=(await self._api.executors()).value,
+                partitions=None if run is None else await self._partitions(run),
+                master_settings=_declared(master_settings, self._parameters.master_conf),
+                worker_settings=_declared(None, self._parameters.worker_conf),
+                blind=tuple(blind),
+            )
+        )
+
+    async def _partitions(self, run: Run) -> int | None:
+        """Tasks of the widest stage of the query seen in the last minute, or None when none can be seen."""
+        now = time.monotonic()
+        self._widest.forget(run.run, now)
+        for stage in await self._api.active_stages():
+            if run.run in (stage.description or ""):
+                self._widest.note(stage.tasks, now)
+        if self._widest.value is None and now - self._widest.searched > WIDEST_KEPT:
+            self._widest.searched = now
+            for tasks in await self._last_stages(run):
+                self._widest.note(tasks, now)
+        return self._widest.value
+
+    async def _last_stages(self, run: Run) -> list[int]:
+        mine = [job for job in await self._api.completed_jobs() if job.group == run.run]
+        newest = max(mine, key=lambda job: job.number, default=None)
+        stages: list[Stage] = []
+        for number in newest.stages if newest else ():
+            stages += await self._api.stage(number)
+        return [stage.tasks for stage in stages]
+
+
+@dataclass(slots=True)
+class Widest:
+    """The widest stage seen lately, kept while looking at moments when none runs."""
+
+    run: str = ""
+    seen: dict[int, float] = field(default_factory=dict)
+    searched: float = float("-inf")
+    last: int | None = None
+
+    @property
+    def value(self) -> int | None:
+        """Its tasks, or None."""
+        return max(self.seen, default=None)
+
+    def note(self, tasks: int, now: float) -> None:
+        """Take one stage into account."""
+        self.seen[tasks] = now
+
+    def forget(self, run: str, now: float) -> None:
+        """Drop what is of another run or too old."""
+        if run != self.run:
+            self.run, self.seen, self.searched = run, {}, float("-inf")
+        self.seen = {tasks: at for tasks, at in self.seen.items() if now - at <= WIDEST_KEPT}
+
+
+def status(report: Report, run: Run | None, executors: Sequence[Executor], partitions: int | None) -> EngineStatus:
+    """Put together what a running application shows. Times are those of the driver's clock."""
+    live = [executor for executor in executors if executor.active]
+    slots = sum(executor.slots for executor in live)
+    parallelism = sum(executor.slots for executor in live if executor.tasks)
+    if run is None:
+        return EngineStatus(JobState.STARTING, slots=slots, parallelism=parallelism)
+    last = run.progress[-1] if run.progress else None
+    state = last.state_partitions if last else None
+    return EngineStatus(
+        job=job_state(run),
+        slots=slots,
+        parallelism=parallelism,
+        # A stage that reads the source may be wider than the state; then more slots still help it.
+        max_parallelism=None if state is None else max(state, partitions or 0),
+        partitions=partitions,
+        running_since=datetime.fromtimestamp(run.started, UTC),
+        last_checkpoint=None if last is None else datetime.fromtimestamp(last.end, UTC),
+        restarts=sum(1 for other in report.queries if other.query == run.query) - 1,
+    )
+
+
+def job_state(run: Run) -> JobState:
+    """The state of a query's run in an application that is alive."""
+    if run.terminated is None:
+        return JobState.RUNNING
+    return JobState.FAILED if run.exception else JobState.STOPPED
+
+
+# ----------------------------------------------------------------------------------------------------------
+# the doctor
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the doctor examines.
+
+    Attributes:
+        settings: settings of the application that the report tells; a missing one has its default.
+        run: the run of the query, or None.
+        master: what the Master shows, or None when it is not configured.
+        executors: executors, dead ones included.
+        partitions: tasks of the widest stage, or None when unknown.
+        master_settings: settings of the Master, or None when they cannot be seen and are not declared.
+        worker_settings: settings of the Workers, or None when they are not declared; they cannot be seen.
+        blind: why something could not be looked at.
+    """
+
+    settings: Mapping[str, str]
+    run: Run | None = None
+    master: Master | None = None
+    executors: Sequence[Executor] = ()
+    partitions: int | None = None
+    master_settings: Mapping[str, str] | None = None
+    worker_settings: Mapping[str, str] | None = None
+    blind: tuple[str, ...] = ()
+
+
+def _declared(seen: Mapping[str, str] | None, declared: Sequence[str]) -> dict[str, str] | None:
+    """What is seen, completed by what the configuration declares; None when there is neither."""
+    if seen is None and not declared:
+        return None
+    stated = dict(setting.split("=", 1) for setting in declared)
+    return {**stated, **(seen or {})}
+
+
+def seconds(text: str | None, default: float) -> float | None:
+    """A duration of Spark (`3s`, `100ms`, `2min`; seconds without a unit); None when it cannot be read."""
+    if text is None:
+        return default
+    found = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", text.lower())
+    if not found:
+        return None
+    unit = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2] or "s"]
+    return int(found[1]) * unit
+
+
+def _true(settings: Mapping[str, str], key: str) -> bool:
+    return settings.get(key, "false").strip().lower() == "true"
+
+
+def _milliseconds(text: str | None, default: float) -> float | None:
+    """Like `seconds`, for settings whose bare number means milliseconds."""
+    return seconds(f"{text}ms" if text is not None and text.strip().isdecimal() else text, default)
+
+
+def locality(facts: Facts) -> Iterator[Finding]:
+    """State keeps tasks where it is, so new workers get nothing to do."""
+    if facts.run is None or not facts.run.progress or facts.run.progress[-1].state_partitions is None:
+        return
+    general = facts.settings.get("spark.locality.wait")
+    waits = [
+        _milliseconds(facts.settings.get(f"spark.locality.wait.{level}", general), 3.0)
+        for level in ("process", "node", "rack")
+    ]
+    if any(wait is None or wait > 0 for wait in waits):
+        yield Finding(
+            Severity.ERROR,
+            "spark.locality.wait",
+            f"the query has state and waits {general or '3s (the default)'} for the executor that holds it",
+            "new workers get almost nothing to do while batches are short (measured: 533 rows/s with one worker and "
+            "with two, against 460 and 920 without the wait), and losing an executor costs 8-15 s instead of 3 s",
+            "start the job with spark.locality.wait=0s",
+        )
+
+
+def decommission(facts: Facts) -> Iterator[Finding]:
+    """A worker can be taken away without failed tasks only if all three sides take part."""
+    key = "spark.decommission.enabled"
+    if not _true(facts.settings, key):
+        yield Finding(
+            Severity.ERROR,
+            "decommissioning (application)",
+            f"the application runs without {key}=true",
+            "an executor on a worker that is drained stays as a zombie: the driver sends it nothing more while it "
+            "holds its memory; a drain never ends and tasks are lost when the worker is stopped at last",
+            f"start the job with {key}=true",
+        )
+    if facts.master is not None and facts.master_settings is None:
+        yield Finding(
+            Severity.INFO,
+            "decommissioning (master)",
+            f"whether the Master runs with {key}=true cannot be seen" + "".join(f" ({why})" for why in facts.blind),
+            "without it the Master has no door to drain a worker, which then loses its tasks",
+            f"look at SPARK_MASTER_OPTS, and declare it: master_conf: [{key}=true]",
+        )
+    elif facts.master_settings is not None and not _true(facts.master_settings, key):
+        yield Finding(
+            Severity.ERROR,
+            "decommissioning (master)",
+            f"the Master runs without {key}=true",
+            "a drained worker is not recognised: executors may be placed on it again, and POST /workers/kill is "
+            "absent; a task lost on it counts towards spark.task.maxFailures",
+            f"start the Master with SPARK_MASTER_OPTS=-D{key}=true",
+        )
+    if facts.worker_settings is None:
+        yield Finding(
+            Severity.INFO,
+            "decommissioning (workers)",
+            f"whether the Workers run with {key}=true cannot be seen: Spark shows a Worker's settings nowhere",
+            "without it a Worker that is told to drain ignores it, and stopping it fails its running task",
+            f"look at SPARK_WORKER_OPTS, and declare it: worker_conf: [{key}=true]",
+        )
+    elif not _true(facts.worker_settings, key):
+        yield Finding(
+            Severity.ERROR,
+            "decommissioning (workers)",
+            f"the Workers are declared to run without {key}=true",
+            "a Worker that is told to drain ignores it, and stopping it fails its running task",
+            f"start the Workers with SPARK_WORKER_OPTS=-D{key}=true",
+        )
+
+
+def slow_drain(facts: Facts) -> Iterator[Finding]:
+    """Moving blocks off a drained executor makes it wait for the next look."""
+    again = seconds(facts.settings.get("spark.storage.decommission.replicationReattemptInterval"), 30.0)
+    moving = facts.settings.get("spark.storage.decommission.enabled", "false").strip().lower() == "true"
+    if _true(facts.settings, "spark.decommission.enabled") and moving and (again is None or again > SLOW_DRAIN):
+        yield Finding(
+            Severity.WARNING,
+            "spark.storage.decommission.replicationReattemptInterval",
+            "a drained executor looks only every "
+            + (f"{again:g} s" if again is not None else "so often")
+            + " whether its blocks have moved",
+            "each worker takes about 31 s to drain, against 4 s with 3 s, or 1.3 s without moving blocks",
+            "spark.storage.decommission.replicationReattemptInterval=3s, or spark.storage.decommission.enabled=false "
+            "when the query keeps no cached data",
+        )
+
+
+def ceiling(facts: Facts) -> Iterator[Finding]:
+    """A limit of cores makes more workers useless."""
+    have = sum(executor.slots for executor in facts.executors if executor.active)
+    limit = facts.settings.get("spark.cores.max")
+    where, remedy = "spark.cores.max", "start the job without spark.cores.max"
+    if limit is None and facts.master_settings is not None:
+        limit = facts.master_settings.get("spark.deploy.defaultCores")
+        where = "spark.deploy.defaultCores"
+        remedy = "start the Master without spark.deploy.defaultCores"
+    if limit is not None:
+        yield Finding(
+            Severity.WARNING,
+            where,
+            f"the application never takes more than {limit} cores (it has {have} slots now)",
+            "workers beyond that are paid for and get no executor",
+            f"{remedy}, or keep the cluster's max at or below this limit",
+        )
+
+
+def timeouts(facts: Facts) -> Iterator[Finding]:
+    """Workers beat by their own time-out; the Master judges them by its own."""
+    key = "spark.worker.timeout"
+    if facts.master_settings is None:
+        if facts.master is not None:
+            yield Finding(
+                Severity.INFO,
+                key,
+                "the Master's and the Workers' time-outs cannot be seen",
+                "if the Master's is lower than four beats of the Workers, healthy workers flap between DEAD and ALIVE",
+                f"set {key} to the same value on both and declare it in master_conf and worker_conf",
+            )
+        return
+    master = facts.master_settings.get(key, "60")
+    if facts.worker_settings is None:
+        if master != "60":
+            yield Finding(
+                Severity.WARNING,
+                key,
+                f"the Master's is {master} s; the Workers' cannot be seen and is 60 s unless it was set",
+                "with a lower one on the Master alone, healthy workers flap between DEAD and ALIVE every 30 s and "
+                "batches take 17-19 s instead of 2 s",
+                f"set {key}={master} in SPARK_WORKER_OPTS too, and declare it: worker_conf: [{key}={master}]",
+            )
+        return
+    workers = facts.worker_settings.get(key, "60")
+    if master.rstrip("s") != workers.rstrip("s"):
+        yield Finding(
+            Severity.ERROR,
+            key,
+            f"the Master's is {master} s and the Workers' is {workers} s",
+            "with the lower one on the Master healthy workers flap between DEAD and ALIVE; with the lower one on the "
+            "Workers a hung one is noticed no sooner than the Master's says",
+            f"set the same {key} in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS",
+        )
+    elif master == "60":
+        yield Finding(
+            Severity.INFO,
+            key,
+            "the Master takes a worker for dead after 60 s (the default)",
+            "a hung worker stops the query for about 73 s, against 13 s with 10 s on both sides",
+            f"set {key}=10 in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS if hung workers happen to you",
+        )
+
+
+def narrow(facts: Facts) -> Iterator[Finding]:
+    """Slots beyond the tasks of a batch do nothing."""
+    slots = sum(executor.slots for executor in facts.executors if executor.active)
+    if facts.partitions is not None and facts.partitions < slots:
+        yield Finding(
+            Severity.WARNING,
+            "tasks of a batch",
+            f"the widest stage has {facts.partitions} tasks for {slots} slots",
+            f"{slots - facts.partitions} slots never work, and capacity grows in steps of ceil(tasks / slots)",
+            "give the source more partitions (Kafka: minPartitions), about three times the most slots you want, or "
+            "lower the cluster's max",
+        )
+
+
+def real_time(facts: Facts) -> Iterator[Finding]:
+    """Real-time mode holds a fixed number of slots."""
+    if facts.run is not None and (facts.run.trigger or "").startswith("RealTimeTrigger"):
+        yield Finding(
+            Severity.ERROR,
+            "real-time mode",
+            "the query runs in real-time mode: all tasks of all its stages hold a slot all the time",
+            "more slots are useless, fewer fail the query (CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT), and the loss of "
+            "an executor restarts it",
+            "do not scale this job (min = max = its tasks), or use a processing-time trigger",
+        )
+
+
+def retries(facts: Facts) -> Iterator[Finding]:
+    """The Master gives an application up after some lost executors."""
+    if facts.master_settings is None:
+        return
+    limit = facts.master_settings.get("spark.deploy.maxExecutorRetries", "10")
+    if limit.strip() != "-1":
+        yield Finding(
+            Severity.WARNING,
+            "spark.deploy.maxExecutorRetries",
+            f"the Master fails an application after {limit} executors exited abnormally while none was running",
+            "a bad minute with many lost workers ends the job for good",
+            "start the Master with SPARK_MASTER_OPTS=-Dspark.deploy.maxExecutorRetries=-1",
+        )
+
+
+def dynamic(facts: Facts) -> Iterator[Finding]:
+    """Spark's own dynamic allocation works against us."""
+    if _true(facts.settings, "spark.dynamicAllocation.enabled"):
+        yield Finding(
+            Severity.WARNING,
+            "spark.dynamicAllocation.enabled",
+            "Spark adds and removes executors of this application itself",
+            "it counts idle time, which a micro-batch query never has: it holds executors for ever, or kills and "
+            "re-creates them between batches, and the autoscaler mistakes that for lost workers",
+            "start the job with spark.dynamicAllocation.enabled=false",
+        )
+
+
+def unused(facts: Facts) -> Iterator[Finding]:
+    """A worker that got no executor."""
+    if facts.master is None or not any(executor.active for executor in facts.executors):
+        return
+    empty = [worker.id for worker in facts.master.workers if worker.state == "ALIVE" and worker.used == 0]
+    if empty:
+        yield Finding(
+            Severity.WARNING,
+            "workers without an executor",
+            f"{len(empty)} alive: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}",  # noqa: PLR2004
+            "they are paid for and do nothing",
+            "if they did not just start: spark.executor.cores and spark.executor.memory must fit a worker, and "
+            "spark.cores.max must not be reached",
+        )
+
+
+def no_lag(facts: Facts) -> Iterator[Finding]:
+    """Lag and arrivals need a source that tells its newest offset."""
+    last = facts.run.progress[-1] if facts.run is not None and facts.run.progress else None
+    for source in last.sources if last else ():
+        if source.latest is None:
+            yield Finding(
+                Severity.WARNING,
+                "lag",
+                f"{source.description} does not tell its newest offset",
+                "the metrics lag, lag_seconds and arrivals cannot be read; they are missing, not zero",
+                "use a source that tells it (Kafka, or a Python data source with reportLatestOffset), or read the "
+                "lag elsewhere, and decide by utilization or saturation",
+            )
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    locality,
+    decommission,
+    slow_drain,
+    ceiling,
+    timeouts,
+    narrow,
+    real_time,
+    retries,
+    dynamic,
+    unused,
+    no_lag,
+)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Everything the doctor finds, the worst first."""
+    order = list(Severity)
+    found = [finding for check in CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: order.index(finding.severity))

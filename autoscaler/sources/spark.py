@@ -1,0 +1,559 @@
+"""Metrics of a Spark Structured Streaming query, from the report in its driver and the driver's REST answers.
+
+The first half computes: pure functions of what was seen. The second half fetches.
+Positions are the sources' offsets summed over partitions; for Kafka, and for most sources that tell their
+newest offset, they count records. Times are the driver's clock, so that no two clocks are ever compared; only
+ages leave.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import ClassVar
+
+from autoscaler.core.model import Reading
+from autoscaler.ports import AnswerError, EdgeError, Shared
+from autoscaler.spark import Batch, Executor, Run, SparkApi, find_run, shared_api, validate
+
+AHEAD = 5.0
+GRACE = 1.0
+IDLE_SLACK = 5.0
+TRUST_AT_LEAST = 60.0
+TRUST_WINDOWS = 4
+TRUST_BATCHES = 10
+STEP = 1.25
+NOISE = 3.0
+LEFT_SHARE = 0.05
+LEFT_SECONDS = 0.25
+LEFT_RECORDS = 2
+BETWEEN = 0.2
+RECORDS_PER_OFFSET = (0.1, 4.0)
+COUNTED = 20
+
+log = logging.getLogger("autoscaler.sources")
+
+
+class Metric(StrEnum):
+    """What can be asked of a query."""
+
+    LAG = "lag"
+    LAG_SECONDS = "lag_seconds"
+    ARRIVALS = "arrivals"
+    THROUGHPUT = "throughput"
+    SATURATION = "saturation"
+    UTILIZATION = "utilization"
+    BATCH_TIME = "batch_time"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value and the driver's time at which it was true."""
+
+    value: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a query's metrics are computed from.
+
+    Attributes:
+        run: the run of the query, with its last batches.
+        now: the driver's clock.
+        window: seconds over which is averaged.
+        working: whether a job of the query is running; None when the driver could not be asked.
+        changes: when executors came and went, in any order.
+        idle_every: after this many seconds without data Spark says that the query is idle.
+    """
+
+    run: Run
+    now: float
+    window: float
+    working: bool | None = None
+    changes: tuple[float, ...] = ()
+    idle_every: float = 10.0
+
+
+def batches(seen: Seen) -> tuple[Batch, ...]:
+    """The batches of the run, oldest first, since its positions or the driver's clock last jumped backwards.
+
+    Raises:
+        AnswerError: the query has ended, no batch has completed, or the newest one comes from the future.
+    """
+    run = seen.run
+    if run.terminated is not None:
+        why = f": {run.exception}" if run.exception else ""
+        raise AnswerError(f"{run.label} ended {seen.now - run.terminated:.0f} s ago{why}")
+    kept: list[Batch] = []
+    for batch in run.progress:
+        if kept and _jumped(kept[-1], batch):
+            kept.clear()
+        kept.append(batch)
+    if not kept:
+        raise AnswerError(f"{run.label} has not completed a batch yet")
+    if max(kept[-1].start, kept[-1].received) > seen.now + AHEAD:
+        raise AnswerError(
+            f"{run.label}: its last batch is {kept[-1].start - seen.now:.0f} s in the future of its driver's clock, "
+            "so the clock was set back; waiting for the next batch"
+        )
+    return tuple(kept)
+
+
+def _jumped(before: Batch, after: Batch) -> bool:
+    if after.number <= before.number or after.start <= before.start:
+        return True
+    for old, new in ((before.head, after.head), (before.done, after.done)):
+        if (old is None) != (new is None):
+            return True
+        if old is not None and new is not None and new < old:
+            return True
+    return len(before.sources) != len(after.sources)
+
+
+def idle(seen: Seen, last: Batch) -> bool:
+    """Whether the query is waiting for data, as opposed to working, being between two batches, or stuck."""
+    if seen.working is True or (last.left or 0) > 0:
+        return False
+    alive = max(last.received, seen.run.idle or 0.0)
+    silence = max(seen.idle_every, 2 * seen.run.interval) + IDLE_SLACK
+    if seen.now - alive > silence:
+        return False
+    if seen.working is None:
+        return (seen.run.idle or 0.0) > last.received
+    return seen.now - last.end > GRACE
+
+
+def head_known(seen: Seen, last: Batch) -> float:
+    """Until when it is known that no record has come since the last batch looked."""
+    if not idle(seen, last):
+        return last.start
+    if seen.run.interval:
+        # Data that comes is seen at the next trigger; triggers fire at multiples of the interval.
+        return max(last.start, seen.now - seen.now % seen.run.interval)
+    return seen.now
+
+
+def position(batch: Batch, what: str) -> int:
+    """The newest position a batch saw. Raises AnswerError when a source does not tell or counts something else."""
+    head = batch.head
+    if head is None:
+        silent = next((source for source in batch.sources if source.latest is None), None)
+        name = silent.description if silent else "the query"
+        raise AnswerError(
+            f"{what} is unknown: {name} does not tell its newest offset; "
+            "use a source that does (Kafka, or a Python data source with reportLatestOffset)"
+        )
+    return head
+
+
+def check_unit(known: Sequence[Batch]) -> None:
+    """Raise AnswerError when offsets plainly do not count records (seconds, bytes, files)."""
+    rows = way = 0
+    for batch in known:
+        records = batch.records
+        if batch.rows and records is not None and batch.done is not None:
+            rows += batch.rows
+            way += records
+    if rows < COUNTED or way == 0:
+        return
+    least, most = RECORDS_PER_OFFSET
+    if not least <= rows / way <= most:
+        raise AnswerError(
+            f"the offsets of {known[-1].sources[0].description} do not count records: "
+            f"{rows} rows were read while they moved by {way}"
+        )
+
+
+def arrivals(seen: Seen) -> Value:
+    """Records per second offered: how fast the newest position grows."""
+    known = batches(seen)
+    points = [(batch.start, position(batch, "the rate of arrivals")) for batch in known]
+    check_unit(known)
+    until = head_known(seen, known[-1])
+    if until > known[-1].start:
+        points.append((until, points[-1][1]))
+    rate = growth(points, seen.window)
+    if rate is None:
+        raise AnswerError(f"{seen.run.label}: the rate of arrivals needs two batches, there is one")
+    return Value(rate, points[-1][0])
+
+
+def growth(points: Sequence[tuple[float, float]], window: float) -> float | None:
+    """How fast positions grow, per second, over the window before the newest; None with fewer than two.
+
+    After a step upwards only what came since counts: the newest two intervals or more (or one of a third of
+    the window) that all exceed what was before by a quarter and by what chance explains. A step downwards is
+    averaged over the window: it is not urgent, and too low a rate would be dangerous.
+    """
+    newest = points[-1][0] if points else 0.0
+    spans: list[tuple[float, float]] = []
+    for (t0, p0), (t1, p1) in itertools.pairwise(points):
+        inside = t1 - max(t0, newest - window)
+        if inside > 0 and t1 > t0:
+            spans.append((inside, (p1 - p0) * inside / (t1 - t0)))
+    if not spans:
+        return None
+    time_all, count_all = sum(dt for dt, _ in spans), sum(count for _, count in spans)
+    rates = [count_all / time_all]
+    time_since = count_since = 0.0
+    for index in range(len(spans) - 1, 0, -1):
+        dt, count = spans[index]
+        time_since, count_since = time_since + dt, count_since + count
+        before = max(0.0, (count_all - count_since) / max(time_all - time_since, 1e-9))
+        enough = len(spans) - index >= 2 or time_since >= window / 3  # noqa: PLR2004 - one may be chance
+        if enough and all(
+            count > STEP * before * dt + NOISE * math.sqrt(max(1.0, before * dt)) for dt, count in spans[index:]
+        ):
+            rates.append(count_since / time_since)
+    return max(rates)
+
+
+def lag(seen: Seen) -> Value:
+    """Records waiting: what the last batch left, and what has come since it looked."""
+    known = batches(seen)
+    last = known[-1]
+    position(last, "lag")
+    check_unit(known)
+    if last.left is None:
+        raise AnswerError("lag is unknown: a source does not tell up to where it has read")
+    waiting = idle(seen, last)
+    quiet = seen.now - last.end
+    trusted = max(TRUST_AT_LEAST, TRUST_WINDOWS * seen.window, TRUST_BATCHES * max(b.length for b in known))
+    if not waiting and quiet > trusted:
+        what = "a batch is running" if seen.working else "no batch is seen running and the query is not idle"
+        raise AnswerError(
+            f"{seen.run.label} has completed no batch for {quiet:.0f} s ({what}; its longest took "
+            f"{max(b.length for b in known):.0f} s): it is stuck, and its lag can no longer be guessed"
+        )
+    try:
+        rate = arrivals(seen).value
+    except AnswerError:
+        return Value(float(last.left), last.start)  # the first batch: true when it started, and dated so
+    return Value(last.left + rate * (seen.now - head_known(seen, last)), seen.now)
+
+
+def lag_seconds(seen: Seen) -> Value:
+    """Seconds of arrivals that are waiting: lag divided by arrivals."""
+    waiting, rate = lag(seen), arrivals(seen)
+    if waiting.value == 0:
+        return waiting
+    if rate.value == 0:
+        raise AnswerError(f"{waiting.value:.0f} records wait and none arrive, so lag in seconds has no meaning")
+    return Value(waiting.value / rate.value, waiting.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The batches that throughput, saturation and batch time are taken from.
+
+    Attributes:
+        batches: oldest first; empty when the query is idle for the whole window.
+        until: up to when the time after the last batch counts as idle.
+        settled: whether all of them ran on one set of slots, warm.
+    """
+
+    batches: tuple[Batch, ...]
+    until: float
+    settled: bool
+
+
+def capped(batch: Batch, rate: float) -> bool:
+    """Whether a batch left work behind: more than what came between admitting and looking."""
+    left = batch.left or 0
+    return left > max(LEFT_SHARE * (batch.records or 0), LEFT_SECONDS * rate, LEFT_RECORDS)
+
+
+def measured(seen: Seen, known: Sequence[Batch]) -> Measured:
+    """Choose the batches that speak for the present.
+
+    Those that ended within the window (at least the last), but not across a change of the executors: the
+    first batch that ends after a change is slow (cold processes) and ran on two sets of slots, so it is left
+    out; until a later one has ended, the batches before the change speak, dated accordingly. With triggers as
+    fast as possible the newest batches that agree on whether they left work behind are taken alone when there
+    are two.
+    """
+    last = known[-1]
+    waiting = idle(seen, last)
+    since = (seen.now if waiting else last.end) - seen.window
+    recent = tuple(batch for batch in known if batch.end > since)
+    if not recent and waiting:
+        return Measured((), seen.now, settled=True)
+    recent = recent or (last,)
+    until = seen.now if waiting else last.end
+    settled = True
+    change = max((at for at in seen.changes if at <= seen.now), default=-math.inf)
+    if change > recent[0].start:
+        cold = next((batch.end for batch in known if batch.end > change), math.inf)
+        after = tuple(batch for batch in recent if batch.start >= cold)
+        before = tuple(batch for batch in known if change - seen.window < batch.end <= change)
+        if after:
+            recent = after
+        elif before and not waiting:
+            recent, until = before, before[-1].end
+        else:
+            settled = False
+    if not seen.run.interval and not waiting:
+        rate = _rate(known, seen.window)
+        state = capped(recent[-1], rate)
+        same = tuple(itertools.takewhile(lambda batch: capped(batch, rate) == state, reversed(recent)))[::-1]
+        if len(same) >= 2:  # noqa: PLR2004 - one batch may be chance
+            recent = same
+    return Measured(recent, until, settled)
+
+
+def _rate(known: Sequence[Batch], window: float) -> float:
+    points = [(batch.start, float(batch.head)) for batch in known if batch.head is not None]
+    return growth(points, window) or 0.0
+
+
+def _covered(chosen: Measured, interval: float) -> list[tuple[Batch, float]]:
+    """Each batch with the seconds until the next one began, or until it would have."""
+    ends = [batch.start for batch in chosen.batches[1:]]
+    last = chosen.batches[-1]
+    ends.append(max(last.end, last.start + interval, chosen.until))
+    return [(batch, end - batch.start) for batch, end in zip(chosen.batches, ends, strict=True)]
+
+
+def throughput(seen: Seen) -> Value:
+    """Records per second that completed batches have processed."""
+    known = batches(seen)
+    chosen = measured(seen, known)
+    if not chosen.batches:
+        return Value(0.0, chosen.until)
+    parts = _covered(chosen, seen.run.interval)
+    records = [batch.records for batch, _ in parts]
+    if any(count is None for count in records):
+        raise AnswerError(f"{seen.run.label}: Spark does not say how many rows its batches read")
+    span = sum(seconds for _, seconds in parts)
+    if span <= 0:
+        raise AnswerError(f"{seen.run.label}: its last batch took no time")
+    return Value(sum(count or 0 for count in records) / span, chosen.until)
+
+
+def saturation(seen: Seen) -> Value:
+    """How busy the query is with all the work it could take, 0 to 1; from 0.95 its throughput is its capacity."""
+    known = batches(seen)
+    chosen = measured(seen, known)
+    if not chosen.batches:
+        return Value(0.0, chosen.until)
+    if not chosen.settled:
+        raise AnswerError(f"{seen.run.label}: its executors have changed, and no whole batch has run on them yet")
+    parts = _covered(chosen, seen.run.interval)
+    span = sum(seconds for _, seconds in parts)
+    if span <= 0:
+        raise AnswerError(f"{seen.run.label}: its last batch took no time")
+    if seen.run.interval:
+        return Value(min(1.0, sum(batch.length for batch, _ in parts) / span), chosen.until)
+    rate = _rate(known, seen.window)
+    shortest = min((batch.length for batch in known if batch.records), default=known[-1].length)
+    busy = 0.0
+    for batch, seconds in parts:
+        # Batches follow one another even at little load, so time alone says nothing. A batch that left work
+        # behind was full; another is as full as its length exceeds that of the shortest, which is nearly all
+        # overhead.
+        full = 1.0 if capped(batch, rate) else max(0.0, 1 - shortest / max(batch.length, shortest, 1e-9))
+        busy += full * (seconds if seconds - batch.length <= BETWEEN else batch.length)
+    return Value(min(1.0, busy / span), chosen.until)
+
+
+def batch_time(seen: Seen) -> Value:
+    """Seconds that a batch takes from its trigger to its commit, on average."""
+    known = batches(seen)
+    chosen = measured(seen, known)
+    taken = chosen.batches or known[-1:]
+    return Value(sum(batch.length for batch in taken) / len(taken), taken[-1].end)
+
+
+PURE: dict[Metric, Callable[[Seen], Value]] = {
+    Metric.LAG: lag,
+    Metric.LAG_SECONDS: lag_seconds,
+    Metric.ARRIVALS: arrivals,
+    Metric.THROUGHPUT: throughput,
+    Metric.SATURATION: saturation,
+    Metric.BATCH_TIME: batch_time,
+}
+
+
+def parse_time(text: str | None) -> float | None:
+    """A time of the driver's REST answers (`2026-11-21T02:11:37.218GMT`), seconds since 1970, or None."""
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text.removesuffix("GMT")).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def slot_changes(executors: Sequence[Executor]) -> tuple[float, ...]:
+    """When executors came and went."""
+    times = (parse_time(text) for executor in executors for text in (executor.added, executor.removed))
+    return tuple(at for at in times if at is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class BusySample:
+    """Slot-busy counters at one time: executor id -> (milliseconds of completed tasks, slots, tasks running)."""
+
+    at: float
+    executors: dict[str, tuple[int, int, int]]
+
+
+def busy_share(first: BusySample, last: BusySample) -> float | None:
+    """Busy share of the slots between two samples, from the growth of the counters; None without slots.
+
+    Only executors in both samples count. Task time is booked when a task ends, so it is cut at 1.
+    """
+    both = first.executors.keys() & last.executors.keys()
+    slots = sum(last.executors[key][1] for key in both)
+    seconds = last.at - first.at
+    if not slots or seconds <= 0:
+        return None
+    busy = sum(max(0, last.executors[key][0] - first.executors[key][0]) for key in both) / 1000
+    return min(1.0, busy / (seconds * slots))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# the plug-in
+
+
+@dataclass(frozen=True, slots=True)
+class SparkQuery:
+    """One metric of a Spark query.
+
+    Attributes:
+        metric: lag, lag_seconds, arrivals, throughput, saturation, utilization or batch_time.
+    """
+
+    metric: str
+
+    def __post_init__(self) -> None:
+        if self.metric not in set(Metric):
+            raise ValueError(f"metric must be one of {', '.join(Metric)}, not {self.metric!r}")
+
+
+@dataclass(frozen=True)
+class Spark:
+    """Metrics of a Spark Structured Streaming query whose job calls `autoscaler.injob.report(spark)`.
+
+    The engine `spark` has the same parameters.
+
+    Attributes:
+        app: the application's name or id; a name survives a restart of the driver.
+        report: address of the report in the driver, such as http://driver:4050.
+        master: address of the standalone Master's web UI, such as http://master:8080; default: not asked.
+        driver: address of the driver's web UI, such as http://driver:4040; default: what the report says.
+        query: name of the streaming query; default: the only one.
+        window: time over which rates and shares are averaged; default 15s.
+        timeout: time within which each answer must come in full; default 3s.
+        master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
+        worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
+    """
+
+    app: str
+    report: str
+    master: str | None = None
+    driver: str | None = None
+    query: str | None = None
+    window: timedelta = timedelta(seconds=15)
+    timeout: timedelta = timedelta(seconds=3)
+    master_conf: tuple[str, ...] = ()
+    worker_conf: tuple[str, ...] = ()
+
+    Query: ClassVar[type] = SparkQuery
+
+    def __post_init__(self) -> None:
+        validate(self)
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[SparkSource]:
+        """Open it; nothing is asked before the first metric is."""
+        yield SparkSource(await shared_api(shared, self), self.window.total_seconds())
+
+
+class SparkSource:
+    """The live source."""
+
+    def __init__(self, api: SparkApi, window: float) -> None:
+        self._api = api
+        self._window = window
+        self._samples: deque[BusySample] = deque()
+        self._blind = ""
+
+    async def collect(self, query: SparkQuery, now: datetime) -> Reading:
+        """Read one metric. Raises EdgeError."""
+        fetched = await self._api.report()
+        report = fetched.value
+        run = find_run(report, self._api.key.query)
+        if run is None:
+            raise AnswerError(f"application {report.application.name!r} has not started a streaming query yet")
+        metric = Metric(query.metric)
+        if metric is Metric.UTILIZATION:
+            share, age = await self._utilization(run, report.now)
+            return Reading(share, now - timedelta(seconds=age))
+        working, changes = await self._driver(run)
+        every = report.settings.get("spark.sql.streaming.noDataProgressEventInterval", "")
+        seen = Seen(
+            run=run,
+            now=report.now,
+            window=self._window,
+            working=working,
+            changes=changes,
+            idle_every=float(every) / 1000 if every.isdecimal() else 10.0,
+        )
+        value = PURE[metric](seen)
+        if not math.isfinite(value.value) or value.value < 0:
+            raise AnswerError(f"{run.label}: {metric} came out as {value.value}")
+        return Reading(value.value, now - timedelta(seconds=fetched.age + max(0.0, report.now - value.at)))
+
+    async def _driver(self, run: Run) -> tuple[bool | None, tuple[float, ...]]:
+        """Whether a job of the query runs, and when executors changed. The report alone must do without the UI."""
+        try:
+            jobs = await self._api.running_jobs()
+            changes = await self._executors()
+        except EdgeError as error:
+            if not self._blind:
+                log.warning(
+                    "the driver's UI cannot be asked; metrics come from the report alone",
+                    extra={"app": self._api.key.app, "error": str(error)},
+                )
+            self._blind = str(error)
+            return None, ()
+        if self._blind:
+            log.info("the driver's UI can be asked again", extra={"app": self._api.key.app})
+            self._blind = ""
+        return any(job.group == run.run for job in jobs), changes
+
+    async def _executors(self) -> tuple[float, ...]:
+        fetched = await self._api.executors()
+        if not self._samples or fetched.at > self._samples[-1].at:
+            live = {e.id: (e.busy_ms, e.slots, e.running) for e in fetched.value if e.active and e.slots}
+            self._samples.append(BusySample(fetched.at, live))
+            while len(self._samples) > 2 and self._samples[1].at <= fetched.at - self._window:  # noqa: PLR2004
+                self._samples.popleft()
+        return slot_changes(fetched.value)
+
+    async def _utilization(self, run: Run, now: float) -> tuple[float, float]:
+        """Busy share of the slots and its age: from the counters, else of a fixed trigger's interval."""
+        await self._executors()
+        first, last = self._samples[0], self._samples[-1]
+        share = busy_share(first, last)
+        age = time.monotonic() - last.at
+        if share == 0 and any(running for _, _, running in last.executors.values()):
+            raise AnswerError(f"no task has ended for {last.at - first.at:.0f} s while tasks run; lengthen window")
+        if share is not None:
+            return share, age
+        if run.interval:
+            value = saturation(Seen(run, now, self._window))
+            return value.value, max(0.0, now - value.at)
+        if not last.executors:
+            raise AnswerError(f"application {self._api.key.app!r} has no executor, so no busy share")
+        raise AnswerError("the busy share of the slots needs two looks at the executors; this was the first")
