@@ -186,9 +186,9 @@ class BacklogDrain:
                 return False
             return load.piled(0.0 if self.stops else able, restart) <= (able - arrivals) * left
 
-        size = _smallest(view.limits.minimum, view.current, fits)
-        if size == view.current:
+        if not fits(view.current - 1):
             return None
+        size = _smallest(view.limits.minimum, view.current - 1, fits)
         able = load.able(size)
         inputs = load.inputs(able=able, restart=restart)
         return sized(view, size, inputs, f"{load.text(size, able)} would do, {view.current} there are")

@@ -68,6 +68,11 @@ class Rule:
         """The number the metric is compared with."""
         return self.above if self.above is not None else self.below  # type: ignore[return-value]  # one is set
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """Between these, both excluded, the rule holds: no infinity and no NaN is within."""
+        return (self.above, math.inf) if self.above is not None else (-math.inf, self.bound)
+
     def step(self, size: int) -> int:
         """How many replicas the step is at a size, at least 1."""
         if self.percent is None:
@@ -88,13 +93,16 @@ class Rule:
 
     def beyond(self, number: float) -> bool:
         """Whether a number is beyond the bound; the bound itself is not."""
-        return number > self.above if self.above is not None else number < self.bound
+        low, high = self.range
+        return low < number < high
 
     def held(self, view: View) -> bool:
         """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.
 
         Observations further apart than a reading may be old leave a time nobody has seen, so they begin anew.
         """
+        metric = self.metric
+        low, high = self.range
         max_age = view.spec.max_age
         ahead = -view.spec.max_ahead
         begin = view.now - self.hold
@@ -103,10 +111,15 @@ class Rule:
             at = seen.at
             if not ZERO <= later - at <= max_age:
                 return False
-            reading = seen.metrics.get(self.metric)
-            if reading is None or not ahead <= at - reading.at <= max_age or not reading.finite():
+            reading = seen.metrics.get(metric)
+            if reading is None or not ahead <= at - reading.at <= max_age:
                 return False
-            if not self.beyond(self.number(reading)):
+            value = reading.value
+            if isinstance(value, tuple):
+                if not reading.finite():
+                    return False
+                value = self.number(reading)
+            if not low < value < high:
                 return False
             if at <= begin:
                 return True

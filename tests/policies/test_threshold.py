@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.core.model import Observation, Reading, Reason, View
+from autoscaler_policies.threshold import Aggregate, Rule, Threshold
+
+Make = Callable[..., View]
+Value = float | tuple[float, ...]
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+HIGH = Rule("cpu", above=0.8)
+LOW = Rule("cpu", below=0.3)
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def seen(ago: float, value: Value | None, *, name: str = "cpu", age: float = 0) -> Observation:
+    at = NOW - seconds(ago)
+    return Observation(at, 4, 4, {} if value is None else {name: Reading(value, at - seconds(age))})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "reason"),
+    [
+        (0.81, 5, Reason.ABOVE),
+        (0.8, 4, Reason.STEADY),  # the bound itself is not beyond it
+        (0.3, 4, Reason.STEADY),
+        (0.29, 3, Reason.BELOW),
+    ],
+)
+def test_steps_when_the_metric_is_beyond_the_bound(view: Make, value: float, expected: int, reason: Reason) -> None:
+    answer = Threshold(up=(HIGH,), down=(LOW,)).evaluate(view({"cpu": value}, current=4))
+    assert (answer.replicas, answer.reason) == (expected, reason)
+    assert answer.inputs == {"cpu": value}
+
+
+@pytest.mark.parametrize(
+    ("step", "current", "up", "down"),
+    [
+        ({}, 4, 5, 3),
+        ({"replicas": 3}, 4, 7, 1),
+        ({"percent": 50}, 4, 6, 2),
+        ({"percent": 10}, 4, 5, 3),  # at least one replica
+        ({"percent": 30}, 4, 6, 2),  # 1.2 replicas are rounded up
+        ({"percent": 55}, 100, 155, 45),  # 55.00000000000001 in floats
+        ({"percent": 100}, 0, 1, 0),
+        ({"percent": 100}, 4, 8, 0),
+        ({"replicas": 9}, 4, 13, 0),
+    ],
+)
+def test_the_step_is_a_number_or_a_share_of_the_size(
+    view: Make, step: dict[str, Any], current: int, up: int, down: int
+) -> None:
+    more = Threshold(up=(Rule("cpu", above=0.8, **step),))
+    fewer = Threshold(down=(Rule("cpu", below=0.3, **step),))
+    assert more.evaluate(view({"cpu": 0.9}, current=current, minimum=0, maximum=200)).replicas == up
+    assert fewer.evaluate(view({"cpu": 0.1}, current=current, minimum=0, maximum=200)).replicas == down
+
+
+def test_never_leaves_the_limits(view: Make) -> None:
+    policy = Threshold(up=(Rule("cpu", above=0.8, percent=1e300),), down=(Rule("cpu", below=0.3, replicas=99),))
+    assert policy.evaluate(view({"cpu": 0.9}, current=4)).replicas == 10
+    assert policy.evaluate(view({"cpu": 0.1}, current=4)).replicas == 1
+    full = policy.evaluate(view({"cpu": 0.9}, current=10))
+    assert (full.replicas, full.reason) == (10, Reason.STEADY)
+
+
+def test_the_largest_size_asked_for_counts(view: Make) -> None:
+    policy = Threshold(
+        up=(Rule("cpu", above=0.8), Rule("lag", above=100, replicas=4), Rule("lag", above=10, replicas=2)),
+        down=(Rule("cpu", below=0.3, replicas=3), Rule("lag", below=1), Rule("lag", below=2, replicas=2)),
+    )
+    more = policy.evaluate(view({"cpu": 0.9, "lag": 500.0}, current=4))
+    assert (more.replicas, more.detail) == (8, "lag 500 above 100: 4 replicas + 4")
+    fewer = policy.evaluate(view({"cpu": 0.1, "lag": 0.0}, current=4))
+    assert (fewer.replicas, fewer.detail) == (3, "lag 0 below 1: 4 replicas - 1")
+    assert policy.metrics == ("cpu", "lag")
+
+
+def test_a_down_rule_counts_only_when_no_up_rule_fires(view: Make) -> None:
+    policy = Threshold(up=(Rule("lag", above=100),), down=(LOW,))
+    assert policy.evaluate(view({"cpu": 0.1, "lag": 500.0}, current=4)).replicas == 5
+
+
+@pytest.mark.parametrize("absent", ["cpu", "lag"])
+def test_nothing_goes_down_while_a_metric_of_any_rule_is_missing(view: Make, absent: str) -> None:
+    policy = Threshold(up=(Rule("lag", above=100),), down=(LOW, Rule("lag", below=1)))
+    metrics = {"cpu": 0.1, "lag": 0.0}
+    del metrics[absent]
+    answer = policy.evaluate(view(metrics, current=4, missing={absent: "time-out"}))
+    assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
+    assert answer.detail == f"no trusted reading of {absent} (time-out)"
+
+
+def test_an_up_rule_fires_whatever_else_is_missing(view: Make) -> None:
+    policy = Threshold(up=(Rule("lag", above=100), HIGH), down=(LOW,))
+    assert policy.evaluate(view({"cpu": 0.9}, current=4)).replicas == 5
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "expected", "name"),
+    [
+        (Aggregate.MEAN, 4, "cpu"),
+        (Aggregate.MAX, 5, "cpu max"),
+        (Aggregate.MIN, 4, "cpu min"),
+    ],
+)
+def test_one_number_per_replica_is_aggregated(view: Make, aggregate: Aggregate, expected: int, name: str) -> None:
+    policy = Threshold(up=(Rule("cpu", above=0.8, aggregate=aggregate),))
+    answer = policy.evaluate(view({"cpu": (0.9, 0.5, 0.1, 0.5)}, current=4))
+    assert answer.replicas == expected
+    assert list(answer.inputs) == [name]
+
+
+def test_a_replica_that_is_up_and_says_nothing_forbids_going_down_and_not_up(view: Make) -> None:
+    policy = Threshold(up=(HIGH,), down=(LOW,))
+    assert policy.evaluate(view({"cpu": (0.1, 0.1, 0.1)}, current=4)).reason is Reason.MISSING
+    assert policy.evaluate(view({"cpu": (0.1, 0.1, 0.1)}, current=4, ready=3)).replicas == 3
+    assert policy.evaluate(view({"cpu": (0.9, 0.9)}, current=4)).replicas == 5
+
+
+@pytest.mark.parametrize(
+    ("past", "expected"),
+    [
+        # beyond the bound all the time, and an observation at or before the beginning
+        ([(30, 0.9), (20, 0.9), (10, 0.9), (0, 0.9)], True),
+        ([(35, 0.9), (20, 0.9), (0, 0.9)], True),
+        # what was before the beginning does not matter
+        ([(60, 0.1), (31, 0.9), (15, 0.9), (0, 0.9)], True),
+        # not seen for long enough
+        ([(29, 0.9), (10, 0.9), (0, 0.9)], False),
+        ([(0, 0.9)], False),
+        ([], False),
+        # once below the bound, or not read, in between
+        ([(40, 0.9), (20, 0.5), (0, 0.9)], False),
+        ([(40, 0.9), (20, None), (0, 0.9)], False),
+        # a number that is none
+        ([(40, 0.9), (20, math.inf), (0, 0.9)], False),
+        ([(40, 0.9), (20, math.nan), (0, 0.9)], False),
+        ([(40, 0.9), (20, (0.9, math.nan)), (0, 0.9)], False),
+        ([(40, 0.9), (20, ()), (0, 0.9)], False),
+        ([(40, 0.9), (20, (0.9, 0.9)), (0, 0.9)], True),
+        ([(40, 0.9), (20, (0.9, 0.1)), (0, 0.9)], False),
+        # a minute (max_age) that nobody has seen
+        ([(70, 0.9), (61, 0.9), (0, 0.9)], False),
+        ([(70, 0.9), (60, 0.9), (0, 0.9)], True),
+        # the clock went back
+        ([(40, 0.9), (-20, 0.9), (0, 0.9)], False),
+    ],
+)
+def test_a_rule_with_a_hold_fires_when_it_has_held_without_a_gap(
+    view: Make, past: list[tuple[float, Value | None]], expected: bool
+) -> None:
+    rule = Rule("cpu", above=0.8, hold=seconds(30))
+    observations = tuple(seen(ago, value) for ago, value in past)
+    answer = Threshold(up=(rule,)).evaluate(view({"cpu": 0.9}, current=4, past=observations))
+    assert (answer.reason is Reason.ABOVE) == expected
+
+
+@pytest.mark.parametrize(("age", "expected"), [(0, True), (60, True), (61, False), (-5, True), (-6, False)])
+def test_a_past_reading_counts_for_a_hold_only_if_it_was_fresh(view: Make, age: float, expected: bool) -> None:
+    past = (seen(30, 0.9), seen(15, 0.9, age=age), seen(0, 0.9))
+    rule = Rule("cpu", above=0.8, hold=seconds(30))
+    answer = Threshold(up=(rule,)).evaluate(view({"cpu": 0.9}, current=4, past=past))
+    assert (answer.reason is Reason.ABOVE) == expected
+
+
+def test_a_hold_works_downwards_too_and_is_in_the_detail(view: Make) -> None:
+    policy = Threshold(down=(Rule("cpu", below=0.3, hold=seconds(30)),))
+    past = tuple(seen(ago, 0.1) for ago in (40, 20, 0))
+    answer = policy.evaluate(view({"cpu": 0.1}, current=4, past=past))
+    assert (answer.replicas, answer.detail) == (3, "cpu 0.1 below 0.3 for 30 s: 4 replicas - 1")
+    assert policy.evaluate(view({"cpu": 0.1}, current=4)).detail == "no rule fires: cpu 0.1"
+
+
+def test_asks_for_as_much_past_as_the_longest_hold_needs() -> None:
+    assert Threshold(up=(HIGH,), down=(LOW,)).lookback == timedelta(0)
+    policy = Threshold(up=(Rule("cpu", above=0.8, hold=seconds(30)),), down=(LOW,))
+    assert policy.lookback == timedelta(minutes=5, seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"metric": "", "above": 1}, "metric: is empty"),
+        ({}, "above: is None and below is None, expected exactly one"),
+        ({"above": 1, "below": 2}, "above: is 1 and below is 2, expected exactly one"),
+        ({"above": math.nan}, "above: is nan, expected a finite number"),
+        ({"below": -math.inf}, "below: is -inf, expected a finite number"),
+        ({"above": 1, "hold": seconds(-1)}, "hold: is -1s, expected 0s or more"),
+        ({"above": 1, "replicas": 1, "percent": 10}, "replicas: is given together with percent"),
+        ({"above": 1, "replicas": 0}, "replicas: is 0, expected 1 or more"),
+        ({"above": 1, "percent": 0}, "percent: is 0, expected above 0"),
+        ({"above": 1, "percent": math.inf}, "percent: is inf, expected above 0"),
+    ],
+)
+def test_refuses_rules_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rule(**{"metric": "cpu", **parameters})
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "message"),
+    [
+        ((), (), "up: has no rule and neither has down"),
+        ((), (Rule("cpu", below=0.3, percent=101),), r"down\[0\].percent: is 101, expected at most 100"),
+        (
+            (HIGH,),
+            (LOW, Rule("cpu", below=0.9)),
+            r"down\[1\].below: is 0.9, expected less than up\[0\].above",
+        ),
+        (
+            (Rule("m", below=3),),
+            (Rule("m", above=2),),
+            r"down\[0\].above: is 2, expected more than up\[0\].below",
+        ),
+    ],
+)
+def test_refuses_rules_that_chase_each_other(up: tuple[Rule, ...], down: tuple[Rule, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Threshold(up=up, down=down)
+
+
+@pytest.mark.parametrize(
+    ("up", "down"),
+    [
+        ((HIGH,), (Rule("mem", below=0.9),)),
+        ((Rule("cpu", above=0.8, aggregate=Aggregate.MAX),), (Rule("cpu", below=0.9),)),
+        ((Rule("m", below=3),), (Rule("m", above=4),)),
+        ((HIGH,), (Rule("cpu", above=0.9),)),
+        ((Rule("m", below=3),), (Rule("m", below=1),)),
+    ],
+)
+def test_takes_rules_that_do_not(up: tuple[Rule, ...], down: tuple[Rule, ...]) -> None:
+    assert Threshold(up=up, down=down).metrics
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+values = numbers | st.lists(numbers, min_size=1, max_size=5).map(tuple)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    cpu=st.none() | values,
+    lag=st.none() | values,
+    current=st.integers(0, 12),
+    aggregate=st.sampled_from(Aggregate),
+    hold=st.sampled_from([0, 15]),
+    ages=st.lists(st.integers(0, 90), max_size=4),
+)
+def test_is_total_stays_within_limits_and_never_goes_down_on_what_is_missing(
+    view: Make,
+    *,
+    cpu: Value | None,
+    lag: Value | None,
+    current: int,
+    aggregate: Aggregate,
+    hold: int,
+    ages: list[int],
+) -> None:
+    policy = Threshold(
+        up=(Rule("cpu", above=0.8, aggregate=aggregate, hold=seconds(hold)),),
+        down=(Rule("lag", below=1.0, percent=50, aggregate=aggregate, hold=seconds(hold)),),
+    )
+    metrics = {name: value for name, value in (("cpu", cpu), ("lag", lag)) if value is not None}
+    past = tuple(
+        Observation(NOW - seconds(ago), current, current, {n: Reading(v, NOW) for n, v in metrics.items()})
+        for ago in sorted({*ages, 0}, reverse=True)
+    )
+    answer = policy.evaluate(view(metrics, current=current, past=past))
+    assert all(map(math.isfinite, answer.inputs.values()))
+    if answer.replicas is None:
+        assert answer.reason is Reason.MISSING
+        return
+    assert 1 <= answer.replicas <= 10
+    if answer.reason is Reason.BELOW and current <= 10:
+        assert len(metrics) == 2
