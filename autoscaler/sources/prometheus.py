@@ -1,0 +1,716 @@
+"""Metrics from a Prometheus server, or what speaks its API (Thanos, Mimir, VictoriaMetrics), by queries.
+
+    sources:
+      prom: {type: prometheus, url: "https://prometheus:9090", token: "${PROM_TOKEN}", ca_file: ca.pem}
+    clusters:
+      orders:
+        metrics:
+          lag: {source: prom, query: "sum by (cluster) (consumer_lag)", match: {cluster: orders}}
+
+**Label fan-out.** A query is asked once however many clusters use it: collects that come while it is under
+way wait for the same answer, and those that come within `fresh` reuse it. `match` picks a cluster's samples
+out of it, so one query whose result has a label for the cluster serves all of them.
+
+**When a value was true.** Prometheus stamps the result of an instant query with the time of the evaluation,
+which is always now, also for a sample that is five minutes old. For a plain selector
+(`consumer_lag{topic="orders"}`) the source therefore asks `timestamp(<query>)` for the same instant as well.
+For any other expression it cannot know; give `age`, for example `min by (cluster) (timestamp(consumer_lag))`.
+Without it the reading bears the time of the evaluation, and only Prometheus's own staleness (a sample
+vanishes when its target cannot be scraped, or after five minutes) tells old values from new.
+
+Proxies and `.netrc` of the environment are not used; redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import re
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+from prometheus_api_client import PrometheusConnect
+from requests.adapters import HTTPAdapter
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_random_exponential,
+)
+from urllib3.util.retry import Retry
+
+from autoscaler.core.model import ZERO, Reading
+from autoscaler.ports import (
+    AnswerError,
+    EdgeError,
+    EdgeTimeoutError,
+    RefusedError,
+    Secret,
+    Shared,
+    UnavailableError,
+)
+
+SHOWN = 200  # characters of a foreign text that go into an error message
+PIECE = 65536  # bytes read at a time
+
+
+class Many(StrEnum):
+    """What to make of several samples in one answer."""
+
+    ERROR = "error"
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+    EACH = "each"
+
+
+class Empty(StrEnum):
+    """What to make of no sample."""
+
+    MISSING = "missing"
+    ZERO = "zero"
+
+
+class Warned(StrEnum):
+    """What to make of an answer that comes with warnings."""
+
+    ERROR = "error"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True)
+class Query:
+    """One metric: a PromQL expression, and how its answer becomes one number or one per replica.
+
+    Attributes:
+        query: a PromQL expression that gives an instant vector or a scalar.
+        match: labels (name -> value) that pick this cluster's samples out of the result; a label the sample
+            does not have counts as empty, as in PromQL. Default: every sample is this cluster's.
+        many: what to make of several samples: `error` (default) refuses them; `sum`, `mean`, `max`, `min`
+            make one number of them; `each` keeps one number per sample, for a metric with one sample per
+            replica. The reading is as old as the oldest of them.
+        empty: what to make of no sample: `missing` (default) is an error, which never scales down; `zero`
+            reads it as 0. That is dangerous: an exporter that died then looks like a cluster with nothing to
+            do, and is scaled down. Use it only where the absence of a series really means zero.
+        age: a PromQL expression that gives the unix time (seconds) at which the value was true, with the
+            labels of `match`, or a scalar; the oldest counts if there are several. Default:
+            `timestamp(query)` for a plain selector, else the time of the evaluation.
+    """
+
+    query: str
+    match: Mapping[str, str] = field(default_factory=dict)
+    many: Many = Many.ERROR
+    empty: Empty = Empty.MISSING
+    age: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.query.strip():
+            raise ValueError("query must not be empty, expected a PromQL expression")
+        if self.age is not None and not self.age.strip():
+            raise ValueError("age must not be empty, expected a PromQL expression that gives a unix time")
+        for label in self.match:
+            if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", label):
+                raise ValueError(f"match: {label!r} is not the name of a label")
+        object.__setattr__(self, "match", dict(sorted(self.match.items())))
+        object.__setattr__(self, "many", Many(self.many))
+        object.__setattr__(self, "empty", Empty(self.empty))
+
+    def __hash__(self) -> int:
+        return hash((self.query, self._wanted, self.many, self.empty, self.age))
+
+    @cached_property
+    def _wanted(self) -> tuple[str, ...]:
+        return tuple(self.match.values())
+
+    @cached_property
+    def _asked(self) -> _Asked:
+        age = self.age
+        if age is None and _SELECTOR.fullmatch(self.query) and self.query.strip().lower() not in _NUMBERS:
+            age = f"timestamp({self.query.strip()})"
+        return _Asked(self.query, age, tuple(self.match), exact=self.age is None)
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A Prometheus server.
+
+    Attributes:
+        url: its address, `http://` or `https://`, with the path prefix if it has one.
+        username: user for basic authentication. Default: none.
+        password: the user's password.
+        token: bearer token, instead of user and password. Default: none.
+        ca_file: PEM file with the certificates that sign the server's. Default: those of the certifi package.
+        verify: whether the server's certificate is verified. Default true; false lets anyone pose as the
+            server.
+        headers: further HTTP headers, such as `X-Scope-OrgID`. They are not secret: they show in logs.
+        timeout: within this a metric is read, its retries included. Default 3s.
+        attempts: how often a query is tried while the server is unavailable, at least 1. Default 3.
+        fresh: how long an answer is reused for other clusters; below the interval of the clusters. Default
+            5s.
+        connections: how many requests run at the same time, 1 to 64. Default 8.
+        max_bytes: a larger answer is refused. Default 16,000,000 (about 80,000 samples).
+        warnings: an answer with warnings may be partial (Thanos with a store down): `error` (default) refuses
+            it, `ignore` uses it. Notes that begin with `PromQL info:` are no warnings.
+    """
+
+    Query: ClassVar[type] = Query
+
+    url: str
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    ca_file: Path | None = None
+    verify: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
+    timeout: timedelta = timedelta(seconds=3)
+    attempts: int = 3
+    fresh: timedelta = timedelta(seconds=5)
+    connections: int = 8
+    max_bytes: int = 16_000_000
+    warnings: Warned = Warned.ERROR
+
+    def __post_init__(self) -> None:
+        address = urlsplit(self.url)
+        if address.username is not None or address.password is not None:
+            raise ValueError("url must not contain a user or password: give them as username and password")
+        port = address.port  # raises ValueError when it is no number
+        if (
+            address.scheme not in {"http", "https"}
+            or not address.hostname
+            or port == 0
+            or address.query
+            or address.fragment
+        ):
+            raise ValueError(f"url must look like http://host:9090 or https://host/prefix, not {self.url!r}")
+        self._check_credentials()
+        if self.ca_file is not None and not self.verify:
+            raise ValueError("ca_file is of no use with verify: false")
+        for name in ("attempts", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        if not 1 <= self.connections <= 64:  # noqa: PLR2004 - each may hold a thread
+            raise ValueError(f"connections must be 1 to 64, not {self.connections}")
+        if self.timeout <= ZERO:
+            raise ValueError("timeout must be above 0s")
+        if self.fresh < ZERO:
+            raise ValueError("fresh must not be negative")
+        object.__setattr__(self, "url", self.url.rstrip("/"))
+        object.__setattr__(self, "headers", dict(sorted(self.headers.items())))
+        object.__setattr__(self, "warnings", Warned(self.warnings))
+
+    def _check_credentials(self) -> None:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("username and password must be given together")
+        if self.username is not None and self.token is not None:
+            raise ValueError("give username and password, or token, not both")
+        if self.username is not None and ":" in self.username:
+            raise ValueError("username must not contain a colon: basic authentication cannot carry one")
+        for name in ("password", "token"):
+            secret = getattr(self, name)
+            if secret is not None and (not secret or not secret.isprintable()):
+                raise ValueError(f"{name} must not be empty or contain a line break (is there one at its end?)")
+        if self.token is not None and not re.fullmatch(r"[!-~]+", self.token):
+            raise ValueError("token must be ASCII without spaces")
+        for name, value in self.headers.items():
+            if name.lower() == "authorization":
+                raise ValueError("headers must not contain Authorization: use username and password, or token")
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[ -~]*", value):
+                raise ValueError(f"headers: {name!r} is not a valid HTTP header")
+
+    def __hash__(self) -> int:
+        return hash((*self._server, self.timeout, self.attempts, self.fresh))
+
+    @cached_property
+    def _server(self) -> tuple[Any, ...]:
+        """What a server's client depends on: plug-ins that are equal in this share one."""
+        headers = tuple(self.headers.items())
+        place = (self.url, self.username, self.password, self.token, self.ca_file, self.verify, headers)
+        return (*place, self.connections, self.max_bytes, self.warnings)
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
+        """Open it. Nothing is sent before the first `collect`."""
+        server = await shared.enter(("prometheus", self._server), lambda: _serve(self))
+        source = _Source(self, server)
+        try:
+            yield source
+        finally:
+            await source.close()
+
+
+# A metric's name with optional matchers and nothing else: `timestamp()` of it is the time of its own samples.
+# Strings are matched whole, so that nothing inside them counts.
+_STRING = r'(?:"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|`[^`]*`)'
+_MATCHER = rf"[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*{_STRING}"
+_SELECTOR = re.compile(rf"\s*[a-zA-Z_:][a-zA-Z0-9_:]*\s*(?:\{{\s*(?:{_MATCHER}\s*(?:,\s*{_MATCHER}\s*)*,?\s*)?\}})?\s*")
+_NUMBERS = frozenset({"nan", "inf"})  # literals that look like a metric's name
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked of the server, the same for all clusters of a fan-out: one answer serves them."""
+
+    query: str
+    age: str | None
+    labels: tuple[str, ...]
+    exact: bool  # whether `age` has one sample for each of the query's
+
+
+@dataclass(slots=True)
+class _Sample:
+    """One sample as it came, looked at when a cluster wants it: a bad sample harms only its own cluster."""
+
+    labels: Mapping[str, str]
+    value: object
+    at: object
+
+
+@dataclass(slots=True)
+class _Answer:
+    """A parsed answer, indexed by the values of the labels that tell the clusters apart."""
+
+    asked: _Asked
+    now: datetime
+    size: int
+    samples: Mapping[tuple[str, ...], list[_Sample]]
+
+    def reading(self, query: Query) -> Reading:
+        """The reading for one cluster. Raises AnswerError."""
+        samples = self.samples.get(query._wanted)  # noqa: SLF001 - same module
+        whose = "".join(f" for {name}={value!r}" for name, value in query.match.items())
+        if not samples:
+            if query.empty is Empty.ZERO:
+                return Reading(0.0, self.now)
+            raise AnswerError(f"no sample{whose} among {self.size}, expected one; does the series still exist?")
+        if len(samples) == 1 and query.many is not Many.EACH:
+            number, stamp = _number(samples[0].value), _number(samples[0].at, "time")
+            return Reading(number, _time(stamp))
+        if query.many is Many.ERROR:
+            raise AnswerError(
+                f"{len(samples)} samples{whose}, expected one; narrow the query, give match, or say what to "
+                "make of several with many: sum, mean, max, min or each"
+            )
+        numbers = tuple(_number(sample.value) for sample in samples)
+        at = _time(min(_number(sample.at, "time") for sample in samples))
+        match query.many:
+            case Many.EACH:
+                return Reading(numbers, at)
+            case Many.SUM:
+                total = sum(numbers)
+            case Many.MEAN:
+                total = sum(numbers) / len(numbers)
+            case Many.MAX:
+                total = max(numbers)
+            case Many.MIN:
+                total = min(numbers)
+        return Reading(_number(total), at)
+
+
+class _Source:
+    """A live source: each query under way or just answered once, for whoever asks."""
+
+    def __init__(self, plugin: Prometheus, server: _Server) -> None:
+        self._plugin = plugin
+        self._server = server
+        self._fresh = plugin.fresh.total_seconds()
+        self._flights: dict[_Asked, tuple[asyncio.Task[_Answer | EdgeError], float]] = {}
+
+    async def collect(self, query: Query, now: datetime) -> Reading:
+        """Read one metric. Raises EdgeError with the server and the query in its message."""
+        loop = asyncio.get_running_loop()
+        asked = query._asked  # noqa: SLF001 - same module
+        task, started = self._flights.get(asked, (None, 0.0))
+        if task is None or (task.done() and loop.time() - started >= self._fresh):
+            task = loop.create_task(self._fetch(asked, now))
+            self._flights[asked] = (task, loop.time())
+        if not task.done():
+            # Unlike awaiting the task, this does not take it from the others when this collect is cancelled.
+            await asyncio.wait((task,))
+        if task.cancelled():
+            raise UnavailableError(f"{self._server.name}: query {_short(asked.query)}: the source was closed")
+        outcome = task.result()
+        if isinstance(outcome, EdgeError):
+            raise type(outcome)(*outcome.args)  # a new one each time: a shared one would gather all their tracebacks
+        try:
+            return outcome.reading(query)
+        except AnswerError as error:
+            raise AnswerError(f"{self._server.name}: query {_short(asked.query)}: {error}") from None
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [task for task, _ in self._flights.values() if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _fetch(self, asked: _Asked, now: datetime) -> _Answer | EdgeError:
+        """Ask, again while the server is unavailable. An error is returned: many may raise it, or nobody."""
+        seconds = self._plugin.timeout.total_seconds()
+        until = time.monotonic() + 0.95 * seconds  # the library gives up before we do
+        before = ""
+
+        def remember(state: RetryCallState) -> None:
+            nonlocal before
+            error = state.outcome.exception() if state.outcome else None
+            before = f"; before that: {error}" if error else ""
+
+        retries = AsyncRetrying(
+            stop=stop_after_attempt(self._plugin.attempts),
+            wait=wait_random_exponential(multiplier=0.1, max=1),
+            retry=retry_if_exception(
+                lambda error: isinstance(error, UnavailableError) and not isinstance(error, EdgeTimeoutError)
+            ),
+            before_sleep=remember,
+            reraise=True,
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                return await retries(self._server.read, asked, now, until)
+        except EdgeError as error:
+            return error
+        except TimeoutError:
+            return EdgeTimeoutError(
+                f"{self._server.name}: query {_short(asked.query)}: no answer to its end within {seconds:g}s{before}"
+            )
+
+
+@asynccontextmanager
+async def _serve(plugin: Prometheus) -> AsyncIterator[_Server]:
+    server = _Server(plugin)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class _Server:
+    """The client of one server: prometheus-api-client in a few threads that no other server waits for."""
+
+    def __init__(self, plugin: Prometheus) -> None:
+        self.name = f"prometheus {plugin.url}"
+        self._plugin = plugin
+        headers = _headers(plugin)
+        sent = headers.get("Authorization", "").partition(" ")[2]
+        self._secrets = [secret for secret in (plugin.password, plugin.token, sent) if secret]
+        self._session = _Session(plugin.max_bytes, plugin.warnings)
+        self._session.verify = str(plugin.ca_file) if plugin.ca_file else plugin.verify
+        if not plugin.verify:
+            # The configuration says so on purpose: a warning at every request would tell nobody anything.
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        none = Retry(total=0, read=False)
+        self._client = PrometheusConnect(plugin.url, headers=headers, session=self._session, retry=none)
+        # The library has put an adapter of its own there.
+        self._session.mount(plugin.url, _Adapter(max_retries=none, pool_maxsize=plugin.connections))
+        self._threads = ThreadPoolExecutor(plugin.connections, f"prometheus-{urlsplit(plugin.url).netloc}")
+
+    async def read(self, asked: _Asked, now: datetime, until: float) -> _Answer:
+        """Ask and index in a thread; `until` is monotonic. Raises EdgeError."""
+        line = _Line()
+        work = self._threads.submit(self._read, asked, now, until, line)
+        try:
+            return await asyncio.wrap_future(work)
+        except asyncio.CancelledError:
+            # A time-out frees the loop; only cutting the connection frees the thread.
+            line.cut()
+            raise
+
+    def close(self) -> None:
+        """Let go of threads and connections; a thread that still waits ends at its own time-out."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._session.close()
+
+    def _read(self, asked: _Asked, now: datetime, until: float, line: _Line) -> _Answer:
+        with line:
+            samples = self._ask(asked.query, asked.labels, until, None)
+            if samples and asked.age is not None:
+                ages = self._ask(asked.age, asked.labels, until, samples[0].at)
+                _date(samples, ages, asked)
+        index: dict[tuple[str, ...], list[_Sample]] = {}
+        for sample in samples:
+            index.setdefault(tuple(sample.labels.get(name, "") for name in asked.labels), []).append(sample)
+        for group in index.values():
+            if len(group) > 1:
+                group.sort(key=lambda sample: sorted(sample.labels.items()))  # `each` gives the same order each time
+        return _Answer(asked, now, len(samples), index)
+
+    def _ask(self, text: str, labels: tuple[str, ...], until: float, at: object) -> list[_Sample]:
+        left = until - time.monotonic()
+        try:
+            if left <= 0:
+                raise EdgeTimeoutError(f"no connection free in time (connections: {self._plugin.connections})")
+            params = {"timeout": f"{left:.3f}"} | ({} if at is None else {"time": at})
+            return _samples(self._client.custom_query(text, params=params, timeout=left), labels)
+        except EdgeError as error:
+            kind, problem = type(error), str(error)
+        except requests.exceptions.SSLError as error:
+            trusted = self._plugin.ca_file or "the certifi package"
+            kind, problem = AnswerError, f"TLS failed: {_root(error)}; certificates are trusted by {trusted}"
+        except requests.exceptions.Timeout:
+            kind, problem = EdgeTimeoutError, f"no answer within {left:.3g}s"
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
+            kind, problem = UnavailableError, f"no connection, or it broke off: {_root(error)}"
+        except OSError as error:
+            # requests says it so when it cannot read the CA file.
+            kind, problem = AnswerError, f"cannot read ca_file {self._plugin.ca_file}: {error}"
+        for secret in self._secrets:
+            problem = problem.replace(secret, "***")
+        raise kind(f"{self.name}: query {_short(text)}: {problem}") from None
+
+
+class _Line:
+    """The connection that a thread waits on, so that the loop can cut it."""
+
+    here = threading.local()  # `here.line`: the one of this thread
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._cut = False
+
+    def __enter__(self) -> None:
+        self.here.line = self
+
+    def __exit__(self, *_: object) -> None:
+        self.here.line = None
+        with self._lock:
+            self._sock = None
+
+    def hold(self, sock: socket.socket) -> None:
+        """The thread is going to wait on this one."""
+        with self._lock:
+            self._sock = sock
+        if self._cut:
+            self.cut()
+
+    def cut(self) -> None:
+        """Make the waiting thread fail at once."""
+        with self._lock:
+            self._cut = True
+            if self._sock is not None:
+                try:
+                    # Not the TLS socket's own shutdown, which changes what the other thread is using.
+                    socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+                except OSError:  # it has ended in the meantime
+                    self._sock = None
+
+
+class _HttpConnection(urllib3.connection.HTTPConnection):
+    def getresponse(self) -> urllib3.response.HTTPResponse:  # type: ignore[override] # as its parent's
+        _Line.here.line.hold(self.sock)
+        return super().getresponse()
+
+
+class _HttpsConnection(urllib3.connection.HTTPSConnection):
+    def getresponse(self) -> urllib3.response.HTTPResponse:  # type: ignore[override] # as its parent's
+        _Line.here.line.hold(self.sock)
+        return super().getresponse()
+
+
+class _HttpPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _HttpConnection
+
+
+class _HttpsPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection
+
+
+class _Adapter(HTTPAdapter):
+    """Lets `_Line` know the connection of each request."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its parent's
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+
+
+class _Read(requests.Response):
+    """An answer that has been read and parsed already."""
+
+    document: Any
+
+    def json(self, **_: Any) -> Any:  # noqa: ANN401 - as its parent's
+        return self.document
+
+
+class _Session(requests.Session):
+    """A session for the library: it reads only so many bytes, and turns down all but a good answer.
+
+    requests does not bound the size of an answer, and the library neither shows warnings nor tells the kinds
+    of failure apart.
+    """
+
+    def __init__(self, max_bytes: int, warnings: Warned) -> None:
+        super().__init__()
+        self.trust_env = False  # else a .netrc would replace our credentials
+        self.headers["Accept-Encoding"] = "identity"  # else few bytes on the wire could become many here
+        self._max_bytes = max_bytes
+        self._warnings = warnings
+
+    def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - as its parent's
+        """Raises EdgeError for every answer that is not a good one, and what requests raises."""
+        kwargs |= {"stream": True, "allow_redirects": False}
+        with super().request(method, url, *args, **kwargs) as response:
+            body = self._body(response)
+        if response.status_code != requests.codes.ok:
+            raise _status_error(response, body)
+        read = _Read()
+        read.status_code = response.status_code
+        read.document = self._checked(body, response.headers.get("Content-Type", ""))
+        return read
+
+    def _body(self, response: requests.Response) -> bytes:
+        body = bytearray()
+        for piece in response.raw.stream(PIECE, decode_content=False):
+            body += piece
+            if len(body) > self._max_bytes:
+                raise AnswerError(f"more than {self._max_bytes:,} bytes; aggregate in the query, or raise max_bytes")
+        return bytes(body)
+
+    def _checked(self, body: bytes, kind: str) -> object:
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            shown = _short(body[:SHOWN].decode(errors="replace"))
+            raise AnswerError(
+                f"not JSON but {kind or 'something'} that begins with {shown}; is url Prometheus's address?"
+            ) from None
+        if isinstance(document, dict) and document.get("status") == "error":
+            raise AnswerError(f"it answers with an error: {_short(document.get('error'))}")
+        if not (isinstance(document, dict) and isinstance(document.get("data"), dict)):
+            raise AnswerError(f"JSON that is no answer of Prometheus: {_short(body[:SHOWN].decode(errors='replace'))}")
+        warnings = [str(text) for text in document.get("warnings") or () if not str(text).startswith("PromQL info:")]
+        if warnings and self._warnings is Warned.ERROR:
+            raise AnswerError(
+                f"answered with a warning, so it may be partial: {_short('; '.join(warnings))}; "
+                "`warnings: ignore` accepts it"
+            )
+        result = document["data"].get("resultType")
+        if result not in {"vector", "scalar"} or "result" not in document["data"]:
+            raise AnswerError(f"result is a {_short(result)}, expected an instant vector or a scalar")
+        return document
+
+
+def _headers(plugin: Prometheus) -> dict[str, str]:
+    headers = dict(plugin.headers)
+    if plugin.token is not None:
+        headers["Authorization"] = f"Bearer {str(plugin.token)}"  # noqa: RUF010 - repr or format could mask it
+    elif plugin.username is not None:
+        pair = f"{plugin.username}:{str(plugin.password)}".encode()  # noqa: RUF010 - likewise
+        headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    return headers
+
+
+def _status_error(response: requests.Response, body: bytes) -> EdgeError:
+    """What an answer other than 200 means; the server's own words, if it has some, are in the message."""
+    code = response.status_code
+    try:
+        document = json.loads(body)
+        said = document["error"]
+    except (ValueError, RecursionError, TypeError, LookupError):
+        said = body[: 2 * SHOWN].decode(errors="replace").strip() or response.reason
+    text = f"HTTP {code}: {_short(said)}"
+    if code in {401, 403}:
+        return RefusedError(f"{text}; check username and password, or token")
+    if code == 404:  # noqa: PLR2004 - the HTTP status
+        return RefusedError(f"{text}; is url the address of a Prometheus server, with its path prefix?")
+    if code in {408, 429} or code >= 500:  # noqa: PLR2004 - the HTTP statuses
+        return UnavailableError(text)
+    if 300 <= code < 400:  # noqa: PLR2004 - the HTTP statuses
+        there = response.headers.get("Location", "").partition("?")[0]
+        return AnswerError(f"HTTP {code}: redirected to {_short(there)}; give the final address as url (a login page?)")
+    return AnswerError(text)
+
+
+def _samples(result: object, labels: tuple[str, ...]) -> list[_Sample]:
+    """The samples of a vector or scalar. Raises AnswerError."""
+    match result:
+        case [int() | float() as at, str() as value]:
+            if labels:
+                raise AnswerError("result is a scalar, which has no labels to match; expected a vector")
+            return [_Sample({}, value, at)]
+        case list():
+            samples = []
+            for item in result:
+                match item:
+                    case {"metric": dict() as metric, "value": [at, value]}:
+                        samples.append(_Sample(metric, value, at))
+                    case {"metric": dict() as metric, "histogram": [at, _]}:
+                        samples.append(_Sample(metric, "a histogram", at))
+                    case _:
+                        raise AnswerError(f"a sample without metric and value: {_short(item)}")
+            return samples
+    raise AnswerError(f"result is neither a vector nor a scalar: {_short(result)}")
+
+
+def _date(samples: list[_Sample], ages: list[_Sample], asked: _Asked) -> None:
+    """Put the origin's time into the samples; one whose time is not there gets None, an error later."""
+
+    def key(sample: _Sample) -> object:
+        if asked.exact:  # timestamp() keeps all labels but the name
+            return frozenset(item for item in sample.labels.items() if item[0] != "__name__")
+        return tuple(sample.labels.get(name, "") for name in asked.labels)
+
+    oldest: dict[object, object] = {}
+    for age in ages:
+        at = _stamp(age.value)
+        before = oldest.setdefault(key(age), at)
+        if isinstance(before, float) and not (isinstance(at, float) and at >= before):
+            oldest[key(age)] = at
+    for sample in samples:
+        sample.at = oldest.get(key(sample))
+
+
+def _stamp(value: object) -> float | None:
+    try:
+        return _number(value, "time")
+    except AnswerError:
+        return None
+
+
+def _number(value: object, what: str = "value") -> float:
+    """A finite number. Prometheus sends values as text. Raises AnswerError."""
+    try:
+        number = float(value)  # type: ignore[arg-type] # whatever it is, it ends as a number or an error
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or isinstance(value, bool):
+        raise AnswerError(f"{what} is {'not known' if value is None else _short(value)}, expected a finite number")
+    return number
+
+
+def _time(stamp: float) -> datetime:
+    try:
+        return datetime.fromtimestamp(stamp, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise AnswerError(f"time is {stamp:g}, expected unix seconds") from None
+
+
+def _short(text: object) -> str:
+    text = " ".join(str(text).split())
+    return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
+
+
+def _root(error: BaseException) -> str:
+    """What the innermost of wrapped errors says; the outer ones repeat the whole URL."""
+    while True:
+        candidates = (getattr(error, "reason", None), *reversed(error.args), error.__cause__)
+        inner = next((item for item in candidates if isinstance(item, BaseException)), None)
+        if inner is None:
+            return str(error) or type(error).__name__
+        error = inner

@@ -1,0 +1,630 @@
+"""The source `prometheus`: what it makes of answers, good and bad, and how it asks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from autoscaler.ports import (
+    AnswerError,
+    EdgeError,
+    EdgeTimeoutError,
+    RefusedError,
+    Secret,
+    UnavailableError,
+)
+from autoscaler.sources.prometheus import Prometheus, Query
+from autoscaler.testing.contracts import LocalShared
+from tests.sources.prometheus_server import EVALUATED, NOW, Authority, Stub, at, raw, read, stub, vector
+
+LAG = "sum by (cluster) (lag)"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Stub]:
+    async with stub() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.make(tmp_path_factory.mktemp("ca"))
+
+
+class TestValues:
+    async def test_one_sample_is_the_reading_as_of_the_evaluation(self, server: Stub) -> None:
+        server.answers = {"sum(lag)": vector(({}, "12.5"))}
+        reading = await read(Prometheus(server.url), "sum(lag)")
+        assert (reading.value, reading.at) == (12.5, at(EVALUATED))
+        assert server.queries == ["sum(lag)"]
+
+    async def test_a_plain_selector_is_as_old_as_its_sample(self, server: Stub) -> None:
+        labels = {"job": "a", "instance": "b"}
+        server.answers = {
+            'lag{job="a"}': vector(({"__name__": "lag", **labels}, "7")),
+            'timestamp(lag{job="a"})': vector((labels, str(EVALUATED - 40))),
+        }
+        reading = await read(Prometheus(server.url), 'lag{job="a"}')
+        assert (reading.value, reading.at) == (7.0, at(EVALUATED - 40))
+        # at the very instant of the first answer: the pair belongs together whatever comes in meanwhile
+        assert [request.get("time") for request in server.requests] == [None, str(EVALUATED)]
+
+    async def test_each_cluster_of_a_fan_out_has_the_age_of_its_own_sample(self, server: Stub) -> None:
+        server.answers = {
+            "lag": vector(({"__name__": "lag", "c": "a"}, "1"), ({"__name__": "lag", "c": "b"}, "2")),
+            "timestamp(lag)": vector(({"c": "b"}, str(EVALUATED - 9)), ({"c": "a"}, str(EVALUATED - 3))),
+        }
+        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
+            assert (await source.collect(Query("lag", {"c": "a"}), NOW)).at == at(EVALUATED - 3)
+            assert (await source.collect(Query("lag", {"c": "b"}), NOW)).at == at(EVALUATED - 9)
+
+    async def test_age_by_expression_takes_the_oldest_of_the_cluster(self, server: Stub) -> None:
+        server.answers = {
+            LAG: vector(({"cluster": "a"}, "1"), ({"cluster": "b"}, "2")),
+            "timestamp(lag)": vector(
+                ({"cluster": "a", "topic": "x"}, str(EVALUATED - 5)),
+                ({"cluster": "a", "topic": "y"}, str(EVALUATED - 8)),
+                ({"cluster": "b", "topic": "y"}, str(EVALUATED - 99)),
+            ),
+        }
+        reading = await read(Prometheus(server.url), Query(LAG, {"cluster": "a"}, age="timestamp(lag)"))
+        assert (reading.value, reading.at) == (1.0, at(EVALUATED - 8))
+
+    async def test_age_may_be_a_scalar(self, server: Stub) -> None:
+        scalar = {"resultType": "scalar", "result": [EVALUATED, "1767225000"]}
+        server.answers = {"sum(lag)": vector(({}, "3")), "a": {"status": "success", "data": scalar}}
+        reading = await read(Prometheus(server.url), Query("sum(lag)", age="a"))
+        assert reading.at == at(1_767_225_000)
+
+    @pytest.mark.parametrize("age", [vector(), vector(({}, "NaN")), vector(({}, "1e300")), vector(({}, "x"))])
+    async def test_an_age_that_is_not_known_is_an_error(self, server: Stub, age: object) -> None:
+        server.answers = {"sum(lag)": vector(({}, "3")), "age": age}
+        with pytest.raises(AnswerError, match="time is"):
+            await read(Prometheus(server.url), Query("sum(lag)", age="age"))
+
+    async def test_a_scalar_is_a_number(self, server: Stub) -> None:
+        scalar = {"resultType": "scalar", "result": [EVALUATED, "4"]}
+        server.answers = {"2 + 2": {"status": "success", "data": scalar}}
+        assert (await read(Prometheus(server.url), "2 + 2")).value == 4.0
+
+    @pytest.mark.parametrize(
+        ("many", "value"),
+        [("sum", 7.5), ("mean", 2.5), ("max", 4.0), ("min", 1.0), ("each", (4.0, 1.0, 2.5))],
+    )
+    async def test_several_samples_become_what_the_rule_says(self, server: Stub, many: str, value: object) -> None:
+        replicas = [({"pod": "b"}, "1"), ({"pod": "c"}, "2.5"), ({"pod": "a"}, "4")]
+        ages = [({"pod": pod}, str(EVALUATED - n)) for n, pod in enumerate("abc")]
+        server.answers = {"busy": vector(*replicas), "timestamp(busy)": vector(*ages)}
+        reading = await read(Prometheus(server.url), Query("busy", many=many))  # type: ignore[arg-type]
+        assert (reading.value, reading.at) == (value, at(EVALUATED - 2))
+
+    async def test_each_gives_a_tuple_for_one_sample_too(self, server: Stub) -> None:
+        server.answers = {"a + b": vector(({}, "1"))}
+        assert (await read(Prometheus(server.url), Query("a + b", many="each"))).value == (1.0,)  # type: ignore[arg-type]
+
+    async def test_several_samples_are_an_error_by_default(self, server: Stub) -> None:
+        server.answers = {"a + b": vector(({"pod": "a"}, "1"), ({"pod": "b"}, "2"))}
+        with pytest.raises(AnswerError, match="2 samples, expected one"):
+            await read(Prometheus(server.url), "a + b")
+
+    async def test_no_sample_is_an_error_by_default(self, server: Stub) -> None:
+        server.answers = {"lag": vector()}
+        with pytest.raises(AnswerError, match="no sample among 0"):
+            await read(Prometheus(server.url), "lag")
+
+    async def test_a_cluster_without_a_sample_in_a_fan_out_is_an_error(self, server: Stub) -> None:
+        server.answers = {LAG: vector(({"cluster": "a"}, "1"))}
+        with pytest.raises(AnswerError, match="no sample for cluster='z' among 1"):
+            await read(Prometheus(server.url), Query(LAG, {"cluster": "z"}))
+
+    async def test_no_sample_is_zero_only_on_request(self, server: Stub) -> None:
+        server.answers = {"lag": vector()}
+        reading = await read(Prometheus(server.url), Query("lag", empty="zero"))  # type: ignore[arg-type]
+        assert (reading.value, reading.at) == (0.0, NOW)
+
+    async def test_a_label_the_sample_does_not_have_counts_as_empty(self, server: Stub) -> None:
+        server.answers = {LAG: vector(({"cluster": "a"}, "1"), ({"cluster": "a", "zone": "x"}, "2"))}
+        reading = await read(Prometheus(server.url), Query(LAG, {"cluster": "a", "zone": ""}))
+        assert reading.value == 1.0
+
+    @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "Inf", "many", "", None, True, [1], 10**400])
+    async def test_what_is_not_a_finite_number_is_an_error_for_its_cluster_only(self, server: Stub, value: Any) -> None:
+        server.answers = {LAG: vector(({"cluster": "a"}, value), ({"cluster": "b"}, "2"))}
+        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
+            with pytest.raises(AnswerError, match="expected a finite number"):
+                await source.collect(Query(LAG, {"cluster": "a"}), NOW)
+            assert (await source.collect(Query(LAG, {"cluster": "b"}), NOW)).value == 2.0
+
+    async def test_a_sum_that_overflows_is_an_error(self, server: Stub) -> None:
+        server.answers = {"a + b": vector(({"c": "1"}, "1.5e308"), ({"c": "2"}, "1.5e308"))}
+        with pytest.raises(AnswerError, match="finite"):
+            await read(Prometheus(server.url), Query("a + b", many="sum"))  # type: ignore[arg-type]
+
+    async def test_a_histogram_is_an_error(self, server: Stub) -> None:
+        sample = {"metric": {}, "histogram": [EVALUATED, {"count": "1"}]}
+        server.answers = {"h + h": {"status": "success", "data": {"resultType": "vector", "result": [sample]}}}
+        with pytest.raises(AnswerError, match="a histogram"):
+            await read(Prometheus(server.url), "h + h")
+
+
+@pytest.mark.parametrize(
+    ("query", "plain"),
+    [
+        ("lag", True),
+        ("job:lag:rate5m", True),
+        (" lag ", True),
+        ("lag{}", True),
+        ('lag{topic="a"}', True),
+        ("lag{topic='a', group=~`b|c`,}", True),
+        (r'lag{topic="a\"} + up{x=\"",}', True),
+        ('lag { a != "x" , b !~ "y" }', True),
+        ("lag[5m]", False),
+        ("sum(lag)", False),
+        ("lag + lag", False),
+        ("lag offset 5m", False),
+        ('lag{a="b"} or up', False),
+        ('{__name__=~"a|b"}', False),
+        ("lag{a=b}", False),
+        ('lag{a="b}', False),
+        ("NaN", False),
+        ("inf", False),
+        ("5", False),
+        ("lag # comment", False),
+    ],
+)
+def test_a_plain_selector_is_told_from_other_expressions(query: str, *, plain: bool) -> None:
+    assert Query(query)._asked.age == (f"timestamp({query.strip()})" if plain else None)
+
+
+class TestFanOut:
+    async def test_many_clusters_share_one_request(self, server: Stub) -> None:
+        names = [f"c{n}" for n in range(200)]
+        server.answers = {LAG: vector(*(({"cluster": name}, str(n)) for n, name in enumerate(names)))}
+        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
+            readings = await asyncio.gather(*(source.collect(Query(LAG, {"cluster": name}), NOW) for name in names))
+        assert [reading.value for reading in readings] == list(range(200))
+        assert server.queries == [LAG]
+
+    async def test_an_answer_is_reused_while_fresh_and_then_asked_for_again(self, server: Stub) -> None:
+        server.answers = {LAG: vector(({"cluster": "a"}, "1"))}
+        plugin = Prometheus(server.url, fresh=timedelta(milliseconds=300))
+        query = Query(LAG, {"cluster": "a"})
+        async with LocalShared() as shared, plugin.connect(shared) as source:
+            begin = time.monotonic()
+            await source.collect(query, NOW)
+            server.answers = {LAG: vector(({"cluster": "a"}, "2"))}
+            if time.monotonic() - begin < 0.2:
+                assert (await source.collect(query, NOW)).value == 1.0
+            await asyncio.sleep(0.3)
+            assert (await source.collect(query, NOW)).value == 2.0
+        assert len(server.requests) == 2
+
+    async def test_a_failure_is_shared_as_well(self, server: Stub) -> None:
+        async def broken(_: web.Request) -> web.Response:
+            return web.Response(status=503, text="no")
+
+        server.respond = broken
+        plugin = Prometheus(server.url, attempts=1)
+        async with LocalShared() as shared, plugin.connect(shared) as source:
+            queries = [Query(LAG, {"cluster": str(n)}) for n in range(50)]
+            errors = await asyncio.gather(*(source.collect(q, NOW) for q in queries), return_exceptions=True)
+        assert {type(error) for error in errors} == {UnavailableError}
+        assert len(set(map(id, errors))) == 50
+        assert len(server.requests) == 1
+
+    async def test_one_who_gives_up_does_not_take_the_answer_from_the_others(self, server: Stub) -> None:
+        asked, go = asyncio.Event(), asyncio.Event()
+
+        async def later(_: web.Request) -> web.Response:
+            asked.set()
+            await go.wait()
+            return web.json_response(vector(({}, "1")))
+
+        server.respond = later
+        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
+            first = asyncio.create_task(source.collect(Query("a + b"), NOW))
+            second = asyncio.create_task(source.collect(Query("a + b"), NOW))
+            await asked.wait()
+            first.cancel()
+            await asyncio.wait((first,))
+            go.set()
+            assert (await second).value == 1.0
+        assert len(server.requests) == 1
+
+    async def test_who_waits_when_the_source_is_closed_is_told(self, server: Stub) -> None:
+        asked = asyncio.Event()
+
+        async def never(_: web.Request) -> web.Response:
+            asked.set()
+            await asyncio.Event().wait()
+            return web.Response()
+
+        server.respond = never
+        async with LocalShared() as shared:
+            async with Prometheus(server.url).connect(shared) as source:
+                waiting = asyncio.create_task(source.collect(Query("a + b"), NOW))
+                await asked.wait()
+            with pytest.raises(UnavailableError, match="closed"):
+                await waiting
+
+    async def test_plug_ins_that_differ_in_patience_only_share_the_client(self, server: Stub) -> None:
+        entered: list[object] = []
+
+        class Counting(LocalShared):
+            async def enter(self, key: Any, factory: Any) -> Any:
+                entered.append(key)
+                return await super().enter(key, factory)
+
+        plugin = Prometheus(server.url)
+        other = replace(plugin, fresh=timedelta(0), timeout=timedelta(seconds=1))
+        async with Counting() as shared, plugin.connect(shared), other.connect(shared):
+            assert len(set(entered)) == 1
+        assert plugin != other
+
+
+class TestAsking:
+    async def test_an_unavailable_server_is_asked_again(self, server: Stub) -> None:
+        async def once_broken(_: web.Request) -> web.Response:
+            if len(server.requests) == 1:
+                return web.Response(status=503)
+            return web.json_response(vector(({}, "1")))
+
+        server.respond = once_broken
+        assert (await read(Prometheus(server.url), "a + b")).value == 1.0
+        assert len(server.requests) == 2
+
+    async def test_there_are_no_more_attempts_than_said(self, server: Stub) -> None:
+        async def broken(_: web.Request) -> web.Response:
+            return web.Response(status=500)
+
+        server.respond = broken
+        with pytest.raises(UnavailableError, match="HTTP 500"):
+            await read(Prometheus(server.url, attempts=2), "a + b")
+        assert len(server.requests) == 2
+
+    async def test_a_bad_query_is_asked_once(self, server: Stub) -> None:
+        async def bad(_: web.Request) -> web.Response:
+            said = {"status": "error", "errorType": "bad_data", "error": "1:4: parse error: unclosed paren"}
+            return web.json_response(said, status=400)
+
+        server.respond = bad
+        with pytest.raises(AnswerError, match=r"query 'sum\(': HTTP 400: .*unclosed paren"):
+            await read(Prometheus(server.url), "sum(")
+        assert len(server.requests) == 1
+
+    async def test_bearer_token_and_headers_are_sent(self, server: Stub) -> None:
+        server.answers = {"a + b": vector(({}, "1"))}
+        headers = {"X-Scope-OrgID": "team"}
+        await read(Prometheus(server.url, token=Secret("s3cret"), headers=headers), "a + b")
+        assert server.headers[0]["Authorization"] == "Bearer s3cret"
+        assert server.headers[0]["X-Scope-OrgID"] == "team"
+
+    async def test_user_and_password_are_sent_and_win_over_netrc(
+        self, server: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        netrc = tmp_path / "netrc"
+        netrc.write_text("machine 127.0.0.1 login other password wrong\n")
+        monkeypatch.setenv("NETRC", str(netrc))
+        server.answers = {"a + b": vector(({}, "1"))}
+        await read(Prometheus(server.url, username="zoë", password=Secret("päss:word")), "a + b")
+        expected = base64.b64encode("zoë:päss:word".encode()).decode()
+        assert server.headers[0]["Authorization"] == f"Basic {expected}"
+
+    async def test_a_hanging_server_delays_no_other(self, server: Stub) -> None:
+        hung = asyncio.Event()
+
+        async def hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            hung.set()
+            await reader.read()
+
+        server.answers = {"a + b": vector(({}, "1"))}
+        async with raw(hang) as url, LocalShared() as shared:
+            slow = Prometheus(url, connections=1, timeout=timedelta(seconds=1))
+            async with slow.connect(shared) as stuck, Prometheus(server.url).connect(shared) as source:
+                tasks = [asyncio.create_task(stuck.collect(Query(f"a + {n}"), NOW)) for n in range(20)]
+                await hung.wait()
+                async with asyncio.timeout(0.9):
+                    assert (await source.collect(Query("a + b"), NOW)).value == 1.0
+                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {EdgeTimeoutError}
+
+
+def html(status: int = 200) -> web.Response:
+    return web.Response(status=status, content_type="text/html", text="<html>Please log in</html>")
+
+
+class TestBadAnswers:
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [
+            (301, AnswerError),
+            (400, AnswerError),
+            (401, RefusedError),
+            (403, RefusedError),
+            (404, RefusedError),
+            (405, AnswerError),
+            (408, UnavailableError),
+            (422, AnswerError),
+            (429, UnavailableError),
+            (500, UnavailableError),
+            (502, UnavailableError),
+            (503, UnavailableError),
+        ],
+    )
+    async def test_a_status_means(self, server: Stub, status: int, kind: type[EdgeError]) -> None:
+        async def answer(_: web.Request) -> web.Response:
+            response = html(status)
+            if status == 301:
+                response.headers["Location"] = "https://login.example/?token=abc"
+            return response
+
+        server.respond = answer
+        with pytest.raises(EdgeError) as caught:
+            await read(Prometheus(server.url, attempts=1), "a + b")
+        assert type(caught.value) is kind
+        message = str(caught.value)
+        assert message.startswith(f"prometheus {server.url}: query 'a + b': HTTP {status}")
+        assert ("login.example" if status == 301 else "Please log in") in message
+
+    @pytest.mark.parametrize(
+        ("body", "says"),
+        [
+            ("<html><title>Sign in</title>", "that begins with '<html><title>Sign in"),
+            ("", "not JSON"),
+            ('{"status":"success","data":{"resultType":"vector","result":[{"me', "not JSON but text/html"),
+            ("[" * 200_000, "not JSON"),
+            ("[]", "no answer of Prometheus"),
+            ("null", "no answer of Prometheus"),
+            ('{"status":"success"}', "no answer of Prometheus"),
+            ('{"status":"error","error":"out of luck"}', "out of luck"),
+            ('{"status":"success","data":{}}', "result is a 'None'"),
+            ('{"status":"success","data":{"resultType":"vector"}}', "result is a 'vector'"),
+            ('{"status":"success","data":{"resultType":"vector","result":{}}}', "neither a vector"),
+            ('{"status":"success","data":{"resultType":"vector","result":[1]}}', "without metric and value"),
+            ('{"status":"success","data":{"resultType":"vector","result":[{"metric":{}}]}}', "without metric"),
+            ('{"status":"success","data":{"resultType":"matrix","result":[]}}', "result is a 'matrix'"),
+            ('{"status":"success","data":{"resultType":"string","result":[1,"5"]}}', "result is a 'string'"),
+            ('{"status":"success","data":{"resultType":"scalar","result":[1,"NaN"]}}', "'NaN'"),
+        ],
+    )
+    async def test_a_body_that_is_no_answer_is_an_error(self, server: Stub, body: str, says: str) -> None:
+        async def answer(_: web.Request) -> web.Response:
+            return web.Response(text=body, content_type="text/html")
+
+        server.respond = answer
+        with pytest.raises(AnswerError) as caught:
+            await read(Prometheus(server.url), "a + b")
+        assert says in str(caught.value)
+        assert "query 'a + b'" in str(caught.value)
+        assert len(str(caught.value)) < 500
+        assert len(server.requests) == 1
+
+    async def test_an_answer_with_warnings_is_refused_or_accepted_as_said(self, server: Stub) -> None:
+        server.answers = {"a + b": vector(({}, "1")) | {"warnings": ["store east: unavailable"]}}
+        with pytest.raises(AnswerError, match="store east: unavailable"):
+            await read(Prometheus(server.url), "a + b")
+        reading = await read(Prometheus(server.url, warnings="ignore"), "a + b")  # type: ignore[arg-type]
+        assert reading.value == 1.0
+
+    async def test_a_note_is_no_warning(self, server: Stub) -> None:
+        server.answers = {"a + b": vector(({}, "1")) | {"warnings": ["PromQL info: metric might not be a counter"]}}
+        assert (await read(Prometheus(server.url), "a + b")).value == 1.0
+
+    async def test_100_megabytes_are_not_read(self, server: Stub) -> None:
+        sent = 0
+
+        async def endless(request: web.Request) -> web.StreamResponse:
+            nonlocal sent
+            response = web.StreamResponse()
+            await response.prepare(request)
+            piece = b" " * 1_000_000
+            for _ in range(100):
+                await response.write(piece)
+                sent += len(piece)
+            return response
+
+        server.respond = endless
+        with pytest.raises(AnswerError, match="more than 16,000,000 bytes"):
+            await read(Prometheus(server.url), "a + b")
+        assert sent < 40_000_000  # what lay in the sockets' buffers
+
+    async def test_compressed_answers_are_not_unpacked(self, server: Stub) -> None:
+        async def compressed(_: web.Request) -> web.Response:
+            response = web.json_response(vector(({}, "1")))
+            response.enable_compression(web.ContentCoding.gzip)
+            return response
+
+        server.respond = compressed
+        with pytest.raises(AnswerError, match="not JSON"):
+            await read(Prometheus(server.url), "a + b")
+        assert server.headers[0]["Accept-Encoding"] == "identity"
+
+    @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
+    async def test_a_slow_drip_is_cut_off_and_its_thread_freed(self, head: bytes) -> None:
+        cut = asyncio.Event()
+
+        async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                writer.write(head or b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                while True:
+                    writer.write(b" ")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+            finally:
+                cut.set()
+
+        async with raw(drip) as url, LocalShared() as shared:
+            plugin = Prometheus(url, timeout=timedelta(seconds=0.4), connections=1)
+            async with plugin.connect(shared) as source:
+                begin = time.monotonic()
+                with pytest.raises(EdgeTimeoutError, match=r"within 0\.4s"):
+                    await source.collect(Query("a + b"), NOW)
+                assert time.monotonic() - begin < 0.8
+                async with asyncio.timeout(1):
+                    await cut.wait()
+
+    async def test_silence_is_a_time_out_and_is_not_tried_again(self) -> None:
+        connections = 0
+
+        async def silence(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            await reader.read()
+
+        async with raw(silence) as url:
+            with pytest.raises(EdgeTimeoutError, match="no answer"):
+                await read(Prometheus(url, timeout=timedelta(seconds=0.3)), "a + b")
+        assert connections == 1
+
+    @pytest.mark.parametrize(
+        "said",
+        [
+            b"",
+            b"SSH-2.0-OpenSSH_9.2\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{",
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000,
+        ],
+    )
+    async def test_an_answer_that_breaks_off_or_is_no_http_means_unavailable(self, said: bytes) -> None:
+        async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(said)
+            await writer.drain()
+
+        async with raw(say) as url:
+            with pytest.raises(UnavailableError, match="no connection, or it broke off"):
+                await read(Prometheus(url, attempts=1), "a + b")
+
+    async def test_nobody_listening_is_unavailable(self, unused_port: int) -> None:
+        with pytest.raises(UnavailableError, match="Connection refused"):
+            await read(Prometheus(f"http://127.0.0.1:{unused_port}"), "a + b")
+
+    async def test_a_name_that_does_not_exist_is_unavailable(self) -> None:
+        with pytest.raises(UnavailableError, match=r"prometheus http://nowhere\.invalid:9090: query 'a \+ b'"):
+            await read(Prometheus("http://nowhere.invalid:9090", timeout=timedelta(seconds=1)), "a + b")
+
+
+class TestTls:
+    async def test_a_certificate_of_the_given_authority_is_trusted(self, authority: Authority) -> None:
+        async with stub(authority.context(), answers={"a + b": vector(({}, "1"))}) as server:
+            assert (await read(Prometheus(server.url, ca_file=authority.ca), "a + b")).value == 1.0
+
+    async def test_an_unknown_authority_is_refused_and_named(self, authority: Authority, tmp_path: Path) -> None:
+        other = Authority.make(tmp_path)
+        async with stub(authority.context()) as server:
+            with pytest.raises(AnswerError, match=f"CERTIFICATE_VERIFY_FAILED.*{other.ca}"):
+                await read(Prometheus(server.url, ca_file=other.ca), "a + b")
+            with pytest.raises(AnswerError, match="trusted by the certifi package"):
+                await read(Prometheus(server.url), "a + b")
+
+    async def test_verification_can_be_turned_off(self, authority: Authority) -> None:
+        async with stub(authority.context(), answers={"a + b": vector(({}, "1"))}) as server:
+            assert (await read(Prometheus(server.url, verify=False), "a + b")).value == 1.0
+
+    @pytest.mark.parametrize("content", [None, "no certificate"])
+    async def test_a_ca_file_that_cannot_be_used_is_named(
+        self, authority: Authority, tmp_path: Path, content: str | None
+    ) -> None:
+        file = tmp_path / "broken.pem"
+        if content is not None:
+            file.write_text(content)
+        async with stub(authority.context()) as server:
+            with pytest.raises(AnswerError, match=r"broken\.pem"):
+                await read(Prometheus(server.url, ca_file=file), "a + b")
+
+    async def test_plain_http_where_tls_is_expected_is_an_error(self, server: Stub) -> None:
+        with pytest.raises(AnswerError, match="TLS failed"):
+            await read(Prometheus(server.url.replace("http", "https")), "a + b")
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        "credentials",
+        [{"token": Secret("hunter2")}, {"username": "ann", "password": Secret("hunter2")}],
+    )
+    async def test_no_error_and_no_repr_shows_them(self, server: Stub, credentials: dict[str, Any]) -> None:
+        async def echo(request: web.Request) -> web.Response:
+            return web.Response(status=403, text=f"{request.headers['Authorization']} or hunter2 is wrong")
+
+        server.respond = echo
+        plugin = Prometheus(server.url, **credentials)
+        assert "hunter2" not in repr(plugin)
+        with pytest.raises(RefusedError) as caught:
+            await read(plugin, "a + b")
+        assert "hunter2" not in str(caught.value)
+        assert server.headers[0]["Authorization"].split()[1] not in str(caught.value)
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket  # noqa: PLC0415 - for this alone
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class TestParameters:
+    @pytest.mark.parametrize(
+        ("parameters", "says"),
+        [
+            ({"url": "prometheus:9090"}, "must look like"),
+            ({"url": "ftp://host"}, "must look like"),
+            ({"url": "http://"}, "must look like"),
+            ({"url": "http://host/?a=b"}, "must look like"),
+            ({"url": "http://host:x"}, "Port"),
+            ({"url": "http://ann:hunter2@host"}, "user or password"),
+            ({"username": "ann"}, "together"),
+            ({"password": Secret("hunter2")}, "together"),
+            ({"username": "ann", "password": Secret("hunter2"), "token": Secret("x")}, "not both"),
+            ({"username": "a:b", "password": Secret("hunter2")}, "colon"),
+            ({"token": Secret("hunter2\n")}, "line break"),
+            ({"token": Secret("")}, "empty"),
+            ({"token": Secret("hunter2 2")}, "ASCII without spaces"),
+            ({"headers": {"authorization": "x"}}, "Authorization"),
+            ({"headers": {"a b": "x"}}, "not a valid HTTP header"),
+            ({"headers": {"a": "x\r\nb: c"}}, "not a valid HTTP header"),
+            ({"ca_file": Path("x"), "verify": False}, "verify"),
+            ({"attempts": 0}, "attempts"),
+            ({"max_bytes": 0}, "max_bytes"),
+            ({"connections": 0}, "connections"),
+            ({"connections": 65}, "connections"),
+            ({"timeout": timedelta(0)}, "timeout"),
+            ({"fresh": timedelta(seconds=-1)}, "fresh"),
+            ({"warnings": "perhaps"}, "perhaps"),
+        ],
+    )
+    def test_of_a_server_are_checked(self, parameters: dict[str, Any], says: str) -> None:
+        with pytest.raises(ValueError, match=says) as caught:
+            Prometheus(**{"url": "http://host", **parameters})
+        assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("parameters", "says"),
+        [
+            ({"query": " "}, "query"),
+            ({"age": ""}, "age"),
+            ({"match": {"a-b": "c"}}, "a-b"),
+            ({"many": "all"}, "all"),
+            ({"empty": "nothing"}, "nothing"),
+        ],
+    )
+    def test_of_a_query_are_checked(self, parameters: dict[str, Any], says: str) -> None:
+        with pytest.raises(ValueError, match=says):
+            Query(**{"query": "lag", **parameters})
+
+    def test_equal_ones_are_equal_whatever_the_order(self) -> None:
+        assert Query("a", {"x": "1", "y": "2"}) == Query("a", {"y": "2", "x": "1"})
+        assert hash(Query("a", {"x": "1", "y": "2"})) == hash(Query("a", {"y": "2", "x": "1"}))
+        assert Query("a", {"x": "1"}) != Query("a", {"x": "2"})
+        assert Prometheus("http://h/") == Prometheus("http://h")
+        assert hash(Prometheus("http://h/", headers={"a": "b"})) == hash(Prometheus("http://h", headers={"a": "b"}))
