@@ -1,9 +1,9 @@
 """The edges of the house: what a source, an engine, a target and a store must be able to do, and how they fail.
 
 A source, engine or target plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not hold a
-connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal plug-ins (same
-type, same parameters) are connected once and shared by all the clusters that use them; what several plug-ins need
-(an HTTP client, a session with one API server) they take from `Shared`.
+connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and engines
+(same type, same parameters) are connected once and shared by all the clusters that use them, a target once for each
+cluster; what several plug-ins need (an HTTP client, a session with one API server) they take from `Shared`.
 
 A field of type `Secret` is the only place where a configuration may say `${ENV}`.
 """

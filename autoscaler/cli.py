@@ -1,0 +1,472 @@
+"""The command line: `autoscaler run`, `check`, `plan`, `status`, `explain`, `plugins`, `schema`, `demo`.
+
+Exit codes: 0 ok, 1 failed, 2 usage or configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import textwrap
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoscaler.ports import AutoscalerError, ConfigurationError, Severity
+
+if TYPE_CHECKING:
+    from autoscaler.config.model import Config
+    from autoscaler.daemon.once import Checked
+
+# What a command needs is imported when it runs: `--help` is quick, and the daemon carries nothing it does not use.
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+URL = "http://127.0.0.1:8765"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns the exit code."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        parsed = _parser(arguments).parse_args(arguments)
+    except SystemExit as stop:  # argparse has told what is wrong
+        return stop.code if isinstance(stop.code, int) else USAGE
+    command: Callable[[argparse.Namespace], int] = parsed.command
+    try:
+        return command(parsed)
+    except ConfigurationError as error:
+        _complain(*error.problems)
+        return USAGE
+    except AutoscalerError as error:
+        _complain(f"autoscaler: {error}")
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the interpreter must not complain at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="autoscaler",
+        description="Decides how many workers a streaming cluster needs, changes the number, and can say why.",
+        epilog="Exit codes: 0 ok, 1 failed, 2 usage or configuration, 130 interrupted.",
+    )
+    parser.add_argument("--version", action="version", version=f"autoscaler {version('reactive-autoscaler')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        sub.set_defaults(command=function)
+        return sub
+
+    def as_json(sub: argparse.ArgumentParser) -> None:
+        sub.add_argument("--json", action="store_true", help="print JSON")
+
+    sub = command("run", _run, "run the daemon until it is stopped")
+    sub.add_argument("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+    sub.add_argument("--dry-run", action="store_true", help="decide and record everything, but call no target")
+
+    sub = command("check", _check, "validate a configuration")
+    sub.add_argument("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+    sub.add_argument(
+        "--online", action="store_true", help="also connect everything, read every metric once, and examine the jobs"
+    )
+    as_json(sub)
+
+    sub = command("plan", _plan, "look once and tell what would be decided, changing nothing")
+    sub.add_argument("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+    as_json(sub)
+
+    sub = command("status", _status, "show the clusters of a running daemon")
+    sub.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="its configuration, to find it")
+    sub.add_argument("--url", help=f"where it listens (default: {URL})")
+    as_json(sub)
+
+    sub = command("explain", _explain, "tell why a running daemon decided what it did")
+    sub.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
+    which = sub.add_mutually_exclusive_group()
+    which.add_argument("--last", type=_count, default=1, metavar="N", help="the last N decisions, newest first")
+    which.add_argument("--at", type=_time, metavar="TIME", help="the decision in force then, like 2026-01-31T17:05:00Z")
+    sub.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find it")
+    sub.add_argument("--url", help=f"where it listens (default: {URL})")
+    as_json(sub)
+
+    sub = command("plugins", _plugins, "list what is installed: policies, sources, engines, targets")
+    as_json(sub)
+
+    command("schema", _schema, "print the JSON Schema of the configuration file")
+
+    sub = command("demo", _demo, "scale a real Spark cluster on this machine under a changing load")
+    if "demo" in arguments:
+        from autoscaler import demo
+
+        demo.add_arguments(sub)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 2026-01-31T17:05:00Z") from error
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _load(path: Path) -> Config:
+    from autoscaler import config
+
+    return config.load(path, os.environ)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from autoscaler.daemon.app import serve
+    from autoscaler.daemon.logging import setup
+
+    config = _load(arguments.config)
+    setup(config.daemon.log)
+    return asyncio.run(serve(config, lambda: _load(arguments.config), dry_run=arguments.dry_run))
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    try:
+        config = _load(arguments.config)
+    except ConfigurationError as error:
+        if arguments.json:
+            _print_json({"ok": False, "problems": list(error.problems)})
+            return USAGE
+        raise
+    if not arguments.online:
+        if arguments.json:
+            _print_json({"ok": True, "problems": [], "clusters": sorted(config.clusters)})
+        else:
+            _say(
+                f"{config.path} is fine: {_many(len(config.clusters), 'cluster')}: {', '.join(sorted(config.clusters))}"
+            )
+        return OK
+    from autoscaler.daemon.once import check
+
+    checked = asyncio.run(check(config))
+    bad = _is_bad(checked)
+    if arguments.json:
+        _print_json(_checked_json(checked, ok=not bad))
+    else:
+        _show_checked(config, checked)
+    return FAILED if bad else OK
+
+
+def _is_bad(checked: Checked) -> bool:
+    return any(checked.doubts.values()) or any(
+        examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
+        for examined in checked.examined
+    )
+
+
+def _show_checked(config: Config, checked: Checked) -> None:
+    from autoscaler.core.explain import readings
+
+    rows = []
+    for name, observation in checked.observations.items():
+        doubts = checked.doubts[name]
+        for what, text in readings(observation):
+            doubt = doubts.get(what)
+            rows.append((name, what, "failed" if doubt else "ok", doubt or text))
+        shown = {what for what, _ in readings(observation)}
+        rows.extend((name, what, "failed", why) for what, why in doubts.items() if what not in shown)
+        rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
+    _table(("cluster", "what", "result", ""), rows)
+    for examined in checked.examined:
+        if examined.error:
+            _say("", f"ERROR: {examined.part} of cluster {examined.cluster} could not be examined: {examined.error}")
+        for finding in examined.findings:
+            _say(
+                "",
+                f"{finding.severity.upper()}: {finding.subject} ({examined.part} of cluster {examined.cluster})",
+                _hang("  problem: ", finding.problem),
+                _hang("  cost:    ", finding.cost),
+                _hang("  remedy:  ", finding.remedy),
+            )
+    findings = [finding for examined in checked.examined for finding in examined.findings]
+    failed = sum(len(doubts) for doubts in checked.doubts.values())
+    _say(
+        "",
+        f"{_many(len(config.clusters), 'cluster')}, {_many(failed, 'reading')} failed, "
+        f"{_many(len(findings), 'finding')}.",
+    )
+
+
+def _checked_json(checked: Checked, *, ok: bool) -> object:
+    from autoscaler.daemon.records import plain
+
+    return {
+        "ok": ok,
+        "clusters": {
+            name: {
+                "observation": plain(observation),
+                "doubts": checked.doubts[name],
+                "remarks": list(checked.remarks[name]),
+            }
+            for name, observation in checked.observations.items()
+        },
+        "examined": [
+            {
+                "cluster": examined.cluster,
+                "part": examined.part,
+                "error": examined.error or None,
+                "findings": [
+                    {
+                        "severity": finding.severity.value,
+                        "subject": finding.subject,
+                        "problem": finding.problem,
+                        "cost": finding.cost,
+                        "remedy": finding.remedy,
+                    }
+                    for finding in examined.findings
+                ],
+            }
+            for examined in checked.examined
+        ],
+    }
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from autoscaler.core.explain import explain
+    from autoscaler.daemon.once import plan
+    from autoscaler.daemon.records import plain
+
+    records = asyncio.run(plan(_load(arguments.config)))
+    if arguments.json:
+        _print_json(
+            [
+                {
+                    "observation": plain(record.observation),
+                    "decision": plain(record.decision),
+                    "explanation": explain(record.observation, record.decision, dry_run=True),
+                }
+                for record in records
+            ]
+        )
+    else:
+        _say("\n\n".join(explain(record.observation, record.decision, dry_run=True) for record in records))
+    return FAILED if any(record.observation.missing for record in records) else OK
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    answer = _ask(_url(arguments), "/api/v1/clusters")
+    if arguments.json:
+        _print_json(answer)
+        return OK
+    rows = [
+        (
+            row["name"],
+            _size(row["ready"]),
+            _size(row["current"]),
+            _size(row["desired"]),
+            _size(row["proposed"]),
+            f"{row['min']}-{row['max']}",
+            row["reason"] or "-",
+            _way(row["rescale"]),
+            "-" if row["age"] is None else f"{row['age']:.0f} s ago",
+            _trouble(row),
+        )
+        for row in answer["clusters"]
+    ]
+    _table(("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when", "trouble"), rows)
+    if answer["dry_run"]:
+        _say("", "This is a dry run: no target is called.")
+    return OK
+
+
+def _way(rescale: dict[str, Any] | None) -> str:
+    if rescale is None:
+        return "-"
+    return f"{rescale['before']} to {rescale['to']}: {rescale['phase'].replace('_', ' ')}"
+
+
+def _trouble(row: dict[str, Any]) -> str:
+    trouble = [f"{name}: {why}" for name, why in row["missing"].items()]
+    if row["problem"]:
+        trouble.insert(0, row["problem"])
+    return "; ".join(trouble) or "-"
+
+
+def _size(number: int | None) -> str:
+    return "?" if number is None else str(number)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    query = {"limit": str(1 if arguments.at else arguments.last)}
+    if arguments.at:
+        query["until"] = arguments.at.isoformat()
+    path = f"/api/v1/clusters/{urllib.parse.quote(arguments.cluster, safe='')}/decisions"
+    answer = _ask(_url(arguments), f"{path}?{urllib.parse.urlencode(query)}")
+    if arguments.json:
+        _print_json(answer)
+        return OK
+    if not answer["decisions"]:
+        when = f" up to {arguments.at:%Y-%m-%d %H:%M:%S %Z}" if arguments.at else " yet"
+        _complain(f"autoscaler: no decision about cluster {arguments.cluster} is kept{when}")
+        return FAILED
+    _say("\n\n\n".join(decision["explanation"] for decision in answer["decisions"]))
+    return OK
+
+
+def _url(arguments: argparse.Namespace) -> str:
+    if arguments.url:
+        return str(arguments.url).rstrip("/")
+    if arguments.config is None:
+        return URL
+    listen = _load(arguments.config).daemon.listen
+    host, _, port = listen.rpartition(":")
+    if port == "0":
+        raise AutoscalerError(f"daemon.listen is {listen}: the port is in the daemon's log, pass it with --url")
+    # A daemon that listens on every address is also on the loopback one.
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104 - compared, not listened on
+    return f"http://{host}:{port}"
+
+
+def _ask(url: str, path: str) -> Any:  # noqa: ANN401 - JSON
+    # The daemon is asked directly: a proxy of the environment does not know this machine's loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    if not url.startswith(("http://", "https://")):
+        raise AutoscalerError(f"{url} is not a URL like {URL}")
+    try:
+        with opener.open(url + path, timeout=10) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise AutoscalerError(_refusal(error, url)) from error
+    except (urllib.error.URLError, OSError) as error:
+        reason = getattr(error, "reason", error)
+        raise AutoscalerError(
+            f"no daemon answers at {url} ({reason}): is it running? Say where with --url or its configuration"
+        ) from error
+    except ValueError as error:
+        raise AutoscalerError(f"{url} answers, but not like an autoscaler: no JSON") from error
+
+
+def _refusal(error: urllib.error.HTTPError, url: str) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"{url} answers, but not like an autoscaler: {error.code} {error.reason}"
+
+
+def _plugins(arguments: argparse.Namespace) -> int:
+    from autoscaler import plugins
+
+    found = plugins.installed()
+    if arguments.json:
+        _print_json(
+            [
+                {
+                    "kind": plugin.kind.noun,
+                    "name": plugin.name,
+                    "package": plugin.package,
+                    "version": plugin.version,
+                    "reference": plugin.reference,
+                    "summary": plugin.summary,
+                    "problem": plugin.problem or None,
+                    "parameters": [_parameter(parameter) for parameter in plugin.parameters],
+                    "query": [_parameter(parameter) for parameter in plugin.query],
+                }
+                for plugin in found
+            ]
+        )
+        return OK
+    rows = [
+        (
+            plugin.kind.noun,
+            plugin.name,
+            f"{plugin.package} {plugin.version}",
+            plugin.problem or plugin.summary,
+            ", ".join(
+                parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+                for parameter in plugin.parameters
+            )
+            or "-",
+        )
+        for plugin in found
+    ]
+    _table(("kind", "name", "package", "what it does", "parameters"), rows)
+    return FAILED if any(plugin.problem for plugin in found) else OK
+
+
+def _parameter(parameter: Any) -> dict[str, Any]:  # noqa: ANN401 - plugins.Parameter, imported only when needed
+    return {
+        "name": parameter.name,
+        "type": parameter.type,
+        "default": parameter.default,
+        "required": parameter.default is None,
+        "doc": parameter.doc,
+    }
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    del arguments
+    from autoscaler import config
+
+    _print_json(config.json_schema())
+    return OK
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from autoscaler import demo
+
+    return int(demo.run(arguments))
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table: folded to fit a terminal, as wide as it needs to be anywhere else."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1_000_000)
+    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
+    for title in head:
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        # As text: names and messages may contain what rich takes for markup.
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def _hang(label: str, text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _print_json(value: object) -> None:
+    _say(json.dumps(value, indent=2))
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def _complain(*lines: str) -> None:
+    sys.stderr.write("\n".join(lines) + "\n")

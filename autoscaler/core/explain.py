@@ -1,0 +1,273 @@
+"""A decision in prose: what was read, what each policy asked for and why, which guard changed what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from autoscaler.core.model import (
+    Decision,
+    EngineStatus,
+    JobState,
+    Observation,
+    Reading,
+    Reason,
+    Recommendation,
+    Verdict,
+)
+
+_GUARDS = {
+    Reason.FRESHNESS: "freshness",
+    Reason.SETTLING: "settling",
+    Reason.TOLERANCE: "tolerance",
+    Reason.STABILIZATION: "the stabilization window",
+    Reason.RATE_LIMIT: "the rate limit",
+    Reason.COOLDOWN: "the cooldown",
+    Reason.CAP: "the cap of what the job can use",
+    Reason.USEFUL_SIZE: "the useful sizes",
+    Reason.BOUNDS: "the bounds",
+}
+
+_QUIET = {
+    Reason.MISSING: "could not say, an input is missing",
+    Reason.LEARNING: "is still learning",
+    Reason.ABSTAINED: "has nothing to say",
+    Reason.FAILED: "failed",
+}
+
+
+def explain(observation: Observation, decision: Decision, *, dry_run: bool = False) -> str:
+    """Tell a decision to a person: one paragraph for the outcome, then what led to it.
+
+    Args:
+        observation: what the decision was made on.
+        decision: the decision.
+        dry_run: whether the target was not to be called.
+    """
+    parts = [_outcome(observation, decision, dry_run=dry_run)]
+    parts.append(_list("What was read:", _read(observation)))
+    parts.append(_list("What the policies asked for:", _asked(decision)))
+    parts.append(_list("What the guards made of it:", _guarded(decision)))
+    if decision.notes:
+        parts.append(_list("What happened meanwhile:", (_sentence(text) for _, text in decision.notes)))
+    return "\n\n".join(parts)
+
+
+def readings(observation: Observation) -> list[tuple[str, str]]:
+    """What was read, one line for each: the name (`target`, `engine`, or a metric's) and what it showed."""
+    lines = []
+    if observation.desired is not None:
+        lines.append(("target", _target(observation.desired, observation.ready)))
+    if observation.engine is not None:
+        lines.append(("engine", _engine(observation.engine, observation.at)))
+    for name, reading in observation.metrics.items():
+        lines.append((name, f"{_value(reading)}, {_age(observation.at, reading.at)}"))
+    return lines
+
+
+def _outcome(observation: Observation, decision: Decision, *, dry_run: bool) -> str:
+    who = f"{_time(decision.at)}: cluster {decision.cluster}"
+    why = _why(decision)
+    if decision.rescale:
+        way = "up" if decision.desired > decision.current else "down"
+        asked = "would be scaled" if dry_run else "is scaled"
+        tail = " This is a dry run: the target was not called." if dry_run else ""
+        return f"{who} {asked} {way} from {decision.current} to {decision.desired}, {why}.{tail}"
+    if observation.desired is None:
+        return f"{who} is left alone, because the size of its target is not known; last seen: {decision.current}."
+    return f"{who} stays at {decision.current}, {why}."
+
+
+def _why(decision: Decision) -> str:
+    last = _last_word(decision)
+    if decision.rescale:
+        if last is None or decision.desired == decision.proposed:
+            return "as the policies asked"
+        return f"not to {decision.proposed} as the policies asked, because of {_guard(last)}{_detail(last.detail)}"
+    if decision.proposed != decision.current and last is not None:
+        way = "more" if decision.proposed > decision.current else "fewer"
+        return (
+            f"although the policies asked for {way} ({decision.proposed}), "
+            f"because of {_guard(last)}{_detail(last.detail)}"
+        )
+    said = {recommendation.reason for recommendation in decision.recommendations}
+    if Reason.STEADY in said:
+        return "because what there is fits the load"
+    if Reason.FAILED in said:
+        return "because a policy failed and no other asked for anything"
+    if Reason.MISSING in said:
+        return "because what the policies need could not be read"
+    if Reason.LEARNING in said:
+        return "because the policies have not seen enough yet"
+    if decision.recommendations and any(r.replicas is not None for r in decision.recommendations):
+        return "because the policies asked for what there is"
+    return "because no policy asked for anything"
+
+
+def _last_word(decision: Decision) -> Verdict | None:
+    changing = [verdict for verdict in decision.verdicts if verdict.before != verdict.after]
+    return changing[-1] if changing else None
+
+
+def _guard(verdict: Verdict) -> str:
+    name = _GUARDS.get(verdict.guard, verdict.guard.value)
+    if verdict.reason is Reason.MISSING:
+        return f"{name} (nothing is lowered on input that cannot be trusted)"
+    if verdict.reason is Reason.LEARNING:
+        return f"{name}, which has not been seen in full yet"
+    return name
+
+
+def _detail(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+def _read(observation: Observation) -> Iterator[str]:
+    if observation.desired is None:
+        yield f"The target could not be asked: {observation.missing.get('target', 'no answer')}."
+    else:
+        yield _target(observation.desired, observation.ready)
+    if observation.engine is not None:
+        yield _engine(observation.engine, observation.at)
+    elif "engine" in observation.missing:
+        yield f"The engine could not be asked: {observation.missing['engine']}."
+    for name, reading in observation.metrics.items():
+        yield f"{name} was {_value(reading)}, {_age(observation.at, reading.at)}."
+    for name, why in observation.missing.items():
+        if name not in ("target", "engine"):
+            yield f"{name} could not be read: {why}."
+    if not observation.metrics and not observation.missing:
+        yield "No metric is configured."
+
+
+def _target(desired: int, ready: int | None) -> str:
+    if ready is None:
+        return f"The target was told to have {_replicas(desired)}; how many are up it does not say."
+    if ready == desired:
+        return f"The target has {_replicas(desired)}, all of them up." if desired else "The target has no replica."
+    return f"The target was told to have {_replicas(desired)}; {ready} {'is' if ready == 1 else 'are'} up."
+
+
+def _engine(engine: EngineStatus, at: datetime) -> str:
+    job = {JobState.UNKNOWN: "in an unknown state", JobState.FAILED: "failed"}.get(engine.job, engine.job.value)
+    text = f"The job is {job}"
+    if engine.running_since is not None and engine.job is JobState.RUNNING:
+        text += f" for {_span((at - engine.running_since).total_seconds())}"
+    facts = []
+    if engine.slots is not None:
+        facts.append(f"{engine.slots} slots registered")
+    if engine.parallelism is not None:
+        facts.append(f"{engine.parallelism} in use")
+    if engine.max_parallelism is not None:
+        facts.append(f"at most {engine.max_parallelism} usable")
+    if engine.partitions is not None:
+        facts.append(f"{engine.partitions} partitions")
+    if engine.restarts:
+        facts.append(f"{engine.restarts} {'restart' if engine.restarts == 1 else 'restarts'} so far")
+    if engine.last_checkpoint is not None:
+        facts.append(f"last checkpoint or batch {_age(at, engine.last_checkpoint)}")
+    return f"{text}: {', '.join(facts)}." if facts else f"{text}."
+
+
+def _asked(decision: Decision) -> Iterator[str]:
+    for recommendation in decision.recommendations:
+        yield _recommendation(recommendation)
+    if len([r for r in decision.recommendations if r.replicas is not None]) > 1:
+        yield f"The greatest of these counts: {decision.proposed}."
+    if not decision.recommendations:
+        yield "No policy is configured."
+
+
+def _recommendation(recommendation: Recommendation) -> str:
+    name = recommendation.policy or "a policy"
+    if recommendation.replicas is None:
+        said = _QUIET.get(recommendation.reason, recommendation.reason.value)
+    else:
+        said = f"asked for {recommendation.replicas}"
+    if recommendation.detail:
+        return _dot(f"{name} {said}: {recommendation.detail}")
+    if recommendation.inputs:
+        inputs = ", ".join(f"{key} {_number(value)}" for key, value in recommendation.inputs.items())
+        return f"{name} {said} ({recommendation.reason.value}; {inputs})."
+    return f"{name} {said} ({recommendation.reason.value})."
+
+
+def _guarded(decision: Decision) -> Iterator[str]:
+    passed = []
+    for verdict in decision.verdicts:
+        if verdict.before != verdict.after:
+            name = _GUARDS.get(verdict.guard, verdict.guard.value)
+            yield _dot(_sentence_case(f"{name} made {verdict.after} of {verdict.before}{_detail(verdict.detail)}"))
+        elif verdict.detail:
+            name = _GUARDS.get(verdict.guard, verdict.guard.value)
+            yield _dot(_sentence_case(f"{name} let {verdict.after} stand: {verdict.detail}"))
+        else:
+            passed.append(_GUARDS.get(verdict.guard, verdict.guard.value))
+    if passed:
+        yield f"No objection from {_and(passed)}."
+    if not decision.verdicts:
+        yield "No guard was asked."
+
+
+def _list(title: str, lines: Iterator[str]) -> str:
+    return "\n".join([title, *(f"  - {line}" for line in lines)])
+
+
+def _and(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _sentence(text: str) -> str:
+    return _dot(_sentence_case(text))
+
+
+def _sentence_case(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _dot(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _replicas(number: int) -> str:
+    return f"{number} {'replica' if number == 1 else 'replicas'}"
+
+
+def _value(reading: Reading) -> str:
+    if isinstance(reading.value, tuple):
+        return f"{', '.join(map(_number, reading.value))} (one per replica)"
+    return _number(reading.value)
+
+
+def _number(value: float) -> str:
+    """Four significant digits, thousands kept whole."""
+    if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN is the one that differs
+        return str(value)
+    if abs(value) >= 1000:  # noqa: PLR2004 - from here on a fraction tells nothing
+        return f"{value:.0f}"
+    return f"{value:.4g}"
+
+
+def _age(at: datetime, then: datetime) -> str:
+    seconds = (at - then).total_seconds()
+    if seconds < -0.5:  # noqa: PLR2004 - below that it is rounding
+        return f"{_span(-seconds)} in the future"
+    if seconds < 1:
+        return "just now"
+    return f"{_span(seconds)} ago"
+
+
+def _span(seconds: float) -> str:
+    """Two units at most: 12 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
+    whole = round(seconds)
+    for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {unit} {rest} {small}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} {at.tzname() or ''}".rstrip()

@@ -1,0 +1,292 @@
+"""The daemon as a whole: what it is made of, how it starts, reloads and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from prometheus_client import CollectorRegistry
+
+from autoscaler.config.model import Cluster, Config
+from autoscaler.core.step import step
+from autoscaler.daemon.connections import Connections
+from autoscaler.daemon.controller import Controller, Step
+from autoscaler.daemon.history import History
+from autoscaler.daemon.http import doors
+from autoscaler.daemon.journal import Journal, open_journal
+from autoscaler.daemon.logging import setup
+from autoscaler.daemon.metrics import DaemonCollector, Ticks, registry
+from autoscaler.daemon.observe import Edges
+from autoscaler.ports import ConfigurationError, DecisionSink, StateStore
+
+log = logging.getLogger("autoscaler.daemon")
+
+OK = 0
+INTERRUPTED = 130
+
+
+def utc_now() -> datetime:
+    """The wall clock."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    controller: Controller
+    edges: Edges
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+
+class Fleet:
+    """All controllers of a configuration: started, exchanged one by one at a reload, stopped."""
+
+    def __init__(
+        self,
+        store: StateStore,
+        sink: DecisionSink,
+        ticks: Ticks,
+        *,
+        utc: Callable[[], datetime] = utc_now,
+        dry_run: bool = False,
+        decide: Step = step,
+    ) -> None:
+        self.controllers: dict[str, Controller] = {}
+        self.connections = Connections()
+        self._config: Config | None = None
+        self._running: dict[str, _Running] = {}
+        self._store = store
+        self._sink = sink
+        self._ticks = ticks
+        self._utc = utc
+        self._dry_run = dry_run
+        self._decide = decide
+
+    async def apply(self, config: Config) -> tuple[set[str], set[str], set[str]]:
+        """Make the controllers those of the configuration. Clusters that are not touched by it are not disturbed.
+
+        Returns:
+            The names of the clusters that were added, removed and changed.
+        """
+        before = self._config
+        added = set(config.clusters) - set(self._running)
+        removed = set(self._running) - set(config.clusters)
+        changed = {
+            name
+            for name in set(config.clusters) & set(self._running)
+            if before is None or _parts(before, name) != _parts(config, name)
+        }
+        leaving = {name: self._running[name] for name in removed | changed}
+        for running in leaving.values():
+            running.stop.set()
+        # Leased before the old ones are released: what both use stays connected.
+        edges = {name: Edges(config, config.clusters[name], self.connections) for name in sorted(added | changed)}
+        await asyncio.gather(*(running.task for running in leaving.values()))
+        for name in removed:
+            del self._running[name], self.controllers[name]
+        for name in sorted(added | changed):
+            self._start(config.clusters[name], edges[name], leaving.get(name))
+        self._config = config
+        for running in leaving.values():
+            await running.edges.release()
+        return added, removed, changed
+
+    async def stop(self) -> None:
+        """End all controllers between two ticks and close what they used."""
+        for running in self._running.values():
+            running.stop.set()
+        await asyncio.gather(*(running.task for running in self._running.values()))
+        await self.connections.close()
+
+    async def cancel(self) -> None:
+        """End all controllers wherever they are."""
+        tasks = [running.task for running in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, cluster: Cluster, edges: Edges, before: _Running | None) -> None:
+        controller = Controller(
+            cluster,
+            edges,
+            self._store,
+            self._sink,
+            utc=self._utc,
+            pace=self._ticks,
+            dry_run=self._dry_run,
+            decide=self._decide,
+        )
+        if before is not None:
+            controller.take_over(before.controller)
+        stop = asyncio.Event()
+        name = cluster.spec.name
+        task = asyncio.create_task(controller.run(stop), name=f"controller {name}")
+        self._running[name] = _Running(controller, edges, stop, task)
+        self.controllers[name] = controller
+
+
+def _parts(config: Config, name: str) -> tuple[object, ...]:
+    """Everything in a configuration that a cluster depends on."""
+    cluster = config.clusters[name]
+    sources = {metric.source for metric in cluster.metrics.values()}
+    return cluster, {source: config.sources[source] for source in sources}
+
+
+class Daemon:
+    """A running daemon.
+
+    Attributes:
+        journal, history: where decisions are kept.
+        registry: its metrics.
+        reload_problems: what was wrong with the configuration at the last reload; empty when it was taken.
+        loaded: when the configuration was last taken.
+        url: where its doors are, once they are open.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        load: Callable[[], Config],
+        journal: Journal,
+        history: History,
+        *,
+        utc: Callable[[], datetime] = utc_now,
+        dry_run: bool = False,
+        decide: Step = step,
+    ) -> None:
+        self.journal = journal
+        self.history = history
+        self.utc = utc
+        self.dry_run = dry_run
+        self.registry: CollectorRegistry = registry()
+        self.reload_problems: tuple[str, ...] = ()
+        self.loaded = utc()
+        self.url = ""
+        self.fleet = Fleet(journal, history, Ticks(self.registry), utc=utc, dry_run=dry_run, decide=decide)
+        self._config = config
+        self._load = load
+        self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
+        self.registry.register(DaemonCollector(self))
+
+    @property
+    def controllers(self) -> dict[str, Controller]:
+        """The controllers by the names of their clusters."""
+        return self.fleet.controllers
+
+    def stop(self) -> None:
+        """Ask it to end, between ticks."""
+        self._stop.set()
+        self._reload.set()
+
+    def reload(self) -> None:
+        """Ask it to read its configuration again."""
+        self._reload.set()
+
+    async def run(self) -> None:
+        """Control the clusters until told to stop. Raises ListenError when its address cannot be had."""
+        try:
+            async with doors(self, self._config.daemon.listen) as self.url:
+                log.info(
+                    "started",
+                    extra={
+                        "url": self.url,
+                        "clusters": len(self._config.clusters),
+                        "directory": str(self._config.daemon.directory),
+                        "dry_run": self.dry_run,
+                    },
+                )
+                await self.fleet.apply(self._config)
+                while True:
+                    await self._reload.wait()
+                    self._reload.clear()
+                    if self._stop.is_set():
+                        break
+                    await self._read_again()
+                log.info("stopping")
+                await self.fleet.stop()
+        except asyncio.CancelledError:
+            await self.fleet.cancel()
+            log.warning("cancelled")
+            raise
+        log.info("stopped")
+
+    async def _read_again(self) -> None:
+        try:
+            # In a thread: reading the configuration of a thousand clusters takes longer than a tick may be late.
+            config = await asyncio.to_thread(self._load)
+        except ConfigurationError as error:
+            self.reload_problems = error.problems
+            log.error("configuration not reloaded: the old one stays", extra={"problems": len(error.problems)})  # noqa: TRY400 - the problems follow
+            for problem in error.problems:
+                log.error(problem)  # noqa: TRY400 - told in full
+            return
+        old, new = self._config.daemon, config.daemon
+        if (old.directory, old.listen) != (new.directory, new.listen):
+            log.warning("daemon.directory and daemon.listen change only with a restart")
+        if old.log is not new.log:
+            setup(new.log)
+        self.journal.decisions = new.decisions
+        self.history.keep = new.history
+        added, removed, changed = await self.fleet.apply(config)
+        self._config = config
+        self.reload_problems = ()
+        self.loaded = self.utc()
+        log.info(
+            "configuration reloaded",
+            extra={"added": sorted(added), "removed": sorted(removed), "changed": sorted(changed)},
+        )
+
+
+async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = False) -> int:
+    """Run a daemon in this process until a signal ends it.
+
+    SIGTERM and SIGINT stop it between ticks, a second one at once; SIGHUP reads the configuration again.
+
+    Args:
+        config: what to start with.
+        load: reads the configuration again; raises ConfigurationError.
+        dry_run: decide and keep everything, call no target.
+
+    Returns:
+        The exit code: 0 after SIGTERM, 130 after SIGINT or when it was cut short.
+
+    Raises:
+        StoreError: the state directory cannot be used.
+        ListenError: the address cannot be listened on.
+    """
+    loop = asyncio.get_running_loop()
+    async with open_journal(config.daemon.directory, decisions=config.daemon.decisions) as journal:
+        history = History(config.daemon.directory / "history", config.daemon.history)
+        await history.start()
+        try:
+            daemon = Daemon(config, load, journal, history, dry_run=dry_run)
+            work = asyncio.create_task(daemon.run())
+            received: list[signal.Signals] = []
+
+            def asked(number: signal.Signals) -> None:
+                received.append(number)
+                if len(received) == 1:
+                    daemon.stop()
+                else:
+                    work.cancel()
+
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, asked, number)
+            loop.add_signal_handler(signal.SIGHUP, daemon.reload)
+            try:
+                await work
+            except asyncio.CancelledError:
+                if not received:
+                    raise
+                return INTERRUPTED
+            finally:
+                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                    loop.remove_signal_handler(number)
+            return INTERRUPTED if received and received[0] is signal.SIGINT else OK
+        finally:
+            await history.close()

@@ -1,0 +1,62 @@
+"""Work for one thread, all that waits at a moment in one go: group commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Batches(Generic[T]):
+    """Hands items to `apply` in a thread of its own, one batch after the other.
+
+    What arrives while a batch is being worked on makes the next one. Everybody waits for the batch of their item, and
+    an error of it is everybody's.
+    """
+
+    def __init__(self, name: str, apply: Callable[[Sequence[T]], None]) -> None:
+        self._apply = apply
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._waiting: list[tuple[T, asyncio.Future[None]]] = []
+        self._work: asyncio.Task[None] | None = None
+
+    async def put(self, item: T) -> None:
+        """Wait until the item has been worked on. Raises what `apply` raised."""
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, done))
+        if self._work is None:
+            self._work = asyncio.create_task(self._run())
+        await done
+
+    async def call(self, function: Callable[[], R]) -> R:
+        """Call something in the same thread, between two batches."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def close(self) -> None:
+        """Finish what waits and end the thread."""
+        if self._work is not None:
+            await self._work
+        self._thread.shutdown()
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                error: Exception | None = None
+                try:
+                    await self.call(lambda items=[item for item, _ in batch]: self._apply(items))  # type: ignore[misc]
+                except Exception as raised:  # noqa: BLE001 - handed to everybody whose item was in the batch
+                    error = raised
+                for _, done in batch:
+                    if done.done():
+                        continue
+                    if error is None:
+                        done.set_result(None)
+                    else:
+                        done.set_exception(error)
+        finally:
+            self._work = None

@@ -1,0 +1,156 @@
+"""The decision log as JSON lines, a file for each hour (UTC): the trace format that `replay` reads.
+
+`history/2026-01-31T17.jsonl` has one `Record` per line, in the order of the decisions. A line is complete or absent:
+what a kill or a full disk has cut off is taken away before the next line is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from autoscaler.daemon.batches import Batches
+from autoscaler.daemon.records import dump_record, load_record
+from autoscaler.ports import Record, StoreError
+
+log = logging.getLogger("autoscaler.daemon.history")
+
+_NAME = "%Y-%m-%dT%H"
+_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    hour: str
+    text: bytes
+
+
+class History:
+    """The decision sink of the daemon.
+
+    Attributes:
+        keep: how long a file is kept after its hour.
+        failure: why the last lines could not be written; empty when they were.
+    """
+
+    def __init__(self, directory: Path, keep: timedelta) -> None:
+        self.directory = directory
+        self.keep = keep
+        self.failure = ""
+        self._hour = ""
+        self._file = -1
+        self._batches: Batches[_Line] = Batches("history", self._append)
+
+    async def start(self) -> None:
+        """Make the directory and mend files that a kill left torn. Raises StoreError."""
+        try:
+            await self._batches.call(self._prepare)
+        except OSError as error:
+            raise StoreError(f"{self.directory} cannot be used for history: {error.strerror}") from error
+
+    async def write(self, record: Record) -> None:
+        """Keep a record. Raises StoreError when it could not be written, and then nothing of it is there."""
+        line = _Line(record.decision.at.astimezone(UTC).strftime(_NAME), dump_record(record) + b"\n")
+        try:
+            await self._batches.put(line)
+        except OSError as error:
+            text = f"{self.directory} cannot be written: {error.strerror}"
+            if not self.failure:
+                log.error("history cannot be written", extra={"error": text})  # noqa: TRY400 - the text says it all
+            self.failure = text
+            raise StoreError(text) from error
+        if self.failure:
+            log.info("history can be written again", extra={"directory": str(self.directory)})
+            self.failure = ""
+
+    async def close(self) -> None:
+        """Finish what waits and close the file."""
+        await self._batches.close()
+        self._leave()
+
+    def _prepare(self) -> None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in self.directory.glob(f"*{_SUFFIX}"):
+            lost = mend(path)
+            if lost:
+                log.warning("a torn line was removed", extra={"path": str(path), "bytes": lost})
+
+    def _append(self, lines: Sequence[_Line]) -> None:
+        start = 0
+        while start < len(lines):
+            end = start + 1
+            while end < len(lines) and lines[end].hour == lines[start].hour:
+                end += 1
+            self._enter(lines[start].hour)
+            self._write(b"".join([line.text for line in lines[start:end]]))
+            start = end
+
+    def _write(self, text: bytes) -> None:
+        before = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, text)
+            if written < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - a short write is the full disk
+        except OSError:
+            os.ftruncate(self._file, before)
+            raise
+
+    def _enter(self, hour: str) -> None:
+        if hour == self._hour:
+            return
+        self._leave()
+        path = self.directory / f"{hour}{_SUFFIX}"
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._hour = hour
+        self._forget(hour)
+
+    def _leave(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._hour = -1, ""
+
+    def _forget(self, hour: str) -> None:
+        """Remove the files that are older than `keep`, counted from the hour that begins."""
+        oldest = (datetime.strptime(hour, _NAME).replace(tzinfo=UTC) - self.keep).strftime(_NAME)
+        for path in self.directory.glob(f"*{_SUFFIX}"):
+            if path.stem < oldest:
+                path.unlink(missing_ok=True)
+
+
+def mend(path: Path) -> int:
+    """Cut off a last line that is not complete. Returns how many bytes were lost."""
+    with path.open("r+b") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+        return size - end
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Read the records of one history file, or of all in a directory, oldest first.
+
+    Raises:
+        ValueError: a line is not a record; the message begins with `file:line:`.
+        OSError: a file cannot be read.
+    """
+    files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
+    for file in files:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield load_record(line)
+                except ValueError as error:
+                    raise ValueError(f"{file}:{number}: {error}") from error

@@ -1,0 +1,195 @@
+"""The daemon's own metrics, read from the controllers' last state when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from autoscaler.core.model import Reading
+
+if TYPE_CHECKING:
+    from autoscaler.daemon.app import Daemon
+    from autoscaler.daemon.controller import Controller
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Ticks:
+    """How late ticks begin and how long they take, over all clusters."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._late = Histogram(
+            "autoscaler_tick_lateness_seconds",
+            "How much later than planned a tick began.",
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self._took = Histogram(
+            "autoscaler_tick_duration_seconds",
+            "How long a tick took, from the first question to the answer of the target.",
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+
+    def ticked(self, late: float, took: float) -> None:
+        """Note one tick."""
+        self._late.observe(max(0.0, late))
+        self._took.observe(took)
+
+
+def registry() -> CollectorRegistry:
+    """A registry of the daemon's own, with the figures of its process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
+
+
+class DaemonCollector(Collector):
+    """Everything that is known of the clusters. It may run in another thread than the daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterator[Metric]:
+        """Produce all families."""
+        controllers = sorted(self._daemon.controllers.values(), key=lambda controller: controller.name)
+        yield from self._of_daemon(len(controllers))
+        yield from _of_sizes(controllers)
+        yield from self._of_readings(controllers)
+        yield from _of_counts(controllers)
+        yield from _of_rescales(controllers)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: the families are those that `collect` gives."""
+        return ()
+
+    def _of_daemon(self, clusters: int) -> Iterator[Metric]:
+        daemon = self._daemon
+        info = GaugeMetricFamily("autoscaler_build_info", "Always 1; the version is the label.", labels=["version"])
+        info.add_metric([version("reactive-autoscaler")], 1)
+        yield info
+        for name, text, value in (
+            ("clusters", "Clusters under control.", clusters),
+            ("dry_run", "1 when the targets are not called.", daemon.dry_run),
+            ("store_ok", "1 when the last state was kept; at 0 nothing is scaled.", not daemon.journal.failure),
+            ("history_ok", "1 when the last decision was written to the history.", not daemon.history.failure),
+            ("last_reload_successful", "0 when the last reload was refused.", not daemon.reload_problems),
+            ("last_reload_timestamp_seconds", "When the configuration was last taken.", daemon.loaded.timestamp()),
+        ):
+            yield GaugeMetricFamily(f"autoscaler_{name}", text, value=float(value))
+
+    def _of_readings(self, controllers: list[Controller]) -> Iterator[Metric]:
+        now = self._daemon.utc()
+        value = GaugeMetricFamily(
+            "autoscaler_metric_value",
+            "A metric as it was read last; the mean, if it has one number per replica.",
+            labels=["cluster", "metric"],
+        )
+        age = GaugeMetricFamily(
+            "autoscaler_metric_age_seconds",
+            "How long ago the value was true at its origin.",
+            labels=["cluster", "metric"],
+        )
+        missing = GaugeMetricFamily(
+            "autoscaler_reading_missing",
+            "1 when a metric, the engine or the target could not be read last time.",
+            labels=["cluster", "reading"],
+        )
+        for controller in controllers:
+            observation = controller.observation
+            if observation is None:
+                continue
+            for name, reading in observation.metrics.items():
+                value.add_metric([controller.name, name], _one(reading))
+                age.add_metric([controller.name, name], (now - reading.at).total_seconds())
+            for name in ("target", *(("engine",) if controller.cluster.engine else ()), *controller.cluster.metrics):
+                missing.add_metric([controller.name, name], float(name in observation.missing))
+        yield value
+        yield age
+        yield missing
+
+
+def _of_sizes(controllers: list[Controller]) -> Iterator[Metric]:
+    current = GaugeMetricFamily(
+        "autoscaler_current_replicas", "The size the target was told to have when it was asked.", labels=["cluster"]
+    )
+    ready = GaugeMetricFamily("autoscaler_ready_replicas", "Replicas that are up.", labels=["cluster"])
+    proposed = GaugeMetricFamily(
+        "autoscaler_proposed_replicas", "What the policies together asked for.", labels=["cluster"]
+    )
+    desired = GaugeMetricFamily("autoscaler_desired_replicas", "What was decided.", labels=["cluster"])
+    at = GaugeMetricFamily(
+        "autoscaler_last_decision_timestamp_seconds", "When the last decision was kept.", labels=["cluster"]
+    )
+    capacity = GaugeMetricFamily(
+        "autoscaler_learned_capacity_records_per_second",
+        "What a size was seen to process when busy.",
+        labels=["cluster", "replicas"],
+    )
+    for controller in controllers:
+        observation, decision, state = controller.observation, controller.decision, controller.state
+        label = [controller.name]
+        if observation is not None and observation.desired is not None:
+            current.add_metric(label, observation.desired)
+        if observation is not None and observation.ready is not None:
+            ready.add_metric(label, observation.ready)
+        if decision is not None:
+            proposed.add_metric(label, decision.proposed)
+            desired.add_metric(label, decision.desired)
+            at.add_metric(label, decision.at.timestamp())
+        if state is not None:
+            for size, learned in state.learned.capacity.items():
+                capacity.add_metric([controller.name, str(size)], learned.rate)
+    yield from (current, ready, proposed, desired, at, capacity)
+
+
+def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
+    decisions = CounterMetricFamily("autoscaler_decisions", "Decisions by reason.", labels=["cluster", "reason"])
+    errors = CounterMetricFamily(
+        "autoscaler_read_errors",
+        "Readings that could not be had; source is the name of the metric's source, or target or engine.",
+        labels=["cluster", "source", "reading"],
+    )
+    skipped = CounterMetricFamily(
+        "autoscaler_ticks_skipped", "Ticks left out because the one before took too long.", labels=["cluster"]
+    )
+    calls = CounterMetricFamily("autoscaler_scale_call_failures", "Scale calls that failed.", labels=["cluster"])
+    for controller in controllers:
+        tally = controller.tally
+        # Copies: the loop goes on counting while another thread reads.
+        for reason, number in tally.decisions.copy().items():
+            decisions.add_metric([controller.name, reason.value], number)
+        for name, number in tally.errors.copy().items():
+            metric = controller.cluster.metrics.get(name)
+            errors.add_metric([controller.name, metric.source if metric else name, name], number)
+        skipped.add_metric([controller.name], tally.skipped)
+        calls.add_metric([controller.name], tally.failed_calls)
+    yield from (decisions, errors, skipped, calls)
+
+
+def _of_rescales(controllers: list[Controller]) -> Iterator[Metric]:
+    flying = GaugeMetricFamily("autoscaler_rescale_in_flight", "1 while a rescale is on its way.", labels=["cluster"])
+    rescales = CounterMetricFamily("autoscaler_rescales", "Rescales requested.", labels=["cluster", "direction"])
+    phases = SummaryMetricFamily(
+        "autoscaler_rescale_phase_seconds",
+        "How long the phases of settled rescales took, each counted from the one before.",
+        labels=["cluster", "direction", "phase"],
+    )
+    for controller in controllers:
+        if controller.state is not None:
+            flying.add_metric([controller.name], float(controller.state.rescale is not None))
+        for direction, number in controller.tally.rescales.copy().items():
+            rescales.add_metric([controller.name, direction.value], number)
+        for (direction, phase), (count, total) in controller.tally.phases.copy().items():
+            phases.add_metric([controller.name, direction.value, phase.value], count, total)
+    yield from (flying, rescales, phases)
+
+
+def _one(reading: Reading) -> float:
+    value = reading.value
+    return sum(value) / len(value) if isinstance(value, tuple) else value

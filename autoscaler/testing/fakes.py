@@ -1,0 +1,213 @@
+"""Live sources, engines and targets in memory, with scripted values, failures and delays, for tests of anything above.
+
+Each is a live object and, through `Fake`, a plug-in that connects to it. Delays are `asyncio.sleep`, so in a
+virtual-time loop they cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, ClassVar, Generic, TypeVar
+
+from autoscaler.core.model import ClusterState, EngineStatus, JobState, Observation, Reading
+from autoscaler.ports import Record, Shared, StoreError, TargetStatus, UnavailableError
+
+T = TypeVar("T")
+Value = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class FakeQuery:
+    """A metric of a `FakeSource`, by its name."""
+
+    metric: str
+
+
+@dataclass
+class FakeSource:
+    """A source whose values are set by the test.
+
+    Attributes:
+        values: metric name -> a value, or a function of the time that gives one (or a whole `Reading`).
+        failures: metric name -> the error it raises.
+        delay: seconds every collect takes.
+        asked: metric name -> how often it was asked for.
+    """
+
+    Query: ClassVar[type] = FakeQuery
+
+    values: dict[str, Value | Callable[[datetime], Value | Reading]] = field(default_factory=dict)
+    failures: dict[str, BaseException] = field(default_factory=dict)
+    delay: float = 0.0
+    asked: dict[str, int] = field(default_factory=dict)
+
+    async def collect(self, query: FakeQuery, now: datetime) -> Reading:
+        """Answer what is scripted."""
+        self.asked[query.metric] = self.asked.get(query.metric, 0) + 1
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        if query.metric in self.failures:
+            raise self.failures[query.metric]
+        if query.metric not in self.values:
+            raise UnavailableError(f"the fake source has no metric {query.metric!r}")
+        value = self.values[query.metric]
+        if callable(value):
+            value = value(now)
+        return value if isinstance(value, Reading) else Reading(value, now)
+
+
+@dataclass
+class FakeEngine:
+    """An engine that shows what the test sets.
+
+    Attributes:
+        status: what it shows.
+        failure: the error it raises instead.
+        delay: seconds an answer takes.
+    """
+
+    status: EngineStatus = field(default_factory=lambda: EngineStatus(JobState.RUNNING))
+    failure: BaseException | None = None
+    delay: float = 0.0
+
+    async def describe(self) -> EngineStatus:
+        """Answer what is scripted."""
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        if self.failure is not None:
+            raise self.failure
+        return self.status
+
+
+@dataclass
+class FakeTarget:
+    """A target that starts and stops replicas in no time, or after `startup` seconds.
+
+    Attributes:
+        desired: the size it was told to have.
+        ready: replicas that are up.
+        startup: seconds until `ready` follows `desired`.
+        failure: the error that `describe` raises.
+        scale_failure: the error that `scale` raises.
+        accepts_failing: whether a failing `scale` takes effect all the same (the answer was lost).
+        delay: seconds `describe` takes.
+        scale_delay: seconds `scale` takes.
+        requests: every size asked for, oldest first.
+        scaling: calls of `scale` that have begun and not ended.
+    """
+
+    desired: int = 1
+    ready: int = 1
+    startup: float = 0.0
+    failure: BaseException | None = None
+    scale_failure: BaseException | None = None
+    accepts_failing: bool = False
+    delay: float = 0.0
+    scale_delay: float = 0.0
+    requests: list[int] = field(default_factory=list)
+    scaling: int = 0
+    remarks: tuple[str, ...] = ()
+
+    async def describe(self) -> TargetStatus:
+        """Answer what there is."""
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        if self.failure is not None:
+            raise self.failure
+        return TargetStatus(self.desired, self.ready, self.remarks)
+
+    async def scale(self, replicas: int) -> None:
+        """Take the size."""
+        self.scaling += 1
+        try:
+            if self.scale_delay:
+                await asyncio.sleep(self.scale_delay)
+            self.requests.append(replicas)
+            if self.scale_failure is None or self.accepts_failing:
+                self.desired = replicas
+                asyncio.get_running_loop().call_later(self.startup, self._start)
+            if self.scale_failure is not None:
+                raise self.scale_failure
+        finally:
+            self.scaling -= 1
+
+    def _start(self) -> None:
+        self.ready = self.desired
+
+
+@dataclass(frozen=True, eq=False)
+class Fake(Generic[T]):
+    """A plug-in that connects to a given live object. Two fakes are never equal.
+
+    Attributes:
+        live: what `connect` gives.
+        failures: errors raised by the first attempts to connect, one each.
+        opened: one entry per connection opened.
+        closed: one entry per connection closed.
+    """
+
+    Query: ClassVar[type] = FakeQuery
+
+    live: T
+    failures: list[BaseException] = field(default_factory=list)
+    opened: list[float] = field(default_factory=list)
+    closed: list[float] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[T]:
+        """Give the live object."""
+        del shared
+        if self.failures:
+            raise self.failures.pop(0)
+        loop = asyncio.get_running_loop()
+        self.opened.append(loop.time())
+        try:
+            yield self.live
+        finally:
+            self.closed.append(loop.time())
+
+
+@dataclass
+class FakeStore:
+    """A state store in memory.
+
+    Attributes:
+        states: cluster -> the state last kept.
+        records: every record kept, oldest first.
+        failure: the error text with which `save` refuses, or empty.
+        journal: what happened, for tests of the order: `save` entries are added by the store.
+    """
+
+    states: dict[str, ClusterState] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    failure: str = ""
+    journal: list[Any] = field(default_factory=list)
+
+    async def load(self, cluster: str) -> ClusterState | None:
+        """The state last saved."""
+        if self.failure:
+            raise StoreError(self.failure)
+        return self.states.get(cluster)
+
+    async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
+        """Keep both."""
+        if self.failure:
+            raise StoreError(self.failure)
+        self.states[cluster] = state
+        self.journal.append(("save", cluster))
+        if record is not None:
+            self.records.append(record)
+
+    async def write(self, record: Record) -> None:
+        """Be a decision sink too."""
+        self.journal.append(("write", record.decision.cluster))
+
+
+def observation(at: datetime, size: int, metrics: Mapping[str, float] | None = None, **others: Any) -> Observation:
+    """An observation of a healthy cluster: `size` desired and ready, metrics read just now."""
+    readings = {name: Reading(value, at) for name, value in (metrics or {}).items()}
+    return Observation(at, size, size, readings, **others)
