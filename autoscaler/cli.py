@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from autoscaler.config.model import Config
     from autoscaler.daemon.once import Checked
 
-# What a command needs is imported when it runs: `--help` is quick, and the daemon carries nothing it does not use.
+# ruff: noqa: PLC0415 - what a command needs is imported when it runs: `--help` is quick, and the daemon carries
+# nothing that it does not use.
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from autoscaler.ports import EdgeError, Shared, UnavailableError
 
@@ -186,7 +186,7 @@ class Connections:
                 if key[:2] == (of, type(plugin)) and connection.plugin == plugin:
                     return key
             return of, type(plugin), id(plugin)
-        return of, type(plugin), plugin
+        return of, type(plugin), cast("Hashable", plugin)
 
 
 class _Holder:

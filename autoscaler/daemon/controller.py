@@ -231,46 +231,55 @@ class Controller:
         status: TargetStatus | None,
     ) -> None:
         """Count the decision, and log what differs from the one before."""
-        cluster = {"cluster": self.name}
-        tally = self.tally
-        tally.decisions[decision.reason] = tally.decisions.get(decision.reason, 0) + 1
+        self._tell_readings(observation, status)
+        for reason, text in decision.notes:
+            log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
+        self._tell_decision(decision)
+        self._count_phases(before, after)
+
+    def _tell_readings(self, observation: Observation, status: TargetStatus | None) -> None:
         missing = {} if self.observation is None else self.observation.missing
         for name, why in observation.missing.items():
             if name not in missing:
-                log.warning("reading is missing", extra={**cluster, "reading": name, "error": why})
+                log.warning("reading is missing", extra={"cluster": self.name, "reading": name, "error": why})
         for name in missing:
             if name not in observation.missing:
-                log.info("reading is back", extra={**cluster, "reading": name})
-        remarks = () if status is None else status.remarks
-        for remark in remarks:
+                log.info("reading is back", extra={"cluster": self.name, "reading": name})
+        for remark in () if status is None else status.remarks:
             if remark not in self.remarks:
-                log.info("target remarks", extra={**cluster, "remark": remark})
-        for reason, text in decision.notes:
-            log.log(_level(reason), text, extra={**cluster, "reason": reason})
-        last = self.decision
+                log.info("target remarks", extra={"cluster": self.name, "remark": remark})
+
+    def _tell_decision(self, decision: Decision) -> None:
+        tally, last = self.tally, self.decision
+        tally.decisions[decision.reason] = tally.decisions.get(decision.reason, 0) + 1
         if decision.rescale:
             direction = Direction.UP if decision.desired > decision.current else Direction.DOWN
             tally.rescales[direction] = tally.rescales.get(direction, 0) + 1
+        if last is None or (decision.reason, decision.current, decision.desired) != (
+            last.reason,
+            last.current,
+            last.desired,
+        ):
+            what = "rescale" if decision.rescale else "decision"
             log.info(
-                "rescale (dry run)" if self.dry_run else "rescale",
-                extra={**cluster, "before": decision.current, "after": decision.desired, "reason": decision.reason},
-            )
-        elif last is None or (decision.reason, decision.desired) != (last.reason, last.desired):
-            log.info(
-                "decision",
+                f"{what} (dry run)" if self.dry_run else what,
                 extra={
-                    **cluster,
-                    "desired": decision.desired,
+                    "cluster": self.name,
+                    "current": decision.current,
                     "proposed": decision.proposed,
+                    "desired": decision.desired,
                     "reason": decision.reason,
                 },
             )
+
+    def _count_phases(self, before: ClusterState, after: ClusterState) -> None:
         for direction, phases in after.learned.durations.items():
             known = before.learned.durations.get(direction, {})
             for phase, seconds in phases.items():
+                # Identity: the same durations may come again, and what was not learned anew is the same object.
                 if seconds is not known.get(phase):
-                    number, total = tally.phases.get((direction, phase), (0, 0.0))
-                    tally.phases[direction, phase] = (number + 1, total + seconds[-1])
+                    number, total = self.tally.phases.get((direction, phase), (0, 0.0))
+                    self.tally.phases[direction, phase] = (number + 1, total + seconds[-1])
 
 
 def _level(reason: Reason) -> int:

@@ -174,12 +174,7 @@ async def open_journal(directory: Path, *, decisions: int) -> AsyncIterator[Jour
         StoreError: the directory or the file cannot be used; the message says why and what to do.
     """
     path = directory / FILE
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
-        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(f"{directory} cannot be used for state: {error.strerror}") from error
+    lock = _enter(directory)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,6 +196,16 @@ async def open_journal(directory: Path, *, decisions: int) -> AsyncIterator[Jour
         os.close(lock)
 
 
+def _enter(directory: Path) -> int:
+    """Make the directory, for our own user only, and open its lock file."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be used for state: {error.strerror}") from error
+
+
 def read_state(directory: Path, cluster: str) -> ClusterState | None:
     """The state that a daemon has kept there, running or not; None when there is none. Changes nothing.
 
@@ -220,31 +225,35 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    connection = None
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        # All use is in the writer's thread; this one only opens it.
+        # Opened in one thread, then used only in the writer's.
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA):
-            raise StoreError(
-                f"{path} has schema {version}, this version knows {SCHEMA}: "
-                "use the version that wrote it, or move the file away"
-            )
-        connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
     except OSError as error:
         raise StoreError(f"{path} cannot be used: {error.strerror}") from error
     except sqlite3.Error as error:
-        if connection is not None:
-            connection.close()
+        raise StoreError(_told(error, path)) from error
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
         raise StoreError(_told(error, path)) from error
     except StoreError:
-        if connection is not None:
-            connection.close()
+        connection.close()
         raise
     return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA):
+        raise StoreError(
+            f"{path} has schema {version}, this version knows {SCHEMA}: "
+            "use the version that wrote it, or move the file away"
+        )
+    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
 
 def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:

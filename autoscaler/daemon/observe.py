@@ -113,39 +113,40 @@ class Observer:
     async def _ask(
         self, questions: Mapping[str, Callable[[], Awaitable[object]]]
     ) -> tuple[dict[str, object], dict[str, str]]:
-        answers: dict[str, object] = {}
-        missing: dict[str, str] = {}
-        tasks: dict[str, asyncio.Task[object]] = {}
-        for name, ask in questions.items():
-            if name in self._hanging:
-                missing[_short(name)] = "the question before this one still hangs"
-            else:
-                tasks[name] = asyncio.create_task(_call(ask))
+        tasks = {name: asyncio.create_task(_call(ask)) for name, ask in questions.items() if name not in self._hanging}
+        missing = {_short(name): "the question before this one still hangs" for name in self._hanging}
         try:
             if tasks:
                 await asyncio.wait(tasks.values(), timeout=self._cluster.timeout.total_seconds())
         finally:
             for name, task in tasks.items():
                 if not task.done():
-                    task.cancel()
-                    self._hanging[name] = task
-                    task.add_done_callback(lambda task, name=name: self._ended(name, task))  # type: ignore[misc]
+                    self._give_up(name, task)
+        answers: dict[str, object] = {}
         for name, task in tasks.items():
-            if name in self._hanging:
-                missing[_short(name)] = f"no answer within {self._cluster.timeout.total_seconds():g} s"
-            elif task.cancelled():
-                missing[_short(name)] = "it was cancelled from inside"
-            elif (error := task.exception()) is not None:
-                missing[_short(name)] = self._told(name, error)
+            why = self._why_not(name, task)
+            if why:
+                missing[_short(name)] = why
             else:
                 answers[name] = task.result()
-        for name in questions:
-            short = _short(name)
-            if short in missing:
-                self.errors[short] = self.errors.get(short, 0) + 1
-            else:
                 self._unexpected.pop(name, None)
+        for name in missing:
+            self.errors[name] = self.errors.get(name, 0) + 1
         return answers, missing
+
+    def _give_up(self, name: str, task: asyncio.Task[object]) -> None:
+        task.cancel()
+        self._hanging[name] = task
+        task.add_done_callback(lambda task: self._ended(name, task))
+
+    def _why_not(self, name: str, task: asyncio.Task[object]) -> str:
+        """Why a question has no answer, or the empty text."""
+        if name in self._hanging:
+            return f"no answer within {self._cluster.timeout.total_seconds():g} s"
+        if task.cancelled():
+            return "it was cancelled from inside"
+        error = task.exception()
+        return "" if error is None else self._told(name, error)
 
     def _told(self, name: str, error: BaseException) -> str:
         text = told(error)

@@ -7,13 +7,13 @@ virtual-time loop they cost nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
-from autoscaler.core.model import ClusterState, EngineStatus, JobState, Observation, Reading
+from autoscaler.core.model import ClusterState, EngineStatus, JobState, Reading
 from autoscaler.ports import Record, Shared, StoreError, TargetStatus, UnavailableError
 
 T = TypeVar("T")
@@ -54,9 +54,8 @@ class FakeSource:
             raise self.failures[query.metric]
         if query.metric not in self.values:
             raise UnavailableError(f"the fake source has no metric {query.metric!r}")
-        value = self.values[query.metric]
-        if callable(value):
-            value = value(now)
+        scripted = self.values[query.metric]
+        value = scripted(now) if callable(scripted) else scripted
         return value if isinstance(value, Reading) else Reading(value, now)
 
 
@@ -205,9 +204,3 @@ class FakeStore:
     async def write(self, record: Record) -> None:
         """Be a decision sink too."""
         self.journal.append(("write", record.decision.cluster))
-
-
-def observation(at: datetime, size: int, metrics: Mapping[str, float] | None = None, **others: Any) -> Observation:
-    """An observation of a healthy cluster: `size` desired and ready, metrics read just now."""
-    readings = {name: Reading(value, at) for name, value in (metrics or {}).items()}
-    return Observation(at, size, size, readings, **others)

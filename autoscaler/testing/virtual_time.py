@@ -65,9 +65,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Move the time forward."""
         self._virtual += seconds
 
-    def run_in_executor(  # type: ignore[override]  # typeshed gives the base method three overlapping shapes
-        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Like the base class; the clock stands still until the job has ended."""
         self.outside += 1
         future = super().run_in_executor(executor, func, *args)
