@@ -106,8 +106,10 @@ def settling(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
 
 def tolerance(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     """A change smaller than the tolerance is not worth a rescale."""
+    if wanted == s.current:
+        return wanted, lowest, highest, Reason.TOLERANCE, ""
     share = s.behaviour.tolerance
-    if wanted != s.current and abs(wanted - s.current) <= share * s.current:
+    if abs(wanted - s.current) <= share * s.current:
         detail = f"{s.current} to {wanted} is within {share:.0%}"
         return s.current, lowest, highest, Reason.TOLERANCE, detail
     return wanted, lowest, highest, Reason.TOLERANCE, ""
@@ -154,8 +156,10 @@ def rate_limit(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
 
 def cooldown(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     """Nothing in a direction for its cooldown after a rescale has ended."""
+    if s.ended is None or wanted == s.current:
+        return wanted, lowest, highest, Reason.COOLDOWN, ""
     pause = s.behaviour.cooldown
-    if s.ended is not None and wanted != s.current and s.at - s.ended < pause:
+    if s.at - s.ended < pause:
         detail = f"{_span(s.at - s.ended)} of {_span(pause)} since the last rescale"
         return s.current, lowest, highest, Reason.COOLDOWN, detail
     return wanted, lowest, highest, Reason.COOLDOWN, ""
@@ -217,7 +221,7 @@ def guard(s: Situation) -> tuple[Verdict, ...]:
     before = s.proposed
     for name, rule in GUARDS:
         wanted, lowest, highest, reason, detail = rule(s, wanted, lowest, highest)
-        after = max(lowest, min(wanted, highest))
+        after = min(wanted, highest) if wanted > lowest else lowest
         if after == before and not detail:
             verdicts.append(_passed(name, after))
         else:

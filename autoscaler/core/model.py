@@ -100,9 +100,10 @@ class Reading:
 
     def finite(self) -> bool:
         """Whether every number in it is finite, and there is at least one."""
-        if isinstance(self.value, tuple):
-            return bool(self.value) and all(map(math.isfinite, self.value))
-        return math.isfinite(self.value)
+        value = self.value
+        if isinstance(value, tuple):
+            return bool(value) and all(map(math.isfinite, value))
+        return math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,8 +248,9 @@ def _since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
     """From when on the cluster has been watched; a gap longer than a few ticks and half a window starts anew."""
     if state.since is None or state.at is None:
         return at
-    unseen = max(spec.down.window / 2, spec.interval * _GAP)
-    return at if at - state.at > unseen else state.since
+    gap = at - state.at
+    seen = gap <= spec.interval or gap <= max(spec.down.window / 2, spec.interval * _GAP)
+    return state.since if seen else at
 
 
 def _disturb(state: ClusterState, observation: Observation, desired: int, notes: list[Note]) -> ClusterState:
