@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 from autoscaler.core.model import Reason, Recommendation, View
 
-LARGEST = (
-    1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
-)
+LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
 
 
 def finite(value: float) -> float:

@@ -163,9 +163,7 @@ class BacklogDrain:
         able = load.able(size)
         inputs = load.inputs(able=able, restart=restart, piled=piled)
         if not enough:
-            detail = (
-                f"{load.text(size, able)}, the most allowed, cannot keep up and drain it in {plain(within)} s"
-            )
+            detail = f"{load.text(size, able)}, the most allowed, cannot keep up and drain it in {plain(within)} s"
         else:
             seconds = restart + (piled / (able - arrivals) if piled else 0.0)
             detail = (

@@ -83,13 +83,20 @@ class TargetTracking:
             return Recommendation(
                 None, Reason.ABSTAINED, inputs, f"no replica is up that {self.metric} could be an average of"
             )
-        what = f"{self.metric} {plain(usage)} at target {plain(self.target)} (ratio {ratio:.2f})"
+        what = f"{self.metric} {plain(usage)} at target {plain(self.target)}"
         if current and 1 - self.tolerance_down <= ratio <= 1 + self.tolerance_up:
-            return sized(view, current, inputs, f"{what}: within the tolerance, {replicas(current)} stay")
+            return sized(
+                view, current, inputs, f"{what}: ratio {ratio:.3f} is within the tolerance, {replicas(current)} stay"
+            )
         # 1e-12: a product like 21.000000000000004 is a whole number that floats could not hold
         wanted = math.ceil(max(0.0, min(ratio * count, MOST)) * (1 - 1e-12))
         if current and (wanted < current if ratio > 1 else wanted > current):
-            return sized(view, current, inputs, f"{what}: not all replicas tell, {replicas(current)} stay")
+            return sized(
+                view,
+                current,
+                inputs,
+                f"{what}: {count} up x {ratio:.3f} would turn it round, {replicas(current)} stay",
+            )
         return sized(view, wanted, inputs, f"{what}: ceil({count} x {ratio:.3f}) = {replicas(wanted)}")
 
     def _fill(self, values: tuple[float, ...], current: int, ready: int) -> tuple[float, int]:

@@ -48,9 +48,7 @@ class Rule:
         if not self.metric:
             raise ValueError("metric: is empty, expected the name of a metric")
         if (self.above is None) == (self.below is None):
-            raise ValueError(
-                f"above: is {self.above} and below is {self.below}, expected exactly one of the two"
-            )
+            raise ValueError(f"above: is {self.above} and below is {self.below}, expected exactly one of the two")
         if not math.isfinite(self.bound):
             name = "below" if self.above is None else "above"
             raise ValueError(f"{name}: is {self.bound}, expected a finite number")
@@ -152,21 +150,21 @@ class Threshold:
     def __post_init__(self) -> None:
         if not self.up and not self.down:
             raise ValueError("up: has no rule and neither has down, expected at least one rule")
-        for i, rule in enumerate(self.down):
+        for i, rule in enumerate(self.down, 1):
             if rule.percent is not None and rule.percent > 100:  # noqa: PLR2004 - percent
-                raise ValueError(f"down[{i}].percent: is {rule.percent:g}, expected at most 100")
-            for j, other in enumerate(self.up):
+                raise ValueError(f"down: percent of rule {i} is {rule.percent:g}, expected at most 100")
+            for j, other in enumerate(self.up, 1):
                 if (other.metric, other.aggregate) != (rule.metric, rule.aggregate):
                     continue
                 if rule.below is not None and other.above is not None and rule.below >= other.above:
                     raise ValueError(
-                        f"down[{i}].below: is {rule.below:g}, expected less than up[{j}].above "
-                        f"({other.above:g}) of the same metric, or the rules chase each other"
+                        f"down: below of rule {i} is {rule.below:g}, expected less than above ({other.above:g}) of "
+                        f"rule {j} of up on the same metric, or the two chase each other"
                     )
                 if rule.above is not None and other.below is not None and rule.above <= other.below:
                     raise ValueError(
-                        f"down[{i}].above: is {rule.above:g}, expected more than up[{j}].below "
-                        f"({other.below:g}) of the same metric, or the rules chase each other"
+                        f"down: above of rule {i} is {rule.above:g}, expected more than below ({other.below:g}) of "
+                        f"rule {j} of up on the same metric, or the two chase each other"
                     )
 
     @property
@@ -211,9 +209,7 @@ class Threshold:
         return sized(view, current, inputs, f"no rule fires: {told}")
 
     @staticmethod
-    def _read(
-        rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0
-    ) -> float | None:
+    def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:
         """The present number of a rule's metric, noted in `inputs`, or its name in `absent`."""
         reading = view.metrics.get(rule.metric)
         if reading is None or (isinstance(reading.value, tuple) and len(reading.value) < ready):

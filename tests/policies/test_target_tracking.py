@@ -87,7 +87,7 @@ def test_abstains_when_no_replica_is_up_to_be_averaged(view: Make) -> None:
 
 def test_says_in_words_what_it_computed(view: Make) -> None:
     answer = TargetTracking("cpu", 0.6).evaluate(view({"cpu": 0.9}, current=4))
-    assert answer.detail == "cpu 0.9 at target 0.6 (ratio 1.50): ceil(4 x 1.500) = 6 replicas"
+    assert answer.detail == "cpu 0.9 at target 0.6: ceil(4 x 1.500) = 6 replicas"
     assert answer.inputs == {"cpu": 0.9, "target": 0.6, "replicas": 4.0, "ratio": pytest.approx(1.5)}
     assert TargetTracking("cpu", 0.6).metrics == ("cpu",)
 

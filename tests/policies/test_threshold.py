@@ -212,16 +212,16 @@ def test_refuses_rules_that_make_no_sense(parameters: dict[str, Any], message: s
     ("up", "down", "message"),
     [
         ((), (), "up: has no rule and neither has down"),
-        ((), (Rule("cpu", below=0.3, percent=101),), r"down\[0\].percent: is 101, expected at most 100"),
+        ((), (Rule("cpu", below=0.3, percent=101),), "down: percent of rule 1 is 101, expected at most 100"),
         (
             (HIGH,),
             (LOW, Rule("cpu", below=0.9)),
-            r"down\[1\].below: is 0.9, expected less than up\[0\].above",
+            r"down: below of rule 2 is 0.9, expected less than above \(0.8\) of rule 1",
         ),
         (
             (Rule("m", below=3),),
             (Rule("m", above=2),),
-            r"down\[0\].above: is 2, expected more than up\[0\].below",
+            r"down: above of rule 1 is 2, expected more than below \(3\) of rule 1",
         ),
     ],
 )

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import dataclasses
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler.config import load
+from autoscaler_policies.backlog_drain import BacklogDrain
+from autoscaler_policies.target_tracking import Mode, TargetTracking
+from autoscaler_policies.threshold import Aggregate, Rule, Threshold
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+FRAME = """
+daemon: {{directory: var}}
+sources:
+  prom: {{type: prometheus, url: "http://127.0.0.1:9090"}}
+clusters:
+  c:
+    interval: 15s
+    target: {{type: "null"}}
+    min: 1
+    max: 10
+    metrics:
+      cpu: {{source: prom, query: cpu}}
+      lag: {{source: prom, query: lag}}
+      arrivals: {{source: prom, query: arrivals}}
+      requests: {{source: prom, query: requests}}
+    {policies}
+"""
+WRITTEN = {
+    "drain": BacklogDrain(within=timedelta(seconds=60), stops=False),
+    "cpu": TargetTracking("cpu", 0.6),
+    "requests": TargetTracking("requests", 300.0, Mode.TOTAL),
+    "rules": Threshold(
+        up=(
+            Rule("cpu", above=0.8, hold=timedelta(minutes=1), percent=50),
+            Rule("lag", above=10000, replicas=4),
+        ),
+        down=(Rule("cpu", below=0.3, hold=timedelta(minutes=10), aggregate=Aggregate.MAX),),
+    ),
+}
+
+
+def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -> None:
+    found: dict[str, object] = {}
+    for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL):
+        path = tmp_path / "autoscaler.yaml"
+        path.write_text(FRAME.format(policies=block.replace("\n", "\n    ")))
+        spec = load(path, {}).clusters["c"].spec
+        found |= {named.name: named.policy for named in spec.policies}
+    assert found == WRITTEN
+
+
+@pytest.mark.parametrize("policy", [BacklogDrain, TargetTracking, Threshold, Rule])
+def test_every_parameter_is_on_the_page_and_in_the_docstring(policy: type) -> None:
+    for field in dataclasses.fields(policy):
+        assert f"`{field.name}`" in PAGE
+        assert f"        {field.name}: " in (policy.__doc__ or "")
