@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from statistics import median
 from typing import ClassVar
 
 from autoscaler.core.model import Reading
@@ -38,6 +39,8 @@ LEFT_RECORDS = 2
 BETWEEN = 0.2
 RECORDS_PER_OFFSET = (0.1, 4.0)
 COUNTED = 20
+STALL = 3.0
+STALL_AGAINST = 20
 
 log = logging.getLogger("autoscaler.sources")
 
@@ -129,7 +132,9 @@ def idle(seen: Seen, last: Batch) -> bool:
         return False
     if seen.working is None:
         return (seen.run.idle or 0.0) > last.received
-    return seen.now - last.end > GRACE
+    # The next batch may have run its job already while its progress is still on the way.
+    lengths = [batch.length for batch in seen.run.progress[-3:]]
+    return seen.now - last.end > GRACE + 1.5 * max(lengths)
 
 
 def head_known(seen: Seen, last: Batch) -> float:
@@ -290,9 +295,9 @@ def measured(seen: Seen, known: Sequence[Batch]) -> Measured:
     recent = recent or (last,)
     until = seen.now if waiting else last.end
     settled = True
-    change = max((at for at in seen.changes if at <= seen.now), default=-math.inf)
-    if change > recent[0].start:
-        cold = next((batch.end for batch in known if batch.end > change), math.inf)
+    change = max((at for at in (*seen.changes, seen.run.started) if at <= seen.now), default=-math.inf)
+    cold = next((batch.end for batch in known if batch.end > change), math.inf)
+    if recent[0].start < cold:
         after = tuple(batch for batch in recent if batch.start >= cold)
         before = tuple(batch for batch in known if change - seen.window < batch.end <= change)
         if after:
@@ -351,18 +356,38 @@ def saturation(seen: Seen) -> Value:
     span = sum(seconds for _, seconds in parts)
     if span <= 0:
         raise AnswerError(f"{seen.run.label}: its last batch took no time")
-    if seen.run.interval:
-        return Value(min(1.0, sum(batch.length for batch, _ in parts) / span), chosen.until)
     rate = _rate(known, seen.window)
-    shortest = min((batch.length for batch in known if batch.records), default=known[-1].length)
     busy = 0.0
     for batch, seconds in parts:
-        # Batches follow one another even at little load, so time alone says nothing. A batch that left work
-        # behind was full; another is as full as its length exceeds that of the shortest, which is nearly all
-        # overhead.
-        full = 1.0 if capped(batch, rate) else max(0.0, 1 - shortest / max(batch.length, shortest, 1e-9))
+        if stalled(batch, known):
+            continue  # busy with waiting for a hung worker, say: its throughput is no capacity
+        if seen.run.interval:
+            busy += batch.length
+            continue
+        # Batches follow one another even at little load, so time alone says nothing. A batch that left work behind
+        # was full; another is as full as it is longer, and larger, than the shortest, which is nearly all overhead.
+        full = 1.0 if capped(batch, rate) else _beyond_overhead(batch, known)
         busy += full * (seconds if seconds - batch.length <= BETWEEN else batch.length)
     return Value(min(1.0, busy / span), chosen.until)
+
+
+def _beyond_overhead(batch: Batch, known: Sequence[Batch]) -> float:
+    some = [other for other in known if other.records]
+    if not some or not batch.records or batch.length <= 0:
+        return 0.0
+    longer = 1 - min(other.length for other in some) / batch.length
+    larger = 1 - min(other.records or 0 for other in some) / batch.records
+    return max(0.0, min(longer, larger))
+
+
+def stalled(batch: Batch, known: Sequence[Batch]) -> bool:
+    """Whether a batch took far longer than its like, in all and per record."""
+    others = [other for other in known if other.records and other.length > 0 and other is not batch][-STALL_AGAINST:]
+    if len(others) < 3 or not batch.records:  # noqa: PLR2004 - fewer have no typical length
+        return False
+    return batch.length > STALL * median(other.length for other in others) and (
+        batch.length / batch.records > STALL * median(other.length / (other.records or 1) for other in others)
+    )
 
 
 def batch_time(seen: Seen) -> Value:
@@ -370,7 +395,7 @@ def batch_time(seen: Seen) -> Value:
     known = batches(seen)
     chosen = measured(seen, known)
     taken = chosen.batches or known[-1:]
-    return Value(sum(batch.length for batch in taken) / len(taken), taken[-1].end)
+    return Value(sum(batch.length for batch in taken) / len(taken), chosen.until)
 
 
 PURE: dict[Metric, Callable[[Seen], Value]] = {
@@ -407,17 +432,28 @@ class BusySample:
     executors: dict[str, tuple[int, int, int]]
 
 
-def busy_share(first: BusySample, last: BusySample) -> float | None:
-    """Busy share of the slots between two samples, from the growth of the counters; None without slots.
+def busy_share(samples: Sequence[BusySample]) -> float | None:
+    """Busy share of the slots over the samples, oldest first; None with fewer than two, or without slots.
 
-    Only executors in both samples count. Task time is booked when a task ends, so it is cut at 1.
+    Only executors in the first and the last sample count. Spark books a task's time when it ends, so an executor
+    with running tasks is taken to have worked on them since its counter last moved.
     """
+    first, last = samples[0], samples[-1]
     both = first.executors.keys() & last.executors.keys()
     slots = sum(last.executors[key][1] for key in both)
     seconds = last.at - first.at
     if not slots or seconds <= 0:
         return None
-    busy = sum(max(0, last.executors[key][0] - first.executors[key][0]) for key in both) / 1000
+    busy = 0.0
+    for key in both:
+        booked, own, running = last.executors[key]
+        busy += max(0, booked - first.executors[key][0]) / 1000
+        still = last.at
+        for sample in reversed(samples):
+            if sample.executors.get(key, (None,))[0] != booked:
+                break
+            still = sample.at
+        busy += (last.at - still) * min(running, own)
     return min(1.0, busy / (seconds * slots))
 
 
@@ -544,11 +580,9 @@ class SparkSource:
     async def _utilization(self, run: Run, now: float) -> tuple[float, float]:
         """Busy share of the slots and its age: from the counters, else of a fixed trigger's interval."""
         await self._executors()
-        first, last = self._samples[0], self._samples[-1]
-        share = busy_share(first, last)
+        last = self._samples[-1]
+        share = busy_share(self._samples)
         age = time.monotonic() - last.at
-        if share == 0 and any(running for _, _, running in last.executors.values()):
-            raise AnswerError(f"no task has ended for {last.at - first.at:.0f} s while tasks run; lengthen window")
         if share is not None:
             return share, age
         if run.interval:
