@@ -325,6 +325,8 @@ class Builder:
         return Secret(_VARIABLE.sub(lambda match: self._environ[match[1]], text))
 
 
+# Resolving the types of one class takes as long as reading it: with a thousand clusters it is kept.
+_HINTS: dict[type[Any], dict[str, Any]] = {}
 MAPPINGS = (dict, abc.Mapping)
 LISTS = (tuple, abc.Sequence)
 _NAMES: abc.Mapping[Any, str] = {
@@ -344,10 +346,12 @@ def type_hints(cls: type[Any]) -> dict[str, Any]:
     Raises:
         PluginError: one of them cannot be resolved.
     """
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except Exception as error:  # annotations are foreign code
-        raise PluginError(f"the types of {cls.__qualname__} cannot be resolved: {error}") from error
+    if cls not in _HINTS:
+        try:
+            _HINTS[cls] = typing.get_type_hints(cls, include_extras=True)
+        except Exception as error:  # annotations are foreign code
+            raise PluginError(f"the types of {cls.__qualname__} cannot be resolved: {error}") from error
+    return _HINTS[cls]
 
 
 def is_required(field: dataclasses.Field[Any]) -> bool:

@@ -162,7 +162,7 @@ class _File:
         policy = self._build.plugin(Kind.POLICY, node, path)
         unknown = [metric for metric in _reads(policy) if metric not in known]
         for metric in unknown:
-            line, where = _parameter_with(policy, metric, self._build.mapping(node, path), path)
+            line, where = _parameter_with(metric, node, path) or (node.line, path)
             hint = plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
             self._problems.add(line, where, f"the policy reads the metric {metric!r}, which the cluster has not{hint}")
         if unknown:
@@ -290,9 +290,14 @@ def _reads(policy: object) -> list[str]:
     return [name for name in names if isinstance(name, str)] if isinstance(names, Iterable) else []
 
 
-def _parameter_with(policy: object, metric: str, mapping: document.Mapping, path: str) -> tuple[int, str]:
-    """Where a metric is named among a policy's parameters; the policy itself when the name is a default."""
-    for key, entry in mapping.entries.items():
-        if key != "type" and getattr(policy, key, None) == metric:
-            return entry.line, join(path, key)
-    return mapping.line, path
+def _parameter_with(metric: str, node: Node, path: str) -> tuple[int, str] | None:
+    """Where a metric is named among the parameters of a policy; None when its name is a default."""
+    if isinstance(node, document.Scalar):
+        return (node.line, path) if node.value == metric else None
+    inner: Iterable[tuple[str | int, Node]]
+    if isinstance(node, document.Mapping):
+        inner = [(key, entry.node) for key, entry in node.entries.items() if key != "type"]
+    else:
+        inner = enumerate(node.items)
+    found = (_parameter_with(metric, child, join(path, key)) for key, child in inner)
+    return next((place for place in found if place), None)

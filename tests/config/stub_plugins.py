@@ -1,0 +1,181 @@
+"""Plug-ins with parameters of every type; the tests install them as a distribution of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from autoscaler.core.model import Reason, Recommendation, View
+from autoscaler.ports import Secret, Shared
+
+
+@dataclass(frozen=True, slots=True)
+class StubQuery:
+    """One metric.
+
+    Attributes:
+        name: what to read.
+        factor: what to multiply it by.
+        match: labels that pick the sample.
+    """
+
+    name: str
+    factor: float = 1.0
+    match: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StubSource:
+    """A source that is never opened.
+
+    Attributes:
+        url: address of the server.
+        token: bearer token.
+        headers: further headers.
+        timeout: time for one answer, above 0s.
+    """
+
+    Query: ClassVar[type] = StubQuery
+    url: str
+    token: Secret | None = None
+    headers: Mapping[str, Secret] = field(default_factory=dict)
+    timeout: timedelta = timedelta(seconds=3)
+
+    def __post_init__(self) -> None:
+        if self.timeout <= timedelta(0):
+            raise ValueError("timeout must be above 0s")
+        if self.token == "refused":
+            raise ValueError(f"token {self.token} does not fit the url")
+
+    def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class StubEngine:
+    """An engine that is never opened."""
+
+    url: str = "http://127.0.0.1:8080"
+
+    def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError
+
+
+class Colour(StrEnum):
+    RED = "red"
+    GREEN = "green"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point.
+
+    Attributes:
+        x: how far right, in metres.
+        y: how far up, in metres.
+    """
+
+    x: float
+    y: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.x > 100:
+            raise ValueError(f"x must be at most 100, not {self.x}")
+        if self.x + self.y > 150:
+            raise ValueError("the point is too far out")
+
+
+@dataclass(frozen=True, slots=True)
+class StubTarget:
+    """A target with a parameter of every type.
+
+    Args:
+        directory: where it lives.
+        count: how many.
+        share: how much of it.
+        loud: whether it speaks.
+        name: what it is called.
+        grace: how long it waits.
+        colour: which colour.
+        level: which level.
+        points: where it is.
+        pair: a name and a number.
+        words: some words.
+        either: a number or a text.
+        labels: labels.
+        origin: the first point.
+    """
+
+    directory: Path = Path("stub")
+    count: int = 1
+    share: float = 0.5
+    loud: bool = False
+    name: str = "stub"
+    grace: timedelta = timedelta(seconds=10)
+    colour: Colour = Colour.RED
+    level: Literal["low", "high", 3] = "low"
+    points: tuple[Point, ...] = ()
+    pair: tuple[str, int] = ("a", 1)
+    words: Sequence[str] = ()
+    either: float | str = 1.0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    origin: Point = Point(1.0, 2.0)
+
+    def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of a policy.
+
+    Attributes:
+        metric: its metric.
+    """
+
+    metric: str
+
+
+@dataclass(frozen=True, slots=True)
+class StubPolicy:
+    """A policy that never asks for anything.
+
+    Attributes:
+        within: how long.
+        metric: the metric it reads.
+        rules: more metrics it reads.
+    """
+
+    within: timedelta
+    metric: str = "lag"
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def lookback(self) -> timedelta:
+        return self.within * 2
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (self.metric, *(rule.metric for rule in self.rules))
+
+    def evaluate(self, view: View) -> Recommendation:
+        del view
+        return Recommendation(None, Reason.ABSTAINED)
+
+
+@dataclass(frozen=True, slots=True)
+class CrashingPolicy:
+    """A policy with a bug in its checks."""
+
+    within: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
+        raise KeyError("oops")
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError

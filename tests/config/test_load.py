@@ -1,0 +1,201 @@
+"""A good file becomes what it says, and the defaults are those of the core."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.config import load
+from autoscaler.config.model import Config, DaemonSpec, LogFormat
+from autoscaler.core.model import Behaviour, ClusterSpec, Rate, RateKind, Select
+from autoscaler.ports import Secret
+
+Accepted = Callable[..., Config]
+
+
+def seconds(number: float) -> timedelta:
+    return timedelta(seconds=number)
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def test_what_is_left_out_has_the_defaults_of_the_core(accepted: Accepted, good: str, tmp_path: Path) -> None:
+    config = accepted(good)
+    assert config.daemon == DaemonSpec(directory=tmp_path / "autoscaler-state")
+    cluster = config.clusters["demo"]
+    assert (cluster.interval, cluster.timeout) == (seconds(15), seconds(10))
+    assert cluster.engine is None
+    bare = ClusterSpec("demo", cluster.spec.limits, cluster.spec.policies, metrics=("lag",), interval=cluster.interval)
+    assert cluster.spec == bare
+
+
+def test_every_setting_of_a_cluster_arrives(accepted: Accepted, good: str) -> None:
+    config = accepted(
+        good.replace("interval: 15s", "interval: 6s")
+        + """\
+    engine: {type: stub-engine, url: "http://engine:1"}
+    slots_per_replica: 2
+    partitions: 12
+    up: {window: 5s, tolerance: 0.2, cooldown: 1m, select: min, rates: [{kind: percent, value: 50, period: 90s}]}
+    down: {tolerance: 0.1}
+    settle: {ready: 2m, short: 1, lag: lag}
+    capacity: {per_replica: 50}
+    max_age: 40s
+    max_ahead: 500ms
+    lookback: 1h30m
+"""
+    )
+    cluster = config.clusters["demo"]
+    spec = cluster.spec
+    assert (cluster.interval, cluster.timeout, spec.interval) == (seconds(6), seconds(4), seconds(6))
+    assert fields_of(cluster.engine) == {"url": "http://engine:1"}
+    assert (spec.engine, spec.slots_per_replica, spec.partitions) == (True, 2, 12)
+    rate = Rate(RateKind.PERCENT, 50.0, seconds(90))
+    assert spec.up == Behaviour(seconds(5), 0.2, seconds(60), Select.MIN, (rate,))
+    assert (spec.settle.ready, spec.settle.short, spec.capacity.per_replica) == (seconds(120), 1.0, 50.0)
+    assert (spec.max_age, spec.max_ahead, spec.lookback) == (seconds(40), seconds(0.5), seconds(5400))
+
+
+def test_setting_one_guard_of_a_direction_keeps_the_defaults_of_the_others(accepted: Accepted, good: str) -> None:
+    spec = accepted(good + "    down: {tolerance: 0.1}\n").clusters["demo"].spec
+    assert spec.down == Behaviour(window=timedelta(minutes=5), tolerance=0.1)
+
+
+def test_the_daemon_section_arrives(accepted: Accepted, good: str, tmp_path: Path) -> None:
+    text = "daemon: {directory: var, listen: '0.0.0.0:0', log: json, decisions: 7, history: 1d}\n" + good
+    assert accepted(text).daemon == DaemonSpec(tmp_path / "var", "0.0.0.0:0", LogFormat.JSON, 7, timedelta(days=1))
+
+
+def test_parameters_of_every_type_arrive(accepted: Accepted, good: str, tmp_path: Path) -> None:
+    config = accepted(
+        good.replace(
+            "    target: {type: stub-target}\n",
+            """\
+    target:
+      type: stub-target
+      directory: a/b
+      count: -3
+      share: 2
+      loud: true
+      name: "x: y"
+      grace: 0s
+      colour: green
+      level: 3
+      points: [{x: 1}, {x: 2, y: -.5}]
+      pair: [b, 2]
+      words: [one, two]
+      either: text
+      labels: {a: b}
+      origin: {x: 9}
+""",
+        )
+    )
+    values = fields_of(config.clusters["demo"].target)
+    points = [fields_of(point) for point in values.pop("points")]
+    assert points == [{"x": 1.0, "y": 0.0}, {"x": 2.0, "y": -0.5}]
+    assert fields_of(values.pop("origin")) == {"x": 9.0, "y": 2.0}  # y is that of the default origin
+    assert isinstance(values["share"], float)
+    assert values == {
+        "directory": tmp_path / "a" / "b",
+        "count": -3,
+        "share": 2.0,
+        "loud": True,
+        "name": "x: y",
+        "grace": timedelta(0),
+        "colour": "green",
+        "level": 3,
+        "pair": ("b", 2),
+        "words": ("one", "two"),
+        "either": "text",
+        "labels": {"a": "b"},
+    }
+
+
+@pytest.mark.parametrize(("written", "value"), [("2", 2.0), ("two", "two")])
+def test_a_union_takes_what_fits(accepted: Accepted, good: str, written: str, value: object) -> None:
+    target = (
+        accepted(good.replace("type: stub-target", f"type: stub-target, either: {written}")).clusters["demo"].target
+    )
+    assert fields_of(target)["either"] == value
+
+
+def test_absolute_paths_and_home_are_left_where_they_are(
+    accepted: Accepted, good: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert accepted("daemon: {directory: /var/x}\n" + good).daemon.directory == Path("/var/x")
+    assert accepted("daemon: {directory: ~/x}\n" + good).daemon.directory == Path("/home/somebody/x")
+
+
+def test_paths_are_relative_to_the_file_and_absolute_afterwards(
+    good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("etc").mkdir()
+    Path("etc/a.yaml").write_text(good)
+    assert load(Path("etc/a.yaml"), {}).daemon.directory == tmp_path / "etc" / "autoscaler-state"
+
+
+def test_the_timeout_follows_from_the_interval(accepted: Accepted, good: str) -> None:
+    for interval, timeout in (("15s", 10), ("1m", 10), ("3s", 2), ("300ms", 0.2)):
+        cluster = accepted(good.replace("interval: 15s", f"interval: {interval}")).clusters["demo"]
+        assert cluster.timeout == seconds(timeout)
+
+
+def test_the_lookback_is_raised_to_what_the_policies_need(accepted: Accepted, good: str) -> None:
+    def lookback(within: str, extra: str = "") -> timedelta:
+        return accepted(good.replace("within: 60s", f"within: {within}") + extra).clusters["demo"].spec.lookback
+
+    assert lookback("60s") == timedelta(minutes=10)
+    assert lookback("1h") == timedelta(hours=2)
+    assert lookback("1h", "    lookback: 1m\n") == timedelta(hours=2)
+
+
+def test_one_description_serves_as_source_and_engine_by_alias(accepted: Accepted, good: str) -> None:
+    text = good.replace("clusters:\n", "x-server: &server {url: 'http://one:1'}\nclusters:\n")
+    text = text.replace("    min: 1\n", "    engine: {type: stub-engine, <<: *server}\n    min: 1\n")
+    assert fields_of(accepted(text).clusters["demo"].engine) == {"url": "http://one:1"}
+
+
+def test_equal_plug_ins_are_equal(accepted: Accepted, good: str) -> None:
+    second = good.split("clusters:\n")[1].replace("demo:", "other:")
+    config = accepted(good + second)
+    assert config.clusters["demo"].target == config.clusters["other"].target
+
+
+def test_secrets_come_from_the_environment(accepted: Accepted, good: str) -> None:
+    text = good.replace("{type: stub-source,", "{type: stub-source, token: 'Bearer ${A}-${B_2}', headers: {k: '${A}'},")
+    source = accepted(text, {"A": "first", "B_2": "second"}).sources["main"]
+    values = fields_of(source)
+    assert values["token"] == "Bearer first-second"
+    assert isinstance(values["token"], Secret)
+    assert values["headers"] == {"k": "first"}
+    assert "first" not in repr(source)
+
+
+def test_what_a_variable_holds_is_not_looked_into(accepted: Accepted, good: str) -> None:
+    text = good.replace("{type: stub-source,", "{type: stub-source, token: '${A}',")
+    assert fields_of(accepted(text, {"A": "x${B}: [y"}).sources["main"])["token"] == "x${B}: [y"
+
+
+def test_a_secret_may_be_left_out_or_nothing(accepted: Accepted, good: str) -> None:
+    text = good.replace("{type: stub-source,", "{type: stub-source, token: ,")
+    assert fields_of(accepted(text).sources["main"])["token"] is None
+
+
+def test_a_thousand_clusters_load_quickly(accepted: Accepted, good: str) -> None:
+    head, body = good.split("clusters:\n")
+    many = "".join(body.replace("demo:", f"demo-{number}:") for number in range(1000))
+    before = os.times()
+    config = accepted(f"{head}clusters:\n{many}")
+    after = os.times()
+    assert len(config.clusters) == 1000
+    assert (after.user - before.user) + (after.system - before.system) < 5

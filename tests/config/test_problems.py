@@ -1,0 +1,428 @@
+"""Bad configurations: each problem on its line, with its path, saying what was expected; all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autoscaler import plugins
+from autoscaler.plugins import Kind
+
+Refused = Callable[..., list[str]]
+
+TARGET = "target: {type: stub-target"
+QUERY = "{source: main, name: lag"
+POLICY = "{type: stub-policy, within: 60s"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problems"),
+    [
+        # keys
+        (
+            "max: 4",
+            "mx: 4",
+            [
+                "4: clusters.demo.max: missing; expected a whole number",
+                "7: clusters.demo.mx: unknown key, did you mean 'max'?",
+            ],
+        ),
+        (
+            "clusters:",
+            "cluster:",
+            ["1: clusters: missing; expected a mapping", "3: cluster: unknown key, did you mean 'clusters'?"],
+        ),
+        (TARGET, TARGET + ", cuont: 3", ["5: clusters.demo.target.cuont: unknown key, did you mean 'count'?"]),
+        (QUERY, QUERY + ", fctor: 3", ["10: clusters.demo.metrics.lag.fctor: unknown key, did you mean 'factor'?"]),
+        (
+            POLICY,
+            POLICY + ", zzz: 3",
+            [("12: clusters.demo.policies.calm.zzz: unknown key; known here: type, within, metric, rules")],
+        ),
+        (
+            "name: lag",
+            "name: lag, match: {a: [b]}",
+            ["10: clusters.demo.metrics.lag.match.a: expected a text, not a list"],
+        ),
+        (", name: lag", "", ["10: clusters.demo.metrics.lag.name: missing; expected a text"]),
+        (
+            ", within: 60s",
+            "",
+            [("12: clusters.demo.policies.calm.within: missing; expected a duration like 30s, 5m or 1h30m")],
+        ),
+        # types
+        ("max: 4", "max: four", ["7: clusters.demo.max: expected a whole number, not a text"]),
+        ("max: 4", "max: 4.5", ["7: clusters.demo.max: expected a whole number, not the number 4.5"]),
+        ("max: 4", "max:", ["7: clusters.demo.max: expected a whole number, not nothing"]),
+        ("max: 4", "max: {a: 1}", ["7: clusters.demo.max: expected a whole number, not a mapping"]),
+        ("max: 4", "max: ${MAX}", ["7: clusters.demo.max: ${...} is for secrets only; write the value itself here"]),
+        (TARGET, TARGET + ", share: '0.5'", ["5: clusters.demo.target.share: expected a number, not a text"]),
+        (TARGET, TARGET + ", share: true", ["5: clusters.demo.target.share: expected a number, not true"]),
+        (
+            TARGET,
+            TARGET + ", name: 5",
+            [
+                (
+                    "5: clusters.demo.target.name: expected a text, not the number 5; if it is "
+                    "meant as a text, put it in quotes: '5'"
+                )
+            ],
+        ),
+        (
+            TARGET,
+            TARGET + ", name: 'a${B}'",
+            [("5: clusters.demo.target.name: ${...} is for secrets only; write the value itself here")],
+        ),
+        (
+            TARGET,
+            TARGET + ", directory: ''",
+            [
+                (
+                    "5: clusters.demo.target.directory: expected the path of a file or "
+                    "directory, not an empty or broken text"
+                )
+            ],
+        ),
+        (
+            TARGET,
+            TARGET + ', directory: "a\\0b"',
+            [
+                (
+                    "5: clusters.demo.target.directory: expected the path of a file "
+                    "or directory, not an empty or broken text"
+                )
+            ],
+        ),
+        (
+            TARGET,
+            TARGET + ", colour: gren",
+            [("5: clusters.demo.target.colour: expected one of red, green, not 'gren', did you mean 'green'?")],
+        ),
+        (TARGET, TARGET + ", level: 4", ["5: clusters.demo.target.level: expected one of low, high, 3, not '4'"]),
+        (
+            TARGET,
+            TARGET + ", colour: [red]",
+            [("5: clusters.demo.target.colour: expected one of red, green, not a list")],
+        ),
+        (TARGET, TARGET + ", words: one", ["5: clusters.demo.target.words: expected a list, not a text"]),
+        (
+            TARGET,
+            TARGET + ", words: [a, 1]",
+            [
+                (
+                    "5: clusters.demo.target.words[1]: expected a text, not the number 1; "
+                    "if it is meant as a text, put it in quotes: '1'"
+                )
+            ],
+        ),
+        (TARGET, TARGET + ", pair: [a]", ["5: clusters.demo.target.pair: expected a list of 2, not of 1"]),
+        (
+            TARGET,
+            TARGET + ", either: [a]",
+            [("5: clusters.demo.target.either: expected a number or a text, not a list")],
+        ),
+        (
+            TARGET,
+            TARGET + ", labels: [a]",
+            [("5: clusters.demo.target.labels: expected a mapping (key: value), not a list")],
+        ),
+        (
+            TARGET,
+            TARGET + ", points: [{x: 1}, {y: 1}]",
+            [("5: clusters.demo.target.points[1].x: missing; expected a number")],
+        ),
+        # what a plug-in objects to, on the line of the field that it names first
+        (
+            TARGET,
+            TARGET + ",\n      points: [{x: 1},\n        {x: 101}]",
+            ["7: clusters.demo.target.points[1].x: x must be at most 100, not 101.0"],
+        ),
+        (
+            TARGET,
+            TARGET + ",\n      points: [{x: 1},\n        {x: 99, y: 99}]",
+            ["7: clusters.demo.target.points[1]: the point is too far out"],
+        ),
+        ('"http://127.0.0.1:9090"}', "x,\n    timeout: 0s}", ["3: sources.main.timeout: timeout must be above 0s"]),
+        (
+            "stub-policy, within: 60s",
+            "crashing-policy",
+            [("12: clusters.demo.policies.calm: CrashingPolicy failed: KeyError: 'oops'")],
+        ),
+        # durations
+        (
+            "60s",
+            "60",
+            [("12: clusters.demo.policies.calm.within: 60 has no unit; write it like 60s, 5m, 1h30m or 500ms")],
+        ),
+        ("60s", "0", ["12: clusters.demo.policies.calm.within: 0 has no unit; write it like 0s, 5m, 1h30m or 500ms"]),
+        (
+            "60s",
+            "1:30",
+            [("12: clusters.demo.policies.calm.within: expected a duration like 30s, 5m, 1h30m or 500ms, not '1:30'")],
+        ),
+        (
+            "60s",
+            "-5s",
+            [("12: clusters.demo.policies.calm.within: expected a duration like 30s, 5m, 1h30m or 500ms, not '-5s'")],
+        ),
+        (
+            "60s",
+            "true",
+            [("12: clusters.demo.policies.calm.within: expected a duration like 30s, 5m or 1h30m, not true")],
+        ),
+        # plug-ins
+        (
+            TARGET,
+            "target: {type: stub-targte",
+            [
+                (
+                    "5: clusters.demo.target.type: unknown target 'stub-targte', did you "
+                    "mean 'stub-target'?; installed: {targets}"
+                )
+            ],
+        ),
+        (TARGET + "}", "target: {}", ["5: clusters.demo.target.type: missing; which target? installed: {targets}"]),
+        (
+            TARGET + "}",
+            "target: stub-target",
+            [("5: clusters.demo.target: expected a mapping (key: value), not a text")],
+        ),
+        (
+            TARGET + "}",
+            "target: {type: [a]}",
+            [("5: clusters.demo.target.type: expected the name of a target, not a list")],
+        ),
+        # names and references
+        (
+            "source: main",
+            "source: mian",
+            [("10: clusters.demo.metrics.lag.source: unknown source 'mian', did you mean 'main'?; sources: main")],
+        ),
+        (
+            "source: main",
+            "source: 3",
+            [
+                (
+                    "10: clusters.demo.metrics.lag.source: expected a text, not the number 3; if "
+                    "it is meant as a text, put it in quotes: '3'"
+                )
+            ],
+        ),
+        ("source: main, ", "", ["10: clusters.demo.metrics.lag.source: missing; sources: main"]),
+        (
+            "lag: {",
+            "target: {",
+            [
+                (
+                    "10: clusters.demo.metrics.target: a metric may not be called target: that is how "
+                    "the target itself is called"
+                ),
+                (
+                    "12: clusters.demo.policies.calm: the policy reads the metric 'lag', which the "
+                    "cluster has not; metrics: target"
+                ),
+            ],
+        ),
+        (
+            POLICY,
+            POLICY + ", metric: lagg",
+            [
+                (
+                    "12: clusters.demo.policies.calm.metric: the policy reads the metric "
+                    "'lagg', which the cluster has not, did you mean 'lag'?"
+                )
+            ],
+        ),
+        (
+            POLICY,
+            POLICY + ",\n        rules: [{metric: lag},\n          {metric: cpu}]",
+            [
+                (
+                    "14: clusters.demo.policies.calm.rules[1].metric: the policy reads the metric 'cpu', which the cluster "
+                    "has not; metrics: lag"
+                )
+            ],
+        ),
+        (
+            "demo:",
+            "de mo:",
+            [('4: clusters."de mo": a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first')],
+        ),
+        (
+            "demo:",
+            "../demo:",
+            [("4: clusters.../demo: a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first")],
+        ),
+        ("calm:", "? " + "a" * 64 + "\n      :", None),
+        # across fields
+        ("min: 1", "min: 5", ["6: clusters.demo.min: min (5) must not be above max (4)"]),
+        ("min: 1", "min: -1", ["6: clusters.demo.min: min must be 0 or more, not -1"]),
+        ("max: 4", "max: 0", ["7: clusters.demo.max: max must be 1 or more, not 0"]),
+        ("max: 4", "max: 100001", ["7: clusters.demo.max: max must be at most 100,000, not 100001"]),
+        (
+            "min: 1",
+            "slots_per_replica: 0",
+            [("6: clusters.demo.slots_per_replica: slots_per_replica must be 1 or more, not 0")],
+        ),
+        ("min: 1", "partitions: 0", ["6: clusters.demo.partitions: partitions must be 1 or more, not 0"]),
+        (
+            "min: 1",
+            "timeout: 15s",
+            [("6: clusters.demo.timeout: timeout (15s) must be shorter than the interval (15s)")],
+        ),
+        ("min: 1", "timeout: 0s", ["6: clusters.demo.timeout: timeout must be above 0s"]),
+        ("interval: 15s", "interval: 0s", ["8: clusters.demo.interval: interval must be at least 100ms"]),
+        (
+            "min: 1",
+            "max_age: 1s",
+            [
+                (
+                    "6: clusters.demo.max_age: max_age (1s) must be at least the timeout (10s): slow "
+                    "answers would be stale"
+                )
+            ],
+        ),
+        (
+            "min: 1",
+            "up: {tolerance: 1}",
+            [("6: clusters.demo.up.tolerance: tolerance must be from 0 to below 1, not 1.0")],
+        ),
+        (
+            "min: 1",
+            "up: {rates: [{kind: replicas, value: 0, period: 1m}]}",
+            ["6: clusters.demo.up.rates[0].value: value must be above 0, not 0.0"],
+        ),
+        (
+            "min: 1",
+            "settle:\n      throughput: speed",
+            [("7: clusters.demo.settle.throughput: the cluster has no metric 'speed'; metrics: lag")],
+        ),
+        (
+            "min: 1",
+            "capacity: {saturation: lga}",
+            [("6: clusters.demo.capacity.saturation: the cluster has no metric 'lga', did you mean 'lag'?")],
+        ),
+        (
+            "sources:",
+            "daemon: {listen: '8080'}\nsources:",
+            ["1: daemon.listen: listen must be host:port with a port from 0 to 65535, not '8080'"],
+        ),
+        ("sources:", "daemon: {decisions: 0}\nsources:", ["1: daemon.decisions: decisions must be 1 or more, not 0"]),
+        ("sources:", "daemon: {history: 0s}\nsources:", ["1: daemon.history: history must be above 0s"]),
+        ("sources:", "daemon:\nsources:", ["1: daemon: expected a mapping (key: value), not nothing"]),
+        (f"calm: {POLICY}}}", "{}", ["11: clusters.demo.policies: at least one policy is needed"]),
+    ],
+)
+def test_a_bad_line_is_named(refused: Refused, good: str, old: str, new: str, problems: list[str] | None) -> None:
+    assert old in good
+    found = refused(good.replace(old, new, 1))
+    if problems is None:
+        assert all("a name is 1 to 63 letters" in problem for problem in found)
+    else:
+        installed = ", ".join(plugins.names(Kind.TARGET))
+        assert found == [problem.replace("{targets}", installed) for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"), [("clusters: {}\n", ""), ("clusters:\n", "nothing"), ("clusters: [a]\n", "")]
+)
+def test_at_least_one_cluster_is_needed(refused: Refused, text: str, shape: str) -> None:
+    (problem,) = refused(text)
+    assert problem.startswith("1: clusters: ")
+    assert shape in problem
+
+
+def test_all_problems_come_together_in_the_order_of_the_file(refused: Refused) -> None:
+    assert refused("""\
+daemon: {directori: x, log: jsn}
+sources:
+  job: {type: stub-sourse}
+  ok: {type: stub-source, token: "${NOPE}"}
+x-mine: [anything]
+clusterz: 3
+clusters:
+  demo:
+    min: 5
+    max: 3
+    interval: 5
+    policies:
+      a: {type: stub-policy, within: soon}
+    metrics:
+      lag: {source: jobb, name: x}
+      cpu: {source: job, whatever: [x]}
+    up:
+      rates:
+        - {kind: replicaz, value: .nan, period: 1m}
+        - {kind: percent, value: 0, period: 1m}
+    settle: {lag: foo, short: -1}
+  other: 7
+""") == [
+        "1: daemon.directori: unknown key, did you mean 'directory'?",
+        "1: daemon.log: expected one of console, json, not 'jsn', did you mean 'json'?",
+        (
+            "3: sources.job.type: unknown source 'stub-sourse', did you mean 'stub-source'?; "
+            f"installed: {', '.join(plugins.names(Kind.SOURCE))}"
+        ),
+        "4: sources.ok.url: missing; expected a text",
+        "4: sources.ok.token: the environment variable NOPE is not set; set it for this process",
+        "6: clusterz: unknown key, did you mean 'clusters'?",
+        "8: clusters.demo.target: missing; expected a target: a mapping with `type` and its parameters",
+        "9: clusters.demo.min: min (5) must not be above max (3)",
+        "11: clusters.demo.interval: 5 has no unit; write it like 5s, 5m, 1h30m or 500ms",
+        "13: clusters.demo.policies.a.within: expected a duration like 30s, 5m, 1h30m or 500ms, not 'soon'",
+        "15: clusters.demo.metrics.lag.source: unknown source 'jobb', did you mean 'job'?; sources: job, ok",
+        (
+            "19: clusters.demo.up.rates[0].kind: expected one of replicas, percent, not 'replicaz', "
+            "did you mean 'replicas'?"
+        ),
+        "19: clusters.demo.up.rates[0].value: expected a finite number, not nan",
+        "20: clusters.demo.up.rates[1].value: value must be above 0, not 0.0",
+        "21: clusters.demo.settle.short: short must be 0 or more, not -1.0",
+        "21: clusters.demo.settle.lag: the cluster has no metric 'foo'; metrics: lag, cpu",
+        "22: clusters.other: expected a mapping (key: value), not the number 7",
+    ]
+
+
+def test_a_hundred_problems_are_enough(refused: Refused) -> None:
+    found = refused("".join(f"k{number}: 1\n" for number in range(500)))
+    assert len(found) == 101
+    assert found[-1] == "100: (file): and 401 more problems from here on"
+
+
+class TestSecrets:
+    SOURCE = "{type: stub-source,"
+
+    def test_an_unset_variable_is_named(self, refused: Refused, good: str) -> None:
+        text = good.replace(self.SOURCE, self.SOURCE + " token: 'a ${NO_SUCH}',")
+        assert refused(text) == [
+            "2: sources.main.token: the environment variable NO_SUCH is not set; set it for this process"
+        ]
+
+    def test_an_empty_variable_is_no_secret(self, refused: Refused, good: str) -> None:
+        text = good.replace(self.SOURCE, self.SOURCE + " token: '${VOID}',")
+        assert refused(text, {"VOID": ""}) == [
+            "2: sources.main.token: the environment variable VOID is empty; set it for this process"
+        ]
+
+    @pytest.mark.parametrize("written", ["${}", "${A", "${A:-b}", "${1}", "${ A }", "${A}${"])
+    def test_only_the_plain_form_is_understood(self, refused: Refused, good: str, written: str) -> None:
+        text = good.replace(self.SOURCE, f"{self.SOURCE} token: '{written}',")
+        (problem,) = refused(text, {"A": "value"})
+        assert problem.startswith("2: sources.main.token: only ${NAME} is understood")
+
+    @pytest.mark.parametrize("written", ["1234567", "yes", "[hunter22]", "{hunter22: x}", "2020-01-01", "0x1234567"])
+    def test_a_secret_of_the_wrong_type_is_not_shown(self, refused: Refused, good: str, written: str) -> None:
+        (problem,) = refused(good.replace(self.SOURCE, f"{self.SOURCE} token: {written},"))
+        assert problem.startswith("2: sources.main.token: expected a text or ${NAME}")
+        assert written.strip("[]{}: x") not in problem
+
+    def test_secrets_are_hidden_in_what_plug_ins_say(self, refused: Refused, good: str) -> None:
+        for token, environ in (("refused", {}), ("${WORD}", {"WORD": "refused"})):
+            text = good.replace(self.SOURCE, f"{self.SOURCE} token: '{token}',")
+            assert refused(text, environ) == ["2: sources.main.token: token *** does not fit the url"]
+
+    def test_secrets_are_hidden_wherever_they_were_pasted(self, refused: Refused, good: str) -> None:
+        text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", "hunter22")
+        (problem,) = refused(text, {"WORD": "hunter22"})
+        assert problem.endswith("not '***'")
