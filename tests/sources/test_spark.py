@@ -1,0 +1,420 @@
+"""What is computed from a query's batches, against a simulated query whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.injob.report import trim
+from autoscaler.ports import AnswerError
+from autoscaler.sources.spark import (
+    PURE,
+    BusySample,
+    Metric,
+    Seen,
+    Spark,
+    SparkQuery,
+    arrivals,
+    batch_time,
+    busy_share,
+    growth,
+    lag,
+    lag_seconds,
+    parse_time,
+    saturation,
+    throughput,
+)
+from autoscaler.spark import Batch, Run
+
+DATA = Path(__file__).parent / "data"
+T0 = 1_795_000_000.0
+
+
+def batch(
+    number: int, start: float, length: float, begin: int, end: int, head: int | None, rows: int | None = None
+) -> dict[str, Any]:
+    return {
+        "batchId": number,
+        "start": start,
+        "received": start + length + 0.1,
+        "rows": end - begin if rows is None else rows,
+        "durationMs": {"triggerExecution": round(length * 1000), "addBatch": round(length * 900)},
+        "sources": [{"description": "log", "rows": rows, "start": begin, "end": end, "latest": head, "partitions": 4}],
+        "state": [],
+    }
+
+
+def run(progress: list[dict[str, Any]], **changes: Any) -> Run:
+    fields = {
+        "id": "query",
+        "runId": "run",
+        "name": "q",
+        "trigger": "ProcessingTimeTrigger(0)",
+        "started": T0 - 1,
+        "progress": progress[-120:],
+    }
+    return Run.model_validate_json(json.dumps({**fields, **changes}))
+
+
+class Query:
+    """A simulated query: a batch takes `overhead` seconds and 1/speed per record, at most `most` records."""
+
+    def __init__(
+        self,
+        rate: Callable[[float], float],
+        overhead: float = 0.25,
+        speed: float = 400.0,
+        most: int | None = None,
+        interval: float = 0.0,
+    ) -> None:
+        self.rate, self.overhead, self.speed, self.most, self.interval = rate, overhead, speed, most, interval
+        self.ticks = [0.0]
+
+    def head(self, t: float) -> int:
+        # Rates are step functions of whole seconds, so the sum over hundredths is exact enough.
+        while len(self.ticks) <= t * 100 + 1:
+            self.ticks.append(self.ticks[-1] + self.rate((len(self.ticks) - 1) / 100) / 100)
+        return int(self.ticks[int(t * 100)])
+
+    def until(self, end: float, hang: tuple[float, float] | None = None) -> tuple[Seen, int]:
+        """What is seen at `end`, and the records that truly wait then."""
+        t, done, number = 0.0, 0, 0
+        progress: list[dict[str, Any]] = []
+        working = False
+        while t < end:
+            head = self.head(t)
+            upto = head if self.most is None else min(head, done + self.most)
+            if upto > done:
+                length = self.overhead + (upto - done) / self.speed
+                if hang and t <= hang[0] < t + length:
+                    length += hang[1]
+                if t + length > end:
+                    working = True
+                    break
+                progress.append(batch(number, T0 + t, length, done, upto, head))
+                number, done = number + 1, upto
+                t += length
+            else:
+                t += 0.01
+            if self.interval:
+                t = max(t, math.ceil(t / self.interval - 1e-9) * self.interval)
+        trigger = f"ProcessingTimeTrigger({round(self.interval * 1000)})"
+        seen = Seen(run(progress, trigger=trigger, started=T0 - 60), T0 + end, 15.0, working=working)
+        return seen, self.head(end) - done
+
+
+def steady(rate: float) -> Callable[[float], float]:
+    return lambda _: rate
+
+
+# The rows of the table that was measured on Spark 4.3 (true capacity 400 rows/s).
+
+
+@pytest.mark.parametrize(
+    ("rate", "interval", "most"), [(20, 0, None), (20, 0, 800), (100, 0, None), (100, 0, 800), (100, 2, None)]
+)
+def test_little_load_is_never_taken_for_saturation(rate: float, interval: float, most: int | None) -> None:
+    for end in (10.0, 30.3, 61.7):
+        seen, _ = Query(steady(rate), interval=interval, most=most).until(end)
+        assert saturation(seen).value < 0.6
+        assert throughput(seen).value == pytest.approx(rate, rel=0.25)
+
+
+@pytest.mark.parametrize(("rate", "interval", "most"), [(1000, 0, 800), (450, 0, 800), (1000, 0, None), (600, 2, None)])
+def test_more_load_than_capacity_is_saturation_and_throughput_is_the_capacity(
+    rate: float, interval: float, most: int | None
+) -> None:
+    seen, _ = Query(steady(rate), interval=interval, most=most).until(58.0)
+    assert saturation(seen).value >= 0.95
+    assert throughput(seen).value == pytest.approx(400, rel=0.15)
+
+
+def test_a_fixed_trigger_is_as_saturated_as_its_interval_is_filled() -> None:
+    seen, _ = Query(steady(100), interval=2).until(60.0)
+    assert saturation(seen).value == pytest.approx((0.25 + 200 / 400) / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("most", [None, 800])
+@pytest.mark.parametrize("rate", [5, 20, 100, 300, 1000])
+def test_arrivals_are_the_offered_rate_not_the_admitted_one(rate: float, most: int | None) -> None:
+    seen, _ = Query(steady(rate), most=most).until(60.0)
+    assert arrivals(seen).value == pytest.approx(rate, rel=0.05)
+
+
+@pytest.mark.parametrize("most", [None, 800])
+@pytest.mark.parametrize("rate", [20, 100, 300, 1000])
+@pytest.mark.parametrize("end", [58.0, 58.6, 59.2])
+def test_lag_is_what_truly_waits_also_in_the_middle_of_a_batch(rate: float, most: int | None, end: float) -> None:
+    seen, waiting = Query(steady(rate), most=most).until(end)
+    assert lag(seen).value == pytest.approx(waiting, rel=0.02, abs=5)
+    assert lag(seen).at == seen.now
+    assert lag_seconds(seen).value == pytest.approx(waiting / rate, rel=0.1, abs=0.2)
+
+
+def test_a_step_upwards_is_seen_within_two_batches_and_a_second() -> None:
+    query = Query(lambda t: 40 if t < 60 else 150, overhead=0.5, speed=100, most=200)
+    seen, _ = query.until(66.5)
+    assert arrivals(seen).value == pytest.approx(150, rel=0.1)
+
+
+def test_a_burst_within_one_batch_is_not_a_step() -> None:
+    points = [(float(t), 40.0 * t + (100 if t == 14 else 0)) for t in range(15)]
+    assert growth(points, 15) == pytest.approx(40 + 100 / 14)
+
+
+def test_a_producer_that_writes_in_bursts_is_averaged() -> None:
+    points = [(float(t), 500.0 * (t // 5)) for t in range(31)]
+    for newest in range(16, 31):
+        assert growth(points[: newest + 1], 15) == pytest.approx(100, rel=0.35)
+
+
+def test_a_step_downwards_is_averaged_over_the_window() -> None:
+    points = [(float(t), 100.0 * min(t, 20) + 10.0 * max(0, t - 20)) for t in range(24)]
+    assert growth(points, 15) == pytest.approx((12 * 100 + 3 * 10) / 15)
+
+
+def test_no_progress_of_an_idle_query_is_no_load() -> None:
+    query = Query(lambda t: 40 if t < 20 else 0)
+    seen, _ = query.until(33.0)
+    assert lag(seen).value == 0
+    assert lag(seen).at == seen.now
+    assert 0 < arrivals(seen).value < 20
+    seen, _ = query.until(27.0)
+    seen = replace(seen, now=seen.now + 100, run=seen.run.model_copy(update={"idle": seen.now + 95}))
+    for metric in (lag, lag_seconds, arrivals, throughput, saturation):
+        value = metric(seen)
+        assert value.value == 0
+        assert value.at == seen.now
+
+
+def test_no_progress_of_a_working_query_is_growing_lag_and_then_an_error() -> None:
+    query = Query(steady(200))
+    before, _ = query.until(30.0)
+    values = []
+    for later in (0, 10, 30, 50):
+        seen = replace(before, now=before.now + later, working=True)
+        values.append(lag(seen).value)
+        assert lag(seen).value == pytest.approx(200 * (seen.now - seen.run.progress[-1].start), rel=0.05)
+        assert throughput(seen).at < seen.now - later + 1, "what completed batches say grows old"
+    assert values == sorted(values)
+    with pytest.raises(AnswerError, match="stuck"):
+        lag(replace(before, now=before.now + 80, working=True))
+
+
+def test_without_jobs_and_without_idle_events_a_silent_query_is_stuck_not_idle() -> None:
+    before, _ = Query(steady(200)).until(30.0)
+    assert lag(replace(before, now=before.now + 40, working=False)).value > 7000
+    with pytest.raises(AnswerError, match="not idle"):
+        lag(replace(before, now=before.now + 100, working=False))
+
+
+def test_without_the_drivers_ui_only_an_idle_event_proves_idleness() -> None:
+    seen, _ = Query(lambda t: 100 if t < 20 else 0).until(28.0)
+    last = seen.run.progress[-1]
+    blind = replace(seen, working=None)
+    assert lag(blind).value > 100
+    idle = replace(blind, run=seen.run.model_copy(update={"idle": last.received + 1}))
+    assert lag(idle).value == 0
+
+
+def test_between_two_triggers_of_a_fixed_interval_records_wait() -> None:
+    for end in (32.0, 35.0, 39.0):
+        seen, waiting = Query(steady(10), interval=10).until(end)
+        assert lag(seen).value == pytest.approx(waiting, abs=2)
+
+
+def test_a_hung_batch_is_not_capacity() -> None:
+    for most in (None, 60):
+        query = Query(steady(20), most=most)
+        for end in (80.6, 81.0, 82.0, 84.0, 90.0):
+            seen, _ = query.until(end, hang=(60.0, 20.0))
+            assert seen.now - lag(seen).at < 1
+            if saturation(seen).value >= 0.95:
+                assert throughput(seen).value > 140, "a capped batch of 60 takes 0.4 s"
+
+
+def test_throughput_and_saturation_do_not_mix_two_sets_of_slots() -> None:
+    slow = [batch(n, T0 + 2 * n, 2.0, 100 * n, 100 * n + 100, 100 * n + 900) for n in range(20)]
+    mixed = [batch(20, T0 + 40, 5.0, 2000, 2100, 4000)]
+    fast = [batch(21 + n, T0 + 45 + n, 1.0, 2100 + 100 * n, 2200 + 100 * n, 4000 + 50 * n) for n in range(3)]
+    change = (T0 + 42.0,)
+    for progress, now, rate, at in (
+        (slow, T0 + 42.5, 50, T0 + 40),  # the batch of the change is running
+        (slow + mixed, T0 + 45.5, 50, T0 + 40),  # it has ended: cold, and on two sets of slots
+        (slow + mixed + fast, T0 + 48.2, 100, T0 + 48),
+    ):
+        seen = Seen(run(progress, started=T0 - 60), now, 15.0, working=True, changes=change)
+        assert throughput(seen).value == pytest.approx(rate)
+        assert throughput(seen).at == pytest.approx(at)
+        assert saturation(seen).value == pytest.approx(1.0)
+
+
+def test_the_first_batch_of_a_run_is_too_cold_to_show_saturation() -> None:
+    seen = Seen(run([batch(0, T0, 9.0, 0, 200, 400)]), T0 + 9.5, 15.0, working=True)
+    with pytest.raises(AnswerError, match="no whole batch"):
+        saturation(seen)
+    assert lag(seen).value == 200
+    assert lag(seen).at == T0, "dated when it was true"
+    with pytest.raises(AnswerError, match="two batches"):
+        arrivals(seen)
+
+
+def test_a_source_that_does_not_tell_its_head_has_no_lag() -> None:
+    seen = Seen(run([batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, None) for n in range(5)]), T0 + 5, 15.0)
+    for metric in (lag, lag_seconds, arrivals):
+        with pytest.raises(AnswerError, match="does not tell its newest offset"):
+            metric(seen)
+    assert throughput(seen).value == pytest.approx(10, rel=0.3)
+
+
+def test_offsets_that_do_not_count_records_are_refused() -> None:
+    seconds = [batch(n, T0 + n, 0.2, n, n + 1, n + 1, rows=50) for n in range(10)]
+    with pytest.raises(AnswerError, match="do not count records"):
+        arrivals(Seen(run(seconds), T0 + 10, 15.0, working=True))
+
+
+def test_a_source_that_was_reset_gives_no_negative_rate() -> None:
+    old = [batch(n, T0 + n, 0.5, 1000 * n, 1000 * n + 1000, 1000 * n + 1000) for n in range(10)]
+    new = [batch(10 + n, T0 + 10 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(2)]
+    assert arrivals(Seen(run(old + new), T0 + 11.6, 15.0, working=True)).value == pytest.approx(10)
+    with pytest.raises(AnswerError, match="two batches"):
+        arrivals(Seen(run(old + new[:1]), T0 + 10.6, 15.0, working=True))
+
+
+def test_a_batch_from_the_future_is_refused_and_a_clock_set_back_starts_anew() -> None:
+    progress = [batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(10)]
+    with pytest.raises(AnswerError, match="clock was set back"):
+        lag(Seen(run(progress), T0 - 100, 15.0, working=True))
+    again = [batch(10 + n, T0 - 100 + n, 0.5, 100 + 10 * n, 110 + 10 * n, 110 + 10 * n) for n in range(3)]
+    assert arrivals(Seen(run(progress + again), T0 - 97, 15.0, working=True)).value == pytest.approx(10)
+
+
+def test_a_query_that_ended_says_so_with_its_exception() -> None:
+    ended = run([batch(0, T0, 1, 0, 10, 10)], terminated=T0 + 5, exception="boom")
+    for compute in PURE.values():
+        with pytest.raises(AnswerError, match="ended 2 s ago: boom"):
+            compute(Seen(ended, T0 + 7, 15.0))
+    with pytest.raises(AnswerError, match="not completed a batch"):
+        lag(Seen(run([]), T0, 15.0))
+
+
+def test_batch_time_is_the_mean_length() -> None:
+    seen, _ = Query(steady(1000), most=300).until(40.0)
+    assert batch_time(seen).value == pytest.approx(0.25 + 300 / 400)
+
+
+def test_progress_as_spark_writes_it_is_understood() -> None:
+    progress = json.loads((DATA / "progress_stateful.json").read_text())
+    known = Batch.model_validate_json(json.dumps(trim(progress, T0)))
+    assert known.head == 4 * 4189 - 1
+    assert known.done == 2796 * 3 + 2795
+    assert known.left == 4 * 4189 - 1 - (2796 * 3 + 2795)
+    assert known.records == 797
+    assert known.length == pytest.approx(1.978)
+    assert known.state_partitions == 4
+
+
+def samples(*rows: tuple[float, int, int]) -> list[BusySample]:
+    return [BusySample(at, {"0": (busy, 1, running)}) for at, busy, running in rows]
+
+
+@pytest.mark.parametrize(
+    ("seen", "share"),
+    [
+        (samples((0, 1000, 0)), None),
+        (samples((0, 1000, 0), (10, 6000, 0)), 0.5),
+        (samples((0, 1000, 0), (10, 26000, 0)), 1.0),  # booked when it ended
+        (samples((0, 1000, 1), (5, 1000, 1), (10, 1000, 1)), 1.0),  # a long task is work, not idleness
+        (samples((0, 1000, 0), (5, 6000, 1), (10, 6000, 1)), 1.0),
+        (samples((0, 1000, 0), (10, 1000, 0)), 0.0),
+        (samples((0, 5000, 0), (10, 1000, 0)), 0.0),  # a counter that went back
+        ([BusySample(0, {"0": (0, 1, 0)}), BusySample(10, {"7": (500, 1, 0)})], None),  # no executor in both
+        (
+            [BusySample(0, {"0": (0, 2, 0), "1": (0, 2, 0)}), BusySample(10, {"0": (9000, 2, 0), "1": (1000, 2, 0)})],
+            0.25,
+        ),
+    ],
+)
+def test_busy_share_comes_from_the_counters(seen: list[BusySample], share: float | None) -> None:
+    assert busy_share(seen) == (None if share is None else pytest.approx(share))
+
+
+def test_times_of_the_rest_answers_are_read() -> None:
+    assert parse_time("1970-01-01T00:00:01.500GMT") == 1.5
+    assert parse_time("yesterday") is None
+    assert parse_time(None) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"app": ""}, "app must be"),
+        ({"report": "driver:4050"}, "report must be an address"),
+        ({"master": "spark://m:7077"}, "master must be an address"),
+        ({"driver": "http://d:port"}, "driver must be an address"),
+        ({"worker_conf": ("timeout=5",)}, "worker_conf must be settings"),
+    ],
+)
+def test_wrong_parameters_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Spark(**{"app": "a", "report": "http://h:1", **changes})
+
+
+def test_an_unknown_metric_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="lag, lag_seconds, arrivals, throughput, saturation, utilization, batch_time"):
+        SparkQuery("cpu")
+    assert {SparkQuery(metric).metric for metric in Metric} == set(Metric)
+
+
+@given(
+    rates=st.lists(st.floats(0, 2000), min_size=1, max_size=5),
+    overhead=st.floats(0.05, 3),
+    speed=st.floats(10, 2000),
+    most=st.none() | st.integers(10, 5000),
+    interval=st.sampled_from([0.0, 1.0, 5.0]),
+    working=st.sampled_from([True, False, None]),
+    later=st.floats(0, 50),
+)
+def test_whatever_the_load_no_metric_is_negative_or_made_up(
+    rates: list[float],
+    overhead: float,
+    speed: float,
+    most: int | None,
+    interval: float,
+    working: bool | None,
+    later: float,
+) -> None:
+    query = Query(lambda t: rates[int(t // 10) % len(rates)], overhead, speed, most, interval)
+    seen, _ = query.until(40.0)
+    seen = replace(seen, now=seen.now + later, working=working)
+    for metric, compute in PURE.items():
+        try:
+            value = compute(seen)
+        except AnswerError:
+            continue
+        assert math.isfinite(value.value)
+        assert value.value >= 0
+        assert T0 <= value.at <= seen.now
+        if metric is Metric.SATURATION:
+            assert value.value <= 1
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 1e6)), min_size=1, max_size=60), st.floats(1, 60))
+def test_growth_lies_between_the_slowest_and_the_fastest_interval(
+    steps: list[tuple[float, float]], window: float
+) -> None:
+    times = [0.0, *itertools.accumulate(dt for dt, _ in steps)]
+    counts = [0.0, *itertools.accumulate(count for _, count in steps)]
+    rate = growth(list(zip(times, counts, strict=True)), window)
+    rates = [count / dt for dt, count in steps]
+    assert rate is not None
+    assert min(rates) * 0.999 - 1e-6 <= rate <= max(rates) * 1.001 + 1e-6
