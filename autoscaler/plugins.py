@@ -128,17 +128,22 @@ def installed() -> list[Description]:
         points = list(entry_points(group=kind.group))
         for point in sorted(points, key=lambda point: (point.name, _owner(point))):
             package, version = _package(point)
-            bare = Description(kind, point.name, package, version, point.value)
+            description = Description(kind, point.name, package, version, point.value)
             try:
                 _refuse_clash(kind, point.name, [other for other in points if other.name == point.name])
                 plugin = _checked(kind, point)
+                description = dataclasses.replace(
+                    description,
+                    summary=summary(plugin),
+                    parameters=parameters(plugin),
+                    query=parameters(plugin.Query) if kind is Kind.SOURCE else (),
+                )
             except PluginError as error:
-                descriptions.append(dataclasses.replace(bare, problem=str(error)))
-                continue
-            query = parameters(plugin.Query) if kind is Kind.SOURCE else ()
-            descriptions.append(
-                dataclasses.replace(bare, summary=summary(plugin), parameters=parameters(plugin), query=query)
-            )
+                description = dataclasses.replace(description, problem=str(error))
+            except Exception as error:  # noqa: BLE001 - the default of a foreign parameter may fail in any way
+                problem = f"it cannot be described: {type(error).__name__}: {error}"
+                description = dataclasses.replace(description, problem=problem)
+            descriptions.append(description)
     return descriptions
 
 

@@ -239,8 +239,8 @@ POLICY = "{type: stub-policy, within: 60s"
             POLICY + ",\n        rules: [{metric: lag},\n          {metric: cpu}]",
             [
                 (
-                    "14: clusters.demo.policies.calm.rules[1].metric: the policy reads the metric 'cpu', which the cluster "
-                    "has not; metrics: lag"
+                    "14: clusters.demo.policies.calm.rules[1].metric: the policy reads the metric 'cpu', which the "
+                    "cluster has not; metrics: lag"
                 )
             ],
         ),
