@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.step import step
 from autoscaler.daemon.connections import Connections
-from autoscaler.daemon.controller import Controller, Step
+from autoscaler.daemon.controller import Controller, Pace, Step
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http import doors
 from autoscaler.daemon.journal import Journal, open_journal
@@ -49,7 +49,7 @@ class Fleet:
         self,
         store: StateStore,
         sink: DecisionSink,
-        ticks: Ticks,
+        pace: Pace,
         *,
         utc: Callable[[], datetime] = utc_now,
         dry_run: bool = False,
@@ -61,7 +61,7 @@ class Fleet:
         self._running: dict[str, _Running] = {}
         self._store = store
         self._sink = sink
-        self._ticks = ticks
+        self._pace = pace
         self._utc = utc
         self._dry_run = dry_run
         self._decide = decide
@@ -116,7 +116,7 @@ class Fleet:
             self._store,
             self._sink,
             utc=self._utc,
-            pace=self._ticks,
+            pace=self._pace,
             dry_run=self._dry_run,
             decide=self._decide,
         )

@@ -52,7 +52,7 @@ class Tally:
         decisions: reason -> decisions.
         rescales: direction -> rescales requested.
         phases: direction and phase -> number and total seconds.
-        errors: what could not be read -> how often.
+        errors: what could not be read or trusted -> how often.
         failed_calls: scale calls that failed.
         skipped: ticks that were left out because the one before took too long.
     """
@@ -111,13 +111,11 @@ class Controller:
         self._pace = pace
         self._decide = decide
         self._observer = Observer(cluster, edges, utc)
-        self._observer.errors = self.tally.errors
         self._warned = ""
 
     def take_over(self, before: Controller) -> None:
         """Go on where another controller of the same cluster has ended."""
         self.tally = before.tally
-        self._observer.errors = before.tally.errors
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
         self.status, self.problem = before.status, before.problem
 
@@ -170,6 +168,8 @@ class Controller:
             observation = await self._observer.observe()
             status = self._observer.status
             after, decision = self._decide(self.cluster.spec, state, observation)
+            # As the core trusted it: a stale reading is missing, and says so wherever the observation is shown.
+            observation = after.past[-1]
             if self.dry_run and decision.rescale:
                 after = call_withheld(after)
             record = Record(observation, decision, dry_run=self.dry_run)
@@ -239,7 +239,9 @@ class Controller:
 
     def _tell_readings(self, observation: Observation, status: TargetStatus | None) -> None:
         missing = {} if self.observation is None else self.observation.missing
+        errors = self.tally.errors
         for name, why in observation.missing.items():
+            errors[name] = errors.get(name, 0) + 1
             if name not in missing:
                 log.warning("reading is missing", extra={"cluster": self.name, "reading": name, "error": why})
         for name in missing:

@@ -71,7 +71,6 @@ class Observer:
 
     Attributes:
         status: what the target showed last, for its remarks.
-        errors: name -> how often it could not be read.
     """
 
     def __init__(self, cluster: Cluster, edges: Edges, utc: Callable[[], datetime]) -> None:
@@ -81,7 +80,6 @@ class Observer:
         self._hanging: dict[str, asyncio.Task[Any]] = {}
         self._unexpected: dict[str, str] = {}
         self.status: TargetStatus | None = None
-        self.errors: dict[str, int] = {}
 
     async def observe(self) -> Observation:
         """Look once. What cannot be read is in `missing`, with the reason; it never fails."""
@@ -130,8 +128,6 @@ class Observer:
             else:
                 answers[name] = task.result()
                 self._unexpected.pop(name, None)
-        for name in missing:
-            self.errors[name] = self.errors.get(name, 0) + 1
         return answers, missing
 
     def _give_up(self, name: str, task: asyncio.Task[object]) -> None:

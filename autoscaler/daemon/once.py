@@ -66,8 +66,8 @@ async def plan(config: Config) -> list[Record]:
     records = []
     for name, observation in observations.items():
         state = read_state(config.daemon.directory, name) or ClusterState()
-        _, decision = step(config.clusters[name].spec, state, observation)
-        records.append(Record(observation, decision, dry_run=True))
+        after, decision = step(config.clusters[name].spec, state, observation)
+        records.append(Record(after.past[-1], decision, dry_run=True))
     return records
 
 

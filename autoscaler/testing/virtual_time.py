@@ -80,16 +80,17 @@ class WallClock:
     """A wall clock that follows the running loop's time and can be set, like a real one.
 
     Attributes:
+        start: what it shows when the loop's time is 0.
         set_by: how far it has been set; change it to make the clock jump.
     """
 
     def __init__(self, start: datetime = START) -> None:
-        self._start = start
+        self.start = start
         self.set_by = timedelta(0)
 
     def __call__(self) -> datetime:
         """The time now, aware."""
-        return self._start + self.set_by + timedelta(seconds=asyncio.get_running_loop().time())
+        return self.start + self.set_by + timedelta(seconds=asyncio.get_running_loop().time())
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool = False) -> T:

@@ -1,0 +1,132 @@
+"""Clusters of fakes, and what a fleet of controllers needs in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
+from autoscaler.core.model import (
+    Behaviour,
+    ClusterSpec,
+    Limits,
+    NamedPolicy,
+    Reason,
+    Recommendation,
+    View,
+)
+from autoscaler.daemon.app import Fleet
+from autoscaler.testing.fakes import Fake, FakeEngine, FakeQuery, FakeSource, FakeStore, FakeTarget
+from autoscaler.testing.virtual_time import WallClock
+
+INTERVAL = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class PerReplica:
+    """One replica for each 100 of the load."""
+
+    lookback: timedelta = timedelta(minutes=5)
+
+    def evaluate(self, view: View) -> Recommendation:
+        load = view.number("load")
+        if load is None:
+            return Recommendation(None, Reason.MISSING, detail="no load")
+        size = math.ceil(load / 100)
+        reason = Reason.ABOVE if size > view.current else Reason.BELOW if size < view.current else Reason.STEADY
+        return Recommendation(size, reason, {"load": load}, f"{load:g} needs {size}")
+
+
+def spec(name: str, **changes: Any) -> ClusterSpec:
+    fields: dict[str, Any] = {
+        "limits": Limits(1, 10),
+        "policies": (NamedPolicy("per-replica", PerReplica()),),
+        "down": Behaviour(window=timedelta(seconds=60)),
+        "metrics": ("load",),
+        "interval": INTERVAL,
+        "lookback": timedelta(minutes=5),
+    }
+    return ClusterSpec(name, **(fields | changes))
+
+
+def make_cluster(name: str, target: object, engine: object | None = None, **changes: Any) -> Cluster:
+    interval = changes.pop("interval", INTERVAL)
+    timeout = changes.pop("timeout", timedelta(seconds=4))
+    return Cluster(
+        spec(name, engine=engine is not None, interval=interval, **changes),
+        target,  # type: ignore[arg-type]
+        engine,  # type: ignore[arg-type]
+        {"load": Metric("source", FakeQuery("load"))},
+        interval,
+        timeout,
+    )
+
+
+def make_config(clusters: Mapping[str, Cluster], source: object, directory: Path = Path("unused")) -> Config:
+    daemon = DaemonSpec(directory, listen="127.0.0.1:0")
+    return Config(Path("config.yaml"), daemon, {"source": source}, dict(clusters))  # type: ignore[dict-item]
+
+
+@dataclass
+class Ticked:
+    """Takes the pace of the controllers."""
+
+    late: list[float] = field(default_factory=list)
+    took: list[float] = field(default_factory=list)
+
+    def ticked(self, late: float, took: float) -> None:
+        self.late.append(late)
+        self.took.append(took)
+
+
+class World:
+    """Clusters of fakes under a fleet, with the store in memory. Make it inside the virtual-time loop."""
+
+    def __init__(self, *names: str, engine: bool = False, dry_run: bool = False, **changes: Any) -> None:
+        self.clock = WallClock()
+        self.store = FakeStore()
+        self.pace = Ticked()
+        self.source = FakeSource({"load": 100.0})
+        self.source_plugin = Fake(self.source)
+        self.targets = {name: FakeTarget() for name in names}
+        self.plugins = {name: Fake(target) for name, target in self.targets.items()}
+        self.engines = {name: FakeEngine() for name in names} if engine else {}
+        self.engine_plugins = {name: Fake(engine) for name, engine in self.engines.items()}
+        self.clusters = {
+            name: make_cluster(name, self.plugins[name], self.engine_plugins.get(name), **changes) for name in names
+        }
+        self.fleet = self.make_fleet(dry_run=dry_run)
+
+    def make_fleet(self, *, dry_run: bool = False) -> Fleet:
+        return Fleet(self.store, self.store, self.pace, utc=self.clock, dry_run=dry_run)
+
+    @property
+    def config(self) -> Config:
+        return make_config(self.clusters, self.source_plugin)
+
+    async def start(self) -> None:
+        await self.fleet.apply(self.config)
+
+    async def until(self, seconds: float) -> None:
+        """Let the time go on until the loop's clock shows so many seconds."""
+        await asyncio.sleep(seconds - asyncio.get_running_loop().time())
+
+    def ticks(self, name: str) -> list[float]:
+        """Seconds at which a cluster was decided about."""
+        return [
+            (record.decision.at - self.clock.start).total_seconds()
+            for record in self.store.records
+            if record.decision.cluster == name
+        ]
+
+
+@pytest.fixture
+def world() -> type[World]:
+    return World

@@ -1,0 +1,376 @@
+"""Controllers in virtual time: rhythm, isolation, order of keeping and acting, failures, clock jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+
+from autoscaler.core.model import EngineStatus, JobState, Phase, Reading, Reason
+from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, splay
+from autoscaler.ports import RefusedError, UnavailableError
+from autoscaler.testing import virtual_time
+
+from .conftest import World
+
+
+def test_the_splay_is_stable_and_spreads_evenly() -> None:
+    # A fixed value: the same in every process, whatever seed its hashes have.
+    assert splay("orders", 10.0) == pytest.approx(splay("orders", 10.0))
+    assert splay("orders", 20.0) == pytest.approx(2 * splay("orders", 10.0))
+    offsets = [splay(f"cluster-{number}", 10.0) for number in range(1000)]
+    tenths = [sum(int(offset) == tenth for offset in offsets) for tenth in range(10)]
+    assert all(60 <= count <= 140 for count in tenths)
+
+
+def test_ticks_do_not_drift_in_a_day() -> None:
+    async def main() -> list[float]:
+        world = World("a")
+        world.targets["a"].delay = 1.7
+        await world.start()
+        await world.until(24 * 3600)
+        await world.fleet.stop()
+        assert max(world.pace.late) < 0.001
+        return world.ticks("a")
+
+    ticks = virtual_time.run(main())
+    assert len(ticks) == 8640
+    first = ticks[0]
+    assert first == pytest.approx(splay("a", 10.0) + 1.7)
+    assert all(at == pytest.approx(first + 10 * number) for number, at in enumerate(ticks))
+
+
+def test_missed_ticks_are_skipped_not_bunched() -> None:
+    async def main() -> list[float]:
+        world = World("a")
+        # A scale call is not cut short by the tick's time-out: this one takes two and a half intervals.
+        world.targets["a"].scale_delay = 25.0
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(100)
+        await world.fleet.stop()
+        assert world.fleet.controllers["a"].tally.skipped == 2
+        return world.ticks("a")
+
+    ticks = virtual_time.run(main())
+    assert [later - earlier for earlier, later in zip(ticks, ticks[1:], strict=False)] == pytest.approx(
+        [30.0, *[10.0] * (len(ticks) - 2)]
+    )
+
+
+@pytest.mark.parametrize("trouble", ["slow", "hanging", "failing", "broken"])
+def test_a_bad_cluster_does_not_delay_another(trouble: str) -> None:
+    async def main() -> None:
+        world = World("good", "bad")
+        bad = world.targets["bad"]
+        if trouble == "slow":
+            bad.delay = 3.9
+        elif trouble == "hanging":
+            bad.delay = 1e9
+        elif trouble == "failing":
+            bad.failure = UnavailableError("the bad target is down")
+        else:
+            bad.failure = ZeroDivisionError("a defect in a plug-in")
+        await world.start()
+        await world.until(600)
+        await world.fleet.stop()
+        offset = splay("good", 10.0)
+        assert world.ticks("good") == pytest.approx([offset + 10 * number for number in range(60)])
+        assert len(world.ticks("bad")) in (59, 60)
+
+    virtual_time.run(main())
+
+
+def test_a_plugin_that_ignores_cancellation_holds_one_task_only() -> None:
+    async def main() -> None:
+        world = World("a")
+        asked = 0
+
+        class Stubborn:
+            async def collect(self, query: object, now: object) -> Reading:
+                nonlocal asked
+                asked += 1
+                while True:
+                    try:
+                        await asyncio.sleep(300)
+                        raise UnavailableError("too late")
+                    except asyncio.CancelledError:
+                        continue
+
+        world.source_plugin.__dict__["live"] = Stubborn()
+        await world.start()
+        await world.until(250)
+        assert asked == 1
+        assert world.store.records[0].observation.missing == {"load": "no answer within 4 s"}
+        assert world.store.records[1].observation.missing == {"load": "the question before this one still hangs"}
+        await world.until(500)
+        assert asked == 2
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
+def test_everything_is_asked_at_once_within_the_timeout() -> None:
+    async def main() -> None:
+        world = World("a", engine=True)
+        world.targets["a"].delay = world.source.delay = world.engines["a"].delay = 3.0
+        await world.start()
+        await world.until(30)
+        await world.fleet.stop()
+        assert world.pace.took[0] == pytest.approx(3.0)
+        assert not world.store.records[0].observation.missing
+
+    virtual_time.run(main())
+
+
+def test_what_cannot_be_read_is_missing_with_its_reason() -> None:
+    async def main() -> None:
+        world = World("a", engine=True)
+        world.targets["a"].failure = RefusedError("the target says no")
+        world.engines["a"].delay = 60.0
+        world.source.failures["load"] = KeyError("surprise")
+        await world.start()
+        await world.until(10)
+        await world.fleet.stop()
+        record = world.store.records[0]
+        assert record.observation.missing == {
+            "target": "the target says no",
+            "engine": "no answer within 4 s",
+            "load": "KeyError: 'surprise'",
+        }
+        assert record.observation.desired is None
+        assert not record.decision.rescale
+        assert world.fleet.controllers["a"].tally.errors == {"target": 1, "engine": 1, "load": 1}
+
+    virtual_time.run(main())
+
+
+def test_an_unexpected_error_is_logged_with_its_traceback_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a")
+        world.source.failures["load"] = KeyError("surprise")
+        await world.start()
+        await world.until(100)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    unexpected = [record for record in caplog.records if "unexpected" in record.message]
+    assert len(unexpected) == 1
+    assert unexpected[0].exc_info is not None
+    assert len([record for record in caplog.records if record.message == "reading is missing"]) == 1
+
+
+def test_state_is_kept_before_the_target_is_called() -> None:
+    async def main() -> None:
+        world = World("a")
+        target, store = world.targets["a"], world.store
+
+        async def scale(replicas: int) -> None:
+            rescale = store.states["a"].rescale
+            assert rescale is not None
+            assert (rescale.to, rescale.phase) == (replicas, Phase.REQUESTED)
+            store.journal.append(("scale", replicas))
+
+        target.scale = scale  # type: ignore[method-assign]
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(10)
+        await world.fleet.stop()
+        assert store.journal == [("save", "a"), ("write", "a"), ("scale", 3)]
+
+    virtual_time.run(main())
+
+
+def test_a_rescale_is_requested_once_and_followed_until_it_has_settled() -> None:
+    async def main() -> None:
+        world = World("a", engine=True)
+        target, engine = world.targets["a"], world.engines["a"]
+        target.startup = 22.0
+        engine.status = EngineStatus(JobState.RUNNING, slots=1, parallelism=1)
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(28)
+        engine.status = EngineStatus(JobState.RUNNING, slots=3, parallelism=3)
+        await world.until(60)
+        await world.fleet.stop()
+        assert target.requests == [3]
+        controller = world.fleet.controllers["a"]
+        assert controller.state is not None
+        assert controller.state.rescale is None
+        assert {phase for _, phase in controller.tally.phases} == set(Phase) - {Phase.REQUESTED}
+        assert all(count == 1 for count, _ in controller.tally.phases.values())
+
+    virtual_time.run(main())
+
+
+def test_a_failed_call_that_took_no_effect_is_tried_again() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        target.scale_failure = UnavailableError("no route to the target")
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(10)
+        kept = world.store.states["a"].rescale
+        assert kept is not None
+        assert kept.error == "no route to the target"
+        target.scale_failure = None
+        await world.until(60)
+        await world.fleet.stop()
+        assert target.requests == [3, 3]
+        assert target.desired == 3
+        notes = [reason for record in world.store.records for reason, _ in record.decision.notes]
+        assert Reason.UNCONFIRMED in notes
+        assert world.fleet.controllers["a"].tally.failed_calls == 1
+
+    virtual_time.run(main())
+
+
+def test_a_failed_call_that_took_effect_is_confirmed_by_what_the_target_shows() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        target.scale_failure, target.accepts_failing = UnavailableError("the answer was lost"), True
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(60)
+        await world.fleet.stop()
+        assert target.requests == [3]
+
+    virtual_time.run(main())
+
+
+def test_a_scale_call_without_answer_ends_at_its_own_time_out() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.targets["a"].scale_delay = 1e9
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(splay("a", 10.0) + SCALE_TIMEOUT + 1)
+        kept = world.store.states["a"].rescale
+        assert kept is not None
+        assert kept.error == "no answer within 30 s"
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
+def test_nothing_is_done_while_state_cannot_be_kept_and_it_goes_on_afterwards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        await world.start()
+        await world.until(20)
+        world.store.failure = "the disk is full"
+        world.source.values["load"] = 300.0
+        await world.until(60)
+        controller = world.fleet.controllers["a"]
+        assert target.requests == []
+        assert controller.problem == "the disk is full"
+        assert not controller.overdue(asyncio.get_running_loop().time())
+        world.store.failure = ""
+        await world.until(80)
+        await world.fleet.stop()
+        assert target.requests == [3]
+        assert controller.problem == ""
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert len([r for r in caplog.records if "state cannot be kept" in r.message]) == 1
+
+
+def test_in_a_dry_run_everything_is_kept_and_nothing_is_called() -> None:
+    async def main() -> None:
+        world = World("a", dry_run=True)
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(100)
+        await world.fleet.stop()
+        assert world.targets["a"].requests == []
+        assert all(record.dry_run for record in world.store.records)
+        # The advice comes again every time: no rescale is believed to be on its way, no rate limit is used up.
+        assert all(record.decision.desired == 3 for record in world.store.records)
+        state = world.store.states["a"]
+        assert state.rescale is None
+        assert state.events == ()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(days=400), -timedelta(hours=1), -timedelta(days=400)])
+def test_a_clock_jump_neither_stops_the_ticks_nor_scales_down(jump: timedelta) -> None:
+    async def main() -> None:
+        world = World("a", limits=_limits())
+        target = world.targets["a"]
+        target.desired = target.ready = 5
+        world.source.values["load"] = 500.0
+        await world.start()
+        await world.until(300)
+        world.source.values["load"] = 100.0  # asks for fewer, and the window must still be waited for
+        world.clock.set_by = jump
+        await world.until(355)
+        assert target.requests == []
+        assert len(world.store.records) in (35, 36)
+        await world.until(500)
+        await world.fleet.stop()
+        assert target.requests == [1]
+
+    virtual_time.run(main())
+
+
+def _limits() -> object:
+    from autoscaler.core.model import Limits  # noqa: PLC0415
+
+    return Limits(1, 10)
+
+
+def test_after_a_kill_between_keeping_and_calling_the_request_is_made_again() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        target.scale_delay = 5.0
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(splay("a", 10.0) + 1)
+        assert target.scaling == 1
+        await world.fleet.cancel()  # as a kill does: in the middle of the call
+        assert target.desired == 1
+        kept = world.store.states["a"].rescale
+        assert kept is not None
+        assert not kept.error
+        target.scale_delay = 0.0
+        world.fleet = world.make_fleet()
+        await world.start()
+        await world.until(60)
+        await world.fleet.stop()
+        assert target.desired == 3
+        texts = [text for record in world.store.records for _, text in record.decision.notes]
+        assert any(UNANSWERED in text for text in texts)
+
+    virtual_time.run(main())
+
+
+def test_a_defect_of_ours_in_one_cluster_does_not_end_it_or_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        await world.start()
+        await world.until(15)
+        broken = world.fleet.controllers["a"]
+
+        def fail(*_: object) -> None:
+            raise AssertionError("a defect")
+
+        broken._decide = fail  # type: ignore[assignment]
+        await world.until(100)
+        loop = asyncio.get_running_loop()
+        assert broken.overdue(loop.time())
+        assert not world.fleet.controllers["b"].overdue(loop.time())
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+    assert any("a tick failed" in record.message for record in caplog.records)

@@ -1,0 +1,237 @@
+"""Starting, exchanging and stopping controllers in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from autoscaler.core.model import Limits
+from autoscaler.daemon.connections import Connections
+from autoscaler.daemon.controller import splay
+from autoscaler.ports import Shared, UnavailableError
+from autoscaler.testing import virtual_time
+from autoscaler.testing.fakes import Fake, FakeTarget
+
+from .conftest import World, make_cluster, make_config
+
+
+def test_a_stop_waits_for_the_scale_call_and_starts_no_new_tick() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        target.scale_delay = 5.0
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(splay("a", 10.0) + 1)
+        assert target.scaling == 1
+        await world.fleet.stop()
+        assert asyncio.get_running_loop().time() == pytest.approx(splay("a", 10.0) + 5.0)
+        assert target.requests == [3]
+        assert len(world.store.records) == 1
+        assert world.plugins["a"].closed
+
+    virtual_time.run(main())
+
+
+def test_a_stop_between_ticks_takes_no_time() -> None:
+    async def main() -> None:
+        world = World(*(f"c{number}" for number in range(50)))
+        await world.start()
+        await world.until(100)
+        await world.fleet.stop()
+        assert asyncio.get_running_loop().time() == pytest.approx(100)
+
+    virtual_time.run(main())
+
+
+def test_a_reload_adds_removes_and_changes_without_disturbing_the_others() -> None:
+    async def main() -> None:
+        world = World("same", "gone", "changed")
+        await world.start()
+        await world.until(100)
+        same = world.fleet.controllers["same"]
+        before = world.fleet.controllers["changed"]
+        assert before.state is not None
+        since = before.state.since
+        del world.clusters["gone"]
+        world.clusters["changed"] = make_cluster("changed", world.plugins["changed"], limits=Limits(2, 10))
+        world.targets["new"] = FakeTarget()
+        world.plugins["new"] = Fake(world.targets["new"])
+        world.clusters["new"] = make_cluster("new", world.plugins["new"])
+        changes = await world.fleet.apply(world.config)
+        assert changes == ({"new"}, {"gone"}, {"changed"})
+        await world.until(200)
+        assert world.fleet.controllers["same"] is same
+        after = world.fleet.controllers["changed"]
+        assert after is not before
+        assert after.state is not None
+        assert after.state.since == since
+        assert after.tally is before.tally
+        # What is still used is not even connected anew.
+        assert world.plugins["changed"].opened == world.plugins["same"].opened
+        assert not world.plugins["changed"].closed
+        assert world.plugins["gone"].closed == [pytest.approx(100)]
+        assert len(world.ticks("gone")) == 10
+        assert len(world.ticks("new")) == 10
+        assert len(world.ticks("same")) == len(world.ticks("changed")) == 20
+        assert world.targets["changed"].requests == [2]
+        await world.fleet.stop()
+        assert len(world.source_plugin.opened) == len(world.source_plugin.closed) == 1
+
+    virtual_time.run(main())
+
+
+def test_a_reload_with_the_same_configuration_changes_nothing() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        await world.start()
+        await world.until(30)
+        assert await world.fleet.apply(world.config) == (set(), set(), set())
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
+def test_a_plugin_that_cannot_connect_fails_only_its_clusters_and_is_retried() -> None:
+    async def main() -> None:
+        world = World("good", "bad")
+        world.plugins["bad"].failures.extend(UnavailableError("nobody at home") for _ in range(4))
+        await world.start()
+        await world.until(10)
+        assert [r.observation.missing for r in world.store.records if r.decision.cluster == "bad"] == [
+            {"target": "Fake cannot be connected: nobody at home"}
+        ]
+        assert [r.observation.missing for r in world.store.records if r.decision.cluster == "good"] == [{}]
+        # After 1, 2, 4 and 8 seconds.
+        await world.until(40)
+        assert world.plugins["bad"].opened == [pytest.approx(15)]
+        assert not world.store.records[-1].observation.missing
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
+def test_a_plugin_that_hangs_while_connecting_is_given_up_and_tried_again() -> None:
+    async def main() -> None:
+        attempts = 0
+
+        class Hanging:
+            @asynccontextmanager
+            async def connect(self, shared: Shared) -> AsyncIterator[str]:
+                nonlocal attempts
+                attempts += 1
+                if attempts == 1:
+                    await asyncio.sleep(1e9)
+                yield "live"
+
+        connections = Connections()
+        connection = connections.lease(Hanging())
+        await connection.tried()
+        assert connection.problem == "Hanging cannot be connected: no success within 30 s"
+        await asyncio.sleep(2)
+        assert connection.get() == "live"
+        await connections.close()
+
+    virtual_time.run(main())
+
+
+@dataclass(frozen=True)
+class _Plugin:
+    url: str
+    opened: int = 0
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[object]:
+        yield await shared.enter(("client", self.url), lambda: _client(self.url))
+
+
+_clients: list[str] = []
+
+
+@asynccontextmanager
+async def _client(url: str) -> AsyncIterator[object]:
+    await asyncio.sleep(1)
+    if url == "bad":
+        raise UnavailableError("no client for bad")
+    _clients.append(f"open {url}")
+    yield object()
+    _clients.append(f"close {url}")
+
+
+def test_equal_plugins_are_connected_once_and_what_plugins_share_is_opened_once() -> None:
+    async def main() -> None:
+        _clients.clear()
+        connections = Connections()
+        one, equal, other = (connections.lease(plugin) for plugin in (_Plugin("u"), _Plugin("u"), _Plugin("u", 1)))
+        assert one is equal
+        assert one is not other
+        await connections.tried()
+        assert one.get() is other.get()
+        await connections.release(one)
+        assert connections.lease(_Plugin("u")) is one
+        await connections.close()
+        assert _clients == ["open u", "close u"]
+
+    virtual_time.run(main())
+
+
+def test_a_shared_client_that_fails_to_open_is_tried_anew_by_the_next() -> None:
+    async def main() -> None:
+        connections = Connections()
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="no client for bad"):
+                await connections.enter("key", lambda: _client("bad"))
+        assert await connections.enter("key", lambda: _client("good"))
+        await connections.close()
+
+    virtual_time.run(main())
+
+
+def test_a_target_belongs_to_one_cluster_even_when_parameters_are_equal() -> None:
+    async def main() -> None:
+        connections = Connections()
+        a, b = (connections.lease(_Plugin("u"), of=name) for name in ("a", "b"))
+        assert a is not b
+        assert connections.lease(_Plugin("u"), of="a") is a
+        await connections.tried()
+        await connections.close()
+
+    virtual_time.run(main())
+
+
+def test_plugins_that_cannot_be_hashed_are_compared() -> None:
+    @dataclass(frozen=True)
+    class Unhashable:
+        labels: dict[str, str]
+
+        @asynccontextmanager
+        async def connect(self, shared: Shared) -> AsyncIterator[str]:
+            yield "live"
+
+    async def main() -> None:
+        connections = Connections()
+        one = connections.lease(Unhashable({"a": "b"}))
+        assert connections.lease(Unhashable({"a": "b"})) is one
+        assert connections.lease(Unhashable({"a": "c"})) is not one
+        await connections.tried()
+        await connections.close()
+
+    virtual_time.run(main())
+
+
+def test_a_changed_source_changes_the_clusters_that_use_it() -> None:
+    async def main() -> None:
+        world = World("a")
+        await world.start()
+        await world.until(30)
+        config = make_config(world.clusters, replace(world.source_plugin))
+        assert await world.fleet.apply(config) == (set(), set(), {"a"})
+        await world.until(60)
+        assert world.source_plugin.closed
+        await world.fleet.stop()
+
+    virtual_time.run(main())

@@ -1,0 +1,69 @@
+"""Log lines as people and as machines read them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from autoscaler.config.model import LogFormat
+from autoscaler.core.model import Reason
+from autoscaler.daemon.logging import setup
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("autoscaler")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def written(log: LogFormat) -> list[str]:
+    stream = io.StringIO()
+    setup(LogFormat.CONSOLE, io.StringIO())
+    setup(log, stream)
+    logger = logging.getLogger("autoscaler.daemon.test")
+    logger.info("rescale", extra={"cluster": "a", "before": 1, "reason": Reason.ABOVE, "error": 'it "broke" = bad'})
+    logger.debug("too much")
+    logging.getLogger("somebody.else").info("too much")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger.exception("failed")
+    return stream.getvalue().splitlines()
+
+
+def test_json_lines_carry_the_extra_fields() -> None:
+    lines = [json.loads(line) for line in written(LogFormat.JSON)]
+    assert len(lines) == 2
+    assert lines[0].pop("time").endswith("+00:00")
+    assert lines[0] == {
+        "level": "info",
+        "logger": "autoscaler.daemon.test",
+        "message": "rescale",
+        "cluster": "a",
+        "before": 1,
+        "reason": "above",
+        "error": 'it "broke" = bad',
+    }
+    assert "ValueError: why" in lines[1]["traceback"]
+
+
+def test_console_lines_are_for_people() -> None:
+    first, *rest = written(LogFormat.CONSOLE)
+    assert first[8:] == r' info    rescale  cluster=a before=1 reason=above error="it \"broke\" = bad"'
+    assert rest[-1] == "ValueError: why"
+
+
+def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    setup(LogFormat.CONSOLE)
+    logging.getLogger("autoscaler.daemon.test").warning("look")
+    assert "look" in capsys.readouterr().err
+    assert sys.stderr is not None
