@@ -15,6 +15,10 @@ from autoscaler_policies.answer import finite, missing, plain, replicas, sized
 RESTARTS = 3.0
 # While a rescale is on its way, its size stays unless it needs more than this many times the time allowed.
 PATIENCE = 2.0
+# Arrivals are confirmed by earlier ones that differ by less than this factor: noise of 10 % both ways stays below.
+SAME = 1.25
+# The reading before the beginning of that time must still be in sight, at any usual interval.
+MARGIN = timedelta(minutes=5)
 
 
 @dataclass(slots=True)
@@ -80,6 +84,8 @@ class BacklogDrain:
         utilization: share of its capacity a size may be used to before more is asked for; default 0.9.
         down_utilization: the same for a smaller size that would do; below utilization; default 0.7.
         calm: never fewer replicas while the present size needs longer than this for the backlog; default 10s.
+        confirm: arrivals must have been about the same (within a quarter) for so long before the size changes,
+            unless the backlog is worth more than `within`; default 0s: at once.
         lag: name of the metric with the records waiting.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s; only read while capacity is unknown.
@@ -91,6 +97,7 @@ class BacklogDrain:
     utilization: float = 0.9
     down_utilization: float = 0.7
     calm: timedelta = timedelta(seconds=10)
+    confirm: timedelta = ZERO
     lag: str = "lag"
     arrivals: str = "arrivals"
     throughput: str = "throughput"
@@ -98,7 +105,7 @@ class BacklogDrain:
     def __post_init__(self) -> None:
         if self.within <= ZERO:
             raise ValueError(f"within: is {self.within.total_seconds():g}s, expected above 0s")
-        for name in ("restart", "calm"):
+        for name in ("restart", "calm", "confirm"):
             span = getattr(self, name)
             if span < ZERO:
                 raise ValueError(f"{name}: is {span.total_seconds():g}s, expected 0s or more")
@@ -118,6 +125,11 @@ class BacklogDrain:
         """Names of the metrics it cannot do without."""
         return (self.lag, self.arrivals)
 
+    @property
+    def lookback(self) -> timedelta:
+        """How much past it needs: enough to confirm the arrivals."""
+        return self.confirm + MARGIN if self.confirm else ZERO
+
     def evaluate(self, view: View) -> Recommendation:
         """Say which size keeps up and works off the backlog in time."""
         lag = _total(view, self.lag)
@@ -134,6 +146,11 @@ class BacklogDrain:
         load = _Load(view, lag, arrivals, partitions, capacity)
         spare = capacity - arrivals
         restart, within = self._times(view, Direction.UP)
+        if self.confirm and lag <= capacity * within:
+            other = self._unconfirmed(view, arrivals)
+            if other is not None:
+                detail = f"{load.text(view.current, capacity)}; arrivals were {plain(other)}/s just before: waiting"
+                return sized(view, view.current, load.inputs(before=other), detail)
         patience = within if view.rescale is None else within * PATIENCE
         if arrivals > capacity * self.utilization or lag > spare * patience:
             return self._more(load, restart, within)
@@ -143,6 +160,26 @@ class BacklogDrain:
                 return size
         fit = f"drain it in {plain(lag / spare)} s" if lag else "fit"
         return sized(view, view.current, load.inputs(), f"{load.text(view.current, capacity)} {fit}")
+
+    def _unconfirmed(self, view: View, arrivals: float) -> float | None:
+        """Arrivals of a reading within `confirm`, or the one before it, that are not about the same; else None.
+
+        A rate that was measured across a change of load is neither the old nor the new one. It may be shown more
+        than once, so it is compared with other readings only.
+        """
+        newest = view.metrics[self.arrivals].at
+        begin = newest - self.confirm
+        for seen in reversed(view.past):
+            reading = seen.metrics.get(self.arrivals)
+            if reading is None or reading.at >= newest or not reading.finite():
+                continue
+            value = reading.value
+            other = finite(sum(value)) if isinstance(value, tuple) else value
+            if other * SAME < arrivals or arrivals * SAME < other:
+                return other
+            if reading.at <= begin:
+                break
+        return None
 
     def _more(self, load: _Load, restart: float, within: float) -> Recommendation:
         """The smallest size above the present one that does it, else the greatest there may be."""

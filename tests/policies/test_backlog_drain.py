@@ -5,18 +5,19 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.core.model import Reason, View
+from autoscaler.core.model import Observation, Reading, Reason, View
 from autoscaler_policies.backlog_drain import BacklogDrain
 
 Make = Callable[..., View]
 Value = float | tuple[float, ...]
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 SPARK = BacklogDrain(stops=False)
 FLINK = BacklogDrain()
 
@@ -225,6 +226,64 @@ def test_says_in_words_what_it_computed(view: Make) -> None:
     )
 
 
+CONFIRMING = BacklogDrain(stops=False, confirm=timedelta(seconds=4))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "expected"),
+    [
+        # age of the reading -> arrivals, oldest first; 20/s is calm, 105/s the surge
+        ({10: 20.0, 5: 20.0, 0: 105.0}, 1),  # nobody knows yet whether 105 is all
+        ({10: 20.0, 5: 62.0, 0: 105.0}, 1),  # 62 was measured across the rise
+        ({10: 62.0, 5: 105.0, 0: 105.0}, 3),
+        ({10: 62.0, 5: 95.0, 0: 105.0}, 3),  # noise
+        ({10: 62.0, 5: 115.0, 0: 105.0}, 3),
+        ({10: 62.0, 5: (55.0, 50.0), 0: 105.0}, 3),
+        ({10: 62.0, 5: (55.0, 5.0), 0: 105.0}, 1),
+        ({10: 20.0, 5: math.nan, 0: 105.0}, 1),  # no number, so the one before has to do
+        ({10: 105.0, 5: math.nan, 0: 105.0}, 3),
+        ({10: 20.0, 2: 105.0, 0: 105.0}, 1),  # not for 4 s yet
+        ({4: 105.0, 2: 105.0, 0: 105.0}, 3),
+        ({0: 105.0}, 3),  # nothing to compare it with
+    ],
+)
+def test_waits_until_the_arrivals_are_confirmed(view: Make, arrivals: dict[int, Value], expected: int) -> None:
+    past = tuple(
+        Observation(NOW - timedelta(seconds=age), 1, 1, {"arrivals": Reading(value, NOW - timedelta(seconds=age))})
+        for age, value in arrivals.items()
+    )
+    seen = view(load(0.0, arrivals[0]), current=1, per_replica=50.0, past=(*past, Observation(NOW, 1, 1)))
+    answer = CONFIRMING.evaluate(seen)
+    assert answer.replicas == expected
+    assert answer.detail.endswith("waiting") == (expected == 1)
+
+
+def test_a_reading_shown_twice_does_not_confirm_itself(view: Make) -> None:
+    ages = ((15, 20.0, 15), (5, 62.0, 0), (0, 62.0, 0))
+    past = tuple(
+        Observation(NOW - timedelta(seconds=seen), 1, 1, {"arrivals": Reading(value, NOW - timedelta(seconds=age))})
+        for seen, value, age in ages
+    )
+    answer = CONFIRMING.evaluate(view(load(0.0, 62.0), current=1, per_replica=50.0, past=past))
+    assert (answer.replicas, answer.reason) == (1, Reason.STEADY)
+    assert answer.detail == (
+        "lag 0 records at 62/s arriving; 1 replica (50/s); arrivals were 20/s just before: waiting"
+    )
+
+
+def test_waits_on_the_way_down_too_and_not_at_all_with_a_dangerous_backlog(view: Make) -> None:
+    before = NOW - timedelta(seconds=5)
+    past = (Observation(before, 3, 3, {"arrivals": Reading(105.0, before)}),)
+    assert CONFIRMING.evaluate(view(load(0.0, 20.0), current=3, per_replica=50.0, past=past)).replicas == 3
+    assert CONFIRMING.evaluate(view(load(9000.0, 140.0), current=3, per_replica=50.0, past=past)).replicas == 3
+    assert CONFIRMING.evaluate(view(load(9001.0, 140.0), current=3, per_replica=50.0, past=past)).replicas == 7
+
+
+def test_asks_for_the_past_it_confirms_with() -> None:
+    assert SPARK.lookback == timedelta(0)
+    assert CONFIRMING.lookback == timedelta(minutes=5, seconds=4)
+
+
 def test_names_the_metrics_it_cannot_do_without() -> None:
     assert BacklogDrain(lag="kafka").metrics == ("kafka", "arrivals")
 
@@ -235,6 +294,7 @@ def test_names_the_metrics_it_cannot_do_without() -> None:
         ({"within": timedelta(0)}, "within: is 0s, expected above 0s"),
         ({"restart": timedelta(seconds=-1)}, "restart: is -1s, expected 0s or more"),
         ({"calm": timedelta(seconds=-1)}, "calm: is -1s, expected 0s or more"),
+        ({"confirm": timedelta(seconds=-1)}, "confirm: is -1s, expected 0s or more"),
         ({"utilization": 0.0}, "utilization: is 0.0, expected above 0 and at most 1"),
         ({"utilization": 1.1}, "utilization: is 1.1, expected"),
         ({"utilization": math.nan}, "utilization: is nan, expected"),
@@ -288,12 +348,12 @@ def simulate(view: Make, policy: BacklogDrain, mean: float, seed: int, stall: fl
 
 
 @pytest.mark.parametrize("policy", [SPARK, FLINK], ids=["spark", "flink"])
-@pytest.mark.parametrize("mean", [20.0, 44.0, 105.0, 135.0, 400.0, 900.0])
-@pytest.mark.parametrize("stall", [5.0, 15.0, 30.0, 75.0])
+@pytest.mark.parametrize("mean", [44.0, 105.0, 135.0, 900.0])
+@pytest.mark.parametrize("stall", [5.0, 30.0, 75.0])
 def test_does_not_swing_at_constant_load_with_noise(
     view: Make, *, policy: BacklogDrain, mean: float, stall: float
 ) -> None:
-    for seed in range(3):
+    for seed in range(2):
         sizes = simulate(view, policy, mean, seed, stall)
         changes = [after - size for size, after in itertools.pairwise([1, *sizes]) if after != size]
         ups = [change for change in changes if change > 0]
@@ -311,6 +371,7 @@ policies = st.builds(
     within=st.integers(1, 600).map(lambda s: timedelta(seconds=s)),
     restart=st.integers(0, 600).map(lambda s: timedelta(seconds=s)),
     calm=st.integers(0, 100).map(lambda s: timedelta(seconds=s)),
+    confirm=st.integers(0, 100).map(lambda s: timedelta(seconds=s)),
     stops=st.booleans(),
     utilization=st.floats(0.6, 1.0),
     down_utilization=st.floats(0.1, 0.5),
