@@ -51,7 +51,7 @@ SETTINGS = (
 
 KEPT_RUNS = 16
 REBIND_EVERY = 2.0
-LOOK_UP_EVERY = 0.5
+LOOK_UP_EVERY = 0.2
 SOCKET_TIMEOUT = 10.0
 
 log = logging.getLogger("autoscaler.injob")

@@ -1,0 +1,461 @@
+"""The Spark source and engine against HTTP servers that answer as Spark does, and as it should not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from autoscaler.core.model import EngineStatus, JobState, Reading
+from autoscaler.engines.spark import Spark as SparkEngine
+from autoscaler.injob.report import trim
+from autoscaler.ports import AnswerError, Doctor, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.sources.spark import Metric, Spark, SparkQuery
+from autoscaler.spark import KEPT
+
+T = TypeVar("T")
+DATA = Path(__file__).parent / "data"
+NOW = datetime(2026, 11, 21, 2, 12, 20, tzinfo=UTC)
+APP = "/api/v1/applications/app-20261121021131-0000"
+RUN = "0bd2cf51-7153-4f17-be07-4587d4598e35"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Shared:
+    """What the daemon would share."""
+
+    def __init__(self) -> None:
+        self.live: dict[Hashable, Any] = {}
+        self.stack = AsyncExitStack()
+
+    async def enter(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        if key not in self.live:
+            self.live[key] = await self.stack.enter_async_context(factory())
+        return self.live[key]  # type: ignore[no-any-return]
+
+
+class FakeSpark:
+    """Master, driver and report on one port, answering the samples taken from Spark 4.3."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {
+            "/json/": self.sample("master"),
+            f"{APP}/allexecutors": self.sample("allexecutors"),
+            f"{APP}/jobs?status=running": self.sample("jobs"),
+            f"{APP}/jobs?status=succeeded": self.sample("jobs"),
+            f"{APP}/stages?status=active": self.sample("stages_active"),
+            f"{APP}/stages/24?details=false": [{"stageId": 24, "status": "COMPLETE", "numTasks": 4}],
+            f"{APP}/stages/25?details=false": [{"stageId": 25, "status": "COMPLETE", "numTasks": 6}],
+            "/environment/": "<h4>Spark Properties</h4><table><tr><td>spark.decommission.enabled</td><td>true</td></tr>"
+            "<tr><td>spark.worker.timeout</td><td>10</td></tr></table>",
+            "/v1/progress": self.report(),
+        }
+        self.asked: list[str] = []
+
+    @staticmethod
+    def sample(name: str) -> Any:
+        return json.loads((DATA / f"{name}.json").read_text())
+
+    def report(self, **changes: Any) -> dict[str, Any]:
+        progress = []
+        for number in range(14):
+            known = self.sample("progress_stateful")
+            start = datetime(2026, 11, 21, 2, 11, 50, tzinfo=UTC) + timedelta(seconds=2 * number)
+            known |= {"batchId": number, "timestamp": start.isoformat()}
+            for offsets, first in (("startOffset", 0), ("endOffset", 200), ("latestOffset", 300)):
+                base = first + (200 if offsets != "latestOffset" else 250) * number
+                known["sources"][0][offsets] = {str(part): base for part in range(4)}
+            progress.append(trim(known, start.timestamp() + 2.1))
+        query = {
+            "id": "f692b5ef",
+            "runId": RUN,
+            "name": "q1",
+            "trigger": "ProcessingTimeTrigger(0)",
+            "started": progress[0]["start"] - 3,
+            "idle": None,
+            "terminated": None,
+            "exception": None,
+            "progress": progress,
+        }
+        return {
+            "now": progress[-1]["start"] + 3,
+            "format": 1,
+            "spark": "4.3.0",
+            "application": {"id": APP.rpartition("/")[2], "name": "lab", "ui": None},
+            "settings": {"spark.sql.streaming.noDataProgressEventInterval": "10000"},
+            "queries": [query],
+            **changes,
+        }
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path = str(request.rel_url)
+        self.asked.append(path)
+        answer = self.answers.get(path)
+        if callable(answer):
+            response: web.StreamResponse = await answer(request)
+            return response
+        if answer is None:
+            return web.Response(status=404)
+        if isinstance(answer, str):
+            return web.Response(text=answer, content_type="text/html")
+        return web.json_response(answer)
+
+
+class Rig:
+    """The plug-ins, connected to a fake Spark."""
+
+    def __init__(self, spark: FakeSpark, url: str, shared: Shared) -> None:
+        self.spark, self.url, self.shared = spark, url, shared
+
+    def parameters(self, **changes: Any) -> dict[str, Any]:
+        return {"app": "lab", "report": self.url, "master": self.url, "driver": self.url, **changes}
+
+    async def collect(self, metric: str, now: datetime = NOW, **changes: Any) -> Reading:
+        async with Spark(**self.parameters(**changes)).connect(self.shared) as source:
+            return await source.collect(SparkQuery(metric), now)
+
+    async def describe(self, **changes: Any) -> EngineStatus:
+        async with SparkEngine(**self.parameters(**changes)).connect(self.shared) as engine:
+            return await engine.describe()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    spark = FakeSpark()
+    app = web.Application()
+    app.router.add_get("/{path:.*}", spark.handle)
+    shared = Shared()
+    async with TestServer(app) as server, shared.stack:
+        yield Rig(spark, str(server.make_url("")).rstrip("/"), shared)
+
+
+def report_query(rig: Rig) -> dict[str, Any]:
+    query: dict[str, Any] = rig.spark.answers["/v1/progress"]["queries"][0]
+    return query
+
+
+async def test_every_metric_is_read_and_dated_by_the_drivers_clock(rig: Rig) -> None:
+    values = {}
+    for metric in Metric:
+        if metric is not Metric.UTILIZATION:
+            values[metric] = await rig.collect(metric)
+    assert values[Metric.ARRIVALS].value == pytest.approx(500)
+    assert NOW - values[Metric.ARRIVALS].at == pytest.approx(timedelta(seconds=3), abs=timedelta(seconds=0.5))
+    assert values[Metric.LAG].value == pytest.approx(4 * (300 + 250 * 13 - 200 - 200 * 13) + 500 * 3)
+    assert NOW - values[Metric.LAG].at < timedelta(seconds=0.5)
+    assert values[Metric.LAG_SECONDS].value == pytest.approx(4500 / 500)
+    assert values[Metric.THROUGHPUT].value == pytest.approx(400, rel=0.02)
+    assert values[Metric.SATURATION].value == pytest.approx(1)
+    assert values[Metric.BATCH_TIME].value == pytest.approx(1.978)
+
+
+async def test_what_comes_together_is_asked_once(rig: Rig) -> None:
+    asked = [metric for metric in Metric if metric is not Metric.UTILIZATION]
+    await asyncio.gather(*(rig.collect(metric) for metric in asked), rig.describe())
+    counts = {path: rig.spark.asked.count(path) for path in rig.spark.asked}
+    assert set(counts.values()) == {1}
+    assert len([key for key in rig.shared.live if key != "autoscaler.spark.session"]) == 1
+
+
+async def test_one_caller_that_gives_up_does_not_take_the_answer_from_the_others(rig: Rig) -> None:
+    release, arrived = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: web.Request) -> web.Response:
+        arrived.set()
+        await release.wait()
+        return web.json_response(rig.spark.report())
+
+    rig.spark.answers["/v1/progress"] = slow
+    hasty, patient = (asyncio.create_task(rig.collect("lag")) for _ in range(2))
+    await arrived.wait()
+    hasty.cancel()
+    release.set()
+    assert (await patient).value == pytest.approx(4500)
+    assert rig.spark.asked.count("/v1/progress") == 1
+
+
+async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
+    async with Spark(**rig.parameters()).connect(rig.shared) as source:
+        with pytest.raises(AnswerError, match="two looks"):
+            await source.collect(SparkQuery("utilization"), NOW)
+        begin = time.monotonic()
+        await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
+        for executor in rig.spark.answers[f"{APP}/allexecutors"]:
+            executor["totalDuration"] += 350
+            executor["activeTasks"] = 0
+        reading = await source.collect(SparkQuery("utilization"), NOW)
+        assert reading.value == pytest.approx(0.35 / (time.monotonic() - begin), rel=0.2)
+
+
+async def test_the_engine_shows_slots_parallelism_partitions_and_state(rig: Rig) -> None:
+    assert await rig.describe() == EngineStatus(
+        job=JobState.RUNNING,
+        slots=2,
+        parallelism=2,
+        max_parallelism=4,
+        partitions=4,
+        running_since=datetime(2026, 11, 21, 2, 11, 47, tzinfo=UTC),
+        last_checkpoint=datetime(2026, 11, 21, 2, 12, 17, 978000, tzinfo=UTC),
+        restarts=0,
+    )
+
+
+async def test_between_batches_the_widest_stage_is_looked_up_in_the_last_job(rig: Rig) -> None:
+    rig.spark.answers[f"{APP}/stages?status=active"] = []
+    async with SparkEngine(**rig.parameters()).connect(rig.shared) as engine:
+        assert (await engine.describe()).partitions == 6
+        rig.spark.answers[f"{APP}/stages?status=active"] = rig.spark.sample("stages_active")
+        assert (await engine.describe()).partitions == 6
+    assert rig.spark.asked.count(f"{APP}/jobs?status=succeeded") == 1
+
+
+async def test_a_new_executor_is_a_slot_at_once_and_parallelism_with_its_first_task(rig: Rig) -> None:
+    executors = rig.spark.answers[f"{APP}/allexecutors"]
+    executors.append(executors[1] | {"id": "7", "totalTasks": 0})
+    executors.append(executors[1] | {"id": "3", "isActive": False, "removeTime": "2026-11-21T02:11:59.000GMT"})
+    status = await rig.describe()
+    assert (status.slots, status.parallelism) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [("WAITING", JobState.STARTING), ("SUBMITTED", JobState.STARTING), ("RUNNING", JobState.RUNNING)],
+)
+async def test_the_job_is_what_the_master_says(rig: Rig, state: str, expected: JobState) -> None:
+    rig.spark.answers["/json/"]["activeapps"][0]["state"] = state
+    assert (await rig.describe()).job is expected
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("FINISHED", JobState.STOPPED),
+        ("KILLED", JobState.STOPPED),
+        ("FAILED", JobState.FAILED),
+        (None, JobState.STOPPED),
+    ],
+)
+async def test_an_application_that_is_gone_is_stopped_or_failed(
+    rig: Rig, state: str | None, expected: JobState
+) -> None:
+    master = rig.spark.answers["/json/"]
+    (known,) = master["activeapps"]
+    master["activeapps"] = []
+    master["completedapps"] = [] if state is None else [known | {"state": state}]
+    assert (await rig.describe()).job is expected
+
+
+@pytest.mark.parametrize(("exception", "expected"), [("boom", JobState.FAILED), (None, JobState.STOPPED)])
+async def test_a_query_that_ended_is_failed_or_stopped_and_a_restart_is_counted(
+    rig: Rig, exception: str | None, expected: JobState
+) -> None:
+    first = report_query(rig)
+    first |= {"terminated": first["started"] + 30, "exception": exception}
+    assert (await rig.describe()).job is expected
+    await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
+    again = first | {"runId": "again", "started": first["started"] + 31, "terminated": None, "exception": None}
+    rig.spark.answers["/v1/progress"]["queries"].append(again | {"progress": []})
+    status = await rig.describe()
+    assert (status.job, status.restarts) == (JobState.RUNNING, 1)
+
+
+async def test_two_applications_of_one_name_are_an_error_that_names_them(rig: Rig) -> None:
+    master = rig.spark.answers["/json/"]
+    master["activeapps"].append(master["activeapps"][0] | {"id": "app-2"})
+    with pytest.raises(AnswerError, match=r"2 running applications named 'lab' \(app-20261121021131-0000, app-2\)"):
+        await rig.describe()
+
+
+async def test_the_report_of_a_former_driver_is_not_believed(rig: Rig) -> None:
+    rig.spark.answers["/json/"]["activeapps"][0]["id"] = "app-new"
+    with pytest.raises(AnswerError, match="the driver was restarted"):
+        await rig.describe()
+
+
+async def test_several_queries_need_a_name(rig: Rig) -> None:
+    other = report_query(rig) | {"id": "other", "runId": "other", "name": "q2"}
+    rig.spark.answers["/v1/progress"]["queries"].append(other)
+    with pytest.raises(AnswerError, match=r"several active queries \(q1, q2\); give query"):
+        await rig.collect("lag")
+    assert (await rig.collect("lag", query="q2")).value == pytest.approx(4500)
+    with pytest.raises(AnswerError, match="has no query 'q3'; it has q1, q2"):
+        await rig.collect("lag", query="q3")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "format 2, expected 1"),
+        ({"application": {"id": "app-9", "name": "other"}}, "is of application 'other'"),
+        ({"queries": []}, "has not started a streaming query"),
+        ({"now": "soon"}, "now: Input should be a valid number"),
+        ({"queries": {"q": 1}}, "queries: Input should be a valid array"),
+        ({"now": float("nan")}, "now: Input should be a finite number"),
+        ({"now": float("inf")}, "now: Input should be a finite number"),
+        ({"now": 5.0}, "clock was set back"),
+    ],
+)
+async def test_an_unusable_report_says_what_is_wrong(rig: Rig, change: dict[str, Any], message: str) -> None:
+    rig.spark.answers["/v1/progress"] = rig.spark.report(**change)
+    with pytest.raises(AnswerError, match=message):
+        await rig.collect("lag")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("progress", -1, "start"), float("nan")),
+        (("progress", -1, "rows"), -5),
+        (("progress", -1, "sources", 0, "latest"), 1.5),
+        (("progress", -1, "sources", 0, "latest"), "many"),
+        (("progress", -1, "durationMs"), {"triggerExecution": "long"}),
+        (("progress", -1, "batchId"), None),
+        (("progress",), "none"),
+        (("started",), None),
+    ],
+)
+async def test_values_of_the_wrong_type_in_the_report_are_never_numbers(
+    rig: Rig, path: tuple[Any, ...], value: Any
+) -> None:
+    place: Any = report_query(rig)
+    for part in path[:-1]:
+        place = place[part]
+    place[path[-1]] = value
+    with pytest.raises(AnswerError, match=r"expected the report.*queries\.0"):
+        await rig.collect("lag")
+
+
+async def drip(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    try:
+        while True:
+            await response.write(b" ")
+            await asyncio.sleep(0.05)
+    except ConnectionError:
+        return response
+
+
+async def huge(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    try:
+        for _ in range(100):
+            await response.write(b"[" * 2**20)
+    except ConnectionError:
+        pass
+    return response
+
+
+async def broken(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"now": 1')
+    assert request.transport is not None
+    request.transport.abort()
+    return response
+
+
+def refusing(status: int) -> Handler:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=status)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "message"),
+    [
+        ("<html><body>Spark Master</body></html>", AnswerError, "expected JSON .*got '<html>"),
+        ("", AnswerError, "expected JSON .*got ''"),
+        ('{"now": 1', AnswerError, "Invalid JSON"),
+        ("[]", AnswerError, "Input should be an object"),
+        (drip, EdgeTimeoutError, "did not answer in full within"),
+        (huge, AnswerError, "more than 16 MB"),
+        (broken, UnavailableError, "cannot be reached"),
+        (refusing(500), UnavailableError, "answered 500"),
+        (refusing(503), UnavailableError, "answered 503"),
+        (refusing(429), UnavailableError, "answered 429"),
+        (refusing(403), RefusedError, "answered 403"),
+        (refusing(404), RefusedError, "answered 404"),
+    ],
+    ids=["html", "empty", "cut", "list", "drip", "huge", "broken", "500", "503", "429", "403", "404"],
+)
+async def test_bad_answers_are_errors_that_name_the_address(
+    rig: Rig, answer: Any, error: type[EdgeError], message: str
+) -> None:
+    for path, ask in (("/v1/progress", rig.collect("lag", timeout=timedelta(seconds=1))), ("/json/", None)):
+        rig.spark.answers[path] = answer
+        begin = time.monotonic()
+        with pytest.raises(error, match=message) as raised:
+            await (ask or rig.describe(timeout=timedelta(seconds=0.9)))
+        assert time.monotonic() - begin < 1.5
+        assert f"{rig.url}{path}" in str(raised.value)
+
+
+async def test_only_an_unavailable_server_is_asked_again_and_not_for_ever(rig: Rig) -> None:
+    for status, times in ((503, 2), (404, 1)):
+        rig.spark.asked.clear()
+        rig.spark.answers["/v1/progress"] = refusing(status)
+        with pytest.raises(EdgeError):
+            await rig.collect("lag")
+        assert len(rig.spark.asked) == times
+        await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
+
+
+async def test_a_server_that_is_not_there_is_unavailable(rig: Rig, unused_tcp_port: int) -> None:
+    nobody = f"http://127.0.0.1:{unused_tcp_port}"
+    with pytest.raises(UnavailableError, match=f"{nobody}/v1/progress cannot be reached"):
+        await rig.collect("lag", report=nobody)
+    with pytest.raises(UnavailableError, match=f"{nobody}/json/ cannot be reached"):
+        await rig.describe(master=nobody)
+
+
+async def test_without_the_drivers_ui_the_report_alone_gives_lag_but_no_utilization(
+    rig: Rig, unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = f"http://127.0.0.1:{unused_tcp_port}"
+    async with Spark(**rig.parameters(driver=gone)).connect(rig.shared) as source:
+        for _ in range(2):
+            assert (await source.collect(SparkQuery("lag"), NOW)).value == pytest.approx(4500)
+        with pytest.raises(UnavailableError):
+            await source.collect(SparkQuery("utilization"), NOW)
+    assert [record.message for record in caplog.records].count(
+        "the driver's UI cannot be asked; metrics come from the report alone"
+    ) == 1
+    with pytest.raises(AnswerError, match=r"has no UI \(spark.ui.enabled=false\)"):
+        await rig.collect("utilization", driver=None)
+
+
+async def test_the_doctor_examines_a_live_job(rig: Rig) -> None:
+    async with SparkEngine(**rig.parameters()).connect(rig.shared) as engine:
+        assert isinstance(engine, Doctor)
+        subjects = [finding.subject for finding in await engine.diagnose()]
+    assert subjects[:2] == ["spark.locality.wait", "decommissioning (application)"]
+    assert "decommissioning (master)" not in subjects, "the Master's page says that it is enabled"
+    assert {"decommissioning (workers)", "spark.worker.timeout", "spark.deploy.maxExecutorRetries"} <= set(subjects)
+    assert not [path for path in rig.spark.asked if "kill" in path]
+
+
+async def test_the_doctor_says_what_it_cannot_see(rig: Rig) -> None:
+    rig.spark.answers["/environment/"] = refusing(404)
+    async with SparkEngine(**rig.parameters()).connect(rig.shared) as engine:
+        found = {finding.subject: finding for finding in await engine.diagnose()}
+    assert "cannot be seen" in found["decommissioning (master)"].problem
+    assert "declare it" in found["decommissioning (master)"].remedy
+    declared = {
+        "master_conf": ("spark.decommission.enabled=true",),
+        "worker_conf": ("spark.decommission.enabled=true",),
+    }
+    async with SparkEngine(**rig.parameters(**declared)).connect(rig.shared) as engine:
+        subjects = {finding.subject for finding in await engine.diagnose()}
+    assert not {"decommissioning (master)", "decommissioning (workers)"} & subjects
