@@ -1,1 +1,36 @@
-"""Fakes, virtual time and contract tests for plug-in authors."""
+"""Fakes, virtual time and contract tests for plug-in authors.
+
+`PolicyContract`, `SourceContract`, `EngineContract` and `TargetContract` are test classes to inherit; how is told in
+`autoscaler.testing.contracts`. They need pytest, so they are imported only when they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autoscaler.testing.contracts import (
+        EngineContract,
+        LocalShared,
+        PolicyContract,
+        SourceContract,
+        TargetContract,
+        views,
+    )
+
+__all__ = [
+    "EngineContract",
+    "LocalShared",
+    "PolicyContract",
+    "SourceContract",
+    "TargetContract",
+    "views",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from autoscaler.testing import contracts  # noqa: PLC0415 - pytest may not be installed
+
+    return getattr(contracts, name)

@@ -1,12 +1,113 @@
-"""Contract tests that the author of a plug-in inherits in a pytest suite. (placeholder while being written)."""
+"""Contract tests that the author of a plug-in inherits: what the daemon relies on, checked without the daemon.
+
+Inherit the class for your kind of plug-in and override its fixtures; pytest then runs everything in it on your
+plug-in. For a policy pytest is all you need:
+
+    import pytest
+    from autoscaler.testing import PolicyContract
+    from my_package import Weekend
+
+    class TestWeekend(PolicyContract):
+        @pytest.fixture
+        def policy(self):
+            return Weekend(replicas=2)
+
+        @pytest.fixture
+        def metrics(self):  # names of the metrics it cannot do without; default: its attribute `metrics`
+            return ()
+
+A source, engine or target lives on an event loop, so these need pytest-asyncio as well:
+
+    import pytest
+    import pytest_asyncio
+    from autoscaler.testing import SourceContract
+
+    class TestMine(SourceContract):
+        @pytest_asyncio.fixture
+        async def plugin(self):
+            async with a_server_of_yours() as url:
+                yield Mine(url=url, token=Secret("hunter2"))
+
+        @pytest.fixture
+        def query(self):
+            return Mine.Query(name="lag")
+
+        @pytest.fixture
+        def unreachable(self):
+            return Mine(url="http://127.0.0.1:1", token=Secret("hunter2"))
+
+This module imports pytest and nothing else of the package imports this module, so pytest stays a tool of tests.
+"""
+# ruff: noqa: S101 - these are tests, though they are shipped; each assertion says what was expected
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import asyncio
+import builtins
+import copy
+import dataclasses
+import importlib.util
+import inspect
+import json
+import math
+import pickle
+import random
+import socket
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Self, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn, Self, TypeVar
+
+import pytest
+
+from autoscaler.core.model import (
+    Cause,
+    ClusterSpec,
+    Direction,
+    EngineStatus,
+    JobState,
+    Learned,
+    Limits,
+    Observation,
+    Phase,
+    Policy,
+    Reading,
+    Reason,
+    Recommendation,
+    Rescale,
+    SizeCapacity,
+    View,
+)
+from autoscaler.ports import (
+    EdgeError,
+    EnginePlugin,
+    ScaleTarget,
+    Secret,
+    SourcePlugin,
+    TargetPlugin,
+    TargetStatus,
+)
 
 T = TypeVar("T")
+
+ROLES = ("lag", "arrivals", "throughput", "saturation", "utilization")
+START = datetime(2026, 1, 1, tzinfo=UTC)
+INTERVAL = timedelta(seconds=15)
+LARGEST = 1.7976931348623157e308
+MOST = 1_000_000  # the core takes a larger size for a mistake
+
+_NUMBERS = (0.0, 1e-300, 0.01, 0.5, 0.95, 1.0, 17.0, 1e4, 1e9, 1e300, LARGEST, -1.0, -LARGEST)
+_SIZES = (0, 1, 2, 3, 7, 50, 1000)
+_LIMITS = (Limits(0, 1), Limits(0, 10), Limits(1, 4), Limits(2, 100), Limits(5, 5), Limits(0, 1000))
+
+
+# Marked even so for those who run pytest-asyncio in its strict mode; without it the mark would be unknown.
+on_a_loop = (
+    pytest.mark.asyncio
+    if importlib.util.find_spec("pytest_asyncio")
+    else pytest.mark.skip(reason="the contracts of sources, engines and targets need pytest-asyncio")
+)
 
 
 class LocalShared:
@@ -27,3 +128,491 @@ class LocalShared:
         if key not in self._live:
             self._live[key] = await self._stack.enter_async_context(factory())
         return self._live[key]  # type: ignore[no-any-return]
+
+
+def views(metrics: Sequence[str], count: int = 200, seed: int = 2026) -> list[View]:
+    """Views as the daemon may show them, the same ones each time: usual, empty, extreme and odd.
+
+    Metrics are finite or absent, as the core removes what cannot be trusted; the past is raw and holds NaN,
+    infinities and gaps. Sizes may be outside the limits, as they are after a change of the configuration.
+
+    Args:
+        metrics: names to give values besides the well-known ones.
+        count: how many views.
+        seed: another seed gives others.
+    """
+    chance = random.Random(seed)  # noqa: S311 - a table that is the same each time, not a secret
+    names = tuple(dict.fromkeys((*metrics, *ROLES)))
+    return [_view(chance, names) for _ in range(count)]
+
+
+def _view(chance: random.Random, names: Sequence[str]) -> View:
+    now = START + timedelta(days=chance.randrange(365), seconds=chance.randrange(86400))
+    current = chance.choice(_SIZES)
+    ready = chance.choice((current, current, 0, max(0, current - 1), current + 1))
+    limits = chance.choice(_LIMITS)
+    present = [name for name in names if chance.random() < chance.choice((0.5, 0.95, 1.0))]
+    metrics = {name: Reading(_value(chance, ready), now - timedelta(seconds=2)) for name in present}
+    missing = {name: "not delivered" for name in names if name not in metrics}
+    engine = _engine(chance, now)
+    past = [_past(chance, names, now - n * INTERVAL, current) for n in range(chance.randrange(12), 0, -1)]
+    past.append(Observation(now, current, ready, metrics, missing, engine))
+    spec = ClusterSpec(
+        name="contract",
+        limits=limits,
+        policies=(),
+        metrics=tuple(names),
+        engine=engine is not None,
+        slots_per_replica=chance.choice((1, 2, 8)),
+        partitions=chance.choice((None, 1, 6, 100)),
+    )
+    return View(
+        now=now,
+        current=current,
+        ready=ready,
+        metrics=metrics,
+        past=tuple(past),
+        limits=limits,
+        learned=_learned(chance, now),
+        spec=spec,
+        engine=engine,
+        rescale=_rescale(chance, now, current),
+    )
+
+
+def _value(chance: random.Random, ready: int) -> float | tuple[float, ...]:
+    if chance.random() < 0.75:  # noqa: PLR2004 - one in four has a number per replica
+        return chance.choice((*_NUMBERS, chance.uniform(0, 2), chance.uniform(0, 1e5)))
+    count = max(1, min(ready + chance.choice((0, 0, -1, 1)), 50))
+    return tuple(chance.choice((*_NUMBERS, chance.uniform(0, 2))) for _ in range(count))
+
+
+def _engine(chance: random.Random, now: datetime) -> EngineStatus | None:
+    if chance.random() < 0.3:  # noqa: PLR2004 - some clusters have no engine
+        return None
+    count = (None, 0, 1, 4, 64)
+    since = chance.choice((None, now, now - timedelta(hours=1)))
+    state = chance.choice(tuple(JobState))
+    slots, parallelism, most, partitions = (chance.choice(count) for _ in range(4))
+    return EngineStatus(state, slots, parallelism, most or None, partitions or None, since, since, 0)
+
+
+def _past(chance: random.Random, names: Sequence[str], at: datetime, size: int) -> Observation:
+    odd = (math.nan, math.inf, -math.inf, *_NUMBERS)
+    metrics = {name: Reading(chance.choice(odd), at) for name in names if chance.random() < 0.8}  # noqa: PLR2004 - some gaps
+    desired = chance.choice((size, size, None, size + 1))
+    return Observation(at, desired, desired, metrics, {}, _engine(chance, at))
+
+
+def _learned(chance: random.Random, now: datetime) -> Learned:
+    if chance.random() < 0.4:  # noqa: PLR2004 - a fresh daemon
+        return Learned()
+    sizes = chance.sample(_SIZES[1:], chance.randrange(1, 4))
+    rates = (1e-9, 1.0, 50.0, 1e5, 1e300)
+    capacity = {size: SizeCapacity(chance.choice(rates) * size, now - timedelta(hours=1), 3) for size in sizes}
+    phases = {phase: (1.0, chance.choice((0.0, 30.0, 1e6))) for phase in Phase}
+    return Learned(capacity, {Direction.UP: phases} if chance.random() < 0.5 else {})  # noqa: PLR2004 - a coin
+
+
+def _rescale(chance: random.Random, now: datetime, current: int) -> Rescale | None:
+    if chance.random() < 0.7:  # noqa: PLR2004 - most of the time there is none
+        return None
+    at = now - timedelta(seconds=20)
+    return Rescale(chance.choice(_SIZES), current, at, Cause.REQUEST, chance.choice(tuple(Phase)[:-1]), at)
+
+
+def _without(view: View, names: Sequence[str]) -> View:
+    """The same view with some metrics missing."""
+    metrics = {name: reading for name, reading in view.metrics.items() if name not in names}
+    last = view.past[-1]
+    missing = {**last.missing, **dict.fromkeys(names, "stale")}
+    past = (*view.past[:-1], dataclasses.replace(last, metrics=metrics, missing=missing))
+    return dataclasses.replace(view, metrics=metrics, past=past)
+
+
+def _check_parameters(plugin: object) -> None:
+    """What every plug-in is: a frozen, hashable dataclass, equal where its parameters are, and described."""
+    cls = type(plugin)
+    assert dataclasses.is_dataclass(plugin), f"{cls.__name__} is no dataclass, expected @dataclass(frozen=True)"
+    frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert frozen, f"{cls.__name__} can be changed, expected @dataclass(frozen=True)"
+    again = copy.deepcopy(plugin)
+    assert again == plugin, f"{plugin!r} is not equal to its copy; equal plug-ins are connected once"
+    assert hash(again) == hash(plugin), f"equal {cls.__name__} have different hashes"
+    for field in dataclasses.fields(plugin):
+        described = field.name in (cls.__doc__ or "")
+        assert described, f"the docstring of {cls.__name__} does not describe its parameter {field.name}"
+
+
+def _check_secret(secrets: Sequence[str], text: str, where: str) -> None:
+    for secret in secrets:
+        assert secret not in text, f"{where} shows a secret"
+
+
+def _secrets(plugin: object) -> tuple[str, ...]:
+    """The secrets among a plug-in's parameters."""
+    values = vars(plugin).values() if hasattr(plugin, "__dict__") else ()
+    slots = (getattr(plugin, field.name) for field in dataclasses.fields(plugin))  # type: ignore[arg-type]
+    return tuple({str(value) for value in (*values, *slots) if isinstance(value, Secret) and value})
+
+
+def _override(what: str) -> NoReturn:
+    pytest.fail(f"override the fixture {what} in your class", pytrace=False)
+
+
+class PolicyContract:
+    """What a policy must do. Override `policy`, and `metrics` unless the policy has an attribute of that name."""
+
+    @pytest.fixture
+    def policy(self) -> Policy:
+        """The policy under test."""
+        _override("policy")
+
+    @pytest.fixture
+    def metrics(self, policy: Policy) -> Sequence[str]:
+        """Names of the metrics without which it must not ask for fewer replicas."""
+        names = getattr(policy, "metrics", None)
+        if names is None:
+            _override("metrics (names of the metrics the policy cannot do without)")
+        return tuple(names)
+
+    @pytest.fixture
+    def views(self, metrics: Sequence[str]) -> Sequence[View]:
+        """What it is shown. Override it to add cases of your own."""
+        return views(metrics)
+
+    def test_it_is_a_frozen_dataclass_with_described_parameters(self, policy: Policy) -> None:
+        """Its fields are its parameters."""
+        _check_parameters(policy)
+
+    def test_it_can_be_sent_to_another_process(self, policy: Policy) -> None:
+        """A back-test runs it elsewhere."""
+        assert pickle.loads(pickle.dumps(policy)) == policy, "expected an equal policy after pickling"  # noqa: S301 - our own
+
+    def test_its_lookback_is_a_time(self, policy: Policy) -> None:
+        """`lookback`, if it has one, says how much of the past it wants to be shown."""
+        lookback = getattr(policy, "lookback", timedelta(0))
+        assert isinstance(lookback, timedelta), f"lookback is {lookback!r}, expected a timedelta"
+        assert lookback >= timedelta(0), f"lookback is {lookback}, expected 0 or more"
+
+    def test_it_answers_every_view(self, policy: Policy, views: Sequence[View]) -> None:
+        """It raises nothing, and what it answers makes sense."""
+        for view in views:
+            _check_recommendation(policy.evaluate(view), view)
+
+    def test_the_same_view_gets_the_same_answer(self, policy: Policy, views: Sequence[View]) -> None:
+        """Or a replay would not show what happened."""
+        first = [policy.evaluate(view) for view in views]
+        other = copy.deepcopy(policy)
+        for view, answer in reversed(list(zip(views, first, strict=True))):
+            assert policy.evaluate(view) == answer, f"another answer to the same view: {view}"
+            assert other.evaluate(view) == answer, f"an equal policy answers otherwise: {view}"
+
+    def test_it_changes_nothing(self, policy: Policy, views: Sequence[View]) -> None:
+        """Neither what it is shown nor itself."""
+        itself = copy.deepcopy(policy)
+        for view in views:
+            before = pickle.dumps(view)  # bytes, as a NaN in the past is not equal to itself
+            policy.evaluate(view)
+            assert pickle.dumps(view) == before, "the view was changed"
+        assert policy == itself, "the policy was changed"
+
+    def test_it_reads_neither_clock_nor_chance_nor_the_world(
+        self, policy: Policy, views: Sequence[View], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Time arrives only as `view.now`; everything else as the view's other fields."""
+        for view in views[:20]:
+            policy.evaluate(view)  # so that what it imports late is there
+
+        def forbidden(*_: object, **__: object) -> NoReturn:
+            raise AssertionError("a policy may use nothing but the view")
+
+        with monkeypatch.context() as patched:
+            for owner, name in ((time, "time"), (random, "random"), (socket, "socket"), (builtins, "open")):
+                patched.setattr(owner, name, forbidden)
+            for view in views:
+                policy.evaluate(view)
+
+    def test_without_its_metrics_it_never_asks_for_less(
+        self, policy: Policy, metrics: Sequence[str], views: Sequence[View]
+    ) -> None:
+        """What is missing is not zero."""
+        gaps = [(name,) for name in metrics] + ([tuple(metrics)] if metrics else [])
+        for view in views:
+            for gap in gaps:
+                answer = policy.evaluate(_without(view, gap))
+                if answer.replicas is not None:
+                    least = min(view.current, view.limits.maximum)
+                    assert answer.replicas >= least, (
+                        f"asks for {answer.replicas} of {view.current} replicas without {', '.join(gap)}: "
+                        f"{answer.detail}"
+                    )
+
+
+def _check_recommendation(answer: object, view: View) -> None:
+    assert not inspect.isawaitable(answer), "evaluate is asynchronous, expected a plain method"
+    assert isinstance(answer, Recommendation), f"{answer!r} is no Recommendation"
+    assert isinstance(answer.reason, Reason), f"reason {answer.reason!r} is no Reason"
+    if answer.replicas is None:
+        abstaining = {Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED}
+        assert answer.reason in abstaining, f"{answer}: without a size expected one of {sorted(abstaining)}"
+    else:
+        replicas: object = answer.replicas
+        assert isinstance(replicas, int), f"{answer}: the size is no whole number"
+        assert not isinstance(replicas, bool), f"{answer}: the size is no whole number"
+        assert 0 <= answer.replicas <= MOST, f"{answer}: expected a size from 0 to {MOST}"
+        deciding = {Reason.ABOVE, Reason.BELOW, Reason.STEADY}
+        assert answer.reason in deciding, f"{answer}: with a size expected one of {sorted(deciding)}"
+        if answer.reason is Reason.ABOVE:
+            assert answer.replicas >= view.current, f"{answer}: says above and asks for less than {view.current}"
+        if answer.reason is Reason.BELOW:
+            assert answer.replicas <= view.current, f"{answer}: says below and asks for more than {view.current}"
+    detail: object = answer.detail
+    assert detail and isinstance(detail, str), f"{answer}: expected a sentence as detail"  # noqa: PT018 - one thing
+    inputs = answer.inputs
+    assert isinstance(inputs, Mapping), f"{answer}: inputs are no mapping"
+    for name, number in inputs.items():
+        assert isinstance(name, str), f"{answer}: the name of input {name!r} is no text"
+        assert math.isfinite(number), f"{answer}: input {name} is not finite"
+    assert json.loads(json.dumps(dict(inputs))) == inputs, f"{answer}: inputs do not survive JSON"
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)
+
+
+class _EdgeContract:
+    """What sources, engines and targets have in common."""
+
+    patience: float = 10.0
+    """Seconds after which an edge counts as hung; a plug-in's own `timeout` plus a second goes before."""
+
+    @pytest.fixture
+    def secrets(self, plugin: object) -> Sequence[str]:
+        """Texts that nobody may see. Default: the parameters of type `Secret`."""
+        return _secrets(plugin)
+
+    def _limit(self, plugin: object) -> float:
+        timeout = getattr(plugin, "timeout", None)
+        return timeout.total_seconds() + 1.0 if isinstance(timeout, timedelta) else self.patience
+
+    def test_it_is_a_frozen_dataclass_with_described_parameters(self, plugin: object) -> None:
+        """Its fields are its parameters; equal ones are connected once."""
+        _check_parameters(plugin)
+
+    def test_its_text_shows_no_secret(self, plugin: object, secrets: Sequence[str]) -> None:
+        """It is written to logs."""
+        _check_secret(secrets, repr(plugin), "repr")
+        _check_secret(secrets, str(plugin), "str")
+
+    @on_a_loop
+    async def test_it_leaves_no_task_behind(self, plugin: Any) -> None:  # noqa: ANN401 - any kind of plug-in
+        """What `connect` began ends with its context."""
+        before = asyncio.all_tasks()
+        async with LocalShared() as shared, asyncio.timeout(self.patience), plugin.connect(shared):
+            pass
+        left = {task for task in asyncio.all_tasks() - before if not task.done()}
+        assert not left, f"tasks still run: {left}"
+
+    @on_a_loop
+    async def test_it_can_be_connected_again(self, plugin: Any) -> None:  # noqa: ANN401 - likewise
+        """A reload does that."""
+        async with LocalShared() as shared:
+            for _ in range(2):
+                async with asyncio.timeout(self.patience), plugin.connect(shared):
+                    pass
+
+    async def _fails_in_time(
+        self,
+        plugin: Any,  # noqa: ANN401 - likewise
+        use: Callable[[Any], Any],
+        secrets: Sequence[str],
+    ) -> None:
+        begin = time.monotonic()
+        with pytest.raises(EdgeError) as caught:
+            async with LocalShared() as shared, plugin.connect(shared) as live:
+                await use(live)
+        took, limit = time.monotonic() - begin, self._limit(plugin)
+        assert took < limit, f"gave up after {took:.1f} s, expected {limit:.1f} s at most"
+        assert str(caught.value), "the error has no message"
+        _check_secret((*secrets, *_secrets(plugin)), f"{caught.value} {caught.value!r}", "the error")
+
+
+class SourceContract(_EdgeContract):
+    """What a metric source must do. Override `plugin`, `query` and `unreachable`."""
+
+    @pytest.fixture
+    def plugin(self) -> SourcePlugin:
+        """A source whose server answers."""
+        _override("plugin")
+
+    @pytest.fixture
+    def query(self) -> object:
+        """A query that it can answer, of the plug-in's `Query`."""
+        _override("query")
+
+    @pytest.fixture
+    def unreachable(self) -> SourcePlugin:
+        """A source with nobody at its address."""
+        _override("unreachable")
+
+    def test_its_query_is_a_frozen_dataclass(self, plugin: SourcePlugin, query: object) -> None:
+        """Its fields are the keys of a metric in the configuration."""
+        assert isinstance(query, plugin.Query), f"{query!r} is not of the type {plugin.Query.__name__}"
+        _check_parameters(query)
+
+    @on_a_loop
+    async def test_a_reading_is_finite_and_says_when_it_was_true(self, plugin: SourcePlugin, query: object) -> None:
+        """A naive time or a NaN would stop the decision."""
+        async with LocalShared() as shared, plugin.connect(shared) as source:
+            reading = await asyncio.wait_for(source.collect(query, _now()), self._limit(plugin))
+        assert isinstance(reading, Reading), f"{reading!r} is no Reading"
+        assert reading.finite(), f"{reading} is not finite, expected an error"
+        assert reading.at.tzinfo is not None, f"{reading} has a naive time"
+
+    @on_a_loop
+    async def test_many_may_ask_at_once(self, plugin: SourcePlugin, query: object) -> None:
+        """All clusters that name it share one source."""
+        async with LocalShared() as shared, plugin.connect(shared) as source:
+            now = _now()
+            readings = await asyncio.gather(*(source.collect(query, now) for _ in range(20)))
+        assert all(isinstance(reading, Reading) for reading in readings), "expected a Reading for everyone"
+
+    @on_a_loop
+    async def test_one_who_gives_up_harms_nobody(self, plugin: SourcePlugin, query: object) -> None:
+        """A cluster's time-out cancels its own question only."""
+        async with LocalShared() as shared, plugin.connect(shared) as source:
+            impatient = asyncio.create_task(source.collect(query, _now()))
+            await asyncio.sleep(0)
+            other = asyncio.create_task(source.collect(query, _now()))
+            await asyncio.sleep(0)
+            impatient.cancel()
+            assert isinstance(await other, Reading), "expected a Reading for the other"
+            assert isinstance(await source.collect(query, _now()), Reading), "expected a Reading afterwards"
+
+    @on_a_loop
+    async def test_an_unreachable_server_is_an_edge_error_in_time(
+        self, unreachable: SourcePlugin, query: object, secrets: Sequence[str]
+    ) -> None:
+        """Never a made-up value, and no secret in the message."""
+        await self._fails_in_time(unreachable, lambda source: source.collect(query, _now()), secrets)
+
+
+class EngineContract(_EdgeContract):
+    """What an engine must do. Override `plugin` and `unreachable`."""
+
+    @pytest.fixture
+    def plugin(self) -> EnginePlugin:
+        """An engine that answers."""
+        _override("plugin")
+
+    @pytest.fixture
+    def unreachable(self) -> EnginePlugin:
+        """An engine with nobody at its address."""
+        _override("unreachable")
+
+    @on_a_loop
+    async def test_its_status_makes_sense(self, plugin: EnginePlugin) -> None:
+        """Counts are whole and not negative, times are aware; None where it cannot tell."""
+        async with LocalShared() as shared, plugin.connect(shared) as engine:
+            status = await asyncio.wait_for(engine.describe(), self.patience)
+        assert isinstance(status, EngineStatus), f"{status!r} is no EngineStatus"
+        assert isinstance(status.job, JobState), f"{status}: job is no JobState"
+        for name in ("slots", "parallelism", "max_parallelism", "partitions", "restarts"):
+            count = getattr(status, name)
+            assert count is None or (isinstance(count, int) and count >= 0), f"{status}: {name} is no count"
+        for name in ("running_since", "last_checkpoint"):
+            at = getattr(status, name)
+            assert at is None or at.tzinfo is not None, f"{status}: {name} is a naive time"
+
+    @on_a_loop
+    async def test_an_unreachable_engine_is_an_edge_error_in_time(
+        self, unreachable: EnginePlugin, secrets: Sequence[str]
+    ) -> None:
+        """Not a status that says all is well."""
+        await self._fails_in_time(unreachable, lambda engine: engine.describe(), secrets)
+
+
+class TargetContract(_EdgeContract):
+    """What a target must do. Override `plugin`, and `unreachable` if there is something to reach.
+
+    The tests scale it: give it something that may be scaled.
+    """
+
+    @pytest.fixture
+    def plugin(self) -> TargetPlugin:
+        """A target that may be scaled to the `sizes`."""
+        _override("plugin")
+
+    @pytest.fixture
+    def unreachable(self) -> TargetPlugin | None:
+        """A target with nobody at its address; None where there is no address."""
+        return None
+
+    @pytest.fixture
+    def sizes(self) -> Sequence[int]:
+        """Sizes that are asked for one after the other."""
+        return (2, 3, 1)
+
+    async def _confirmed(self, target: ScaleTarget, size: int) -> TargetStatus:
+        async with asyncio.timeout(self.patience):
+            while (status := await target.describe()).desired != size:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.02)
+        return status
+
+    @on_a_loop
+    async def test_what_it_shows_makes_sense(self, plugin: TargetPlugin) -> None:
+        """Sizes are whole numbers of 0 or more."""
+        async with LocalShared() as shared, plugin.connect(shared) as target:
+            status = await asyncio.wait_for(target.describe(), self.patience)
+        assert isinstance(status, TargetStatus), f"{status!r} is no TargetStatus"
+        counts: Sequence[object] = (status.desired, status.ready)
+        whole = all(isinstance(count, int) and count >= 0 for count in counts)
+        assert whole, f"{status}: expected whole numbers of 0 or more"
+        assert all(isinstance(remark, str) for remark in status.remarks), f"{status}: remarks are texts"
+
+    @on_a_loop
+    async def test_a_size_asked_for_is_the_size_it_shows(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
+        """That is how a rescale is confirmed."""
+        async with LocalShared() as shared, plugin.connect(shared) as target:
+            for size in sizes:
+                await target.scale(size)
+                await self._confirmed(target, size)
+
+    @on_a_loop
+    async def test_asking_twice_is_asking_once(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
+        """A size, never a difference."""
+        async with LocalShared() as shared, plugin.connect(shared) as target:
+            for _ in range(3):
+                await target.scale(sizes[0])
+            await self._confirmed(target, sizes[0])
+            await target.scale(sizes[0])
+            assert (await target.describe()).desired == sizes[0], "the same size asked for again changed it"
+
+    @on_a_loop
+    async def test_describing_changes_nothing(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
+        """It is asked at every tick."""
+        async with LocalShared() as shared, plugin.connect(shared) as target:
+            await target.scale(sizes[0])
+            await self._confirmed(target, sizes[0])
+            for _ in range(3):
+                assert (await target.describe()).desired == sizes[0], "describe changed the size"
+
+    @on_a_loop
+    async def test_a_negative_size_is_refused_and_changes_nothing(self, plugin: TargetPlugin) -> None:
+        """With a ValueError or an EdgeError."""
+        async with LocalShared() as shared, plugin.connect(shared) as target:
+            before = (await target.describe()).desired
+            with pytest.raises((ValueError, EdgeError)):
+                await target.scale(-1)
+            assert (await target.describe()).desired == before, "a refused size changed the target"
+
+    @on_a_loop
+    async def test_an_unreachable_target_is_an_edge_error_in_time(
+        self, unreachable: TargetPlugin | None, sizes: Sequence[int], secrets: Sequence[str]
+    ) -> None:
+        """Neither a size nor a silent success."""
+        if unreachable is None:
+            pytest.skip("this target has no address that could be unreachable")
+        await self._fails_in_time(unreachable, lambda target: target.describe(), secrets)
+        await self._fails_in_time(unreachable, lambda target: target.scale(sizes[0]), secrets)

@@ -1,0 +1,339 @@
+"""The contract tests let good plug-ins pass and catch bad ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from autoscaler.core.model import EngineStatus, JobState, Reading, Reason, Recommendation, View
+from autoscaler.ports import Secret, Shared, TargetStatus, UnavailableError
+from autoscaler.testing import EngineContract, PolicyContract, SourceContract, TargetContract, views
+
+Answer = Callable[[View], Any]
+METRICS = ("lag",)
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A policy that answers by a function.
+
+    Attributes:
+        answer: the function.
+    """
+
+    answer: Answer
+
+    def evaluate(self, view: View) -> Recommendation:
+        return self.answer(view)  # type: ignore[no-any-return]
+
+
+def steady(view: View, **changes: Any) -> Recommendation:
+    parts: dict[str, Any] = {"replicas": view.current, "reason": Reason.STEADY, "detail": "it fits", **changes}
+    return Recommendation(**parts)
+
+
+def lag_as_zero(view: View) -> Recommendation:
+    lag = view.number("lag") or 0.0
+    size = 1 if lag < 1 else view.current
+    return steady(view, replicas=size, reason=Reason.BELOW if size < view.current else Reason.STEADY)
+
+
+def divides(view: View) -> Recommendation:
+    return steady(view, inputs={"share": 1 / (view.number("lag") or 0)})
+
+
+def greedy(view: View) -> Recommendation:
+    view.metrics.clear()  # type: ignore[attr-defined]
+    return steady(view)
+
+
+def by_chance(view: View) -> Recommendation:
+    return steady(view, replicas=view.current + random.randrange(1000))  # noqa: S311 - it is what must be caught
+
+
+def by_clock(view: View) -> Recommendation:
+    return steady(view, detail=f"at {time.time() // 1e9}")
+
+
+def check(policy: Any) -> None:
+    """Run the contract's tests on a policy, each with views of its own."""
+    contract = PolicyContract()
+    contract.test_it_is_a_frozen_dataclass_with_described_parameters(policy)
+    contract.test_it_answers_every_view(policy, views(METRICS))
+    contract.test_the_same_view_gets_the_same_answer(policy, views(METRICS))
+    contract.test_it_changes_nothing(policy, views(METRICS))
+    with pytest.MonkeyPatch.context() as patch:
+        contract.test_it_reads_neither_clock_nor_chance_nor_the_world(policy, views(METRICS), patch)
+    contract.test_without_its_metrics_it_never_asks_for_less(policy, METRICS, views(METRICS))
+
+
+def test_a_good_policy_passes() -> None:
+    check(Scripted(steady))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(lag_as_zero, id="missing-counts-as-zero"),
+        pytest.param(divides, id="divides-by-zero"),
+        pytest.param(greedy, id="changes-the-view"),
+        pytest.param(by_chance, id="uses-chance"),
+        pytest.param(by_clock, id="reads-the-clock"),
+        pytest.param(lambda _: None, id="answers-nothing"),
+        pytest.param(lambda view: steady(view, replicas=1.5), id="half-a-replica"),
+        pytest.param(lambda view: steady(view, replicas=True), id="true-replicas"),
+        pytest.param(lambda view: steady(view, replicas=-1), id="negative-size"),
+        pytest.param(lambda view: steady(view, replicas=10**7), id="absurd-size"),
+        pytest.param(lambda view: steady(view, reason=Reason.MISSING), id="a-size-though-missing"),
+        pytest.param(lambda view: steady(view, replicas=None), id="steady-without-a-size"),
+        pytest.param(lambda view: steady(view, replicas=view.current + 1, reason=Reason.BELOW), id="below-and-more"),
+        pytest.param(lambda view: steady(view, reason="steady "), id="another-reason"),
+        pytest.param(lambda view: steady(view, detail=""), id="no-detail"),
+        pytest.param(lambda view: steady(view, inputs={"a": float("inf")}), id="infinite-input"),
+        pytest.param(lambda view: steady(view, inputs={1: 1.0}), id="input-without-a-name"),
+    ],
+)
+def test_a_bad_policy_is_caught(answer: Answer) -> None:
+    with pytest.raises((AssertionError, ArithmeticError)):
+        check(Scripted(answer))
+
+
+def test_a_policy_that_can_be_changed_is_caught() -> None:
+    @dataclass
+    class Loose:
+        """No parameters."""
+
+    with pytest.raises(AssertionError, match="frozen"):
+        PolicyContract().test_it_is_a_frozen_dataclass_with_described_parameters(Loose())  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_is_not_described_is_caught() -> None:
+    @dataclass(frozen=True)
+    class Terse:
+        """Says nothing."""
+
+        bound: int = 1
+
+    with pytest.raises(AssertionError, match="bound"):
+        PolicyContract().test_it_is_a_frozen_dataclass_with_described_parameters(Terse())  # type: ignore[arg-type]
+
+
+KEY = Secret("hunter2")
+
+
+@dataclass(frozen=True)
+class EdgeQuery:
+    """No parameters."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A plug-in of any kind, good or with one fault.
+
+    Attributes:
+        fault: what is wrong with it.
+        key: a secret.
+        state: what it keeps, outside its parameters.
+    """
+
+    Query: ClassVar[type] = EdgeQuery
+
+    fault: str = ""
+    key: Secret = KEY
+    state: dict[str, Any] = field(default_factory=lambda: {"size": 1}, compare=False)
+
+    def __hash__(self) -> int:
+        return hash((self.fault, self.key))
+
+    def __repr__(self) -> str:
+        return f"Edge({str(self.key) if self.fault == 'shows its secret' else '***'})"
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[Live]:
+        del shared
+        if self.fault == "leaves a task":
+            self.state["task"] = asyncio.create_task(asyncio.sleep(30))
+        yield Live(self)
+
+
+class Live:
+    def __init__(self, spec: Edge) -> None:
+        self.spec = spec
+
+    async def collect(self, query: object, now: datetime) -> Reading:
+        del query
+        await self._fail()
+        if self.spec.fault == "naive time":
+            return Reading(1.0, now.replace(tzinfo=None))
+        return Reading(float("nan") if self.spec.fault == "not a number" else 1.0, now)
+
+    async def describe(self) -> Any:
+        await self._fail()
+        if self.spec.fault == "engine":
+            return EngineStatus(JobState.RUNNING, slots=4, running_since=datetime.fromtimestamp(1, UTC))
+        if self.spec.fault == "negative slots":
+            return EngineStatus(JobState.RUNNING, slots=-1)
+        return TargetStatus(self.spec.state["size"], 0)
+
+    async def scale(self, replicas: int) -> None:
+        await self._fail()
+        if replicas < 0 and self.spec.fault != "takes any size":
+            raise ValueError("expected 0 or more")
+        before = self.spec.state["size"]
+        self.spec.state["size"] = before + replicas if self.spec.fault == "takes differences" else replicas
+
+    async def _fail(self) -> None:
+        await asyncio.sleep(0)
+        match self.spec.fault:
+            case "unreachable":
+                raise UnavailableError("nobody is there")
+            case "tells its secret":
+                raise UnavailableError(f"nobody is there for {str(self.spec.key)}")  # noqa: RUF010 - it is the fault
+            case "raises what it likes":
+                raise OSError("nobody is there")
+            case "hangs":
+                await asyncio.sleep(0.4)
+                raise UnavailableError("nobody is there")
+
+
+SECRETS = ("hunter2",)
+
+
+class Hasty(SourceContract):
+    patience = 0.2
+
+
+class TestGoodSource(SourceContract):
+    @pytest.fixture
+    def plugin(self) -> Any:
+        return Edge()
+
+    @pytest.fixture
+    def query(self) -> object:
+        return Edge.Query()
+
+    @pytest.fixture
+    def unreachable(self) -> Any:
+        return Edge("unreachable")
+
+
+class TestGoodEngine(EngineContract):
+    @pytest.fixture
+    def plugin(self) -> Any:
+        return Edge("engine")
+
+    @pytest.fixture
+    def unreachable(self) -> Any:
+        return Edge("unreachable")
+
+
+class TestGoodTarget(TargetContract):
+    @pytest.fixture
+    def plugin(self) -> Any:
+        return Edge()
+
+    @pytest.fixture
+    def unreachable(self) -> Any:
+        return Edge("unreachable")
+
+
+@pytest.mark.parametrize("fault", ["naive time", "not a number"])
+async def test_a_reading_that_is_none_is_caught(fault: str) -> None:
+    with pytest.raises(AssertionError, match=r"naive|finite"):
+        await SourceContract().test_a_reading_is_finite_and_says_when_it_was_true(Edge(fault), Edge.Query())
+
+
+async def test_an_error_that_is_no_edge_error_is_caught() -> None:
+    source = Edge("raises what it likes")
+    with pytest.raises(OSError, match="nobody"):
+        await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(source, Edge.Query(), SECRETS)
+
+
+async def test_a_hanging_plug_in_is_caught() -> None:
+    with pytest.raises(AssertionError, match="gave up after"):
+        await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(Edge("hangs"), Edge.Query(), SECRETS)
+
+
+async def test_a_value_from_an_unreachable_server_is_caught() -> None:
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(Edge(), Edge.Query(), SECRETS)
+
+
+async def test_a_secret_that_shows_is_caught() -> None:
+    with pytest.raises(AssertionError, match="secret"):
+        SourceContract().test_its_text_shows_no_secret(Edge("shows its secret"), SECRETS)
+    with pytest.raises(AssertionError, match="secret"):
+        await Hasty().test_an_unreachable_server_is_an_edge_error_in_time(Edge("tells its secret"), Edge.Query(), ())
+
+
+async def test_a_task_left_behind_is_caught() -> None:
+    edge = Edge("leaves a task")
+    with pytest.raises(AssertionError, match="still run"):
+        await SourceContract().test_it_leaves_no_task_behind(edge)
+    edge.state["task"].cancel()
+
+
+async def test_a_status_that_makes_no_sense_is_caught() -> None:
+    with pytest.raises(AssertionError, match="no count"):
+        await EngineContract().test_its_status_makes_sense(Edge("negative slots"))
+
+
+async def test_a_target_that_adds_is_caught() -> None:
+    class HastyTarget(TargetContract):
+        patience = 0.2
+
+    with pytest.raises(TimeoutError):
+        await HastyTarget().test_asking_twice_is_asking_once(Edge("takes differences"), (2,))
+
+
+async def test_a_target_that_takes_any_size_is_caught() -> None:
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        await TargetContract().test_a_negative_size_is_refused_and_changes_nothing(Edge("takes any size"))
+
+
+SUITE = """
+import pytest
+from autoscaler.testing import PolicyContract
+from autoscaler_policies.target_tracking import TargetTracking
+
+class TestGiven(PolicyContract):
+    @pytest.fixture
+    def policy(self):
+        return TargetTracking("lag", 10)
+
+class TestForgotten(PolicyContract):
+    pass
+"""
+
+
+def test_a_policys_author_needs_no_plug_in_of_pytest_and_is_told_what_to_override(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_suite.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert re.search(r"\b8 passed, .*\b8 errors", run.stdout), run.stdout
+    assert "override the fixture policy in your class" in run.stdout
+
+
+def test_the_package_for_tests_asks_for_pytest_only_with_the_contracts() -> None:
+    script = "import sys, autoscaler.testing, autoscaler.testing.fakes; sys.exit('pytest' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

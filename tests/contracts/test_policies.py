@@ -1,0 +1,55 @@
+"""The built-in policies keep the contract of policies."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from autoscaler.core.model import Policy
+from autoscaler.testing import PolicyContract
+from autoscaler_policies.backlog_drain import BacklogDrain
+from autoscaler_policies.target_tracking import Mode, TargetTracking
+from autoscaler_policies.threshold import Aggregate, Rule, Threshold
+
+
+class TestThreshold(PolicyContract):
+    @pytest.fixture(
+        params=[
+            Threshold(up=(Rule("lag", above=100),), down=(Rule("lag", below=10),)),
+            Threshold(
+                up=(Rule("lag", above=1e4, percent=50), Rule("utilization", above=0.9, hold=timedelta(seconds=30))),
+                down=(Rule("utilization", below=0.3, replicas=2, aggregate=Aggregate.MAX),),
+            ),
+            Threshold(down=(Rule("arrivals", below=1e9, hold=timedelta(minutes=1), percent=100),)),
+        ],
+        ids=["one-metric", "several-rules", "down-only"],
+    )
+    def policy(self, request: pytest.FixtureRequest) -> Policy:
+        return request.param  # type: ignore[no-any-return]
+
+
+class TestTargetTracking(PolicyContract):
+    @pytest.fixture(
+        params=[
+            TargetTracking("utilization", 0.7),
+            TargetTracking("lag", 1000, mode=Mode.TOTAL),
+            TargetTracking("arrivals", 1e-300, tolerance_up=0.0, tolerance_down=0.0),
+        ],
+        ids=["utilization", "total", "tiny-target"],
+    )
+    def policy(self, request: pytest.FixtureRequest) -> Policy:
+        return request.param  # type: ignore[no-any-return]
+
+
+class TestBacklogDrain(PolicyContract):
+    @pytest.fixture(
+        params=[
+            BacklogDrain(),
+            BacklogDrain(stops=False, within=timedelta(seconds=1), restart=timedelta(0)),
+            BacklogDrain(lag="utilization", arrivals="saturation", calm=timedelta(0)),
+        ],
+        ids=["defaults", "hasty", "other-metrics"],
+    )
+    def policy(self, request: pytest.FixtureRequest) -> Policy:
+        return request.param  # type: ignore[no-any-return]
