@@ -6,7 +6,7 @@ field annotated with `Plugin(kind)` takes `type` and that plug-in's parameters.
 
 The types are looked at here and not by pydantic, because every problem has to name its line, the fields of
 one mapping have to be judged each on its own so that all problems come out together, and `${ENV}` counts in
-some fields only. See docs/adr/0002-configuration-by-node.md.
+some fields only. See docs/adr/0006-configuration-by-node.md.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class Builder:
             word = re.split(r"[\s:,=(]", message.lstrip("`'\""), maxsplit=1)[0].rstrip("`'\"")
             if word in mapping.entries:
                 entry = mapping.entries[word]
-                raise self.problems.fail(entry.line, join(path, word), message) from error
+                told = message.removeprefix(f"{word}:").strip()  # the path says the name already
+                raise self.problems.fail(entry.line, join(path, word), told) from error
             raise self.fail(mapping, path, message) from error
         except Exception as error:  # foreign code: its failure must name it instead of ending us
             raise self.fail(mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,94 @@
+"""The files that users begin with."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler.config import load
+from autoscaler.config.frame import ClusterFrame, FileFrame
+from autoscaler.config.model import DaemonSpec
+from autoscaler.core.model import Behaviour, CapacitySpec, Rate, SettleSpec
+from autoscaler.plugins import Kind, names
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_load(path: Path) -> None:
+    assert load(path, {}).clusters
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_tell_the_editor_their_schema_on_the_first_line(path: Path) -> None:
+    assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=autoscaler.schema.json"
+
+
+def test_the_spark_example_says_what_it_means() -> None:
+    config = load(ROOT / "examples" / "spark-local.yaml", {})
+    cluster = config.clusters["clicks"]
+    assert config.daemon.directory == ROOT / "examples" / "var"
+    assert (cluster.interval, cluster.timeout) == (timedelta(seconds=15), timedelta(seconds=8))
+    assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (1, 12)
+    assert cluster.spec.metrics == ("lag", "arrivals", "throughput", "saturation")
+    assert cluster.spec.engine
+
+
+def test_the_spark_example_shows_every_key_of_the_frame() -> None:
+    text = (ROOT / "examples" / "spark-local.yaml").read_text()
+    shown = set(re.findall(r"(\w+):", text))
+    for cls in (FileFrame, ClusterFrame, DaemonSpec, Behaviour, Rate, SettleSpec, CapacitySpec):
+        assert {field.name for field in dataclasses.fields(cls)} <= shown
+
+
+def yaml_blocks(path: Path) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["configuration.md", "writing-a-plugin.md"])
+def test_whole_files_shown_in_the_docs_load(name: str, tmp_path: Path) -> None:
+    whole = [block for block in yaml_blocks(ROOT / "docs" / name) if "\nclusters:" in f"\n{block}"]
+    assert whole
+    for block in whole:
+        path = tmp_path / "shown.yaml"
+        # The worked example's policy is installed in a test of its own; here a built-in one stands for it.
+        built_in = block.replace(
+            "{type: trend, per_replica: 100}", "{type: target-tracking, metric: sessions, target: 1}"
+        )
+        path.write_text(built_in)
+        assert load(path, {"PROMETHEUS_TOKEN": "value"}).clusters
+
+
+def test_the_docs_have_every_key_with_its_default() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert [row for row in rows() if row not in text] == []
+
+
+def test_the_docs_name_every_built_in_plug_in() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert [
+        name for kind in Kind for name in names(kind) if not name.startswith("stub") and f"`{name}`" not in text
+    ] == []
+
+
+def rows() -> list[str]:
+    """How the row of each key begins in docs/configuration.md."""
+    from autoscaler.config.schema import json_schema  # noqa: PLC0415 - only this needs it
+
+    top = json_schema()["properties"]
+    cluster = top["clusters"]["additionalProperties"]["properties"]
+    sections = [top["daemon"], cluster["up"], cluster["settle"], cluster["capacity"]]
+    found = [f"| `{key}` |" for key in (*top, *cluster)]
+    for section in sections:
+        for key, schema in section["properties"].items():
+            default = schema["default"]
+            shown = (
+                "none" if default in (None, []) else f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+            )
+            found.append(f"| `{key}` | {shown} |")
+    return found
