@@ -294,17 +294,16 @@ class _Answer:
     def reading(self, query: Query) -> Reading:
         """The reading for one cluster. Raises AnswerError."""
         samples = self.samples.get(query._wanted)  # noqa: SLF001 - same module
-        whose = "".join(f" for {name}={value!r}" for name, value in query.match.items())
         if not samples:
             if query.empty is Empty.ZERO:
                 return Reading(0.0, self.now)
-            raise AnswerError(f"no sample{whose} among {self.size}, expected one; does the series still exist?")
+            raise AnswerError(f"no sample{_whose(query)} among {self.size}, expected one; does the series still exist?")
         if len(samples) == 1 and query.many is not Many.EACH:
             number, stamp = _number(samples[0].value), _number(samples[0].at, "time")
             return Reading(number, _time(stamp))
         if query.many is Many.ERROR:
             raise AnswerError(
-                f"{len(samples)} samples{whose}, expected one; narrow the query, give match, or say what to "
+                f"{len(samples)} samples{_whose(query)}, expected one; narrow the query, give match, or say what to "
                 "make of several with many: sum, mean, max, min or each"
             )
         numbers = tuple(_number(sample.value) for sample in samples)
@@ -681,6 +680,10 @@ def _stamp(value: object) -> float | None:
         return _number(value, "time")
     except AnswerError:
         return None
+
+
+def _whose(query: Query) -> str:
+    return "".join(f" for {name}={value!r}" for name, value in query.match.items())
 
 
 def _number(value: object, what: str = "value") -> float:

@@ -75,6 +75,7 @@ async def stub(tls: ssl.SSLContext | None = None, **settings: Any) -> AsyncItera
 @asynccontextmanager
 async def raw(
     handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
     """A server below HTTP: `handle` gets every connection once the request's head has been read."""
 
@@ -87,9 +88,9 @@ async def raw(
         finally:
             writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -452,8 +453,11 @@ class TestBadAnswers:
             await read(Prometheus(server.url), "a + b")
         assert server.headers[0]["Accept-Encoding"] == "identity"
 
+    @pytest.mark.parametrize("tls", [False, True])
     @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
-    async def test_a_slow_drip_is_cut_off_and_its_thread_freed(self, head: bytes) -> None:
+    async def test_a_slow_drip_is_cut_off_and_its_thread_freed(
+        self, head: bytes, authority: Authority, *, tls: bool
+    ) -> None:
         cut = asyncio.Event()
 
         async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -466,8 +470,10 @@ class TestBadAnswers:
             finally:
                 cut.set()
 
-        async with raw(drip) as url, LocalShared() as shared:
-            plugin = Prometheus(url, timeout=timedelta(seconds=0.4), connections=1)
+        async with raw(drip, authority.context() if tls else None) as url, LocalShared() as shared:
+            plugin = Prometheus(
+                url, timeout=timedelta(seconds=0.4), connections=1, ca_file=authority.ca if tls else None
+            )
             async with plugin.connect(shared) as source:
                 begin = time.monotonic()
                 with pytest.raises(EdgeTimeoutError, match=r"within 0\.4s"):
@@ -545,6 +551,12 @@ class TestTls:
             with pytest.raises(AnswerError, match=r"broken\.pem"):
                 await read(Prometheus(server.url, ca_file=file), "a + b")
 
+    async def test_a_handshake_that_is_not_answered_is_a_time_out(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:
+            url = f"https://127.0.0.1:{mute.getsockname()[1]}"
+            with pytest.raises(EdgeTimeoutError, match="no answer"):
+                await read(Prometheus(url, timeout=timedelta(seconds=0.3)), "a + b")
+
     async def test_plain_http_where_tls_is_expected_is_an_error(self, server: Stub) -> None:
         with pytest.raises(AnswerError, match="TLS failed"):
             await read(Prometheus(server.url.replace("http", "https")), "a + b")
@@ -570,8 +582,6 @@ class TestSecrets:
 
 @pytest.fixture
 def unused_port() -> int:
-    import socket  # noqa: PLC0415 - for this alone
-
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
