@@ -1,0 +1,90 @@
+"""Plug-ins whose outside world is a file and the machine's clock: they outlive a daemon that is killed."""
+
+import json
+import math
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import ClassVar
+
+from autoscaler.core.model import Reading
+from autoscaler.ports import EdgeError, Shared, TargetStatus, UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class WaveQuery:
+    """One wave.
+
+    Attributes:
+        phase: where it begins, in seconds.
+    """
+
+    phase: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wave:
+    """A load that goes up and down between 100 and 900 within `period` seconds; one reading in ten fails.
+
+    Attributes:
+        period: seconds of a wave. Default 3.
+    """
+
+    Query: ClassVar[type] = WaveQuery
+
+    period: float = 3.0
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator["Wave"]:
+        """Nothing to open."""
+        del shared
+        yield self
+
+    async def collect(self, query: WaveQuery, now: datetime) -> Reading:
+        """Where the wave is."""
+        if int(now.timestamp() * 10) % 10 == 0:
+            raise UnavailableError("this is the tenth time")
+        return Reading(500 + 400 * math.sin((time.time() + query.phase) * 2 * math.pi / self.period), now)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A size in a file. New replicas are up after 0.25 s; one call in seven fails, half of those take effect.
+
+    Attributes:
+        path: the file; calls are added to the same path with `.calls`.
+    """
+
+    path: str
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator["File"]:
+        """Nothing to open."""
+        del shared
+        yield self
+
+    async def describe(self) -> TargetStatus:
+        """What the file says."""
+        try:
+            held = json.loads(Path(self.path).read_text())
+        except FileNotFoundError:
+            return TargetStatus(1, 1)
+        ready = held["desired"] if time.time() - held["at"] > 0.25 else held["before"]
+        return TargetStatus(held["desired"], ready)
+
+    async def scale(self, replicas: int) -> None:
+        """Write it to the file, whole or not at all."""
+        before = (await self.describe()).desired
+        luck = int(time.time() * 1000) % 14
+        with Path(f"{self.path}.calls").open("a") as calls:
+            calls.write(f"{os.getpid()} {replicas}\n")
+        if luck != 0:
+            temporary = Path(f"{self.path}.{os.getpid()}")
+            temporary.write_text(json.dumps({"desired": replicas, "before": before, "at": time.time()}))
+            temporary.replace(self.path)
+        if luck <= 1:
+            raise EdgeError("bad luck")

@@ -1,0 +1,246 @@
+"""The doors of a running daemon: health, metrics and the API, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.config.model import Config
+from autoscaler.daemon.app import Daemon
+from autoscaler.daemon.history import History
+from autoscaler.daemon.http import ListenError, doors, split
+from autoscaler.daemon.journal import open_journal
+from autoscaler.ports import ConfigurationError, UnavailableError
+from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
+
+from .conftest import make_cluster, make_config
+
+TICK = timedelta(milliseconds=100)
+
+
+@dataclass
+class House:
+    """A running daemon with two clusters."""
+
+    daemon: Daemon
+    config: Config
+    session: aiohttp.ClientSession
+    source: FakeSource
+    targets: dict[str, FakeTarget]
+
+    async def get(self, path: str, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+        async with self.session.get(self.daemon.url + path) as response:
+            assert response.status == status, await response.text()
+            assert response.content_type == "application/json"
+            return await response.json()
+
+    async def ready(self) -> None:
+        async with asyncio.timeout(10):
+            while True:
+                async with self.session.get(self.daemon.url + "/readyz") as response:
+                    if response.status == 200:
+                        return
+                await asyncio.sleep(0.01)
+
+    async def samples(self) -> dict[tuple[str, ...], float]:
+        async with self.session.get(self.daemon.url + "/metrics") as response:
+            text = await response.text()
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    source = FakeSource({"load": 300.0})
+    targets = {"a": FakeTarget(), "b": FakeTarget()}
+    clusters = {
+        "a": make_cluster("a", Fake(targets["a"]), Fake(FakeEngine()), interval=TICK, timeout=TICK / 2),
+        "b": make_cluster("b", Fake(targets["b"]), interval=TICK, timeout=TICK / 2),
+    }
+    config = make_config(clusters, Fake(source), tmp_path)
+    problems = ConfigurationError(["config.yaml:1: nonsense"])
+
+    def load() -> Config:
+        raise problems
+
+    async with open_journal(tmp_path, decisions=100) as journal, aiohttp.ClientSession() as session:
+        history = History(tmp_path / "history", timedelta(days=1))
+        await history.start()
+        daemon = Daemon(config, load, journal, history)
+        work = asyncio.create_task(daemon.run())
+        while not daemon.url:
+            await asyncio.sleep(0.001)
+        yield House(daemon, config, session, source, targets)
+        daemon.stop()
+        await work
+        await history.close()
+
+
+async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) -> None:
+    body = await house.get("/readyz", 503)
+    assert body["ok"] is False
+    assert set(body["not_observed"]) <= {"a", "b"}
+    await house.ready()
+    body = await house.get("/readyz")
+    assert body == {
+        "ok": True,
+        "not_observed": [],
+        "problems": {},
+        "store": "ok",
+        "history": "ok",
+        "reload": "ok",
+    }
+
+
+async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
+    await house.ready()
+    assert await house.get("/healthz") == {"ok": True, "clusters": 2, "overdue": []}
+    house.targets["b"].scale_delay = 1.5
+    house.source.values["load"] = 900.0
+    async with asyncio.timeout(10):
+        while True:
+            async with house.session.get(house.daemon.url + "/healthz") as response:
+                if response.status == 503:
+                    assert (await response.json())["overdue"] == ["b"]
+                    break
+            await asyncio.sleep(0.02)
+
+
+async def test_clusters_are_shown_with_their_last_decision(house: House) -> None:
+    await house.ready()
+    async with asyncio.timeout(10):
+        while house.targets["a"].desired != 3:
+            await asyncio.sleep(0.01)
+    body = await house.get("/api/v1/clusters")
+    assert body["dry_run"] is False
+    assert [row["name"] for row in body["clusters"]] == ["a", "b"]
+    row = body["clusters"][0]
+    assert (row["min"], row["max"], row["missing"], row["problem"]) == (1, 10, {}, None)
+    one = await house.get("/api/v1/clusters/a")
+    assert one["connections"] == {"target": "ok", "engine": "ok", "source source": "ok"}
+    assert one["observation"]["metrics"]["load"]["value"] == 300
+    assert one["state"]["desired"] in (1, 3)
+    assert "past" not in one["state"]
+    assert one["decision"]["cluster"] == "a"
+    assert "per-replica asked for 3" in one["explanation"]
+
+
+async def test_decisions_are_given_newest_first_with_their_explanation(house: House) -> None:
+    await house.ready()
+    async with asyncio.timeout(10):
+        while len((await house.get("/api/v1/clusters/a/decisions"))["decisions"]) < 3:
+            await asyncio.sleep(0.01)
+    body = await house.get("/api/v1/clusters/a/decisions?limit=2")
+    first, second = body["decisions"]
+    assert first["decision"]["at"] > second["decision"]["at"]
+    assert "cluster a" in first["explanation"]
+    # The + of the offset must be escaped by whoever asks; a Z needs no care.
+    until = second["decision"]["at"].replace("+00:00", "Z")
+    body = await house.get(f"/api/v1/clusters/a/decisions?limit=1&until={until}")
+    assert body["decisions"] == [second]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/api/v1/clusters/nobody", 404, "there is no cluster 'nobody'; there are: a, b"),
+        ("/api/v1/clusters/nobody/decisions", 404, "there is no cluster 'nobody'"),
+        ("/api/v1/clusters/a/decisions?limit=many", 400, "limit is 'many', expected a number from 1 to 10000"),
+        ("/api/v1/clusters/a/decisions?limit=0", 400, "limit is '0'"),
+        ("/api/v1/clusters/a/decisions?until=noon", 400, "until is 'noon', expected a time"),
+        ("/nowhere", 404, "Not Found"),
+    ],
+)
+async def test_errors_are_json(house: House, path: str, status: int, text: str) -> None:
+    assert text in (await house.get(path, status))["error"]
+
+
+async def test_only_reading_is_allowed(house: House) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        async with house.session.request(method, house.daemon.url + "/api/v1/clusters") as response:
+            assert response.status == 405
+            assert "error" in await response.json()
+
+
+async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: House) -> None:
+    await house.ready()
+    async with asyncio.timeout(10):
+        while house.targets["a"].ready != 3 or house.targets["b"].ready != 3:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    house.source.failures["load"] = UnavailableError("gone")
+    async with asyncio.timeout(10):
+        while (await house.samples()).get(("autoscaler_read_errors_total", "b", "load", "source"), 0) < 2:
+            await asyncio.sleep(0.02)
+    samples = await house.samples()
+    assert samples[("autoscaler_clusters",)] == 2
+    assert samples[("autoscaler_build_info", "0.1.0")] == 1
+    for name in ("current", "ready", "proposed", "desired"):
+        assert samples[(f"autoscaler_{name}_replicas", "a")] == 3
+    assert samples[("autoscaler_reading_missing", "a", "load")] == 1
+    assert samples[("autoscaler_reading_missing", "a", "engine")] == 0
+    assert samples[("autoscaler_decisions_total", "a", "above")] >= 1
+    assert samples[("autoscaler_rescales_total", "a", "up")] == 1
+    assert samples[("autoscaler_rescale_phase_seconds_count", "a", "up", "ready")] == 1
+    assert samples[("autoscaler_rescale_in_flight", "a")] == 0
+    assert samples[("autoscaler_tick_lateness_seconds_count",)] > 2
+    assert samples[("autoscaler_store_ok",)] == samples[("autoscaler_last_reload_successful",)] == 1
+    house.source.failures.clear()
+    async with asyncio.timeout(10):
+        while ("autoscaler_metric_value", "a", "load") not in (samples := await house.samples()):
+            await asyncio.sleep(0.02)
+    assert samples[("autoscaler_metric_value", "a", "load")] == 300
+    assert 0 <= samples[("autoscaler_metric_age_seconds", "a", "load")] < 5
+    async with house.session.get(house.daemon.url + "/metrics") as response:
+        families = list(text_string_to_metric_families(await response.text()))
+    for family in families:
+        assert family.documentation, family.name
+        assert family.name.startswith(("autoscaler_", "process_")), family.name
+        assert family.type != "unknown", family.name
+    assert len({family.name for family in families}) == len(families)
+
+
+async def test_a_refused_reload_is_shown(house: House) -> None:
+    await house.ready()
+    house.daemon.reload()
+    async with asyncio.timeout(10):
+        while (await house.get("/readyz"))["reload"] == "ok":
+            await asyncio.sleep(0.01)
+    assert (await house.get("/readyz"))["reload"] == ["config.yaml:1: nonsense"]
+    assert (await house.samples())[("autoscaler_last_reload_successful",)] == 0
+
+
+async def test_a_taken_port_is_a_clear_error(house: House) -> None:
+    taken = house.daemon.url.removeprefix("http://")
+    with pytest.raises(ListenError, match=f"{taken} cannot be listened on"):
+        async with doors(house.daemon, taken):
+            pass
+
+
+async def test_a_stop_is_clean_when_nothing_was_observed_yet(tmp_path: Path) -> None:
+    config = make_config({}, Fake(FakeSource()), tmp_path)
+    async with open_journal(tmp_path, decisions=100) as journal:
+        history = History(tmp_path / "history", timedelta(days=1))
+        daemon = Daemon(replace(config, clusters={}), lambda: config, journal, history)
+        daemon.stop()
+        await daemon.run()
+        await history.close()
+
+
+def test_addresses_are_taken_apart() -> None:
+    assert split("127.0.0.1:8765") == ("127.0.0.1", 8765)
+    assert split("[::1]:0") == ("::1", 0)
+    for bad in ("8765", "localhost", "localhost:", ":8765", "host:port"):
+        with pytest.raises(ListenError, match="expected host:port"):
+            split(bad)

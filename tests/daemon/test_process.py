@@ -1,0 +1,349 @@
+"""The daemon as a process: signals, reload, and death at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler import config
+from autoscaler.core.model import ClusterState
+from autoscaler.core.step import call_failed, step
+from autoscaler.daemon.controller import UNANSWERED
+from autoscaler.daemon.history import read
+from autoscaler.daemon.journal import FILE, read_state
+from autoscaler.daemon.records import load_record, load_state
+from autoscaler.ports import Record
+
+CLUSTER = """
+  {name}:
+    interval: 100ms
+    timeout: 80ms
+    target: {{type: file, path: '{directory}/{name}'}}
+    min: 1
+    max: {most}
+    metrics: {{load: {{source: wave, phase: {phase}}}}}
+    policies:
+      rate: {{type: target-tracking, metric: load, target: 100, mode: total}}
+    up: {{window: 200ms, rates: [{{kind: replicas, value: 2, period: 500ms}}], cooldown: 100ms}}
+    down: {{window: 600ms, rates: [{{kind: percent, value: 60, period: 1s}}]}}
+    lookback: 2s
+"""
+
+
+@dataclass
+class Place:
+    """A directory with a configuration, and the daemons started there."""
+
+    directory: Path
+    environment: dict[str, str]
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "config.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+    def configure(self, *names: str, most: int = 9, rest: str = "") -> None:
+        clusters = "".join(
+            CLUSTER.format(name=name, directory=self.directory, most=most, phase=number)
+            for number, name in enumerate(names)
+        )
+        self.config.write_text(
+            "daemon: {directory: var, listen: '127.0.0.1:0', log: json, decisions: 100000}\n"
+            f"sources:\n  wave: {{type: wave}}\nclusters:{clusters}{rest}"
+        )
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        self.log.write_bytes(b"")
+        with self.log.open("ab") as log:
+            daemon = subprocess.Popen(
+                [sys.executable, "-m", "autoscaler", "run", str(self.config), *options],
+                stderr=log,
+                env=self.environment,
+                cwd=self.directory,
+            )
+        self.daemons.append(daemon)
+        return daemon
+
+    def lines(self) -> list[dict[str, Any]]:
+        text = self.log.read_bytes().decode()
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def told(self, message: str, count: int = 1) -> dict[str, Any]:
+        """Wait for a log line."""
+
+        def found() -> dict[str, Any] | None:
+            lines = [line for line in self.lines() if message in line["message"]]
+            return lines[count - 1] if len(lines) >= count else None
+
+        return eventually(found, lambda: f"{message!r} is not in the log:\n{self.log.read_text()}")
+
+    def url(self) -> str:
+        return str(self.told("started")["url"])
+
+
+def eventually(ask: Callable[[], Any], trouble: Callable[[], str], seconds: float = 20.0) -> Any:  # noqa: ANN401
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = ask()
+        if answer:
+            return answer
+        time.sleep(0.02)
+    raise AssertionError(trouble())
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    site = tmp_path / "site"
+    (site / "plugins_of_files-1.0.dist-info").mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("plugins_of_files.py"), site)
+    information = site / "plugins_of_files-1.0.dist-info"
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins-of-files\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[autoscaler.sources]\nwave = plugins_of_files:Wave\n[autoscaler.targets]\nfile = plugins_of_files:File\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    found = Place(tmp_path, {**os.environ, "PYTHONPATH": str(site)})
+    yield found
+    for daemon in found.daemons:
+        daemon.kill()
+        daemon.wait()
+
+
+def get(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with closing(error):
+            return error.code, json.load(error)
+
+
+def decided(place: Place, name: str, number: int) -> None:
+    url = place.url()
+    eventually(
+        lambda: len(get(f"{url}/api/v1/clusters/{name}/decisions?limit=100")[1].get("decisions", ())) >= number,
+        lambda: f"{name} was not decided about: {place.log.read_text()}",
+    )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_stops_it_between_ticks(place: Place, number: signal.Signals, code: int) -> None:
+    place.configure("a", "b")
+    daemon = place.start()
+    decided(place, "a", 3)
+    daemon.send_signal(number)
+    assert daemon.wait(10) == code
+    assert [line["message"] for line in place.lines()][-2:] == ["stopping", "stopped"]
+    assert not (place.directory / "var" / f"{FILE}-wal").exists()
+
+
+def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
+    place.configure("a", "b")
+    daemon = place.start()
+    url = place.url()
+    decided(place, "a", 3)
+    place.configure("a", "c", rest="  d: {interval: soon, targt: {}}\n")
+    daemon.send_signal(signal.SIGHUP)
+    place.told("configuration not reloaded")
+    problems = [line["message"] for line in place.lines() if "config.yaml:" in line["message"]]
+    assert len(problems) >= 2
+    assert any("targt" in problem for problem in problems)
+    status, body = get(f"{url}/readyz")
+    assert (status, body["reload"]) == (200, problems)
+    assert [row["name"] for row in get(f"{url}/api/v1/clusters")[1]["clusters"]] == ["a", "b"]
+    place.configure("a", "c")
+    daemon.send_signal(signal.SIGHUP)
+    # Cluster c has b's phase of the wave, a is as it was.
+    line = place.told("configuration reloaded")
+    assert (line["added"], line["removed"], line["changed"]) == (["c"], ["b"], [])
+    decided(place, "c", 1)
+    assert [row["name"] for row in get(f"{url}/api/v1/clusters")[1]["clusters"]] == ["a", "c"]
+    assert get(f"{url}/readyz")[1]["reload"] == "ok"
+    daemon.terminate()
+    assert daemon.wait(10) == 0
+
+
+def test_a_second_daemon_on_the_same_directory_is_refused(place: Place) -> None:
+    place.configure("a")
+    daemon = place.start()
+    place.url()
+    second = subprocess.run(
+        [sys.executable, "-m", "autoscaler", "run", str(place.config)],
+        env=place.environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert f"in use by another autoscaler (process {daemon.pid})" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_a_dry_run_calls_nothing(place: Place) -> None:
+    place.configure("a")
+    daemon = place.start("--dry-run")
+    decided(place, "a", 10)
+    daemon.terminate()
+    assert daemon.wait(10) == 0
+    assert not (place.directory / "a.calls").exists()
+    records = list(read(place.directory / "var" / "history"))
+    assert len(records) >= 10
+    assert all(record.dry_run for record in records)
+    assert any(record.decision.rescale for record in records)
+
+
+def test_it_keeps_everything_over_kills_at_any_moment(place: Place) -> None:
+    kill_again_and_again(place, kills=5, seed=20260131)
+
+
+@pytest.mark.e2e
+def test_it_keeps_everything_over_many_kills(place: Place) -> None:
+    kill_again_and_again(place, kills=60, seed=random.randrange(10**6))
+
+
+def kill_again_and_again(place: Place, *, kills: int, seed: int) -> None:
+    """Kill daemons at random moments, then hold every decision ever made against the pure step."""
+    chance = random.Random(seed)
+    place.configure("a", "b")
+    restarts: dict[str, set[int]] = {"a": set(), "b": set()}
+    for number in range(kills):
+        daemon = place.start()
+        if number:
+            # Not before it has begun, or most would die while Python starts.
+            place.url()
+        time.sleep(chance.uniform(0.0, 1.5))
+        daemon.send_signal(signal.SIGKILL)
+        daemon.wait()
+        for name, points in restarts.items():
+            points.add(len(records_of(place, name)))
+    daemon = place.start()
+    decided(place, "a", 3)
+    daemon.terminate()
+    assert daemon.wait(10) == 0
+
+    specs = {name: cluster.spec for name, cluster in config.load(place.config, {}).clusters.items()}
+    rescales = 0
+    for name, points in restarts.items():
+        records = records_of(place, name)
+        assert len(records) > 3 * kills, f"seed {seed}"
+        state = ClusterState()
+        for position, record in enumerate(records):
+            rescale = state.rescale
+            if rescale is not None and not rescale.confirmed and not rescale.error:
+                if "bad luck" in str(record.decision.notes):
+                    state = call_failed(state, "bad luck")
+                elif position in points:
+                    state = call_failed(state, UNANSWERED)
+            state, decision = step(specs[name], state, record.observation)
+            assert decision == record.decision, f"seed {seed}: cluster {name}, decision {position} of {len(records)}"
+            rescales += decision.rescale
+        kept = read_state(place.directory / "var", name)
+        assert kept is not None
+        assert kept.past == state.past, f"seed {seed}"
+    assert rescales > 0
+    # The history is whole too, but for what was not written at the moment of a kill.
+    told = [record for record in read(place.directory / "var" / "history") if record.decision.cluster == "a"]
+    assert set(map(at, told)) <= set(map(at, records_of(place, "a")))
+    assert len(told) >= len(records_of(place, "a")) - kills
+
+
+def at(record: Record) -> str:
+    return record.decision.at.isoformat()
+
+
+def records_of(place: Place, name: str) -> list[Record]:
+    path = place.directory / "var" / FILE
+    if not path.exists():
+        return []
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            rows = connection.execute(
+                "SELECT record FROM decision JOIN cluster ON id = cluster WHERE name = ? ORDER BY number", (name,)
+            ).fetchall()
+        except sqlite3.OperationalError:  # killed before it had made the tables
+            return []
+    return [load_record(text) for (text,) in rows]
+
+
+def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: Place) -> None:
+    place.configure("a")
+    daemon = place.start()
+    url = place.url()
+    decided(place, "a", 3)
+    # No file of the daemon may grow: a full disk, without filling one.
+    largest = max(path.stat().st_size for path in (place.directory / "var").rglob("*") if path.is_file())
+    unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (max(largest, 8192), unlimited[1]))
+    place.told("state cannot be kept")
+    calls = (place.directory / "a.calls").read_text() if (place.directory / "a.calls").exists() else ""
+    status, body = eventually(
+        lambda: answer if (answer := get(f"{url}/readyz"))[0] == 503 else None, lambda: "it stays ready"
+    )
+    assert body["store"] != "ok"
+    assert get(f"{url}/healthz")[0] == 200
+    time.sleep(0.5)
+    after = (place.directory / "a.calls").read_text() if (place.directory / "a.calls").exists() else ""
+    assert after == calls
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
+    eventually(lambda: get(f"{url}/readyz")[0] == 200, lambda: f"not ready: {get(f'{url}/readyz')}")
+    place.told("state can be kept again")
+    daemon.terminate()
+    assert daemon.wait(10) == 0
+
+
+def test_a_damaged_state_file_is_told_at_the_start(place: Place) -> None:
+    place.configure("a")
+    (place.directory / "var").mkdir()
+    (place.directory / "var" / FILE).write_bytes(b"garbage" * 1000)
+    daemon = place.start()
+    assert daemon.wait(20) == 1
+    text = place.log.read_text()
+    assert "is damaged" in text
+    assert "move the file away" in text
+    assert "Traceback" not in text
+
+
+def test_a_taken_port_is_told(place: Place) -> None:
+    place.configure("a")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        place.config.write_text(place.config.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+        daemon = place.start()
+        assert daemon.wait(20) == 1
+    assert f"127.0.0.1:{port} cannot be listened on" in place.log.read_text()
+    assert "Traceback" not in place.log.read_text()
+
+
+def test_state_on_disk_is_readable_by_eye(place: Place) -> None:
+    """The state is JSON: an operator with sqlite3 can look at it."""
+    place.configure("a")
+    daemon = place.start()
+    decided(place, "a", 2)
+    daemon.terminate()
+    daemon.wait(10)
+    with closing(sqlite3.connect(place.directory / "var" / FILE)) as connection:
+        (text,) = connection.execute("SELECT state FROM cluster WHERE name = 'a'").fetchone()
+    assert load_state(text).since is not None
