@@ -18,7 +18,7 @@ def effective_slots(size: int, slots_per_replica: int, partitions: int | None) -
     Equal tasks run in waves: P tasks on s slots take ceil(P / s) waves, so s slots do the work of P / ceil(P / s).
     """
     slots = size * slots_per_replica
-    if partitions is None or slots == 0:
+    if not partitions or slots == 0:
         return float(slots)
     return partitions / -(-partitions // slots)
 
@@ -46,11 +46,9 @@ def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None)
     return low_rate * at / low_slots
 
 
-def learn_rate(
-    learned: Learned, spec: ClusterSpec, size: int, throughput: float, saturation: float, at: datetime
-) -> Learned:
-    """Take a throughput into the table if the job was saturated; a moving average per size."""
-    if size < 1 or throughput <= 0 or saturation < spec.capacity.saturated_at:
+def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float, at: datetime) -> Learned:
+    """Take the throughput of a saturated job into the table; a moving average per size."""
+    if size < 1 or throughput <= 0:
         return learned
     known = learned.capacity.get(size)
     if known is None:

@@ -326,6 +326,7 @@ class CapacitySpec:
         saturation: metric from 0 to 1 that says how busy the job is with all the work it could take.
         saturated_at: at or above this saturation the throughput is the capacity.
         memory: weight of a new sample in the moving average, above 0 to 1.
+        sustained: the job must have been seen saturated for so long; at least what the throughput is averaged over.
         warmup: samples within this time after a rescale, loss or restart was absorbed are ignored.
     """
 
@@ -334,6 +335,7 @@ class CapacitySpec:
     saturation: str = "saturation"
     saturated_at: float = 0.95
     memory: float = 0.3
+    sustained: timedelta = timedelta(seconds=30)
     warmup: timedelta = timedelta(minutes=1)
 
     def __post_init__(self) -> None:
@@ -343,8 +345,9 @@ class CapacitySpec:
             raise ValueError(f"saturated_at must be above 0 and at most 1, not {self.saturated_at}")
         if not 0.0 < self.memory <= 1.0:
             raise ValueError(f"memory must be above 0 and at most 1, not {self.memory}")
-        if self.warmup < ZERO:
-            raise ValueError("warmup must not be negative")
+        for name in ("sustained", "warmup"):
+            if getattr(self, name) < ZERO:
+                raise ValueError(f"{name} must not be negative")
 
 
 class Policy(Protocol):

@@ -68,11 +68,16 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     if not _target_known(observation):
         return _hold(spec, state, observation, metrics, doubts, past, since, notes)
     desired = observation.desired or 0
-    state = _disturb(state, observation, desired, notes)
-    state = _settle(spec, state, observation, metrics, notes)
+    if state.rescale is None:
+        state = _disturb(state, observation, desired, notes, settled=False)
+        state = _settle(spec, state, observation, metrics, notes)
+    else:
+        state = _settle(spec, state, observation, metrics, notes)
+        # What has just settled may have lost a replica since it was ready. Its own restart is over.
+        state = _disturb(state, observation, desired, notes, settled=True)
     rescale = state.rescale
     current = rescale.to if rescale is not None and not rescale.confirmed else desired
-    learned = _learn(spec, state, observation, metrics, doubts)
+    learned = _learn(spec, state, past, metrics, doubts)
     view = View(
         at,
         current,
@@ -110,7 +115,8 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     if wanted != current:
         if rescale is not None:
             notes.append((Reason.SUPERSEDED, f"{rescale.before} to {rescale.to} gives way to {wanted}"))
-        rescale = begin(current, wanted, at, Cause.REQUEST)
+        # From the size that is shown: a request before this one may not have arrived yet.
+        rescale = begin(desired, wanted, at, Cause.REQUEST)
         events = (*events, ScaleEvent(at, wanted - current))
     decision = Decision(
         spec.name,
@@ -253,29 +259,28 @@ def _since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
     return state.since if seen else at
 
 
-def _disturb(state: ClusterState, observation: Observation, desired: int, notes: list[Note]) -> ClusterState:
+def _disturb(
+    state: ClusterState, observation: Observation, desired: int, notes: list[Note], *, settled: bool
+) -> ClusterState:
     """Begin to follow what nobody of us requested: another size, replicas gone, the job restarting."""
-    before = state.past[-1].engine if state.past else None
     if state.missed is not None and not _still_missed(state.missed, observation, desired):
         state = replace(state, missed=None)
     if state.rescale is not None:
         return state
-    if state.desired is not None and state.desired != desired:
-        notes.append((Reason.SUPERSEDED, f"the size was changed from outside: {state.desired} to {desired}"))
-        found: Rescale | None = begin(state.desired, desired, observation.at, Cause.EXTERNAL)
-    elif state.missed is not None or state.desired is None:
+    before = state.desired
+    if before is not None and before != desired and not settled:
+        notes.append((Reason.SUPERSEDED, f"the size was changed from outside: {before} to {desired}"))
+        return replace(state, rescale=begin(before, desired, observation.at, Cause.EXTERNAL))
+    if state.missed is not None or before is None:
         # What was given up is not waited for again; and at first sight nothing is known to have been lost.
-        found = None
-    else:
-        found = disturbed(observation, desired, before.restarts if before else None)
-        if found is not None:
-            what = (
-                f"{desired - found.before} of {desired} replicas are gone"
-                if found.before < desired
-                else "the job restarts"
-            )
-            notes.append((Reason.SETTLING, what))
-    return state if found is None else replace(state, rescale=found)
+        return state
+    engine = state.past[-1].engine if state.past and not settled else None
+    found = disturbed(observation, desired, engine.restarts if engine else None)
+    if found is None:
+        return state
+    gone = desired - found.before
+    notes.append((Reason.SETTLING, f"{gone} of {desired} replicas are gone" if gone else "the job restarts"))
+    return replace(state, rescale=found)
 
 
 def _still_missed(missed: Rescale, observation: Observation, desired: int) -> bool:
@@ -320,17 +325,15 @@ def _is_running(rescale: Rescale) -> bool:
 def _learn(
     spec: ClusterSpec,
     state: ClusterState,
-    observation: Observation,
+    past: tuple[Observation, ...],
     metrics: Mapping[str, Reading],
     doubts: Mapping[str, str],
 ) -> Learned:
     """Take the throughput as capacity when the job is saturated, whole and warm; never from a transient."""
+    observation = past[-1]
     names = spec.capacity
     throughput = metrics.get(names.throughput)
-    saturation = metrics.get(names.saturation)
-    if throughput is None or saturation is None or "engine" in doubts:
-        return state.learned
-    if isinstance(throughput.value, tuple) or isinstance(saturation.value, tuple):
+    if throughput is None or isinstance(throughput.value, tuple) or "engine" in doubts:
         return state.learned
     size = observation.desired
     if size is None or size != observation.ready or _unsettled(observation.engine):
@@ -339,7 +342,26 @@ def _learn(
         return state.learned
     if state.warm_from is not None and observation.at - state.warm_from < names.warmup:
         return state.learned
-    return learn_rate(state.learned, spec, size, throughput.value, saturation.value, observation.at)
+    if not _sustained(spec, past):
+        return state.learned
+    return learn_rate(state.learned, spec, size, throughput.value, observation.at)
+
+
+def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
+    """Whether every observation of the last `sustained` showed the job saturated.
+
+    A throughput averaged over the moment when the load rose is less than the job can do.
+    """
+    begin = past[-1].at - spec.capacity.sustained
+    for observation in reversed(past):
+        saturation = observation.metrics.get(spec.capacity.saturation)
+        if saturation is None or isinstance(saturation.value, tuple):
+            return False
+        if saturation.value < spec.capacity.saturated_at:
+            return False
+        if observation.at <= begin:
+            return True
+    return False
 
 
 def _distrust(

@@ -73,15 +73,14 @@ def test_a_larger_size_never_has_less_capacity(table: dict[int, float], partitio
         assert larger >= smaller * (1 - 1e-9)
 
 
-def test_only_saturated_throughput_is_capacity() -> None:
-    assert learn_rate(Learned(), spec(), 2, 100, 0.94, T0) == Learned()
-    assert learn_rate(Learned(), spec(), 2, 0, 1.0, T0) == Learned()
-    assert learn_rate(Learned(), spec(), 0, 100, 1.0, T0) == Learned()
-    assert learn_rate(Learned(), spec(), 2, 100, 0.95, T0).capacity == {2: SizeCapacity(100, T0, 1)}
+def test_nothing_is_learned_from_nothing() -> None:
+    assert learn_rate(Learned(), spec(), 2, 0, T0) == Learned()
+    assert learn_rate(Learned(), spec(), 0, 100, T0) == Learned()
+    assert learn_rate(Learned(), spec(), 2, 100, T0).capacity == {2: SizeCapacity(100, T0, 1)}
 
 
 def test_samples_are_averaged_with_memory() -> None:
-    learned = learn_rate(known(n2=100, n3=150), spec(), 2, 110, 1.0, at(60))
+    learned = learn_rate(known(n2=100, n3=150), spec(), 2, 110, at(60))
     assert learned.capacity == {2: SizeCapacity(103, at(60), 2), 3: SizeCapacity(150, T0, 1)}
 
 

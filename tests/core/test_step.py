@@ -243,7 +243,9 @@ def test_a_clock_that_goes_back_lowers_nothing_and_keeps_every_age() -> None:
 
 
 def test_rebase_moves_every_time_there_is() -> None:
-    s = spec(Fixed(5), capacity=CapacitySpec(warmup=seconds(0)), metrics=("throughput", "saturation"))
+    s = spec(
+        Fixed(5), capacity=CapacitySpec(warmup=seconds(0), sustained=seconds(0)), metrics=("throughput", "saturation")
+    )
     full = {"throughput": 10.0, "saturation": 1.0}
     state, _ = decide(s, seen(0, 2, metrics=full), seen(15, 5, ready=2, metrics=full))
     state = replace(state, missed=state.rescale, ended=at(1), warm_from=at(2))
@@ -275,8 +277,19 @@ def test_rebase_moves_every_time_there_is() -> None:
     ],
 )
 def test_capacity_is_learned_only_when_saturated_whole_and_known(observation: Observation, learns: bool) -> None:
-    state, _ = decide(spec(Fixed(2)), observation)
+    state, _ = decide(spec(Fixed(2), capacity=CapacitySpec(sustained=seconds(0))), observation)
     assert bool(state.learned.capacity) is learns
+
+
+def test_capacity_is_learned_only_when_the_job_has_been_saturated_for_a_while() -> None:
+    def tick(second: float, saturation: float) -> Observation:
+        return seen(second, 2, metrics={"throughput": 90.0, "saturation": saturation})
+
+    s = spec(Fixed(2), capacity=CapacitySpec(sustained=seconds(30)))
+    rising = [tick(0, 0.5), tick(15, 1.0), tick(30, 1.0)]
+    assert decide(s, *rising)[0].learned.capacity == {}
+    assert decide(s, *rising[1:])[0].learned.capacity == {}
+    assert decide(s, *rising, tick(45, 1.0))[0].learned.capacity[2].rate == 90
 
 
 def test_capacity_is_not_learned_from_a_transient_nor_before_it_has_warmed_up() -> None:
@@ -285,7 +298,7 @@ def test_capacity_is_not_learned_from_a_transient_nor_before_it_has_warmed_up() 
         Fixed(3),
         metrics=("lag", "throughput", "saturation"),
         engine=True,
-        capacity=CapacitySpec(warmup=seconds(30)),
+        capacity=CapacitySpec(warmup=seconds(30), sustained=seconds(0)),
     )
     two, three = running(2), running(3)
     coming = [
@@ -339,9 +352,10 @@ def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], says: st
         spec(**changes)
 
 
-def test_capacity_spec_refuses_a_negative_warmup() -> None:
-    with pytest.raises(ValueError, match="warmup"):
-        CapacitySpec(warmup=seconds(-1))
+@pytest.mark.parametrize("name", ["sustained", "warmup"])
+def test_capacity_spec_refuses_negative_spans(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        CapacitySpec(**{name: seconds(-1)})  # type: ignore[arg-type]
 
 
 def test_there_are_at_most_24_reasons() -> None:

@@ -1,0 +1,225 @@
+"""Explanations word for word: they are what somebody reads at night."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from textwrap import dedent
+
+from autoscaler.core.explain import explain, readings
+from autoscaler.core.model import (
+    Behaviour,
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    EngineStatus,
+    JobState,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Proposal,
+    Rate,
+    RateKind,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+)
+from autoscaler.core.step import call_failed, step
+
+NOW = datetime(2026, 1, 31, 3, 12, 45, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+
+
+class Says:
+    """A policy that says what it is told to."""
+
+    def __init__(self, replicas: int | None, reason: Reason, detail: str = "", **inputs: float) -> None:
+        self.answer = Recommendation(replicas, reason, inputs, detail)
+
+    def evaluate(self, view: View) -> Recommendation:
+        del view
+        return self.answer
+
+
+def spec(*policies: Says, up: Behaviour | None = None, down: Behaviour | None = None) -> ClusterSpec:
+    names = ("drain", "cpu", "rules")
+    return ClusterSpec(
+        "orders",
+        Limits(1, 10),
+        tuple(NamedPolicy(name, policy) for name, policy in zip(names, policies, strict=False)),
+        up=up or Behaviour(),
+        down=down or Behaviour(window=timedelta(minutes=5)),
+        metrics=("lag", "arrivals"),
+        engine=True,
+    )
+
+
+def observation(at: datetime = NOW, desired: int = 3, ready: int = 3) -> Observation:
+    engine = EngineStatus(
+        JobState.RUNNING,
+        slots=ready,
+        parallelism=ready,
+        partitions=12,
+        running_since=at - timedelta(hours=5, minutes=12),
+        last_checkpoint=at - 4 * SECOND,
+        restarts=1,
+    )
+    metrics = {"lag": Reading(12345.6, at - 2 * SECOND), "arrivals": Reading(181.25, at)}
+    return Observation(at, desired, ready, metrics, {}, engine)
+
+
+def told(a_spec: ClusterSpec, seen: Observation, state: ClusterState | None = None) -> str:
+    after, decision = step(a_spec, state or ClusterState(), seen)
+    return explain(after.past[-1], decision)
+
+
+def text(block: str) -> str:
+    return dedent(block).strip()
+
+
+def test_a_rescale_as_the_policies_asked() -> None:
+    drain = Says(6, Reason.ABOVE, "181/s and 12346 waiting need 6", lag=12345.6)
+    cpu = Says(4, Reason.ABOVE, cpu=0.8123)
+    rules = Says(None, Reason.ABSTAINED)
+    assert told(spec(drain, cpu, rules), observation()) == text(
+        """
+        2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 6, as the policies asked.
+
+        What was read:
+          - The target has 3 replicas, all of them up.
+          - The job is running for 5 h 12 min: 3 slots registered, 3 in use, 12 partitions, 1 restart so far, last checkpoint or batch 4 s ago.
+          - lag was 12346, 2 s ago.
+          - arrivals was 181.2, just now.
+
+        What the policies asked for:
+          - drain asked for 6: 181/s and 12346 waiting need 6.
+          - cpu asked for 4 (above; cpu 0.8123).
+          - rules has nothing to say (abstained).
+          - The greatest of these counts: 6.
+
+        What the guards made of it:
+          - No objection from freshness, settling, tolerance, the stabilization window, the rate limit, the cooldown, the cap of what the job can use, the useful sizes and the bounds.
+        """  # noqa: E501 - a golden text
+    )
+
+
+def test_a_rescale_that_the_guards_cut_short() -> None:
+    up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, timedelta(minutes=1)),))
+    explained = told(spec(Says(9, Reason.ABOVE, "the backlog is an hour"), up=up), observation())
+    assert explained.startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 6, not to 9 as the policies asked, "
+        "because of the useful sizes: "
+    )
+    assert "  - The rate limit made 5 of 9: max of 2 replicas in 60 s allows 5.\n" in explained
+    assert "  - The useful sizes made 6 of 5: " in explained
+
+
+def test_why_it_was_not_scaled_down_yet() -> None:
+    a_spec = spec(Says(2, Reason.BELOW, "2 would do"))
+    state = ClusterState(
+        at=NOW - 15 * SECOND,
+        desired=3,
+        since=NOW - timedelta(hours=1),
+        proposals=(Proposal(NOW - timedelta(minutes=2), 3),),
+    )
+    explained = told(a_spec, observation(), state)
+    assert explained.startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders stays at 3, although the policies asked for fewer (2), because of "
+        "the stabilization window: 3 was needed within 300 s."
+    )
+    assert "  - The stabilization window made 3 of 2: 3 was needed within 300 s.\n" in explained
+    fresh = told(a_spec, observation())
+    assert "the stabilization window, which has not been seen in full yet: watched for 0 s of 300 s." in fresh
+
+
+def test_why_nothing_changes_when_all_is_well() -> None:
+    explained = told(spec(Says(3, Reason.STEADY, "3 fit")), observation())
+    assert explained.startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders stays at 3, because what there is fits the load."
+    )
+
+
+def test_missing_and_stale_input_is_told_with_its_reason() -> None:
+    a_spec = spec(Says(1, Reason.BELOW, "1 would do"), Says(None, Reason.FAILED, "raised ZeroDivisionError: x"))
+    seen = Observation(
+        NOW,
+        3,
+        1,
+        {"lag": Reading(1.0, NOW - timedelta(minutes=10))},
+        {"arrivals": "prometheus: no sample", "engine": "refused"},
+    )
+    explained = told(a_spec, seen)
+    assert (
+        "stays at 3, although the policies asked for fewer (1), because of freshness (nothing is lowered" in explained
+    )
+    assert "  - The target was told to have 3 replicas; 1 is up.\n" in explained
+    assert "  - The engine could not be asked: refused.\n" in explained
+    assert "  - arrivals could not be read: prometheus: no sample.\n" in explained
+    assert "  - lag could not be read: stale: 600 s old, 60 s allowed.\n" in explained
+    assert "  - cpu failed: raised ZeroDivisionError: x.\n" in explained
+
+
+def test_an_unknown_target_is_left_alone() -> None:
+    seen = Observation(NOW, None, None, {}, {"target": "no route to the host"})
+    explained = told(spec(Says(9, Reason.ABOVE)), seen, ClusterState(at=NOW - 15 * SECOND, desired=4))
+    assert explained.startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders is left alone, because the size of its target is not known; "
+        "last seen: 4."
+    )
+    assert "  - The target could not be asked: no route to the host.\n" in explained
+
+
+def test_what_happened_to_a_rescale_is_told() -> None:
+    a_spec = spec(Says(6, Reason.ABOVE))
+    state, _ = step(a_spec, ClusterState(), observation())
+    waiting = told(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=3), state)
+    assert "3 to 6 is on its way, not yet ready" in waiting or "No objection" in waiting
+    done = told(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=6), state)
+    assert "What happened meanwhile:\n  - The rescale from 3 to 6 is ready after 15 s.\n" in done
+    failed = told(a_spec, observation(NOW + 15 * SECOND), call_failed(state, "the target said 503"))
+    assert "  - 3 to 6 was not accepted: the target said 503." in failed
+
+
+def test_a_dry_run_is_marked() -> None:
+    seen = observation()
+    _, decision = step(spec(Says(6, Reason.ABOVE)), ClusterState(), seen)
+    assert explain(seen, decision, dry_run=True).startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders would be scaled up from 3 to 6, as the policies asked. "
+        "This is a dry run: the target was not called."
+    )
+
+
+def test_a_decision_with_nothing_in_it_can_be_told() -> None:
+    decision = Decision("orders", NOW, 0, 0, 0, Reason.ABSTAINED)
+    assert explain(Observation(NOW, 0, None), decision) == text(
+        """
+        2026-01-31 03:12:45 UTC: cluster orders stays at 0, because no policy asked for anything.
+
+        What was read:
+          - The target was told to have 0 replicas; how many are up it does not say.
+          - No metric is configured.
+
+        What the policies asked for:
+          - No policy is configured.
+
+        What the guards made of it:
+          - No guard was asked.
+        """
+    )
+
+
+def test_readings_are_told_one_by_one() -> None:
+    metrics = {
+        "cpu": Reading((0.25, 0.5), NOW - timedelta(days=3, hours=4)),
+        "odd": Reading(math.nan, NOW + 90 * SECOND),
+        "small": Reading(0.000123456, NOW - timedelta(minutes=3, seconds=20)),
+    }
+    seen = Observation(NOW, 1, 1, metrics, engine=EngineStatus(JobState.UNKNOWN, max_parallelism=128))
+    assert readings(seen) == [
+        ("target", "The target has 1 replica, all of them up."),
+        ("engine", "The job is in an unknown state: at most 128 usable."),
+        ("cpu", "0.25, 0.5 (one per replica), 3 d 4 h ago"),
+        ("odd", "nan, 1 min 30 s in the future"),
+        ("small", "0.0001235, 3 min 20 s ago"),
+    ]
