@@ -1,1 +1,63 @@
-"""A real Spark cluster under a changing load, scaled by the daemon, on this machine."""
+"""`autoscaler demo`: a real Spark cluster and a real streaming job on this machine, scaled by the real daemon."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from autoscaler.demo.load import DURATION
+
+SHORTEST = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the demo's options to a parser."""
+    parser.description = (
+        "Start a Spark standalone cluster and a streaming job on this machine, offer it a changing load, and let "
+        "the autoscaler scale its workers. Succeeds only if it scaled up, drained, scaled down, and every record "
+        "that was offered arrived exactly once."
+    )
+    parser.add_argument(
+        "--duration",
+        type=_seconds,
+        metavar="SECONDS",
+        help=f"length of the load, {SHORTEST:g} or more (default: {DURATION:g}, or that of the file)",
+    )
+    parser.add_argument(
+        "--load",
+        type=Path,
+        metavar="CSV",
+        help="a load of your own: lines t_seconds,value (records/s from then on)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="where the results go, new or empty (default: demo-output/<date and time>)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the logs and all working files as well")
+    parser.add_argument("--no-plot", action="store_true", help="draw no picture")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else, to stdout")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo.
+
+    Returns:
+        0 on success, 1 when it failed (the reason has been printed), 2 when the options make no sense, 130 when
+        it was interrupted.
+    """
+    from autoscaler.demo.play import play  # noqa: PLC0415 - the command line asks for the options without it
+
+    return play(options)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= SHORTEST):
+        raise argparse.ArgumentTypeError(f"expected {SHORTEST:g} seconds or more, not {text!r}")
+    return value

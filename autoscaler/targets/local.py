@@ -25,6 +25,7 @@ import secrets
 import shutil
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
@@ -598,6 +599,44 @@ class Pool:
         for old in ended[:-_KEPT_LOGS]:
             self._log_file(old).unlink(missing_ok=True)
             shutil.rmtree(self._directory / "work" / str(old), ignore_errors=True)
+
+
+def stop_workers(directory: Path, grace: float = 10.0) -> None:
+    """End every worker of a pool that no daemon uses any more, without draining; the size asked for becomes 0.
+
+    Args:
+        directory: the pool's.
+        grace: seconds a worker has to end after SIGTERM before it is killed.
+
+    Raises:
+        RefusedError: a daemon still uses the pool.
+    """
+    if not directory.is_dir():
+        return
+    with _locked(directory):
+        _write(directory / "desired.json", {"desired": 0})
+        paths = sorted((directory / "workers").glob("*.json"))
+        workers = [Worker(**json.loads(path.read_text())) for path in paths]
+        deadline = time.monotonic() + grace
+        number = signal.SIGTERM
+        while families := [(worker, left) for worker in workers if (left := processes.family(worker.token))]:
+            for worker, family in families:
+                for process in family:
+                    # Asked politely, a worker ends its own executors; there is no politeness after that.
+                    if number == signal.SIGKILL or process.pid == worker.pid:
+                        processes.send(process.pid, process.start, worker.token, number)
+            time.sleep(0.1)
+            if time.monotonic() > deadline or not any(processes.look(worker.pid or 0) for worker in workers):
+                number = signal.SIGKILL
+        for path in paths:
+            path.unlink()
+
+
+def ask(directory: Path, replicas: int) -> None:
+    """Ask for a size while no daemon uses the pool: the next one begins with it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory):
+        _write(directory / "desired.json", {"desired": replicas})
 
 
 @contextmanager

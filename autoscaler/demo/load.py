@@ -1,0 +1,142 @@
+"""The load: how many records per second are offered, and how many have been offered until when.
+
+A load is a staircase of rates over the seconds since it began. How many records there are at a time is its
+integral: a pure function of time, so that everybody who knows when it began counts the same records.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+DURATION = 240.0
+"""Length of the demo's own load, in seconds."""
+
+CALM, SURGE = 10.0, 52.0
+"""Its rates, in records per second."""
+
+# When the surge begins and ends, as shares of the duration.
+_RISE, _FALL = 0.19, 0.60
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A staircase of offered rates.
+
+    Attributes:
+        steps: seconds since the beginning and the rate from then on in records/s; the first at 0.
+        duration: after so many seconds nothing is offered any more.
+    """
+
+    steps: tuple[tuple[float, float], ...]
+    duration: float
+
+    def __post_init__(self) -> None:
+        if not self.steps or self.steps[0][0] != 0:
+            raise ValueError("a load begins at 0 seconds")
+        if any(after[0] <= before[0] for before, after in pairwise(self.steps)):
+            raise ValueError("the times of a load must increase")
+        if not all(math.isfinite(rate) and rate >= 0 for _, rate in self.steps):
+            raise ValueError("the rates of a load must be 0 or more")
+        if not (math.isfinite(self.duration) and self.duration > self.steps[-1][0]):
+            raise ValueError(f"the load must last longer than its last step at {self.steps[-1][0]:g} s")
+
+    def rate(self, seconds: float) -> float:
+        """Records per second offered at this time."""
+        if not 0 <= seconds < self.duration:
+            return 0.0
+        return self.steps[bisect_right(self.steps, (seconds, math.inf)) - 1][1]
+
+    def offered(self, seconds: float) -> int:
+        """Records offered from the beginning until this time."""
+        seconds = min(max(seconds, 0.0), self.duration)
+        total = 0.0
+        for (begin, rate), (end, _) in pairwise((*self.steps, (self.duration, 0.0))):
+            total += rate * max(0.0, min(seconds, end) - begin)
+        return math.floor(total + 1e-9)
+
+    @property
+    def rise(self) -> float | None:
+        """When the rate first rises above what it began with; None if it never does."""
+        return next((at for at, rate in self.steps if rate > self.steps[0][1]), None)
+
+    @property
+    def fall(self) -> float | None:
+        """When the rate, once risen, falls for the last time; None if it never does."""
+        falls = [after[0] for before, after in pairwise(self.steps) if after[1] < before[1]]
+        rise = self.rise
+        return falls[-1] if rise is not None and falls and falls[-1] > rise else None
+
+
+def surge(duration: float = DURATION) -> Load:
+    """The demo's own load: calm, a surge to what needs three workers, calm."""
+    return Load(((0.0, CALM), (_RISE * duration, SURGE), (_FALL * duration, CALM)), duration)
+
+
+def read_load(path: Path, duration: float | None = None) -> Load:
+    """Read a load from a CSV file with the columns `t_seconds,value` (records/s from then on).
+
+    Args:
+        path: the file; a header line is optional.
+        duration: how long the load lasts, stretching or shortening its times to fit; without it, the last
+            value holds for as long as the step before it.
+
+    Raises:
+        ValueError: what is wrong with the file, and in which line.
+        OSError: it cannot be read.
+    """
+    steps: list[tuple[float, float]] = []
+    with path.open(newline="") as file:
+        for number, row in enumerate(csv.reader(file), start=1):
+            if not row or (number == 1 and row[0].strip() == "t_seconds"):
+                continue
+            try:
+                at, rate = (float(field) for field in row)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: expected t_seconds,value, not {','.join(row)!r}") from error
+            steps.append((at, rate))
+    if not steps:
+        raise ValueError(f"{path}: there is no load in it; expected lines t_seconds,value")
+    last = steps[-1][0]
+    length = last + (last - steps[-2][0] if len(steps) > 1 else DURATION)
+    try:
+        load = Load(tuple(steps), length)
+        return load if duration is None else stretch(load, duration)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def stretch(load: Load, duration: float) -> Load:
+    """The same load over another duration; the rates stay."""
+    factor = duration / load.duration
+    return Load(tuple((at * factor, rate) for at, rate in load.steps), duration)
+
+
+def split(total: int, partitions: int) -> list[int]:
+    """Deal the first `total` records round to the partitions; how many each has got."""
+    return [(total + partitions - 1 - number) // partitions for number in range(partitions)]
+
+
+def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
+    """Positions up to which a batch reads: at most `most` records, of each partition its share of what waits.
+
+    Args:
+        start: where each partition was read up to.
+        head: where each partition ends.
+        most: how many records a batch may have, 1 or more.
+    """
+    waiting = [end - begin for begin, end in zip(start, head, strict=True)]
+    total = sum(waiting)
+    if total <= most:
+        return list(head)
+    shares = [count * most // total for count in waiting]
+    # Rounding down leaves fewer than one record per partition over: those that wait longest get them.
+    left = most - sum(shares)
+    for number in sorted(range(len(waiting)), key=lambda number: shares[number] - waiting[number])[:left]:
+        shares[number] += 1
+    return [begin + share for begin, share in zip(start, shares, strict=True)]

@@ -1,0 +1,394 @@
+"""The demo from beginning to end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import shutil
+import signal
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from autoscaler.demo.app import Settings
+from autoscaler.demo.config import Addresses, Pool, configuration
+from autoscaler.demo.load import Load, read_load, split, stretch, surge
+from autoscaler.demo.result import Rescale, Run, Sample, summary
+from autoscaler.demo.show import Moment, Show, show
+from autoscaler.demo.sink import account, read_sink
+from autoscaler.demo.stage import DemoError, Stage, free_port, spark_environment
+from autoscaler.java import find_java
+from autoscaler.ports import AutoscalerError
+from autoscaler.targets.local import ask, spark_home
+
+APP = "autoscaler-demo"
+PARTITIONS = 6  # useful sizes are 1, 2, 3 and 6 workers; more tasks would cost this small machine more than they give
+COST = 0.04  # seconds of waiting per record: 25 records/s per worker at best
+MOST = 210  # records per batch: about 3 s of three workers
+EXECUTOR_MEMORY = "640m"
+WORKER_MEMORY = "1g"
+WORKER_TIMEOUT = 60
+START_TIMEOUT = 240.0
+END_TIMEOUT = 180.0
+LOOK_EVERY = 1.0
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def play(options: argparse.Namespace) -> int:
+    """Run the demo with these options and return its exit code."""
+    console = Console(stderr=bool(options.json), highlight=False)
+    try:
+        load = _load(options)
+        output = _output(options.output)
+    except (ValueError, OSError) as error:
+        console.print(f"autoscaler demo: {error}", markup=False, soft_wrap=True)
+        return USAGE
+    try:
+        with _interruptible():
+            result = _Demo(console, load, output, options).run()
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing is left running", markup=False)
+        return INTERRUPTED
+    except AutoscalerError as error:
+        console.print(f"autoscaler demo failed: {error}", markup=False, soft_wrap=True)
+        return FAILED
+    if options.json:
+        print(json.dumps(result, indent=2))  # noqa: T201 - what --json asks for
+    return OK if result["ok"] else FAILED
+
+
+def _load(options: argparse.Namespace) -> Load:
+    if options.load is not None:
+        return read_load(options.load, options.duration)
+    load = surge()
+    return load if options.duration is None else stretch(load, options.duration)
+
+
+def _output(asked: Path | None) -> Path:
+    output = asked if asked is not None else Path("demo-output") / time.strftime("%Y-%m-%d-%H%M%S")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} exists and is not an empty directory; name another")
+    output.mkdir(parents=True, exist_ok=True)
+    return output.resolve()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the demo like Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Nothing interrupts the cleaning up, which takes seconds; a second Ctrl-C would leave processes behind."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class _Seen:
+    """What has been seen so far."""
+
+    samples: list[Sample] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    desired: int | None = None
+    rescaling: bool = False
+
+
+class _Demo:
+    def __init__(self, console: Console, load: Load, output: Path, options: argparse.Namespace) -> None:
+        self._console = console
+        self._load = load
+        self._output = output
+        self._options = options
+        self._work = output / "work"
+        self._pool = Pool(self._work / "workers", WORKER_MEMORY, WORKER_TIMEOUT, 1 / COST)
+        self._stage = Stage(output / "logs", self._pool.directory)
+        self._addresses = Addresses(*(free_port() for _ in range(5)))
+        self._start = 0.0
+        self._seen = _Seen()
+
+    def run(self) -> dict[str, Any]:
+        """Play it all; the result is also written to the output directory."""
+        try:
+            played = self._play()
+        finally:
+            with _undisturbed():
+                self._stage.clear()
+        result = summary(played)
+        (self._output / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+        if not self._options.no_plot:
+            self._draw(played)
+        self._sum_up(result)
+        if not self._options.keep:
+            shutil.rmtree(self._work, ignore_errors=True)
+            if result["ok"]:
+                shutil.rmtree(self._stage.logs, ignore_errors=True)
+        return result
+
+    # ---- the acts
+
+    def _play(self) -> Run:
+        self._prepare()
+        with show(self._console) as shown:
+            self._wait_until(
+                (self._work / "ready").exists, START_TIMEOUT, shown, "starting", "the job to run on a worker"
+            )
+            self._wait_until(self._daemon_sees, 60.0, shown, "starting", "the daemon to see the job")
+            # A whole second ahead: nobody reads the clock's file later than the load begins.
+            self._start = time.time() + 1.0
+            self._write_clock()
+            while self._now() < self._load.duration:
+                self._look(shown, self._phase())
+            drained = self._ending(shown)
+        rescales = self._rescales()
+        failed_tasks = self._failed_tasks()
+        workers = len(list((self._pool.directory / "workers").glob("*.json")))
+        # In this order: a daemon that saw the job go would have something to say about it.
+        self._stage.stop("daemon", 20.0)
+        self._stage.stop("job", 60.0)
+        arrivals = read_sink(self._work / "sink")
+        heads = split(self._load.offered(self._load.duration), PARTITIONS)
+        return Run(
+            load=self._load,
+            start=self._start,
+            arrivals=arrivals,
+            account=account(heads, ((arrival.partition, arrival.offset) for arrival in arrivals)),
+            samples=self._seen.samples,
+            rescales=rescales,
+            drained=drained,
+            workers=workers,
+            failed_tasks=failed_tasks,
+        )
+
+    def _prepare(self) -> None:
+        """Write the configuration and start everything."""
+        for package in ("pyspark", "pyarrow", *(() if self._options.no_plot else ("matplotlib",))):
+            if importlib.util.find_spec(package) is None:
+                raise DemoError(f"the package {package} is not installed; say pip install 'reactive-autoscaler[demo]'")
+        home = spark_home()
+        java = find_java(self._output / "work" / "java")
+        self._say(f"Java: {java}")
+        at, python = self._addresses, sys.executable
+        environment = spark_environment(home, java, python, WORKER_TIMEOUT)
+        file = self._output / "autoscaler.yaml"
+        state = self._work / "autoscaler"
+        file.write_text(configuration(APP, at, self._pool, state, self._load.duration))
+        self._say(f"configuration of the autoscaler: {file}")
+        self._say(f"logs: {self._stage.logs}")
+        # One worker is there before the load begins; from then on the daemon decides.
+        ask(self._pool.directory, 1)
+        spark_class = str(home / "bin" / "spark-class")
+        master = ["--host", "127.0.0.1", "--port", str(at.master), "--webui-port", str(at.master_ui)]
+        self._stage.start("master", [spark_class, "org.apache.spark.deploy.master.Master", *master], environment)
+        self._wait_until(
+            lambda: _get(f"http://127.0.0.1:{at.master_ui}/json/") is not None, 60.0, None, "", "the Spark Master"
+        )
+        self._stage.start("daemon", [python, "-m", "autoscaler", "run", str(file)], environment)
+        settings = Settings(
+            name=APP,
+            master=f"spark://127.0.0.1:{at.master}",
+            ui_port=at.driver_ui,
+            report_port=at.report,
+            clock=str(self._work / "clock.json"),
+            sink=str(self._work / "sink"),
+            checkpoint=str(self._work / "checkpoint"),
+            scratch=str(self._work / "scratch"),
+            ready=str(self._work / "ready"),
+            partitions=PARTITIONS,
+            most=MOST,
+            cost=COST,
+            executor_memory=EXECUTOR_MEMORY,
+            worker_timeout=WORKER_TIMEOUT,
+        )
+        settings.write(self._work / "job.json")
+        self._stage.start("job", [python, "-m", "autoscaler.demo.app", str(self._work / "job.json")], environment)
+
+    def _write_clock(self) -> None:
+        from autoscaler.demo.source import start_clock  # noqa: PLC0415 - it needs pyspark
+
+        start_clock(self._work / "clock.json", self._load, self._start)
+
+    def _ending(self, shown: Show) -> bool:
+        """Let the job drain and the daemon finish what it does; whether all was read."""
+        deadline = time.monotonic() + END_TIMEOUT
+        drained = False
+        while time.monotonic() < deadline:
+            drained = self._lag() == 0
+            sizes = [sample.desired for sample in self._seen.samples if sample.desired is not None]
+            calm = not self._seen.rescaling and sizes and sizes[-1] < max(sizes)
+            if drained and (calm or max(sizes, default=1) == 1):
+                break
+            self._look(shown, "nothing is offered any more; waiting for the scale-down" if drained else "draining")
+        return drained
+
+    def _phase(self) -> str:
+        rise, fall, now = self._load.rise, self._load.fall, self._now()
+        if rise is None or now < rise:
+            return "calm"
+        return "surge" if fall is None or now < fall else "calm again"
+
+    # ---- looking
+
+    def _now(self) -> float:
+        return time.time() - self._start if self._start else 0.0
+
+    def _look(self, shown: Show | None, phase: str) -> None:
+        """Look once at everything, show it, and wait for the next time."""
+        began = time.monotonic()
+        self._stage.check()
+        cluster = _get(self._addresses.api) or {}
+        self._note(cluster)
+        if shown is not None:
+            now = self._now()
+            decision = cluster.get("decision") or {}
+            shown.tell(
+                Moment(
+                    at=now,
+                    of=self._load.duration,
+                    phase=phase,
+                    rate=self._load.rate(now) if self._start else 0.0,
+                    lag=self._lag() if self._start else 0,
+                    desired=cluster.get("current"),
+                    ready=cluster.get("ready"),
+                    thought=_thought(cluster, decision),
+                    events=tuple(self._seen.events),
+                )
+            )
+        time.sleep(max(0.1, LOOK_EVERY - (time.monotonic() - began)))
+
+    def _note(self, cluster: dict[str, Any]) -> None:
+        desired, ready = cluster.get("current"), cluster.get("ready")
+        rescale = cluster.get("rescale")
+        self._seen.rescaling = rescale is not None
+        if not self._start:
+            return
+        self._seen.samples.append(Sample(self._now(), desired, ready))
+        if rescale is not None and rescale["to"] != self._seen.desired:
+            self._seen.events.append(f"{self._now():.0f} s: {rescale['before']} -> {rescale['to']} workers")
+            self._seen.desired = rescale["to"]
+
+    def _lag(self) -> int | None:
+        """Records offered and not yet in a committed batch, by the job's own report."""
+        report = _get(f"http://127.0.0.1:{self._addresses.report}/v1/progress")
+        if report is None or not report["queries"]:
+            return None
+        progress = report["queries"][-1]["progress"]
+        done = (progress[-1]["sources"][0]["end"] or 0) if progress else 0
+        return max(0, self._load.offered(self._now()) - done)
+
+    def _daemon_sees(self) -> bool:
+        """Whether the daemon sees a worker up and the job."""
+        cluster = _get(self._addresses.api) or {}
+        observation = cluster.get("observation") or {}
+        engine = observation.get("engine") or {}
+        return cluster.get("ready") == 1 and engine.get("job") == "running"
+
+    def _rescales(self) -> list[Rescale]:
+        """What the daemon asked for since the load began, by its own log."""
+        answer = _get(self._addresses.api + "/decisions?limit=2000", seconds=10.0)
+        if answer is None:
+            raise DemoError(self._stage.told("daemon", "the daemon does not tell its decisions"))
+        found: list[Rescale] = []
+        for told in reversed(answer["decisions"]):
+            decision = told["decision"]
+            at = datetime.fromisoformat(decision["at"]).timestamp() - self._start
+            if decision["desired"] != decision["current"] and at >= 0:
+                found.append(Rescale(at, decision["current"], decision["desired"], decision["reason"]))
+        return found
+
+    def _failed_tasks(self) -> int | None:
+        base = f"http://127.0.0.1:{self._addresses.driver_ui}/api/v1/applications"
+        applications = _get(base, seconds=5.0)
+        executors = _get(f"{base}/{applications[0]['id']}/allexecutors", seconds=5.0) if applications else None
+        return None if executors is None else sum(int(executor["failedTasks"]) for executor in executors)
+
+    def _wait_until(self, done: Callable[[], bool], seconds: float, shown: Show | None, phase: str, what: str) -> None:
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                raise DemoError(f"waited {seconds:g} s for {what}, in vain; see the logs in {self._stage.logs}")
+            self._look(shown, phase)
+
+    # ---- the end
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def _draw(self, played: Run) -> None:
+        from autoscaler.demo.plot import draw  # noqa: PLC0415 - it needs matplotlib
+
+        draw(played, self._output / "plot.png")
+
+    def _sum_up(self, result: dict[str, Any]) -> None:
+        def seconds(name: str) -> str:
+            return "-" if result[name] is None else f"{result[name]:.0f} s"
+
+        say = self._say
+        say("")
+        for each in result["rescales"]:
+            say(f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers")
+        say(f"  first scale-up requested {seconds('first_scale_up_after_s')} after the load rose")
+        say(
+            f"  lag at most {result['peak_lag']} records, back under 5 s of load "
+            f"{seconds('lag_back_after_s')} after the last new worker's first task"
+        )
+        say(
+            f"  {result['offered']} records offered, {result['processed']} processed, {result['lost']} lost, "
+            f"{result['duplicated']} duplicated; failed tasks: {result['failed_tasks']}"
+        )
+        say(f"  result: {self._output / 'result.json'}")
+        if not self._options.no_plot:
+            say(f"  picture: {self._output / 'plot.png'}")
+        if result["ok"]:
+            say("success: it scaled up, drained, scaled down, and each record arrived exactly once")
+        for reason in result["reasons"]:
+            say(f"failed: {reason}")
+        if result["reasons"]:
+            say(f"the logs are in {self._stage.logs}")
+
+
+def _thought(cluster: dict[str, Any], decision: dict[str, Any]) -> str:
+    """The daemon's last decision in a sentence."""
+    if not decision:
+        return cluster.get("problem") or "(the daemon has not decided anything yet)"
+    rescale = cluster.get("rescale")
+    told = [each["detail"] for each in decision["recommendations"] if each["detail"]]
+    parts = [told[0] if told else decision["reason"]]
+    if rescale is not None:
+        parts.insert(0, f"{rescale['before']} -> {rescale['to']} under way ({rescale['phase']})")
+    elif missing := cluster.get("missing"):
+        parts.insert(0, f"cannot read {', '.join(missing)}")
+    return "; ".join(parts)
+
+
+def _get(url: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of any shape
+    """The JSON at an address, or None while nobody (or nothing usable) answers there."""
+    try:
+        with urllib.request.urlopen(url, timeout=seconds) as answer:  # noqa: S310 - loopback addresses of our own
+            return json.load(answer)
+    except (urllib.error.URLError, OSError, ValueError):
+        return None

@@ -1,0 +1,174 @@
+"""What came of it: the numbers of a run, and whether it was a success. Pure functions of what was seen.
+
+Times are in seconds since the load began.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autoscaler.demo.load import Load
+from autoscaler.demo.sink import Account, Arrival
+
+BACKLOG = 5.0
+"""The lag is back when it is below this many seconds of the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was seen at one time.
+
+    Attributes:
+        at: seconds since the load began.
+        desired: workers asked for; None when the daemon did not say.
+        ready: workers that were up; None likewise.
+    """
+
+    at: float
+    desired: int | None
+    ready: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """A change of size that the daemon asked for."""
+
+    at: float
+    before: int
+    to: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A whole run.
+
+    Attributes:
+        load: what was offered.
+        start: when the load began, seconds since 1970.
+        arrivals: the records at the sink, in the order in which they were processed.
+        account: offered against processed.
+        samples: the workers over time.
+        rescales: what the daemon asked for, in order.
+        drained: whether the job had read everything that was offered when it was stopped.
+        workers: workers that were there when the run ended.
+        failed_tasks: tasks that failed; None when the driver did not say.
+    """
+
+    load: Load
+    start: float
+    arrivals: Sequence[Arrival]
+    account: Account
+    samples: Sequence[Sample]
+    rescales: Sequence[Rescale]
+    drained: bool
+    workers: int
+    failed_tasks: int | None
+
+
+def lags(run: Run, every: float = 1.0) -> list[tuple[float, int]]:
+    """Records offered and not yet processed, once per `every` seconds."""
+    series: list[tuple[float, int]] = []
+    last = run.arrivals[-1].at - run.start if run.arrivals else 0.0
+    done = 0
+    for step in range(int(max(last, run.load.duration) / every) + 2):
+        at = step * every
+        while done < len(run.arrivals) and run.arrivals[done].at - run.start <= at:
+            done += 1
+        series.append((at, max(0, run.load.offered(at) - done)))
+    return series
+
+
+def throughput(run: Run, every: float = 5.0) -> list[tuple[float, float]]:
+    """Records processed per second, over spans of `every` seconds; the time is the middle of the span."""
+    counts = Counter(int((arrival.at - run.start) // every) for arrival in run.arrivals)
+    last = max([*counts, int(run.load.duration // every)])
+    return [((span + 0.5) * every, counts[span] / every) for span in range(last + 1)]
+
+
+def first_tasks(run: Run) -> dict[str, float]:
+    """When each worker processed its first record."""
+    first: dict[str, float] = {}
+    for arrival in run.arrivals:
+        first.setdefault(arrival.worker, arrival.at - run.start)
+    return first
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The result as it is written down."""
+    load = run.load
+    rise, fall = load.rise, load.fall
+    ups = [each for each in run.rescales if each.to > each.before]
+    downs = [each for each in run.rescales if each.to < each.before]
+    lag = lags(run)
+    peak_at, peak = max(lag, key=lambda pair: pair[1])
+    first_up = next((each.at for each in ups if rise is None or each.at >= rise), None)
+    began = min(first_tasks(run).values(), default=0.0)
+    came = [at for at in first_tasks(run).values() if first_up is not None and at > max(first_up, began)]
+    last_new = max(came, default=None)
+    enough = BACKLOG * max(rate for _, rate in load.steps)
+    back = None
+    if last_new is not None:
+        back = next((at for at, count in lag if at >= max(last_new, peak_at) and count < enough), None)
+    result = {
+        "offered": run.account.offered,
+        "processed": run.account.processed,
+        "lost": run.account.lost,
+        "duplicated": run.account.duplicated,
+        "strange": run.account.strange,
+        "failed_tasks": run.failed_tasks,
+        "scale_ups": len(ups),
+        "scale_downs": len(downs),
+        "most_workers": max((sample.ready or 0 for sample in run.samples), default=0),
+        "load_rises_at_s": rise,
+        "load_falls_at_s": fall,
+        "first_scale_up_after_s": None if first_up is None or rise is None else first_up - rise,
+        "last_new_worker_first_task_s": last_new,
+        "peak_lag": peak,
+        "peak_lag_at_s": peak_at,
+        "lag_back_after_s": None if back is None or last_new is None else back - last_new,
+        "drained_after_s": None if back is None or first_up is None else back - first_up,
+        "first_scale_down_after_s": None if not downs or fall is None else downs[0].at - fall,
+        "rescales": [asdict(each) for each in run.rescales],
+        "workers": [[sample.at, sample.desired, sample.ready] for sample in run.samples],
+        "reasons": problems(run),
+    }
+    result["ok"] = not result["reasons"]
+    return {key: _rounded(value) for key, value in result.items()}
+
+
+def problems(run: Run) -> list[str]:
+    """Why the run is no success; empty when it is one."""
+    found: list[str] = []
+    ups = [each for each in run.rescales if each.to > each.before]
+    downs = [each for each in run.rescales if each.to < each.before]
+    if not ups:
+        found.append("it did not scale up: the daemon never asked for more workers")
+    elif not any(at > ups[0].at for at in first_tasks(run).values()):
+        found.append("it did not scale up: no new worker processed a record")
+    if not run.drained:
+        found.append("it did not drain: records were still waiting when the job was stopped")
+    if not downs:
+        found.append("it did not scale down: the daemon never asked for fewer workers")
+    elif run.workers != downs[-1].to:
+        found.append(f"it did not scale down: {run.workers} workers are left of {downs[-1].to} asked for")
+    account = run.account
+    if not account.exact:
+        found.append(
+            f"the sink is not exact: {account.offered} offered, {account.processed} processed, {account.lost} lost, "
+            f"{account.duplicated} duplicated, {account.strange} that nobody offered"
+        )
+    return found
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
+    if isinstance(value, float):
+        return round(value, 1)
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return value
