@@ -1,0 +1,43 @@
+"""The target `local` keeps the contract of targets, with real Spark workers that find no Master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler.targets.local import Local
+from autoscaler.testing import LocalShared, TargetContract
+
+
+class TestLocal(TargetContract):
+    @pytest.fixture
+    async def plugin(self, tmp_path: Path) -> AsyncIterator[Local]:
+        plugin = Local(
+            directory=tmp_path,
+            master="spark://127.0.0.1:1",
+            memory="512m",
+            drain=timedelta(seconds=2),
+            grace=timedelta(seconds=2),
+        )
+        yield plugin
+        # Workers outlive the context, so the test has to end them.
+        async with LocalShared() as shared, plugin.connect(shared) as target, asyncio.timeout(60):
+            await target.scale(0)
+            while (await target.describe()).ready:  # noqa: ASYNC110 - processes give no event to wait for
+                await asyncio.sleep(0.1)
+
+    @pytest.fixture
+    def sizes(self) -> Sequence[int]:
+        return (1, 2, 0)
+
+    @pytest.fixture
+    def unreachable(self, tmp_path: Path) -> Local:
+        return Local(directory=tmp_path / "file" / "below", master="spark://127.0.0.1:1")
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()  # no pool can be made below it
