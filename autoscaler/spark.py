@@ -32,6 +32,7 @@ FORMAT = 1
 LARGEST_ANSWER = 16 * 1024 * 1024
 KEPT = 0.5
 ATTEMPTS = 2
+SHARE = 0.45  # of the time-out for one answer: what is asked of the driver is asked after the report
 PAUSE = 0.1
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -352,7 +353,7 @@ class SparkApi:
     def __init__(self, key: SparkKey, session: aiohttp.ClientSession) -> None:
         self.key = key
         self._session = session
-        self._timeout = key.timeout.total_seconds() * 0.95  # below the plug-in's own, so that ours tells more
+        self._timeout = key.timeout.total_seconds() * SHARE
         self._asked: dict[str, asyncio.Task[Fetched[Any]]] = {}
         self._ended: dict[str, float] = {}
 
@@ -392,8 +393,7 @@ class SparkApi:
         if self.key.master is None:
             return None
         url = f"{self.key.master}/environment/"
-        async with asyncio.timeout(self._timeout):
-            page = (await self._fetch(url)).decode(errors="replace")
+        page = (await self._fetch(url)).decode(errors="replace")
         if "Spark Properties" not in page:
             return None
         rows = re.findall(r"<td>(spark\.[^<]*)</td>\s*<td>([^<]*)</td>", page)
@@ -493,6 +493,22 @@ class SparkApi:
             raise AnswerError(f"{url} cannot be asked: {error}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
+
+
+def seconds(text: str | None, default: float) -> float | None:
+    """A duration of Spark (`3s`, `100ms`, `2min`; seconds without a unit); None when it cannot be read."""
+    if text is None:
+        return default
+    found = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", text.lower())
+    if not found:
+        return None
+    unit = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2] or "s"]
+    return int(found[1]) * unit
+
+
+def milliseconds(text: str | None, default: float) -> float | None:
+    """Like `seconds`, for settings whose bare number means milliseconds."""
+    return seconds(f"{text}ms" if text is not None and text.strip().isdecimal() else text, default)
 
 
 def find_application(master: Master, app: str, url: str | None) -> MasterApplication | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +21,8 @@ from autoscaler.spark import (
     Stage,
     find_application,
     find_run,
+    milliseconds,
+    seconds,
     shared_api,
     validate,
 )
@@ -46,7 +48,7 @@ class Spark:
         driver: address of the driver's web UI, such as http://driver:4040; default: what the report says.
         query: name of the streaming query; default: the only one.
         window: time over which the source averages; default 15s. The engine does not use it.
-        timeout: time within which each answer must come in full; default 3s.
+        timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
         master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """
@@ -80,7 +82,10 @@ class SparkEngine:
 
     async def describe(self) -> EngineStatus:
         """Say how the job is. Raises EdgeError when the driver or the Master cannot be asked."""
-        master = await self._api.master()
+        deadline = time.monotonic() + self._parameters.timeout.total_seconds() * 0.95
+        master, reported = await asyncio.gather(self._api.master(), self._api.report(), return_exceptions=True)
+        if isinstance(master, BaseException):
+            raise master
         app_id: str | None = None
         if master is not None:
             application = find_application(master, self._parameters.app, self._parameters.master)
@@ -89,21 +94,23 @@ class SparkEngine:
             if application.state != "RUNNING":
                 return EngineStatus(ENDED.get(application.state, JobState.STARTING))
             app_id = application.id
-        report = (await self._api.report()).value
+        if isinstance(reported, BaseException):
+            raise reported
+        report = reported.value
         if app_id is not None and report.application.id != app_id:
             raise AnswerError(
                 f"{self._parameters.report}: the report is of {report.application.id}, but the Master runs "
                 f"{self._parameters.app!r} as {app_id}; the driver was restarted and the old one still answers"
             )
         run = find_run(report, self._parameters.query)
-        executors = (await self._api.executors()).value
-        partitions = None if run is None else await self._partitions(run)
-        return status(report, run, executors, partitions)
+        executors, partitions = await asyncio.gather(self._api.executors(), self._partitions(run, deadline))
+        return status(report, run, executors.value, partitions)
 
     async def diagnose(self) -> Sequence[Finding]:
         """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
         report = (await self._api.report()).value
         run = find_run(report, self._parameters.query)
+        deadline = time.monotonic() + self._parameters.timeout.total_seconds()
         blind: list[str] = []
         master_settings: dict[str, str] | None = None
         try:
@@ -116,15 +123,17 @@ class SparkEngine:
                 run=run,
                 master=await self._api.master(),
                 executors=(await self._api.executors()).value,
-                partitions=None if run is None else await self._partitions(run),
+                partitions=await self._partitions(run, deadline),
                 master_settings=_declared(master_settings, self._parameters.master_conf),
                 worker_settings=_declared(None, self._parameters.worker_conf),
                 blind=tuple(blind),
             )
         )
 
-    async def _partitions(self, run: Run) -> int | None:
+    async def _partitions(self, run: Run | None, deadline: float) -> int | None:
         """Tasks of the widest stage of the query seen in the last minute, or None when none can be seen."""
+        if run is None:
+            return None
         now = time.monotonic()
         self._widest.forget(run.run, now)
         for stage in await self._api.active_stages():
@@ -132,8 +141,15 @@ class SparkEngine:
                 self._widest.note(stage.tasks, now)
         if self._widest.value is None and now - self._widest.searched > WIDEST_KEPT:
             self._widest.searched = now
-            for tasks in await self._last_stages(run):
-                self._widest.note(tasks, now)
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    for tasks in await self._last_stages(run):
+                        self._widest.note(tasks, now)
+            except (EdgeError, TimeoutError) as error:
+                log.info(
+                    "how many tasks a batch has is not known yet",
+                    extra={"app": self._parameters.app, "error": str(error) or "no time left"},
+                )
         return self._widest.value
 
     async def _last_stages(self, run: Run) -> list[int]:
@@ -152,7 +168,6 @@ class Widest:
     run: str = ""
     seen: dict[int, float] = field(default_factory=dict)
     searched: float = float("-inf")
-    last: int | None = None
 
     @property
     def value(self) -> int | None:
@@ -236,24 +251,8 @@ def _declared(seen: Mapping[str, str] | None, declared: Sequence[str]) -> dict[s
     return {**stated, **(seen or {})}
 
 
-def seconds(text: str | None, default: float) -> float | None:
-    """A duration of Spark (`3s`, `100ms`, `2min`; seconds without a unit); None when it cannot be read."""
-    if text is None:
-        return default
-    found = re.fullmatch(r"\s*(\d+)\s*(us|ms|s|m|min|h|d)?\s*", text.lower())
-    if not found:
-        return None
-    unit = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[found[2] or "s"]
-    return int(found[1]) * unit
-
-
 def _true(settings: Mapping[str, str], key: str) -> bool:
     return settings.get(key, "false").strip().lower() == "true"
-
-
-def _milliseconds(text: str | None, default: float) -> float | None:
-    """Like `seconds`, for settings whose bare number means milliseconds."""
-    return seconds(f"{text}ms" if text is not None and text.strip().isdecimal() else text, default)
 
 
 def locality(facts: Facts) -> Iterator[Finding]:
@@ -262,7 +261,7 @@ def locality(facts: Facts) -> Iterator[Finding]:
         return
     general = facts.settings.get("spark.locality.wait")
     waits = [
-        _milliseconds(facts.settings.get(f"spark.locality.wait.{level}", general), 3.0)
+        milliseconds(facts.settings.get(f"spark.locality.wait.{level}", general), 3.0)
         for level in ("process", "node", "rack")
     ]
     if any(wait is None or wait > 0 for wait in waits):

@@ -8,6 +8,7 @@ ages leave.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import math
@@ -23,7 +24,7 @@ from typing import ClassVar
 
 from autoscaler.core.model import Reading
 from autoscaler.ports import AnswerError, EdgeError, Shared
-from autoscaler.spark import Batch, Executor, Run, SparkApi, find_run, shared_api, validate
+from autoscaler.spark import Batch, Executor, Run, SparkApi, find_run, milliseconds, shared_api, validate
 
 AHEAD = 5.0
 GRACE = 1.0
@@ -489,7 +490,7 @@ class Spark:
         driver: address of the driver's web UI, such as http://driver:4040; default: what the report says.
         query: name of the streaming query; default: the only one.
         window: time over which rates and shares are averaged; default 15s.
-        timeout: time within which each answer must come in full; default 3s.
+        timeout: time within which all that a reading needs must come, each answer within 45 % of it; default 3s.
         master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """
@@ -536,14 +537,14 @@ class SparkSource:
             share, age = await self._utilization(run, report.now)
             return Reading(share, now - timedelta(seconds=age))
         working, changes = await self._driver(run)
-        every = report.settings.get("spark.sql.streaming.noDataProgressEventInterval", "")
+        every = milliseconds(report.settings.get("spark.sql.streaming.noDataProgressEventInterval"), 10.0)
         seen = Seen(
             run=run,
             now=report.now,
             window=self._window,
             working=working,
             changes=changes,
-            idle_every=float(every) / 1000 if every.isdecimal() else 10.0,
+            idle_every=10.0 if every is None else every,
         )
         value = PURE[metric](seen)
         if not math.isfinite(value.value) or value.value < 0:
@@ -553,8 +554,7 @@ class SparkSource:
     async def _driver(self, run: Run) -> tuple[bool | None, tuple[float, ...]]:
         """Whether a job of the query runs, and when executors changed. The report alone must do without the UI."""
         try:
-            jobs = await self._api.running_jobs()
-            changes = await self._executors()
+            jobs, changes = await asyncio.gather(self._api.running_jobs(), self._executors())
         except EdgeError as error:
             if not self._blind:
                 log.warning(

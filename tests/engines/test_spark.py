@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from autoscaler.engines.spark import Facts, Spark, Widest, examine, seconds
+from autoscaler.engines.spark import Facts, Spark, Widest, examine
 from autoscaler.ports import Severity
 from autoscaler.sources.spark import Spark as Source
-from autoscaler.spark import Executor, Master, Run
+from autoscaler.spark import Executor, Master, Run, milliseconds, seconds
 
 
 def run(state: int | None = None, trigger: str = "ProcessingTimeTrigger(0)", latest: int | None = 20) -> Run:
@@ -176,6 +176,13 @@ def test_the_worst_comes_first() -> None:
 )
 def test_durations_of_spark_are_read(text: str | None, expected: float | None) -> None:
     assert seconds(text, 30.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [(None, 10.0), ("10000", 10.0), ("10000ms", 10.0), ("30s", 30.0), ("", None)]
+)
+def test_a_bare_number_means_milliseconds_where_spark_says_so(text: str | None, expected: float | None) -> None:
+    assert milliseconds(text, 10.0) == expected
 
 
 def test_the_widest_stage_is_forgotten_after_a_minute_and_with_its_run() -> None:
