@@ -18,6 +18,10 @@ For any other expression it cannot know; give `age`, for example `min by (cluste
 Without it the reading bears the time of the evaluation, and only Prometheus's own staleness (a sample
 vanishes when its target cannot be scraped, or after five minutes) tells old values from new.
 
+A sample's own time is when its target was scraped, or its recording rule ran. What a push gateway holds may be
+older than that: let the pushing job export the time of its value, and give that metric as `age`. And a sum is
+too small while some of its series are missing; `sum(lag) and count(lag) == 12` then gives no sample instead.
+
 Proxies and `.netrc` of the environment are not used; redirects are not followed.
 """
 
