@@ -441,15 +441,18 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.text import Text
 
     console = Console(highlight=False)
-    if not console.is_terminal:
+    plain = not console.is_terminal
+    if plain:
         console = Console(highlight=False, width=1_000_000)
-    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
+    table = Table(box=None if plain else SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for title in head:
         table.add_column(title, overflow="fold")
     for row in rows:
         # As text: names and messages may contain what rich takes for markup.
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    with console.capture() as written:
+        console.print(table)
+    _say(*(line.rstrip() for line in written.get().splitlines()))
 
 
 def _hang(label: str, text: str) -> str:

@@ -94,7 +94,7 @@ def stub() -> Iterator[int]:
 
 
 def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:  # noqa: S310 - the daemon of this test
         text = response.read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -145,11 +145,14 @@ def test_a_thousand_clusters_cost_less_than_a_third_of_a_core(stub: int, tmp_pat
         daemon.wait()
     used = (cpu_after.user + cpu_after.system - cpu_before.user - cpu_before.system) / (ended - begun)
     p99 = quantile(before, after, "autoscaler_tick_lateness_seconds", 0.99)
-    ticks = after[("autoscaler_tick_lateness_seconds_count", ())] - before[("autoscaler_tick_lateness_seconds_count", ())]
+    ticks = (
+        after[("autoscaler_tick_lateness_seconds_count", ())] - before[("autoscaler_tick_lateness_seconds_count", ())]
+    )
     missing = sum(value for (name, _), value in after.items() if name == "autoscaler_reading_missing")
     print(  # noqa: T201 - the figures are the point of a benchmark
         f"\n{CLUSTERS} clusters, 3 metrics each, every {INTERVAL} s, {ticks:.0f} ticks in {ended - begun:.0f} s"
-        f"\n  CPU       {used:7.1%} of one core   (bare timers {bare['cpu']:.1%}; 10 million plain steps {bare['loop']:.2f} s)"
+        f"\n  CPU       {used:7.1%} of one core   (bare timers {bare['cpu']:.1%}; "
+        f"10 million plain steps {bare['loop']:.2f} s)"
         f"\n  resident  {resident / 1e6:7.1f} MB"
         f"\n  lateness  {p99 * 1000:7.1f} ms at p99, at most (bare timers {bare['p99'] * 1000:.1f} ms)"
         f"\n  missing   {missing:7.0f} readings"

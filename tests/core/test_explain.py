@@ -108,11 +108,11 @@ def test_a_rescale_that_the_guards_cut_short() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, timedelta(minutes=1)),))
     explained = told(spec(Says(9, Reason.ABOVE, "the backlog is an hour"), up=up), observation())
     assert explained.startswith(
-        "2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 6, not to 9 as the policies asked, "
-        "because of the useful sizes: "
+        "2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 5, not to 9 as the policies asked, "
+        "because of the rate limit: max of 2 replicas in 60 s allows 5.\n"
     )
     assert "  - The rate limit made 5 of 9: max of 2 replicas in 60 s allows 5.\n" in explained
-    assert "  - The useful sizes made 6 of 5: " in explained
+    assert "  - The useful sizes let 5 stand: " in explained
 
 
 def test_why_it_was_not_scaled_down_yet() -> None:
@@ -174,7 +174,8 @@ def test_what_happened_to_a_rescale_is_told() -> None:
     a_spec = spec(Says(6, Reason.ABOVE))
     state, _ = step(a_spec, ClusterState(), observation())
     waiting = told(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=3), state)
-    assert "3 to 6 is on its way, not yet ready" in waiting or "No objection" in waiting
+    assert "stays at 6, because the policies asked for what there is" in waiting
+    assert "  - The target was told to have 6 replicas; 3 are up.\n" in waiting
     done = told(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=6), state)
     assert "What happened meanwhile:\n  - The rescale from 3 to 6 is ready after 15 s.\n" in done
     failed = told(a_spec, observation(NOW + 15 * SECOND), call_failed(state, "the target said 503"))

@@ -1,5 +1,7 @@
 """Plug-ins whose outside world is a file and the machine's clock: they outlive a daemon that is killed."""
 
+# ruff: noqa: ASYNC230, ASYNC240 - a small local file; simplicity is what this is for
+
 import json
 import math
 import os

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
@@ -55,9 +56,7 @@ def test_missed_ticks_are_skipped_not_bunched() -> None:
         return world.ticks("a")
 
     ticks = virtual_time.run(main())
-    assert [later - earlier for earlier, later in zip(ticks, ticks[1:], strict=False)] == pytest.approx(
-        [30.0, *[10.0] * (len(ticks) - 2)]
-    )
+    assert [later - earlier for earlier, later in pairwise(ticks)] == pytest.approx([30.0, *[10.0] * (len(ticks) - 2)])
 
 
 @pytest.mark.parametrize("trouble", ["slow", "hanging", "failing", "broken"])
@@ -89,7 +88,7 @@ def test_a_plugin_that_ignores_cancellation_holds_one_task_only() -> None:
         asked = 0
 
         class Stubborn:
-            async def collect(self, query: object, now: object) -> Reading:
+            async def collect(self, *_: object) -> Reading:
                 nonlocal asked
                 asked += 1
                 while True:

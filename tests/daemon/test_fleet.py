@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -121,7 +121,7 @@ def test_a_plugin_that_hangs_while_connecting_is_given_up_and_tried_again() -> N
 
         class Hanging:
             @asynccontextmanager
-            async def connect(self, shared: Shared) -> AsyncIterator[str]:
+            async def connect(self, _: Shared) -> AsyncIterator[str]:
                 nonlocal attempts
                 attempts += 1
                 if attempts == 1:
@@ -209,7 +209,7 @@ def test_plugins_that_cannot_be_hashed_are_compared() -> None:
         labels: dict[str, str]
 
         @asynccontextmanager
-        async def connect(self, shared: Shared) -> AsyncIterator[str]:
+        async def connect(self, _: Shared) -> AsyncIterator[str]:
             yield "live"
 
     async def main() -> None:

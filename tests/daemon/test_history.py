@@ -1,5 +1,7 @@
 """The history files: a file for each hour, whole lines, nothing kept for too long."""
 
+# ruff: noqa: ASYNC240 - looking at small local files
+
 from __future__ import annotations
 
 import asyncio

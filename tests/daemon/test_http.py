@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -36,7 +36,7 @@ class House:
     source: FakeSource
     targets: dict[str, FakeTarget]
 
-    async def get(self, path: str, status: int = 200) -> Any:  # noqa: ANN401 - JSON
+    async def get(self, path: str, status: int = 200) -> Any:
         async with self.session.get(self.daemon.url + path) as response:
             assert response.status == status, await response.text()
             assert response.content_type == "application/json"
@@ -48,6 +48,11 @@ class House:
                 async with self.session.get(self.daemon.url + "/readyz") as response:
                     if response.status == 200:
                         return
+                await asyncio.sleep(0.01)
+
+    async def until(self, seen: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(10):
+            while not await seen():  # noqa: ASYNC110 - what is waited for is on the other side of HTTP
                 await asyncio.sleep(0.01)
 
     async def samples(self) -> dict[tuple[str, ...], float]:
@@ -79,7 +84,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         await history.start()
         daemon = Daemon(config, load, journal, history)
         work = asyncio.create_task(daemon.run())
-        while not daemon.url:
+        while not daemon.url:  # noqa: ASYNC110 - the daemon tells nobody but the log
             await asyncio.sleep(0.001)
         yield House(daemon, config, session, source, targets)
         daemon.stop()
@@ -119,9 +124,11 @@ async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
 
 async def test_clusters_are_shown_with_their_last_decision(house: House) -> None:
     await house.ready()
-    async with asyncio.timeout(10):
-        while house.targets["a"].desired != 3:
-            await asyncio.sleep(0.01)
+
+    async def scaled() -> bool:
+        return house.targets["a"].desired == 3
+
+    await house.until(scaled)
     body = await house.get("/api/v1/clusters")
     assert body["dry_run"] is False
     assert [row["name"] for row in body["clusters"]] == ["a", "b"]
@@ -138,9 +145,11 @@ async def test_clusters_are_shown_with_their_last_decision(house: House) -> None
 
 async def test_decisions_are_given_newest_first_with_their_explanation(house: House) -> None:
     await house.ready()
-    async with asyncio.timeout(10):
-        while len((await house.get("/api/v1/clusters/a/decisions"))["decisions"]) < 3:
-            await asyncio.sleep(0.01)
+
+    async def decided() -> bool:
+        return len((await house.get("/api/v1/clusters/a/decisions"))["decisions"]) >= 3
+
+    await house.until(decided)
     body = await house.get("/api/v1/clusters/a/decisions?limit=2")
     first, second = body["decisions"]
     assert first["decision"]["at"] > second["decision"]["at"]
@@ -175,14 +184,18 @@ async def test_only_reading_is_allowed(house: House) -> None:
 
 async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: House) -> None:
     await house.ready()
-    async with asyncio.timeout(10):
-        while house.targets["a"].ready != 3 or house.targets["b"].ready != 3:
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
+
+    async def settled() -> bool:
+        samples = await house.samples()
+        return all(samples.get(("autoscaler_rescale_phase_seconds_count", c, "up", "ready")) for c in ("a", "b"))
+
+    await house.until(settled)
     house.source.failures["load"] = UnavailableError("gone")
-    async with asyncio.timeout(10):
-        while (await house.samples()).get(("autoscaler_read_errors_total", "b", "load", "source"), 0) < 2:
-            await asyncio.sleep(0.02)
+
+    async def failing() -> bool:
+        return (await house.samples()).get(("autoscaler_read_errors_total", "b", "load", "source"), 0) >= 2
+
+    await house.until(failing)
     samples = await house.samples()
     assert samples[("autoscaler_clusters",)] == 2
     assert samples[("autoscaler_build_info", "0.1.0")] == 1
@@ -197,9 +210,12 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
     assert samples[("autoscaler_tick_lateness_seconds_count",)] > 2
     assert samples[("autoscaler_store_ok",)] == samples[("autoscaler_last_reload_successful",)] == 1
     house.source.failures.clear()
-    async with asyncio.timeout(10):
-        while ("autoscaler_metric_value", "a", "load") not in (samples := await house.samples()):
-            await asyncio.sleep(0.02)
+
+    async def back() -> bool:
+        return ("autoscaler_metric_value", "a", "load") in await house.samples()
+
+    await house.until(back)
+    samples = await house.samples()
     assert samples[("autoscaler_metric_value", "a", "load")] == 300
     assert 0 <= samples[("autoscaler_metric_age_seconds", "a", "load")] < 5
     async with house.session.get(house.daemon.url + "/metrics") as response:
@@ -214,9 +230,11 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
 async def test_a_refused_reload_is_shown(house: House) -> None:
     await house.ready()
     house.daemon.reload()
-    async with asyncio.timeout(10):
-        while (await house.get("/readyz"))["reload"] == "ok":
-            await asyncio.sleep(0.01)
+
+    async def refused() -> bool:
+        return bool((await house.get("/readyz"))["reload"] != "ok")
+
+    await house.until(refused)
     assert (await house.get("/readyz"))["reload"] == ["config.yaml:1: nonsense"]
     assert (await house.samples())[("autoscaler_last_reload_successful",)] == 0
 

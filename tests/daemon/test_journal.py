@@ -48,7 +48,7 @@ def a_record(at: datetime = NOW, cluster: str = "a") -> Record:
         3,
         2,
         {"lag": Reading(120.5, at - timedelta(seconds=2)), "cpu": Reading((0.5, 0.75), at)},
-        {"engine": "it said \"no\"\nand more"},
+        {"engine": 'it said "no"\nand more'},
         EngineStatus(JobState.RESTARTING, 3, 2, 128, 12, at, at, 4),
     )
     decision = Decision(
@@ -175,7 +175,7 @@ async def test_a_full_disk_is_told_and_nothing_is_kept_by_half(tmp_path: Path) -
     async with open_journal(tmp_path, decisions=1000) as journal:
         await journal.save("a", a_state(), a_record())
         await journal.call(fill)
-        with pytest.raises(StoreError, match="the disk is full. Decisions are not acted on until there is space"):
+        with pytest.raises(StoreError, match=r"the disk is full\. Decisions are not acted on until there is space"):
             await keep_many(journal)
         assert "disk is full" in journal.failure
         assert len(await journal.records("new", 1000)) == 0
@@ -194,7 +194,9 @@ async def keep_many(journal: Journal) -> None:
     )
 
 
-@pytest.mark.parametrize("content", [b"", b"this is not a database, but it is long enough" * 100, b"SQLite format 3\0junk" * 300])
+@pytest.mark.parametrize(
+    "content", [b"", b"this is not a database, but it is long enough" * 100, b"SQLite format 3\0junk" * 300]
+)
 async def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     if not content:
@@ -217,11 +219,11 @@ async def test_damage_in_the_middle_of_the_file_is_an_error_not_a_wrong_state(tm
     content[4096:] = os.urandom(len(content) - 4096)
     path.write_bytes(content)
     async with open_journal(tmp_path, decisions=500) as journal:
-        with pytest.raises(StoreError, match="is damaged"):
+        with pytest.raises(StoreError, match=r"is damaged"):
             await journal.load("a")
-        with pytest.raises(StoreError, match="is damaged"):
+        with pytest.raises(StoreError, match=r"is damaged"):
             await journal.save("a", a_state(), a_record())
-    with pytest.raises(StoreError, match="is damaged"):
+    with pytest.raises(StoreError, match=r"is damaged"):
         read_state(tmp_path, "a")
 
 

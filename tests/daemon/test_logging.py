@@ -34,7 +34,7 @@ def written(log: LogFormat) -> list[str]:
     logger.debug("too much")
     logging.getLogger("somebody.else").info("too much")
     try:
-        raise ValueError("why")
+        raise ValueError("why")  # noqa: TRY301 - only to have a traceback
     except ValueError:
         logger.exception("failed")
     return stream.getvalue().splitlines()

@@ -1,0 +1,198 @@
+"""The command line as somebody at a terminal, or a script, meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoscaler import cli, config
+
+GOOD = """
+daemon: {directory: var, listen: '127.0.0.1:0', log: json}
+sources:
+  prom: {type: prometheus, url: 'http://127.0.0.1:9', attempts: 1, timeout: 1s}
+clusters:
+  orders:
+    interval: 2s
+    timeout: 1500ms
+    target: {type: 'null', size: 2, follow: false}
+    min: 3
+    max: 5
+    metrics: {cpu: {source: prom, query: cpu}}
+    policies: {cpu: {type: target-tracking, metric: cpu, target: 0.5}}
+  idle:
+    interval: 2s
+    timeout: 1500ms
+    target: {type: 'null', size: 2}
+    min: 1
+    max: 5
+    metrics: {cpu: {source: prom, query: cpu, empty: zero}}
+    policies: {cpu: {type: target-tracking, metric: cpu, target: 0.5}}
+"""
+
+BAD = """
+clusters:
+  orders:
+    targt: {type: 'null'}
+    min: 5
+    max: 3
+"""
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(BAD)
+    return path
+
+
+def test_check_says_that_a_good_file_is_fine(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(good)]) == 0
+    assert capsys.readouterr().out == f"{good} is fine: 2 clusters: idle, orders\n"
+    assert cli.main(["check", str(good), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "clusters": ["idle", "orders"]}
+
+
+@pytest.mark.parametrize("command", [["check"], ["run"], ["plan"], ["status"], ["check", "--online"]])
+def test_a_bad_file_gives_all_problems_and_code_2(
+    command: list[str], bad: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*command, str(bad)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "targt" in err
+    assert "min" in err
+    assert all(line.startswith(str(bad)) for line in err.splitlines())
+
+
+def test_problems_as_json(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", str(bad), "--json"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert any("targt" in problem for problem in answer["problems"])
+
+
+def test_a_file_that_is_not_there_is_a_problem_of_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["check", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
+
+
+def test_an_online_check_tells_what_each_thing_answers(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "--online", str(good)]) == 1
+    out = capsys.readouterr().out
+    rows = [line.split(maxsplit=3) for line in out.splitlines()]
+    assert ["orders", "target", "ok", "The target has 2 replicas, all of them up."] in rows
+    failed = [row for row in rows if row[:3] == ["orders", "cpu", "failed"]]
+    assert "http://127.0.0.1:9" in failed[0][3]
+    assert rows[-1] == ["2", "clusters,", "2", "readings failed, 0 findings."]
+    assert cli.main(["check", "--online", str(good), "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] is False
+    assert "http://127.0.0.1:9" in answer["clusters"]["orders"]["doubts"]["cpu"]
+    assert answer["clusters"]["orders"]["observation"]["ready"] == 2
+
+
+def test_plan_tells_what_would_be_decided_and_changes_nothing(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", str(good)]) == 1  # a metric could not be read
+    out = capsys.readouterr().out
+    assert "cluster orders would be scaled up from 2 to 3" in out
+    assert "cluster idle stays at 2" in out
+    assert not (good.parent / "var").exists()
+    assert cli.main(["plan", str(good), "--json"]) == 1
+    plans = json.loads(capsys.readouterr().out)
+    assert [plan["decision"]["cluster"] for plan in plans] == ["idle", "orders"]
+    assert plans[1]["decision"]["desired"] == 3
+
+
+def test_plugins_are_listed_whole_when_the_output_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plugins"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    words = [line.split()[:2] for line in out.splitlines()]
+    for kind, name in (("policy", "backlog-drain"), ("source", "prometheus"), ("target", "null"), ("engine", "spark")):
+        assert [kind, name] in words
+    assert cli.main(["plugins", "--json"]) == 0
+    found = {(plugin["kind"], plugin["name"]): plugin for plugin in json.loads(capsys.readouterr().out)}
+    url = next(p for p in found["source", "prometheus"]["parameters"] if p["name"] == "url")
+    assert url["required"] is True
+    assert any(parameter["name"] == "query" for parameter in found["source", "prometheus"]["query"])
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == config.json_schema()
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain", "orders"]])
+def test_no_daemon_is_a_clear_failure(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command, "--url", "http://127.0.0.1:9"]) == 1
+    assert "no daemon answers at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_daemon_on_a_free_port_must_be_named_by_url(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", str(good)]) == 1
+    assert "pass it with --url" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["run"],
+        ["explain", "a", "--last", "0"],
+        ["explain", "a", "--at", "noon"],
+        ["explain", "a", "--last", "2", "--at", "2026-01-31T17:05:00Z"],
+    ],
+)
+def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("autoscaler ")
+
+
+def test_help_is_quick_because_nothing_is_imported_for_it() -> None:
+    code = (
+        "import sys; from autoscaler import cli; cli.main(['--help']);"
+        "print([m for m in ('pydantic', 'aiohttp', 'rich', 'yaml', 'prometheus_client') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_the_daemon_carries_nothing_it_does_not_use(good: Path) -> None:
+    code = (
+        "import sys, os; from pathlib import Path; from autoscaler import config; import autoscaler.daemon.app;"
+        f"config.load(Path({str(good)!r}), os.environ);"
+        "print([m for m in ('pandas', 'matplotlib', 'pyspark', 'numpy', 'rich.table') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "autoscaler", "schema"], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
