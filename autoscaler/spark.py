@@ -35,8 +35,10 @@ ATTEMPTS = 2
 SHARE = 0.45  # of the time-out for one answer: what is asked of the driver is asked after the report
 PAUSE = 0.1
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+# The bounds keep sums and dates of wrong answers from overflowing.
+Instant = Annotated[float, Field(allow_inf_nan=False, ge=0, lt=1e11)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Position = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Answer(BaseModel):
@@ -50,9 +52,9 @@ class SourceProgress(Answer):
 
     description: str = ""
     rows: Count | None = None
-    start: int | None = None
-    end: int | None = None
-    latest: int | None = None
+    start: Position | None = None
+    end: Position | None = None
+    latest: Position | None = None
     partitions: Count | None = None
 
 
@@ -68,10 +70,10 @@ class Batch(Answer):
     """One completed batch; times are the driver's, in seconds since 1970."""
 
     number: Annotated[int, Field(alias="batchId")]
-    start: Number
-    received: Number
+    start: Instant
+    received: Instant
     rows: Count | None = None
-    durations: Annotated[dict[str, int], Field(alias="durationMs")] = {}
+    durations: Annotated[dict[str, Position], Field(alias="durationMs")] = {}
     sources: tuple[SourceProgress, ...] = ()
     state: tuple[StateProgress, ...] = ()
 
@@ -130,9 +132,9 @@ class Run(Answer):
     run: Annotated[str, Field(alias="runId")]
     name: str | None = None
     trigger: str | None = None
-    started: Number
-    idle: Number | None = None
-    terminated: Number | None = None
+    started: Instant
+    idle: Instant | None = None
+    terminated: Instant | None = None
     exception: str | None = None
     progress: tuple[Batch, ...] = ()
 
@@ -160,7 +162,7 @@ class Report(Answer):
     """What `autoscaler.injob.report` serves. `now` is the driver's clock when it answered."""
 
     format: int
-    now: Number
+    now: Instant
     spark: str = ""
     application: ReportedApplication
     settings: dict[str, str] = {}
