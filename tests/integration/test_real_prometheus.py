@@ -230,6 +230,13 @@ async def test_one_number_per_replica(world: World) -> None:
     assert reading.value == 0.75
 
 
+async def test_a_sum_can_insist_on_all_its_series(world: World) -> None:
+    promql = "sum(busy_ratio) and count(busy_ratio) == "
+    assert (await read(Prometheus(world.url), promql + "3", now())).value == 1.5
+    with pytest.raises(AnswerError, match="no sample"):
+        await read(Prometheus(world.url), promql + "4", now())
+
+
 async def test_a_sample_with_its_own_time_is_as_old_as_it_says(world: World) -> None:
     reading = await read(Prometheus(world.url), "bridged_lag", now())
     assert reading.value == 42
