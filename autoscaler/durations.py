@@ -13,7 +13,6 @@ PATTERN = rf"^(?=.)(?:{_NUMBER}d)?(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s)?(
 _UNITS = ("days", "hours", "minutes", "seconds", "milliseconds")
 _DURATION = re.compile(PATTERN.replace(_NUMBER, f"({_NUMBER})"))
 _BARE = re.compile(r"[-+]?[0-9.]+")
-_SHOWN = 40
 
 
 def parse_duration(text: str) -> timedelta:
@@ -26,7 +25,7 @@ def parse_duration(text: str) -> timedelta:
     if not match:
         if _BARE.fullmatch(text):
             raise ValueError(f"{text} has no unit; write it like {text.lstrip('+-')}s, 5m, 1h30m or 500ms")
-        raise ValueError(f"expected a duration like 30s, 5m, 1h30m or 500ms, not {text[:_SHOWN]!r}")
+        raise ValueError(f"expected a duration like 30s, 5m, 1h30m or 500ms, not {text!r}")
     try:
         span = timedelta(**{unit: float(number) for unit, number in zip(_UNITS, match.groups(), strict=True) if number})
     except OverflowError:

@@ -116,7 +116,7 @@ def load(kind: Kind, name: str) -> type[Any]:
     if not found:
         known = sorted({point.name for point in points})
         listed = ", ".join(known) or "none at all"
-        raise PluginError(f"unknown {kind.noun} {name!r}{guess(name, known)}; installed: {listed}")
+        raise PluginError(f"unknown {kind.noun} {name!r}; installed: {listed}{guess(name, known)}")
     _refuse_clash(kind, name, found)
     return _checked(kind, found[0])
 
@@ -148,10 +148,10 @@ def installed() -> list[Description]:
 
 
 def guess(word: str, known: Iterable[str]) -> str:
-    """`, did you mean 'x'?` when one of the known words is close, else nothing."""
+    """`; did you mean 'x'?` when one of the known words is close, else nothing."""
     lowered = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
-    return f", did you mean {lowered[close[0]]!r}?" if close else ""
+    return f"; did you mean {lowered[close[0]]!r}?" if close else ""
 
 
 def summary(cls: type[Any]) -> str:

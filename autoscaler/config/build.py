@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 Reader: TypeAlias = Callable[[Node, str], Any]
 
+_LONGEST_ODD = 40
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_SHOWN = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class Builder:
     def _choice(self, choices: abc.Mapping[str, Any], node: Node, path: str) -> Any:  # noqa: ANN401 - any member
         if isinstance(node, Scalar) and node.text in choices:
             return choices[node.text]
-        shown = repr(node.text[:_SHOWN]) if isinstance(node, Scalar) and node.text else shape(node)
+        shown = repr(node.text) if isinstance(node, Scalar) and node.text else shape(node)
         hint = plugins.guess(node.text, choices) if isinstance(node, Scalar) else ""
         raise self.fail(node, path, f"expected one of {', '.join(choices)}, not {shown}{hint}")
 
@@ -447,17 +447,18 @@ def shape(node: Node) -> str:
         case str():
             return "a text" if node.value else "an empty text"
         case Odd():
-            return f"{node.text[:_SHOWN]}, which YAML reads as {node.value.meaning}"
+            meaning = node.value.meaning
+            return meaning if len(node.text) > _LONGEST_ODD else f"{node.text}, which YAML reads as {meaning}"
         case bool() if node.text.lower() not in ("true", "false"):
             return f"{node.text}, which YAML reads as {'true' if node.value else 'false'}"
         case bool():
             return node.text
-    return f"the number {node.text[:_SHOWN]}"
+    return f"the number {node.text}"
 
 
 def _quote(hint: Any, node: Node) -> str:  # noqa: ANN401 - a type of any form
     if hint in (str, Path) and isinstance(node, Scalar) and node.value is not None:
-        return f"; if it is meant as a text, put it in quotes: '{node.text[:_SHOWN]}'"
+        return f"; if it is meant as a text, put it in quotes: '{node.text}'"
     return ""
 
 

@@ -31,8 +31,9 @@ _TEXT_TAGS = ("!", f"{_TAG}str")
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _MAX_DIGITS = 18
-_PLAIN_KEY = re.compile(r"[\w./@-]{1,80}")
+_PLAIN_KEY = re.compile(r"[\w@-][\w./@-]{0,79}")
 _SHOWN_KEY = 60
+_LONGEST_MESSAGE = 500
 
 
 class Invalid(Exception):  # noqa: N818 - control flow inside this package: the problem has been recorded already
@@ -61,19 +62,27 @@ class Problems:
 
     def hide(self, secret: str) -> None:
         """Never show this text, whoever puts it into a message."""
-        if len(secret) >= 4:  # noqa: PLR2004 - masking shorter ones would garble every message and hide nothing
-            self._secrets.add(secret)
+        # As it is in a message, whose white space is collapsed, and as it is in one that quotes it.
+        for shown in (" ".join(secret.split()), repr(secret.strip())[1:-1]):
+            if len(shown) >= 4:  # noqa: PLR2004 - masking shorter ones would garble every message and hide nothing
+                self._secrets.add(shown)
 
     def error(self) -> ConfigurationError:
         """All problems in the order of the file."""
         ordered = sorted(self._found, key=lambda problem: problem[0])
-        lines = [f"{self.file}:{line}: {path}: {message}" for line, path, message in ordered[:MAX_PROBLEMS]]
+        lines = [
+            f"{self.file}:{line}: {path}: {self._masked(message)}" for line, path, message in ordered[:MAX_PROBLEMS]
+        ]
         if len(ordered) > MAX_PROBLEMS:
             more = len(ordered) - MAX_PROBLEMS
             lines.append(f"{self.file}:{ordered[MAX_PROBLEMS][0]}: {FILE}: and {more} more problems from here on")
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            lines = [line.replace(secret, "***") for line in lines]
         return ConfigurationError(lines)
+
+    def _masked(self, message: str) -> str:
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            message = message.replace(secret, "***")
+        # Cut here and nowhere before: the beginning of a secret would not be recognised.
+        return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class _File:
     def __init__(self, path: Path, environ: Mapping[str, str], problems: Problems) -> None:
         self._path = path
         self._problems = problems
-        self._directory = Path.cwd() / path.parent
+        self._directory = path.parent.absolute()
         self._build = Builder(problems, self._directory, environ)
         # Source name -> its class, None when it could not be found: metrics are checked against it.
         self._sources: dict[str, type[Any] | None] = {}
@@ -144,7 +144,7 @@ class _File:
         source = build.value(str, entry.node, join(path, "source"))
         if source not in self._sources:
             hint = plugins.guess(source, self._sources)
-            message = f"unknown source {source!r}{hint}; sources: {self._source_names()}"
+            message = f"unknown source {source!r}; sources: {self._source_names()}{hint}"
             raise build.fail(entry.node, join(path, "source"), message)
         cls = self._sources[source]
         if cls is None:
@@ -160,7 +160,12 @@ class _File:
     def _policy(self, name: str, node: Node, path: str, known: Sequence[str]) -> NamedPolicy:
         self._name(name, node, path)
         policy = self._build.plugin(Kind.POLICY, node, path)
-        unknown = [metric for metric in _reads(policy) if metric not in known]
+        try:
+            reads, _ = _reads(policy), _lookback(policy)
+        except Exception as error:
+            told = f"{type(policy).__name__} failed: {type(error).__name__}: {error}"
+            raise self._build.fail(node, path, told) from error
+        unknown = [metric for metric in reads if metric not in known]
         for metric in unknown:
             line, where = _parameter_with(metric, node, path) or (node.line, path)
             hint = plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
@@ -261,14 +266,13 @@ class _Frame:
 def _cluster(name: str, frame: _Frame) -> Cluster:
     policies: Mapping[str, NamedPolicy] = frame["policies"]
     metrics: Mapping[str, Metric] = frame["metrics"] if isinstance(frame["metrics"], Mapping) else {}
-    lookbacks = [getattr(named.policy, "lookback", None) for named in policies.values()]
     spec = ClusterSpec(
         name=name,
         limits=Limits(frame["min"], frame["max"]),
         policies=tuple(policies.values()),
         metrics=tuple(metrics),
         engine=frame["engine"] is not None,
-        lookback=max([frame["lookback"], *(span for span in lookbacks if isinstance(span, timedelta))]),
+        lookback=max([frame["lookback"], *(_lookback(named.policy) for named in policies.values())]),
         **{key: frame[key] for key in _PASSED_ON},
     )
     return Cluster(spec, frame["target"], frame["engine"], metrics, frame["interval"], frame.timeout)
@@ -284,10 +288,20 @@ def _metric_names(mapping: document.Mapping) -> list[str]:
     return list(node.entries) if isinstance(node, document.Mapping) else []
 
 
-def _reads(policy: object) -> list[str]:
-    """The metrics a policy says it reads, by its optional attribute `metrics`."""
+def _reads(policy: object) -> tuple[str, ...]:
+    """The metrics a policy says it cannot do without, by its optional attribute `metrics`."""
     names = getattr(policy, "metrics", ())
-    return [name for name in names if isinstance(name, str)] if isinstance(names, Iterable) else []
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"its attribute metrics is {names!r}, expected a tuple of names")
+    return tuple(map(str, names))
+
+
+def _lookback(policy: object) -> timedelta:
+    """How far a policy looks back, by its optional attribute `lookback`."""
+    span = getattr(policy, "lookback", _ZERO)
+    if not isinstance(span, timedelta):
+        raise TypeError(f"its attribute lookback is {span!r}, expected a timedelta")
+    return span
 
 
 def _parameter_with(metric: str, node: Node, path: str) -> tuple[int, str] | None:

@@ -19,7 +19,16 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         site,
         "autoscaler-stub-plugins",
         {
-            "policies": {"stub-policy": f"{module}:StubPolicy", "crashing-policy": f"{module}:CrashingPolicy"},
+            "policies": {
+                "stub-policy": f"{module}:StubPolicy",
+                "crashing-policy": f"{module}:CrashingPolicy",
+                "failing-metrics": f"{module}:FailingMetrics",
+                "one-name": f"{module}:OneName",
+                "odd-lookback": f"{module}:OddLookback",
+                "any-type": f"{module}:AnyType",
+                "unresolved": f"{module}:Unresolved",
+                "endless": f"{module}:Endless",
+            },
             "sources": {"stub-source": f"{module}:StubSource"},
             "engines": {"stub-engine": f"{module}:StubEngine"},
             "targets": {"stub-target": f"{module}:StubTarget"},

@@ -179,3 +179,69 @@ class CrashingPolicy:
 
     def evaluate(self, view: View) -> Recommendation:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FailingMetrics:
+    """A policy with a bug where it names its metrics."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        raise KeyError("oops")
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class OneName:
+    """A policy that names its metric and not a tuple of it."""
+
+    @property
+    def metrics(self) -> str:
+        return "lag"
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class OddLookback:
+    """A policy that looks back a number."""
+
+    @property
+    def lookback(self) -> int:
+        return 5
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AnyType:
+    """A policy with a parameter of any type."""
+
+    value: object = None
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """A policy with a parameter whose type is nowhere."""
+
+    value: Missing = 0  # type: ignore[name-defined]  # noqa: F821 - that is the case
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Endless:
+    """A policy with itself as a parameter."""
+
+    inner: Endless | None = None
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError

@@ -25,16 +25,16 @@ POLICY = "{type: stub-policy, within: 60s"
             "mx: 4",
             [
                 "4: clusters.demo.max: missing; expected a whole number",
-                "7: clusters.demo.mx: unknown key, did you mean 'max'?",
+                "7: clusters.demo.mx: unknown key; did you mean 'max'?",
             ],
         ),
         (
             "clusters:",
             "cluster:",
-            ["1: clusters: missing; expected a mapping", "3: cluster: unknown key, did you mean 'clusters'?"],
+            ["1: clusters: missing; expected a mapping", "3: cluster: unknown key; did you mean 'clusters'?"],
         ),
-        (TARGET, TARGET + ", cuont: 3", ["5: clusters.demo.target.cuont: unknown key, did you mean 'count'?"]),
-        (QUERY, QUERY + ", fctor: 3", ["10: clusters.demo.metrics.lag.fctor: unknown key, did you mean 'factor'?"]),
+        (TARGET, TARGET + ", cuont: 3", ["5: clusters.demo.target.cuont: unknown key; did you mean 'count'?"]),
+        (QUERY, QUERY + ", fctor: 3", ["10: clusters.demo.metrics.lag.fctor: unknown key; did you mean 'factor'?"]),
         (
             POLICY,
             POLICY + ", zzz: 3",
@@ -97,7 +97,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             TARGET,
             TARGET + ", colour: gren",
-            [("5: clusters.demo.target.colour: expected one of red, green, not 'gren', did you mean 'green'?")],
+            [("5: clusters.demo.target.colour: expected one of red, green, not 'gren'; did you mean 'green'?")],
         ),
         (TARGET, TARGET + ", level: 4", ["5: clusters.demo.target.level: expected one of low, high, 3, not '4'"]),
         (
@@ -177,8 +177,8 @@ POLICY = "{type: stub-policy, within: 60s"
             "target: {type: stub-targte",
             [
                 (
-                    "5: clusters.demo.target.type: unknown target 'stub-targte', did you "
-                    "mean 'stub-target'?; installed: {targets}"
+                    "5: clusters.demo.target.type: unknown target 'stub-targte'; "
+                    "installed: {targets}; did you mean 'stub-target'?"
                 )
             ],
         ),
@@ -197,7 +197,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             "source: main",
             "source: mian",
-            [("10: clusters.demo.metrics.lag.source: unknown source 'mian', did you mean 'main'?; sources: main")],
+            [("10: clusters.demo.metrics.lag.source: unknown source 'mian'; sources: main; did you mean 'main'?")],
         ),
         (
             "source: main",
@@ -230,7 +230,7 @@ POLICY = "{type: stub-policy, within: 60s"
             [
                 (
                     "12: clusters.demo.policies.calm.metric: the policy reads the metric "
-                    "'lagg', which the cluster has not, did you mean 'lag'?"
+                    "'lagg', which the cluster has not; did you mean 'lag'?"
                 )
             ],
         ),
@@ -252,7 +252,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             "demo:",
             "../demo:",
-            [("4: clusters.../demo: a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first")],
+            [('4: clusters."../demo": a name is 1 to 63 letters, digits, `_`, `.`, `-`; no `.`, `-` first')],
         ),
         ("calm:", "? " + "a" * 64 + "\n      :", None),
         # across fields
@@ -301,7 +301,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             "min: 1",
             "capacity: {saturation: lga}",
-            [("6: clusters.demo.capacity.saturation: the cluster has no metric 'lga', did you mean 'lag'?")],
+            [("6: clusters.demo.capacity.saturation: the cluster has no metric 'lga'; did you mean 'lag'?")],
         ),
         (
             "sources:",
@@ -358,22 +358,22 @@ clusters:
     settle: {lag: foo, short: -1}
   other: 7
 """) == [
-        "1: daemon.directori: unknown key, did you mean 'directory'?",
-        "1: daemon.log: expected one of console, json, not 'jsn', did you mean 'json'?",
+        "1: daemon.directori: unknown key; did you mean 'directory'?",
+        "1: daemon.log: expected one of console, json, not 'jsn'; did you mean 'json'?",
         (
-            "3: sources.job.type: unknown source 'stub-sourse', did you mean 'stub-source'?; "
-            f"installed: {', '.join(plugins.names(Kind.SOURCE))}"
+            "3: sources.job.type: unknown source 'stub-sourse'; "
+            f"installed: {', '.join(plugins.names(Kind.SOURCE))}; did you mean 'stub-source'?"
         ),
         "4: sources.ok.url: missing; expected a text",
         "4: sources.ok.token: the environment variable NOPE is not set; set it for this process",
-        "6: clusterz: unknown key, did you mean 'clusters'?",
+        "6: clusterz: unknown key; did you mean 'clusters'?",
         "8: clusters.demo.target: missing; expected a target: a mapping with `type` and its parameters",
         "9: clusters.demo.min: min (5) must not be above max (3)",
         "11: clusters.demo.interval: 5 has no unit; write it like 5s, 5m, 1h30m or 500ms",
         "13: clusters.demo.policies.a.within: expected a duration like 30s, 5m, 1h30m or 500ms, not 'soon'",
-        "15: clusters.demo.metrics.lag.source: unknown source 'jobb', did you mean 'job'?; sources: job, ok",
+        "15: clusters.demo.metrics.lag.source: unknown source 'jobb'; sources: job, ok; did you mean 'job'?",
         (
-            "19: clusters.demo.up.rates[0].kind: expected one of replicas, percent, not 'replicaz', "
+            "19: clusters.demo.up.rates[0].kind: expected one of replicas, percent, not 'replicaz'; "
             "did you mean 'replicas'?"
         ),
         "19: clusters.demo.up.rates[0].value: expected a finite number, not nan",
@@ -388,6 +388,34 @@ def test_a_hundred_problems_are_enough(refused: Refused) -> None:
     found = refused("".join(f"k{number}: 1\n" for number in range(500)))
     assert len(found) == 101
     assert found[-1] == "100: (file): and 401 more problems from here on"
+
+
+@pytest.mark.parametrize(
+    ("type_", "problem"),
+    [
+        ("failing-metrics", "FailingMetrics failed: KeyError: 'oops'"),
+        ("one-name", "OneName failed: TypeError: its attribute metrics is 'lag', expected a tuple of names"),
+        ("odd-lookback", "OddLookback failed: TypeError: its attribute lookback is 5, expected a timedelta"),
+    ],
+)
+def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: str, type_: str, problem: str) -> None:
+    text = good.replace("stub-policy, within: 60s", type_)
+    assert refused(text) == [f"12: clusters.demo.policies.calm: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("type_", "problem"),
+    [
+        ("any-type", "the parameter AnyType.value has the type <class 'object'>, which a configuration cannot express"),
+        ("unresolved", "the types of Unresolved cannot be resolved: name 'Missing' is not defined"),
+        ("endless", "Endless contains itself; parameters are trees"),
+    ],
+)
+def test_a_plug_in_with_parameters_that_no_file_can_express_is_refused(
+    refused: Refused, good: str, type_: str, problem: str
+) -> None:
+    text = good.replace("stub-policy, within: 60s", type_)
+    assert refused(text) == [f"12: clusters.demo.policies.calm.type: {problem}"]
 
 
 class TestSecrets:
@@ -421,6 +449,21 @@ class TestSecrets:
         for token, environ in (("refused", {}), ("${WORD}", {"WORD": "refused"})):
             text = good.replace(self.SOURCE, f"{self.SOURCE} token: '{token}',")
             assert refused(text, environ) == ["2: sources.main.token: token *** does not fit the url"]
+
+    def test_a_secret_of_several_lines_is_hidden_too(self, refused: Refused, good: str) -> None:
+        text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", '"-- a\\nb --"')
+        (problem,) = refused(text, {"WORD": "-- a\nb --\n"})
+        assert "-- a" not in problem
+
+    def test_a_long_secret_is_hidden_as_a_whole(self, refused: Refused, good: str) -> None:
+        word = "abcdefghij" * 100
+        text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", word)
+        (problem,) = refused(text, {"WORD": word})
+        assert "abc" not in problem
+
+    def test_a_secret_that_is_a_usual_word_garbles_no_path(self, refused: Refused, good: str) -> None:
+        text = good.replace(self.SOURCE, self.SOURCE + " token: clusters,").replace("max: 4", "max: x")
+        assert refused(text) == ["7: clusters.demo.max: expected a whole number, not a text"]
 
     def test_secrets_are_hidden_wherever_they_were_pasted(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", "hunter22")
