@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Callable
@@ -265,6 +266,9 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
         await history.start()
         try:
             daemon = Daemon(config, load, journal, history, dry_run=dry_run)
+            # What is there now stays: looking through it at every full collection makes ticks late by 0.1 s and more.
+            gc.collect()
+            gc.freeze()
             work = asyncio.create_task(daemon.run())
             received: list[signal.Signals] = []
 
