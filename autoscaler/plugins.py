@@ -40,6 +40,11 @@ class Kind(StrEnum):
         """The kind in the singular: policy, source, engine or target."""
         return self.name.lower()
 
+    @property
+    def phrase(self) -> str:
+        """The noun with its article, for messages."""
+        return f"{'an' if self is Kind.ENGINE else 'a'} {self.noun}"
+
 
 # What a plug-in of each kind must have besides being a frozen dataclass.
 _METHODS: Mapping[Kind, str] = {
@@ -246,7 +251,7 @@ def _checked(kind: Kind, point: EntryPoint) -> type[Any]:
         raise PluginError(f"{title} cannot be imported: {cause}{_extra_for(point, error)}") from error
     fault = _fault(kind, plugin)
     if fault:
-        raise PluginError(f"{title} is not a {kind.noun}: {fault}")
+        raise PluginError(f"{title} is not {kind.phrase}: {fault}")
     assert isinstance(plugin, type)  # noqa: S101 - for the type checker; `_fault` has looked
     return plugin
 

@@ -85,7 +85,7 @@ class Builder:
             Invalid: it could not be built; all its problems are recorded.
         """
         mapping = self.mapping(node, path)
-        read = self.fields(cls, mapping, path, required=default is None)
+        read = self.fields(cls, mapping, path, base=default)
         if not read.complete:
             raise Invalid
         return self.construct(cls, mapping, path, read.values, default)
@@ -97,7 +97,7 @@ class Builder:
         path: str,
         *,
         taken: tuple[str, ...] = (),
-        required: bool = True,
+        base: object = None,
         readers: abc.Mapping[str, Reader] = types.MappingProxyType({}),
     ) -> Fields:
         """Read the fields of a dataclass, each on its own.
@@ -107,7 +107,7 @@ class Builder:
             mapping: where to read.
             path: its path.
             taken: keys that are read elsewhere.
-            required: whether a missing key without a default is a problem.
+            base: what missing keys are taken from; without it those that have no default are required.
             readers: how to read some of the fields, by name; the others are read by their type.
         """
         hints = type_hints(cls)
@@ -122,13 +122,13 @@ class Builder:
         for name, field in known.items():
             if name in mapping.entries:
                 inner, where = mapping.entries[name].node, join(path, name)
-                default = None if field.default is dataclasses.MISSING else field.default
+                default = field.default if base is None else getattr(base, name)
                 try:
                     reader = readers.get(name)
                     values[name] = reader(inner, where) if reader else self.value(hints[name], inner, where, default)
                 except Invalid:
                     complete = False
-            elif required and is_required(field):
+            elif base is None and is_required(field):
                 expected = describe(hints[name])
                 self.problems.add(mapping.line, join(path, name), f"missing; expected {expected}")
                 complete = False
@@ -183,13 +183,13 @@ class Builder:
         if "type" not in mapping.entries:
             known = ", ".join(plugins.names(kind)) or "none at all"
             raise self.problems.fail(
-                mapping.line, join(path, "type"), f"missing; which {kind.noun}? installed: {known}"
+                mapping.line, join(path, "type"), f"missing; expected the name of {kind.phrase}; installed: {known}"
             )
         chosen = mapping.entries["type"].node
         where = join(path, "type")
         # As it is written: one built-in target is called null, which YAML reads as nothing.
         if not isinstance(chosen, Scalar) or not chosen.text:
-            raise self.fail(chosen, where, f"expected the name of a {kind.noun}, not {shape(chosen)}")
+            raise self.fail(chosen, where, f"expected the name of {kind.phrase}, not {shape(chosen)}")
         key = (kind, chosen.text)
         if key not in self._classes:
             try:
@@ -421,7 +421,7 @@ def describe(hint: Any) -> str:  # noqa: ANN401 - a type of any form
     """A type in words, for `expected ...`."""
     plugin = plugin_of(hint)
     if plugin:
-        return f"a {plugin.kind.noun}: a mapping with `type` and its parameters"
+        return f"{plugin.kind.phrase}: a mapping with `type` and its parameters"
     hint = bare(hint)
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):

@@ -130,7 +130,9 @@ class _File:
         sound = frame.check(known)
         if not (read.complete and sound):
             raise Invalid
-        return _cluster(name, frame)
+        spec = build.construct(ClusterSpec, mapping, path, frame.spec(name))
+        metrics: Mapping[str, Metric] = read.values.get("metrics", {})
+        return Cluster(spec, frame["target"], frame["engine"], metrics, frame["interval"], frame.timeout)
 
     def _metric(self, name: str, node: Node, path: str) -> Metric:
         self._name(name, node, path)
@@ -168,8 +170,8 @@ class _File:
         unknown = [metric for metric in reads if metric not in known]
         for metric in unknown:
             line, where = _parameter_with(metric, node, path) or (node.line, path)
-            hint = plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
-            self._problems.add(line, where, f"the policy reads the metric {metric!r}, which the cluster has not{hint}")
+            message = f"the policy reads the metric {metric!r}, which the cluster has not{_suggest(metric, known)}"
+            self._problems.add(line, where, message)
         if unknown:
             raise Invalid
         return NamedPolicy(name, policy)
@@ -195,6 +197,19 @@ class _Frame:
         set_to: timedelta | None = self["timeout"]
         interval: timedelta = self["interval"]
         return min(LONGEST_TIMEOUT, interval * 2 / 3) if set_to is None else set_to
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """The arguments of the core's `ClusterSpec`."""
+        policies: Mapping[str, NamedPolicy] = self["policies"]
+        return {
+            "name": name,
+            "limits": Limits(self["min"], self["max"]),
+            "policies": tuple(policies.values()),
+            "metrics": tuple(self._values.get("metrics", ())),
+            "engine": self["engine"] is not None,
+            "lookback": max([self["lookback"], *(_lookback(named.policy) for named in policies.values())]),
+            **{key: self[key] for key in _PASSED_ON},
+        }
 
     def check(self, metrics: Sequence[str]) -> bool:
         """Record what does not fit together; True when everything does."""
@@ -261,21 +276,6 @@ class _Frame:
             self._problems.add(entry.line, path, message)
             return
         self._problems.add(self._mapping.line, self._path, message)
-
-
-def _cluster(name: str, frame: _Frame) -> Cluster:
-    policies: Mapping[str, NamedPolicy] = frame["policies"]
-    metrics: Mapping[str, Metric] = frame["metrics"] if isinstance(frame["metrics"], Mapping) else {}
-    spec = ClusterSpec(
-        name=name,
-        limits=Limits(frame["min"], frame["max"]),
-        policies=tuple(policies.values()),
-        metrics=tuple(metrics),
-        engine=frame["engine"] is not None,
-        lookback=max([frame["lookback"], *(_lookback(named.policy) for named in policies.values())]),
-        **{key: frame[key] for key in _PASSED_ON},
-    )
-    return Cluster(spec, frame["target"], frame["engine"], metrics, frame["interval"], frame.timeout)
 
 
 def _suggest(metric: str, known: Sequence[str]) -> str:

@@ -182,7 +182,11 @@ POLICY = "{type: stub-policy, within: 60s"
                 )
             ],
         ),
-        (TARGET + "}", "target: {}", ["5: clusters.demo.target.type: missing; which target? installed: {targets}"]),
+        (
+            TARGET + "}",
+            "target: {}",
+            ["5: clusters.demo.target.type: missing; expected the name of a target; installed: {targets}"],
+        ),
         (
             TARGET + "}",
             "target: stub-target",

@@ -218,7 +218,7 @@ def test_what_is_not_a_plug_in_is_refused_with_what_is_expected(
 ) -> None:
     install("odd", {kind.value: {"odd": "tried_odd:Tried"}}, modules={"tried_odd": source})
     message = failure(kind, "odd")
-    assert message.startswith(f"the {kind.noun} 'odd' of odd 1.0 (tried_odd:Tried) is not a {kind.noun}: ")
+    assert message.startswith(f"the {kind.noun} 'odd' of odd 1.0 (tried_odd:Tried) is not {kind.phrase}: ")
     assert fault in message
 
 
