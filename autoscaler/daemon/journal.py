@@ -197,10 +197,9 @@ async def open_journal(directory: Path, *, decisions: int) -> AsyncIterator[Jour
 
 
 def _enter(directory: Path) -> int:
-    """Make the directory, for our own user only, and open its lock file."""
+    """Make the directory for our own user only, unless it is there, and open its lock file."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.chmod(0o700)
         return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise StoreError(f"{directory} cannot be used for state: {error.strerror}") from error

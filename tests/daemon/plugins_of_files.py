@@ -2,6 +2,7 @@
 
 # ruff: noqa: ASYNC230, ASYNC240 - a small local file; simplicity is what this is for
 
+import asyncio
 import json
 import math
 import os
@@ -59,9 +60,11 @@ class File:
 
     Attributes:
         path: the file; calls are added to the same path with `.calls`.
+        takes: seconds a call takes. Default 0.
     """
 
     path: str
+    takes: float = 0.0
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator["File"]:
@@ -84,6 +87,7 @@ class File:
         luck = int(time.time() * 1000) % 14
         with Path(f"{self.path}.calls").open("a") as calls:
             calls.write(f"{os.getpid()} {replicas}\n")
+        await asyncio.sleep(self.takes)
         if luck != 0:
             temporary = Path(f"{self.path}.{os.getpid()}")
             temporary.write_text(json.dumps({"desired": replicas, "before": before, "at": time.time()}))

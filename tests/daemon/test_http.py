@@ -220,7 +220,10 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
     assert 0 <= samples[("autoscaler_metric_age_seconds", "a", "load")] < 5
     async with house.session.get(house.daemon.url + "/metrics") as response:
         families = list(text_string_to_metric_families(await response.text()))
+    documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert f"`{name}`" in documented or name.startswith("process_"), name
         assert family.documentation, family.name
         assert family.name.startswith(("autoscaler_", "process_")), family.name
         assert family.type != "unknown", family.name

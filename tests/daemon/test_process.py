@@ -163,6 +163,33 @@ def test_a_signal_stops_it_between_ticks(place: Place, number: signal.Signals, c
     assert not (place.directory / "var" / f"{FILE}-wal").exists()
 
 
+def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
+    place.configure("a")
+    place.config.write_text(place.config.read_text().replace("/a'}", "/a', takes: 25}").replace("min: 1", "min: 3"))
+    daemon = place.start()
+    called = place.directory / "a.calls"
+    eventually(called.exists, place.log.read_text)
+    daemon.terminate()
+    place.told("stopping")
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.wait(0.5)  # it waits for the answer
+    daemon.terminate()
+    assert daemon.wait(10) == 130
+    assert place.lines()[-1]["message"] == "cancelled"
+    kept = read_state(place.directory / "var", "a")
+    assert kept is not None
+    assert kept.rescale is not None
+    assert not kept.rescale.confirmed
+    # The next one sorts it out: the call took no effect, so it is made again.
+    place.config.write_text(place.config.read_text().replace(", takes: 25", ""))
+    daemon = place.start()
+    line = place.told("was not accepted")
+    assert UNANSWERED in line["message"]
+    eventually(lambda: (place.directory / "a").exists(), place.log.read_text)
+    daemon.terminate()
+    assert daemon.wait(10) == 0
+
+
 def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
     place.configure("a", "b")
     daemon = place.start()
