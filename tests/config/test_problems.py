@@ -197,6 +197,8 @@ POLICY = "{type: stub-policy, within: 60s"
             "target: {type: [a]}",
             [("5: clusters.demo.target.type: expected the name of a target, not a list")],
         ),
+        ("min: 1", "engine: []", ["6: clusters.demo.engine: expected a mapping (key: value), not a list"]),
+        ("min: 1", "engine: {type: []}", ["6: clusters.demo.engine.type: expected the name of an engine, not a list"]),
         # names and references
         (
             "source: main",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autoscaler.config import load
 from autoscaler.config.model import Config
@@ -264,6 +265,18 @@ def test_a_byte_order_mark_is_ignored(accepted: Accepted, good: str) -> None:
 def test_windows_line_ends_keep_the_line_numbers(refused: Refused, good: str) -> None:
     (problem,) = refused(good.replace("max: 4", "max: x").replace("\n", "\r\n"))
     assert problem.startswith("7: clusters.demo.max: ")
+
+
+def test_the_parser_in_python_reads_the_same_as_the_one_in_c(
+    accepted: Accepted, refused: Refused, good: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = good.replace("clusters:\n", "x-a: &a {min: 2}\nclusters:\n").replace("    min: 1\n", "    <<: *a\n")
+    bad = text.replace("max: 4", "max: 1:30\n    interval: on")
+    with_c = accepted(text), refused(bad)
+    monkeypatch.setattr("autoscaler.config.document._LOADER", yaml.SafeLoader)  # what is left without libyaml
+    assert (accepted(text), refused(bad)) == with_c
+    (problem,) = refused("clusters:\n\tdemo: 1\n")
+    assert problem.startswith("2: (file): not valid YAML: ")
 
 
 def vars_of(value: object) -> Mapping[str, object]:
