@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -44,6 +44,7 @@ class Ticks:
 
 def registry() -> CollectorRegistry:
     """A registry of the daemon's own, with the figures of its process."""
+    disable_created_metrics()  # a second series for each histogram, which tells nothing that is not known
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry

@@ -185,7 +185,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     daemon = place.start()
     line = place.told("was not accepted")
     assert UNANSWERED in line["message"]
-    eventually(lambda: (place.directory / "a").exists(), place.log.read_text)
+    eventually((place.directory / "a").exists, place.log.read_text)
     daemon.terminate()
     assert daemon.wait(10) == 0
 
