@@ -14,6 +14,7 @@ from autoscaler.config.frame import ClusterFrame, FileFrame
 from autoscaler.config.model import DaemonSpec
 from autoscaler.core.model import Behaviour, CapacitySpec, Rate, SettleSpec
 from autoscaler.plugins import installed
+from autoscaler.ports import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -59,6 +60,20 @@ def test_whole_files_shown_in_the_docs_load(name: str, tmp_path: Path) -> None:
         # The worked example's policy is installed in a test of its own; here a built-in one stands for it.
         path.write_text(block.replace("type: trend, per_replica", "type: target-tracking, metric: sessions, target"))
         assert load(path, {"PROMETHEUS_TOKEN": "value"}).clusters
+
+
+def test_the_errors_shown_in_the_docs_are_those_of_the_file_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    shown = re.search(r"^```yml\n(.*?)^```.*?^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert shown
+    monkeypatch.chdir(tmp_path)
+    Path("autoscaler.yaml").write_text(shown[1])
+    with pytest.raises(ConfigurationError) as caught:
+        load(Path("autoscaler.yaml"), {})
+    found = [problem.replace(", stub-source", "") for problem in caught.value.problems]  # only these tests have it
+    assert found == shown[2].splitlines()
 
 
 def test_the_docs_have_every_key_with_its_default() -> None:
