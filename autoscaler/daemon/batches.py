@@ -36,10 +36,11 @@ class Batches(Generic[T]):
         """Call something in the same thread, between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
-    async def close(self) -> None:
-        """Finish what waits and end the thread."""
+    async def close(self, last: Callable[[], None]) -> None:
+        """Finish what waits, do one last thing in the thread, and end it."""
         if self._work is not None:
             await self._work
+        await self.call(last)
         self._thread.shutdown()
 
     async def _run(self) -> None:

@@ -83,9 +83,11 @@ class Connection:
         await self._tried.wait()
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Let go of it. One that does not even end when it is cancelled is left behind."""
         self._stop.set()
-        await self._task
+        _, hanging = await asyncio.wait((self._task,), timeout=2 * CLOSING)
+        if hanging:
+            log.warning("plug-in does not let go", extra={"plugin": self.name})
 
     async def _hold(self) -> None:
         pause = FIRST_PAUSE

@@ -70,8 +70,7 @@ class History:
 
     async def close(self) -> None:
         """Finish what waits and close the file."""
-        await self._batches.close()
-        self._leave()
+        await self._batches.close(self._leave)
 
     def _prepare(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

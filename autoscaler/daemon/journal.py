@@ -117,8 +117,7 @@ class Journal:
 
     async def close(self) -> None:
         """Finish what waits and close the file."""
-        await self._batches.call(self._connection.close)
-        await self._batches.close()
+        await self._batches.close(self._connection.close)
 
     async def _ask(self, question: Callable[[], R], what: str) -> R:
         try:

@@ -26,18 +26,18 @@ def test_the_splay_is_stable_and_spreads_evenly() -> None:
     assert all(60 <= count <= 140 for count in tenths)
 
 
-def test_ticks_do_not_drift_in_a_day() -> None:
+def test_ticks_do_not_drift_in_hours() -> None:
     async def main() -> list[float]:
         world = World("a")
         world.targets["a"].delay = 1.7
         await world.start()
-        await world.until(24 * 3600)
+        await world.until(6 * 3600)
         await world.fleet.stop()
         assert max(world.pace.late) < 0.001
         return world.ticks("a")
 
     ticks = virtual_time.run(main())
-    assert len(ticks) == 8640
+    assert len(ticks) == 2160
     first = ticks[0]
     assert first == pytest.approx(splay("a", 10.0) + 1.7)
     assert all(at == pytest.approx(first + 10 * number) for number, at in enumerate(ticks))

@@ -235,3 +235,26 @@ def test_a_changed_source_changes_the_clusters_that_use_it() -> None:
         await world.fleet.stop()
 
     virtual_time.run(main())
+
+
+def test_a_plugin_that_does_not_let_go_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    class Clinging:
+        @asynccontextmanager
+        async def connect(self, _: Shared) -> AsyncIterator[str]:
+            yield "live"
+            for _attempt in range(100):
+                try:
+                    await asyncio.sleep(1000)
+                except asyncio.CancelledError:
+                    continue
+
+    async def main() -> None:
+        connections = Connections()
+        connection = connections.lease(Clinging())
+        await connection.tried()
+        await connections.release(connection)
+        assert asyncio.get_running_loop().time() == pytest.approx(20)
+        await asyncio.sleep(200_000)
+
+    virtual_time.run(main())
+    assert "does not let go" in caplog.text

@@ -1,0 +1,89 @@
+"""What `check --online` makes of plug-ins that can examine themselves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler import cli
+from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
+from autoscaler.core.model import ClusterSpec, Limits
+from autoscaler.ports import Finding, Severity, UnavailableError
+from autoscaler.testing.fakes import Fake, FakeEngine, FakeQuery, FakeSource, FakeTarget
+
+WAIT = Finding(
+    Severity.ERROR,
+    "spark.locality.wait",
+    "it is 3s, and the query keeps state, so new workers get no work",
+    "every scale-up is paid for and not used " * 5,
+    "spark.locality.wait=0s",
+)
+SMALL = Finding(Severity.WARNING, "partitions", "fewer than slots", "idle slots", "more partitions")
+
+
+class Examined(FakeEngine):
+    """An engine with a doctor."""
+
+    def __init__(self, *findings: Finding, error: Exception | None = None) -> None:
+        super().__init__()
+        self.findings = findings
+        self.error = error
+
+    async def diagnose(self) -> Sequence[Finding]:
+        if self.error is not None:
+            raise self.error
+        return self.findings
+
+
+def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> None:
+    second = timedelta(seconds=1)
+    plugin = Fake(engine)
+    clusters = {
+        name: Cluster(
+            ClusterSpec(name, Limits(1, 5), (), metrics=("lag",), engine=True),
+            Fake(FakeTarget(remarks=("be careful",))),
+            plugin,
+            {"lag": Metric("source", FakeQuery("lag"))},
+            2 * second,
+            second,
+        )
+        for name in ("a", "b")
+    }
+    source = Fake(FakeSource({"lag": 7.0}))
+    config = Config(Path("config.yaml"), DaemonSpec(Path("nowhere")), {"source": source}, clusters)
+    monkeypatch.setattr(cli, "_load", lambda _: config)
+
+
+def test_findings_are_told_once_with_cost_and_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Examined(WAIT, SMALL))
+    assert cli.main(["check", "--online", "config.yaml"]) == 1  # one of them is an error
+    out = capsys.readouterr().out
+    assert out.count("ERROR: spark.locality.wait (engine of cluster a)") == 1
+    assert "  problem: it is 3s, and the query keeps state" in out
+    assert "  remedy:  spark.locality.wait=0s\n" in out
+    assert "WARNING: partitions" in out
+    assert "be careful" in out
+    assert out.endswith("2 clusters, 0 readings failed, 2 findings.\n")
+    assert cli.main(["check", "--online", "config.yaml", "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [found["severity"] for found in answer["examined"][0]["findings"]] == ["error", "warning"]
+
+
+def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use(monkeypatch, Examined(SMALL))
+    assert cli.main(["check", "--online", "config.yaml"]) == 0
+    assert "WARNING: partitions" in capsys.readouterr().out
+
+
+def test_a_doctor_that_cannot_look_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Examined(error=UnavailableError("the driver does not answer")))
+    assert cli.main(["check", "--online", "config.yaml"]) == 1
+    assert "engine of cluster a could not be examined: the driver does not answer" in capsys.readouterr().out
