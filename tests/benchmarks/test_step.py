@@ -23,18 +23,18 @@ from autoscaler.core.model import (
     Select,
 )
 from autoscaler.core.step import step
-from autoscaler.plugins import load
+from autoscaler.plugins import Kind, load
 
 STEPS = 20_000
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def _spec() -> ClusterSpec:
-    threshold = load("policies", "threshold")
+    threshold = load(Kind.POLICY, "threshold")
     rule = import_module(threshold.__module__).Rule
     policies = (
-        NamedPolicy("drain", load("policies", "backlog-drain")()),
-        NamedPolicy("cpu", load("policies", "target-tracking")(metric="cpu", target=0.7)),
+        NamedPolicy("drain", load(Kind.POLICY, "backlog-drain")()),
+        NamedPolicy("cpu", load(Kind.POLICY, "target-tracking")(metric="cpu", target=0.7)),
         NamedPolicy("lag", threshold(up=(rule(metric="lag", above=5000.0),), down=(rule(metric="lag", below=500.0),))),
     )
     return ClusterSpec(
