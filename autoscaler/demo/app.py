@@ -38,8 +38,10 @@ class Settings:
         ready: file that is made when the job runs on a worker.
         partitions: partitions of the log.
         most: most records of one batch.
+        batch: time that a batch should take when there is enough to do, in seconds.
         cost: time to process one record, in seconds.
         executor_memory: memory of an executor's JVM.
+        java_options: options of the driver's and the executors' JVMs.
         worker_timeout: `spark.worker.timeout`, in seconds, as the Master and the workers have it.
     """
 
@@ -54,8 +56,10 @@ class Settings:
     ready: str
     partitions: int
     most: int
+    batch: float
     cost: float
     executor_memory: str
+    java_options: str
     worker_timeout: int
 
     def write(self, path: Path) -> None:
@@ -97,6 +101,8 @@ def main(path: str) -> int:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "512m")
+        .config("spark.driver.extraJavaOptions", settings.java_options)
+        .config("spark.executor.extraJavaOptions", settings.java_options)
         .config("spark.executor.cores", "1")
         .config("spark.executor.memory", settings.executor_memory)
         .config("spark.ui.port", str(settings.ui_port))
@@ -123,6 +129,7 @@ def main(path: str) -> int:
         .option("clock", settings.clock)
         .option("partitions", settings.partitions)
         .option("maxRowsPerBatch", settings.most)
+        .option("secondsPerBatch", settings.batch)
         .load()
     )
     query = (

@@ -17,7 +17,7 @@ from pathlib import Path
 DURATION = 240.0
 """Length of the demo's own load, in seconds."""
 
-CALM, SURGE = 10.0, 52.0
+CALM, SURGE = 10.0, 48.0
 """Its rates, in records per second."""
 
 # When the surge begins and ends, as shares of the duration.
@@ -140,3 +140,32 @@ def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
     for number in sorted(range(len(waiting)), key=lambda number: shares[number] - waiting[number])[:left]:
         shares[number] += 1
     return [begin + share for begin, share in zip(start, shares, strict=True)]
+
+
+class Pace:
+    """Sizes batches so that each takes about the same time, whatever the number of workers.
+
+    A batch of fixed size that suits three workers would keep one worker busy for so long that nobody would see
+    in time what has come meanwhile.
+    """
+
+    def __init__(self, seconds: float, least: int) -> None:
+        """Aim at batches of `seconds`, of at least `least` records, with which it begins."""
+        self._seconds = seconds
+        self._least = least
+        self._rows = least
+        self._last: tuple[float, int] | None = None
+
+    def rows(self, now: float) -> int:
+        """How many records the batch that begins now may have."""
+        if self._last is not None:
+            began, admitted = self._last
+            # A batch that took all there was says nothing: time went by waiting for records.
+            if admitted >= self._rows and now > began:
+                self._rows = max(self._least, round(admitted / (now - began) * self._seconds))
+        self._last = None
+        return self._rows
+
+    def admitted(self, rows: int, now: float) -> None:
+        """Note that a batch of so many records begins now."""
+        self._last = now, rows

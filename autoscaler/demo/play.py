@@ -26,7 +26,7 @@ from autoscaler.demo.load import Load, read_load, split, stretch, surge
 from autoscaler.demo.result import Rescale, Run, Sample, summary
 from autoscaler.demo.show import Moment, Show, show
 from autoscaler.demo.sink import account, read_sink
-from autoscaler.demo.stage import DemoError, Stage, free_port, spark_environment
+from autoscaler.demo.stage import QUICK_START, DemoError, Stage, free_port, spark_environment
 from autoscaler.java import find_java
 from autoscaler.ports import AutoscalerError
 from autoscaler.targets.local import ask, spark_home
@@ -34,7 +34,8 @@ from autoscaler.targets.local import ask, spark_home
 APP = "autoscaler-demo"
 PARTITIONS = 6  # useful sizes are 1, 2, 3 and 6 workers; more tasks would cost this small machine more than they give
 COST = 0.04  # seconds of waiting per record: 25 records/s per worker at best
-MOST = 210  # records per batch: about 3 s of three workers
+MOST = 1000  # records per batch, whatever their pace
+BATCH = 3.0  # seconds that a batch should take
 EXECUTOR_MEMORY = "640m"
 WORKER_MEMORY = "1g"
 WORKER_TIMEOUT = 60
@@ -220,8 +221,10 @@ class _Demo:
             ready=str(self._work / "ready"),
             partitions=PARTITIONS,
             most=MOST,
+            batch=BATCH,
             cost=COST,
             executor_memory=EXECUTOR_MEMORY,
+            java_options=QUICK_START,
             worker_timeout=WORKER_TIMEOUT,
         )
         settings.write(self._work / "job.json")
@@ -287,7 +290,9 @@ class _Demo:
         if not self._start:
             return
         self._seen.samples.append(Sample(self._now(), desired, ready))
-        if rescale is not None and rescale["to"] != self._seen.desired:
+        # One that began before the load did brought the first worker up.
+        ours = rescale is not None and datetime.fromisoformat(rescale["at"]).timestamp() >= self._start
+        if rescale is not None and ours and rescale["to"] != self._seen.desired:
             self._seen.events.append(f"{self._now():.0f} s: {rescale['before']} -> {rescale['to']} workers")
             self._seen.desired = rescale["to"]
 

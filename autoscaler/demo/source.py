@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
-from autoscaler.demo.load import Load, admit, split
+from autoscaler.demo.load import Load, Pace, admit, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+LEAST = 10
+"""Records per partition that a batch may always have."""
 
 
 class VirtualLog(DataSource):  # type: ignore[misc] # pyspark publishes no types here
     """The log as a Spark data source, named `virtual-log`.
 
-    Options: `clock` (the file that says when the load began), `partitions`, `maxRowsPerBatch`.
+    Options: `clock` (the file that says when the load began), `partitions`, `maxRowsPerBatch`, and
+    `secondsPerBatch`, which batches are sized to take.
     """
 
     @classmethod
@@ -43,6 +47,7 @@ class VirtualLog(DataSource):  # type: ignore[misc] # pyspark publishes no types
             Clock(Path(self.options["clock"])),
             int(self.options["partitions"]),
             int(self.options["maxRowsPerBatch"]),
+            float(self.options["secondsPerBatch"]),
         )
 
 
@@ -85,10 +90,11 @@ class Slice(InputPartition):  # type: ignore[misc]
 class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
     """Reads the log with a limit on the size of a batch."""
 
-    def __init__(self, clock: Clock, partitions: int, most: int) -> None:
+    def __init__(self, clock: Clock, partitions: int, most: int, seconds: float) -> None:
         self._clock = clock
         self._partitions = partitions
         self._most = most
+        self._pace = Pace(seconds, least=LEAST * partitions)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """The beginning of the log."""
@@ -103,7 +109,10 @@ class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
         head = self._head()
         if not isinstance(limit, ReadMaxRows):
             return self._offset(head)
-        return self._offset(admit(self._positions(start), head, limit.max_rows))
+        begin, now = self._positions(start), time.monotonic()
+        end = admit(begin, head, min(limit.max_rows, self._pace.rows(now)))
+        self._pace.admitted(sum(end) - sum(begin), now)
+        return self._offset(end)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
         """Where the log ends: what makes the backlog visible."""

@@ -229,9 +229,11 @@ class SparkWorker:
                 async with self._session.get(url, allow_redirects=False) as response:
                     if response.status != 200:  # noqa: PLR2004 - OK
                         raise UnavailableError(f"the Spark Master at {url} answered status {response.status}")
-                    body = await response.content.read(_LARGEST_ANSWER)
-                    if not response.content.at_eof():
-                        raise AnswerError(f"the answer of {url} is larger than {_LARGEST_ANSWER} bytes")
+                    body = bytearray()
+                    async for chunk in response.content.iter_chunked(64 * 1024):
+                        body += chunk
+                        if len(body) > _LARGEST_ANSWER:
+                            raise AnswerError(f"{url} answered more than {_LARGEST_ANSWER} bytes")
         except TimeoutError as error:
             raise EdgeTimeoutError(f"the Spark Master at {url} did not answer within {self._spec.timeout}") from error
         except aiohttp.ClientError as error:
