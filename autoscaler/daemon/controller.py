@@ -112,6 +112,7 @@ class Controller:
         self._decide = decide
         self._observer = Observer(cluster, edges, utc)
         self._warned = ""
+        self._scaling = False
 
     def take_over(self, before: Controller) -> None:
         """Go on where another controller of the same cluster has ended."""
@@ -125,8 +126,9 @@ class Controller:
         return () if self.status is None else self.status.remarks
 
     def overdue(self, now: float) -> bool:
-        """Whether no tick has ended well for three intervals and a time-out."""
-        return now - self.finished > (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
+        """Whether no tick has ended well for three intervals and a time-out, and the scale call's if there is one."""
+        patience = (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
+        return now - self.finished > patience + (SCALE_TIMEOUT if self._scaling else 0.0)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until told to stop, which takes effect between two ticks.
@@ -197,6 +199,7 @@ class Controller:
         return self.state
 
     async def _scale(self, replicas: int) -> None:
+        self._scaling = True
         try:
             async with asyncio.timeout(SCALE_TIMEOUT):
                 await self.edges.target().scale(replicas)
@@ -204,6 +207,8 @@ class Controller:
             await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation tells what holds
             await self._scale_failed(replicas, told(error))
+        finally:
+            self._scaling = False
 
     async def _scale_failed(self, replicas: int, error: str) -> None:
         self.tally.failed_calls += 1

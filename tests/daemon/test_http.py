@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -111,15 +112,22 @@ async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) ->
 async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
     await house.ready()
     assert await house.get("/healthz") == {"ok": True, "clusters": 2, "overdue": []}
-    house.targets["b"].scale_delay = 1.5
-    house.source.values["load"] = 900.0
-    async with asyncio.timeout(10):
-        while True:
-            async with house.session.get(house.daemon.url + "/healthz") as response:
-                if response.status == 503:
-                    assert (await response.json())["overdue"] == ["b"]
-                    break
-            await asyncio.sleep(0.02)
+    disk = threading.Event()
+    hanging = asyncio.create_task(house.daemon.journal.call(lambda _: disk.wait(20)))
+
+    async def overdue() -> bool:
+        async with house.session.get(house.daemon.url + "/healthz") as response:
+            return response.status == 503 and (await response.json())["overdue"] == ["a", "b"]
+
+    await house.until(overdue)
+    disk.set()
+    await hanging
+
+    async def well() -> bool:
+        async with house.session.get(house.daemon.url + "/healthz") as response:
+            return response.status == 200
+
+    await house.until(well)
 
 
 async def test_clusters_are_shown_with_their_last_decision(house: House) -> None:
