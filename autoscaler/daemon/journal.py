@@ -43,13 +43,14 @@ CREATE TABLE IF NOT EXISTS cluster (
     last INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS decision (
-    cluster INTEGER NOT NULL,
-    number INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY,
     at REAL NOT NULL,
-    record BLOB NOT NULL,
-    PRIMARY KEY (cluster, number)
-) STRICT, WITHOUT ROWID;
+    record BLOB NOT NULL
+) STRICT;
 """
+
+_SPAN = 2**32
+"""Decision number n of cluster c has the id c * 2^32 + n: next to each other, in a tree whose pages hold them whole."""
 
 _PRUNE_EVERY = 16
 
@@ -154,10 +155,15 @@ class Journal:
         identity, number = known
         if save.record is not None:
             number += 1
-            connection.execute("INSERT INTO decision VALUES (?, ?, ?, ?)", (identity, number, save.at, save.record))
+            connection.execute(
+                "INSERT INTO decision VALUES (?, ?, ?)", (identity * _SPAN + number, save.at, save.record)
+            )
             if number % _PRUNE_EVERY == 0:
                 kept = max(self.decisions, save.past)
-                connection.execute("DELETE FROM decision WHERE cluster = ? AND number <= ?", (identity, number - kept))
+                connection.execute(
+                    "DELETE FROM decision WHERE id BETWEEN ? AND ?",
+                    (identity * _SPAN, identity * _SPAN + number - kept),
+                )
         connection.execute(
             "UPDATE cluster SET state = ?, past = ?, last = ? WHERE id = ?",
             (save.state, save.past, number, identity),
@@ -260,7 +266,8 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
         return None
     identity, text, past, last = row
     rows = connection.execute(
-        "SELECT record FROM decision WHERE cluster = ? AND number > ? ORDER BY number", (identity, last - past)
+        "SELECT record FROM decision WHERE id BETWEEN ? AND ? ORDER BY id",
+        (identity * _SPAN + last - past + 1, identity * _SPAN + last),
     )
     return replace(load_state(text), past=_past(load_record(record).observation for (record,) in rows))
 
@@ -279,9 +286,9 @@ def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
 
 def _records(connection: sqlite3.Connection, cluster: str, limit: int, until: datetime | None) -> list[bytes]:
     rows = connection.execute(
-        "SELECT record FROM decision WHERE cluster = (SELECT id FROM cluster WHERE name = ?) AND at <= ? "
-        "ORDER BY number DESC LIMIT ?",
-        (cluster, math.inf if until is None else until.timestamp(), limit),
+        "SELECT record FROM cluster JOIN decision ON decision.id BETWEEN cluster.id * ? AND cluster.id * ? + last "
+        "WHERE name = ? AND at <= ? ORDER BY decision.id DESC LIMIT ?",
+        (_SPAN, _SPAN, cluster, math.inf if until is None else until.timestamp(), limit),
     )
     return [record for (record,) in rows]
 

@@ -312,7 +312,9 @@ def records_of(place: Place, name: str) -> list[Record]:
     with closing(sqlite3.connect(path)) as connection:
         try:
             rows = connection.execute(
-                "SELECT record FROM decision JOIN cluster ON id = cluster WHERE name = ? ORDER BY number", (name,)
+                "SELECT record FROM decision JOIN cluster ON decision.id >> 32 = cluster.id "
+                "WHERE name = ? ORDER BY decision.id",
+                (name,),
             ).fetchall()
         except sqlite3.OperationalError:  # killed before it had made the tables
             return []
