@@ -90,7 +90,7 @@ def main(path: str) -> int:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
 
     from autoscaler.demo.source import VirtualLog  # noqa: PLC0415 - likewise
-    from autoscaler.injob.report import report  # noqa: PLC0415
+    from autoscaler.injob import report  # noqa: PLC0415
 
     settings = Settings(**json.loads(Path(path).read_text()))
     ended: list[int] = []

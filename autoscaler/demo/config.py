@@ -52,7 +52,7 @@ clusters:
         restart: 15s
         confirm: 3s             # a rate measured across a change of the load is neither the old nor the new
         stops: false            # while new workers come up, the old ones go on working
-    up: {{window: 2s}}
+    up: {{window: 0s}}
     down: {{window: {window}s, cooldown: 5s}}
     settle: {{ready: 1m, registered: 1m, absorbed: 1m, running: 1m, caught_up: 3m, backlog_time: 5s}}
     capacity: {{per_replica: {per_worker}}}    # records/s, until it has been seen how much it really is

@@ -17,7 +17,7 @@ from pathlib import Path
 DURATION = 240.0
 """Length of the demo's own load, in seconds."""
 
-CALM, SURGE = 10.0, 48.0
+CALM, SURGE = 10.0, 46.0
 """Its rates, in records per second."""
 
 # When the surge begins and ends, as shares of the duration.

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 LINE_EVERY = 5.0
 """Seconds between two lines where there is no terminal."""
@@ -92,10 +93,10 @@ def table(moment: Moment) -> RenderableType:
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("what the daemon thinks", ratio=1, min_width=38)
     lag = "?" if moment.lag is None else str(moment.lag)
-    result.add_row(f"{moment.at:.0f} s", f"{moment.rate:.0f}/s", lag, _workers(moment), moment.thought)
+    result.add_row(f"{moment.at:.0f} s", f"{moment.rate:.0f}/s", lag, _workers(moment), Text(moment.thought))
     result.add_section()
     for event in moment.events:
-        result.add_row("", "", "", "", event)
+        result.add_row("", "", "", "", Text(event))
     whole = Table.grid(padding=(0, 1))
     whole.add_row(result)
     whole.add_row(ProgressBar(total=moment.of, completed=min(max(moment.at, 0.0), moment.of), width=76))

@@ -58,7 +58,7 @@ class Shared:
         self._stack = stack
 
     async def enter(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        assert key
+        assert key is not None
         return await self._stack.enter_async_context(factory())
 
 

@@ -1,0 +1,141 @@
+"""The demo's options and its small parts that need no cluster."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autoscaler.demo import add_arguments, run
+from autoscaler.demo.config import Addresses, Pool, configuration
+from autoscaler.demo.show import Moment, line, show, table
+from autoscaler.demo.stage import DemoError, Stage
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize("seconds", ["5", "-1", "nan", "inf", "long"])
+def test_a_duration_that_makes_no_sense_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--duration", seconds)
+    assert "60 seconds or more" in capsys.readouterr().err
+
+
+def test_a_load_that_cannot_be_read_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "load.csv"
+    assert run(parsed("--load", str(path), "--output", str(tmp_path / "out"))) == 2
+    path.write_text("0,10\n5,many\n")
+    assert run(parsed("--load", str(path), "--output", str(tmp_path / "out"))) == 2
+    assert "load.csv:2" in capsys.readouterr().out
+
+
+def test_results_of_an_earlier_run_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "result.json").write_text("{}")
+    assert run(parsed("--output", str(tmp_path))) == 2
+    assert "not an empty directory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("directory", ["plain", "with a blank: and # more"])
+def test_the_configuration_file_is_a_valid_one(tmp_path: Path, directory: str) -> None:
+    from autoscaler.config.load import load  # noqa: PLC0415 - the rest of this file does not need it
+
+    pool = Pool(tmp_path / directory, "1g", 60, 25.0)
+    path = tmp_path / "autoscaler.yaml"
+    path.write_text(configuration("app", Addresses(1, 2, 3, 4, 5), pool, tmp_path / directory, 240.0))
+    cluster = load(path, {}).clusters["demo"]
+    assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (1, 4)
+    assert cluster.spec.down.window.total_seconds() == 30
+    path.write_text(configuration("app", Addresses(1, 2, 3, 4, 5), pool, tmp_path / directory, 100.0))
+    assert load(path, {}).clusters["demo"].spec.down.window.total_seconds() == 12
+
+
+MOMENT = Moment(51.0, 240.0, "surge", 48.0, 204, 3, 1, "3 [are] needed", ("46 s: 1 -> 3 workers",))
+
+
+def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with show(Console(force_terminal=False, width=300)) as shown:
+        shown.tell(MOMENT)
+        shown.tell(MOMENT)
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["46 s: 1 -> 3 workers", line(MOMENT)]
+    assert line(MOMENT) == "   51 s  load   48/s  lag   204  workers 1 -> 3  surge: 3 [are] needed"
+
+
+def test_what_nobody_can_say_is_not_made_up() -> None:
+    unknown = Moment(1.0, 240.0, "calm", 10.0, None, None, None, "?")
+    assert "lag     ?" in line(unknown)
+    assert "workers ?" in line(unknown)
+
+
+def test_on_a_terminal_there_is_a_table() -> None:
+    console = Console(width=100, file=io.StringIO())
+    console.print(table(MOMENT))
+    assert isinstance(console.file, io.StringIO)
+    said = console.file.getvalue()
+    assert "48/s" in said
+    assert "1 -> 3" in said
+    assert "3 [are] needed" in said
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path / "logs", tmp_path / "pool")
+
+
+def watch(stage: Stage) -> None:
+    for _ in range(1000):
+        stage.check()
+        signal.sigtimedwait([], 0.01)
+
+
+def test_a_process_that_ends_by_itself_is_told_with_the_end_of_its_log(stage: Stage) -> None:
+    stage.start("job", [sys.executable, "-S", "-c", "print('too bad'); raise SystemExit(3)"], {})
+    with pytest.raises(DemoError, match=r"(?s)the job ended by itself \(exit code 3\).*job\.log.*too bad"):
+        watch(stage)
+    stage.clear()
+
+
+def test_a_program_that_does_not_exist_is_told(stage: Stage) -> None:
+    with pytest.raises(DemoError, match="the job cannot be started"):
+        stage.start("job", ["/nonexistent"], {})
+
+
+def test_clearing_ends_also_what_does_not_want_to_and_its_children(stage: Stage) -> None:
+    script = (
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "os.fork() or os.setsid()\nprint('up', flush=True)\ntime.sleep(60)"
+    )
+    stage.start("job", [sys.executable, "-S", "-c", script], {})
+    for _ in range(1000):
+        if stage.log("job").read_text().count("up") == 2:
+            break
+        signal.sigtimedwait([], 0.01)
+    from autoscaler.targets import processes  # noqa: PLC0415 - only here
+
+    assert len(processes.family(stage._token)) == 2
+    stage.clear(grace=0.2)
+    assert processes.family(stage._token) == []
+
+
+def test_stopping_waits_for_a_good_end(stage: Stage) -> None:
+    script = (
+        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(CODE))\n"
+        "print('up', flush=True)\ntime.sleep(60)"
+    )
+    for name, code in (("good", "0"), ("bad", "4")):
+        stage.start(name, [sys.executable, "-S", "-c", script.replace("CODE", code)], {})
+        while "up" not in stage.log(name).read_text():
+            signal.sigtimedwait([], 0.01)
+    stage.stop("good", 5)
+    with pytest.raises(DemoError, match=r"did not end well \(exit code 4\)"):
+        stage.stop("bad", 5)
+    stage.clear()

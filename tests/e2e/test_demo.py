@@ -1,0 +1,133 @@
+"""The demo itself, as a user starts it, at a short duration."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.java import JavaNotFoundError, find_java
+from autoscaler.targets import processes
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_installed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    problems = [
+        f"{package} is not installed (extra demo)"
+        for package in ("pyspark", "pyarrow", "matplotlib")
+        if importlib.util.find_spec(package) is None
+    ]
+    try:
+        find_java(tmp_path_factory.mktemp("java"))
+    except JavaNotFoundError as error:
+        problems.append(str(error))
+    if problems and os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
+        pytest.fail("; ".join(problems))
+    if problems:
+        pytest.skip("; ".join(problems))
+
+
+def left_behind(directory: Path) -> list[str]:
+    """Command lines of processes that mention the directory, in their arguments or their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(directory).encode() in command + environment and processes.look(int(entry.name)) is not None:
+            found.append(command.replace(b"\0", b" ").decode())
+    return found
+
+
+def test_the_demo_scales_up_and_down_and_loses_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    answer = subprocess.run(
+        [sys.executable, "-m", "autoscaler", "demo", "--duration", "110", "--json", "--output", str(output)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    result: dict[str, Any] = json.loads(answer.stdout)
+    assert result == json.loads((output / "result.json").read_text())
+    assert result["ok"] is True
+    assert result["reasons"] == []
+    assert result["offered"] == result["processed"] > 2000
+    assert (result["lost"], result["duplicated"], result["strange"], result["failed_tasks"]) == (0, 0, 0, 0)
+    assert result["scale_ups"] >= 1
+    assert result["scale_downs"] >= 1
+    assert result["most_workers"] >= 2
+    assert result["peak_lag"] > 0
+    assert result["first_scale_up_after_s"] is not None
+    assert result["last_new_worker_first_task_s"] is not None
+    assert result["workers"][0][1:] == [1, 1]
+    assert (output / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert (output / "autoscaler.yaml").exists()
+    # without --keep only the results stay
+    assert sorted(path.name for path in output.iterdir()) == ["autoscaler.yaml", "plot.png", "result.json"]
+    assert left_behind(output) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    output = tmp_path / "output"
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "autoscaler", "demo", "--output", str(output)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 240
+        # interrupted in the middle: when a job runs on a worker
+        while not (output / "work" / "ready").exists():
+            assert demo.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert len(left_behind(output)) > 4
+        demo.send_signal(number)
+        said, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert demo.returncode == 130
+    assert "nothing is left running" in said
+    assert left_behind(output) == []
+
+
+def test_a_failed_start_names_the_log_and_shows_its_end(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(
+        '#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "17.0.1"\' >&2; exit 0; fi\n'
+        "echo this Java is broken >&2\nexit 1\n"
+    )
+    java.chmod(0o755)
+    output = tmp_path / "output"
+    answer = subprocess.run(
+        [sys.executable, "-m", "autoscaler", "demo", "--no-plot", "--output", str(output)],
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert answer.returncode == 1
+    assert "the master ended by itself (exit code 1)" in answer.stdout
+    assert str(output / "logs" / "master.log") in answer.stdout
+    assert "this Java is broken" in answer.stdout
+    assert left_behind(output) == []
