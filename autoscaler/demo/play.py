@@ -171,7 +171,10 @@ class _Demo:
         # In this order: a daemon that saw the job go would have something to say about it.
         self._stage.stop("daemon", 20.0)
         self._stage.stop("job", 60.0)
-        arrivals = read_sink(self._work / "sink")
+        try:
+            arrivals = read_sink(self._work / "sink")
+        except (OSError, ValueError) as error:
+            raise DemoError(f"the sink cannot be read back: {error}") from error
         heads = split(self._load.offered(self._load.duration), PARTITIONS)
         return Run(
             load=self._load,

@@ -49,7 +49,7 @@ def draw(run: Run, path: Path) -> None:
     )
     rates.set_ylabel("records/s")
     rates.set_ylim(bottom=0)
-    rates.legend(loc="upper left", frameon=False)
+    rates.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, ncols=2)
 
     waiting.fill_between([at for at, _ in lag], [count for _, count in lag], color=_LAG, alpha=0.25, linewidth=0)
     waiting.plot([at for at, _ in lag], [count for _, count in lag], color=_LAG, linewidth=1.8)
@@ -80,7 +80,7 @@ def draw(run: Run, path: Path) -> None:
     workers.set_xlabel("seconds since the load began")
     workers.yaxis.set_major_locator(MaxNLocator(integer=True))
     workers.set_ylim(0, max([*(sample.desired or 0 for sample in told), 1]) + 0.6)
-    workers.legend(loc="upper left", frameon=False, fontsize=9)
+    workers.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, ncols=3, fontsize=9)
     workers.set_xlim(0, end)
 
     for rescale in run.rescales:

@@ -104,14 +104,15 @@ class Stage:
         self._end([name for name in self._running if name == "daemon"], grace)
         try:
             stop_workers(self.pool, grace)
-        except EdgeError as error:
+        except (EdgeError, OSError, ValueError, TypeError) as error:
             # Only a daemon that is not ours could hold the pool: its directory was made by this very run.
-            raise DemoError(f"the workers could not be stopped: {error}") from error
-        self._end(list(self._running), grace)
-        while left := processes.family(self._token):
-            for process in left:
-                processes.send(process.pid, process.start, self._token, signal.SIGKILL)
-            time.sleep(0.05)
+            raise DemoError(f"the workers of {self.pool} could not be stopped: {error}") from error
+        finally:
+            self._end(list(self._running), grace)
+            while left := processes.family(self._token):
+                for process in left:
+                    processes.send(process.pid, process.start, self._token, signal.SIGKILL)
+                time.sleep(0.05)
 
     def _end(self, names: list[str], grace: float) -> None:
         ending = [self._running.pop(name) for name in names]

@@ -27,7 +27,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -51,6 +51,7 @@ from autoscaler.targets import processes
 
 _log = logging.getLogger("autoscaler.targets")
 _MOST = 250  # workers of one pool: each has an address of its own in one block of 254
+_REST = 3.0  # seconds before anything is started or drained unasked: who only looks (`autoscaler plan`) changes nothing
 _KEPT_LOGS = 20  # ended workers whose logs and working directories stay
 _LARGEST_ANSWER = 16 * 2**20  # bytes
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
@@ -283,7 +284,8 @@ class Worker:
 class Pool:
     """A live pool. Several coroutines may use it at once: the size last asked for counts."""
 
-    def __init__(self, directory: Path, kind: Kind, spec: Local, poll: float = 0.5) -> None:
+    def __init__(self, directory: Path, kind: Kind, spec: Local, poll: float = 0.5, rest: float = _REST) -> None:
+        self._rest = rest
         self._directory = directory
         self._kind = kind
         self._spec = spec
@@ -369,6 +371,9 @@ class Pool:
     # ---- keeping
 
     async def _keep(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._rest):
+                await self._poke.wait()
         while True:
             self._notice_losses()
             self._start_missing()

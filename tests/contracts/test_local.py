@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from autoscaler.targets.local import Local
-from autoscaler.testing import LocalShared, TargetContract
+from autoscaler.targets.local import Local, stop_workers
+from autoscaler.testing import TargetContract
 
 
 class TestLocal(TargetContract):
     @pytest.fixture
-    async def plugin(self, tmp_path: Path) -> AsyncIterator[Local]:
+    def plugin(self, tmp_path: Path) -> Iterator[Local]:
         plugin = Local(
             directory=tmp_path,
             master="spark://127.0.0.1:1",
@@ -24,11 +23,7 @@ class TestLocal(TargetContract):
             grace=timedelta(seconds=2),
         )
         yield plugin
-        # Workers outlive the context, so the test has to end them.
-        async with LocalShared() as shared, plugin.connect(shared) as target, asyncio.timeout(60):
-            await target.scale(0)
-            while (await target.describe()).ready:  # noqa: ASYNC110 - processes give no event to wait for
-                await asyncio.sleep(0.1)
+        stop_workers(tmp_path)  # workers outlive the context, so the test has to end them
 
     @pytest.fixture
     def sizes(self) -> Sequence[int]:

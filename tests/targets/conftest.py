@@ -95,7 +95,7 @@ def up(pool: Pool) -> bool:
 
 @asynccontextmanager
 async def opened(directory: Path, kind: StandIn, **changes: object) -> AsyncIterator[Pool]:
-    pool = Pool(directory, kind, spec(directory, **changes), poll=0.05)
+    pool = Pool(directory, kind, spec(directory, **changes), poll=0.05, rest=0.0)
     await pool.open()
     try:
         yield pool

@@ -27,7 +27,7 @@ from autoscaler.ports import (
     UnavailableError,
 )
 from autoscaler.targets import processes
-from autoscaler.targets.local import Local, Pool, SparkWorker, _locked, spark_home
+from autoscaler.targets.local import Local, Pool, SparkWorker, _locked, ask, spark_home, stop_workers
 
 from .conftest import StandIn, opened, spec, until, up
 
@@ -196,6 +196,30 @@ async def test_size_and_workers_are_taken_over_by_the_next_daemon(tmp_path: Path
     second = await pools()
     assert await second.describe() == TargetStatus(desired=2, ready=2)
     assert {worker.pid for worker in second._workers.values()} == pids
+
+
+async def test_who_only_looks_starts_and_drains_nothing(tmp_path: Path) -> None:
+    ask(tmp_path, 2)
+    kind = StandIn()
+    pool = Pool(tmp_path, kind, spec(tmp_path), poll=0.01)
+    await pool.open()
+    assert await pool.describe() == TargetStatus(desired=2, ready=0)
+    await asyncio.sleep(0.1)
+    await pool.close()
+    assert kind.places == []
+
+
+async def test_the_workers_of_an_abandoned_pool_can_be_stopped(tmp_path: Path) -> None:
+    async with opened(tmp_path, StandIn(mode="stubborn")) as pool:
+        await settle(pool, 2)
+        workers = list(pool._workers.values())
+    await asyncio.to_thread(stop_workers, tmp_path, 0.2)
+    assert not any(processes.family(worker.token) for worker in workers)
+    assert list((tmp_path / "workers").iterdir()) == []
+    for worker in workers:
+        processes.reap(worker.pid or 0)
+    async with opened(tmp_path, StandIn()) as pool:
+        assert await pool.describe() == TargetStatus(desired=0, ready=0)
 
 
 async def test_a_drain_under_way_is_taken_up_again(tmp_path: Path, pools: Pools) -> None:
@@ -373,7 +397,7 @@ WORKERS = {
 }
 
 
-async def ask(tmp_path: Path, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> frozenset[str]:
+async def asked(tmp_path: Path, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> frozenset[str]:
     application = web.Application()
     application.router.add_get("/json/", answer)
     async with TestServer(application) as server, aiohttp.ClientSession() as session:
@@ -387,7 +411,7 @@ async def test_ready_are_the_workers_that_the_master_calls_alive(tmp_path: Path)
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(WORKERS)
 
-    assert await ask(tmp_path, answer) == frozenset({"127.9.9.2"})
+    assert await asked(tmp_path, answer) == frozenset({"127.9.9.2"})
 
 
 @pytest.mark.parametrize("text", ["<html>hello</html>", "[]", '{"workers": [{}]}', "{}", '{"workers": 3}', ""])
@@ -396,7 +420,7 @@ async def test_an_answer_that_is_no_masters_is_an_error(tmp_path: Path, text: st
         return web.Response(text=text)
 
     with pytest.raises(AnswerError, match="did not answer with a Spark Master's JSON"):
-        await ask(tmp_path, answer)
+        await asked(tmp_path, answer)
 
 
 async def test_a_master_that_fails_or_hangs_is_unavailable(tmp_path: Path) -> None:
@@ -408,9 +432,9 @@ async def test_a_master_that_fails_or_hangs_is_unavailable(tmp_path: Path) -> No
         return web.json_response(WORKERS)
 
     with pytest.raises(UnavailableError, match="status 503"):
-        await ask(tmp_path, fail)
+        await asked(tmp_path, fail)
     with pytest.raises(EdgeTimeoutError, match="did not answer within"):
-        await ask(tmp_path, hang)
+        await asked(tmp_path, hang)
 
 
 async def test_a_master_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
