@@ -149,7 +149,8 @@ def spark_environment(home: Path, java: Path, python: str, worker_timeout: int) 
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": QUICK_START,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_MASTER_OPTS": options,
+        # Nobody submits anything here, and that door of the Master asks for no password.
+        "SPARK_MASTER_OPTS": f"{options} -Dspark.master.rest.enabled=false",
     }
 
 
