@@ -138,6 +138,7 @@ class _Demo:
             played = self._play()
         finally:
             with _undisturbed():
+                self._say("stopping everything that is still running ...")
                 self._stage.clear()
         result = summary(played)
         (self._output / "result.json").write_text(json.dumps(result, indent=2) + "\n")
