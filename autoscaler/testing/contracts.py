@@ -46,7 +46,6 @@ import asyncio
 import builtins
 import copy
 import dataclasses
-import importlib.util
 import inspect
 import json
 import math
@@ -54,6 +53,7 @@ import pickle
 import random
 import socket
 import time
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -102,12 +102,17 @@ _SIZES = (0, 1, 2, 3, 7, 50, 1000)
 _LIMITS = (Limits(0, 1), Limits(0, 10), Limits(1, 4), Limits(2, 100), Limits(5, 5), Limits(0, 1000))
 
 
-# Marked even so for those who run pytest-asyncio in its strict mode; without it the mark would be unknown.
-on_a_loop = (
-    pytest.mark.asyncio
-    if importlib.util.find_spec("pytest_asyncio")
-    else pytest.mark.skip(reason="the contracts of sources, engines and targets need pytest-asyncio")
-)
+def _on_a_loop() -> pytest.MarkDecorator:
+    """Marked for those who run pytest-asyncio in its strict mode; where the mark is unknown, it is not there."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pytest.PytestUnknownMarkWarning)
+        try:
+            return pytest.mark.asyncio
+        except (pytest.PytestUnknownMarkWarning, pytest.fail.Exception):  # the latter with --strict-markers
+            return pytest.mark.skip(reason="the contracts of sources, engines and targets need pytest-asyncio")
+
+
+on_a_loop = _on_a_loop()
 
 
 class LocalShared:

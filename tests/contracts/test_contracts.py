@@ -319,10 +319,13 @@ class TestForgotten(PolicyContract):
 """
 
 
-def test_a_policys_author_needs_no_plug_in_of_pytest_and_is_told_what_to_override(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strictness", [("-W", "error"), ("--strict-markers",)], ids=" ".join)
+def test_a_policys_author_needs_no_plug_in_of_pytest_and_is_told_what_to_override(
+    tmp_path: Path, strictness: tuple[str, ...]
+) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_suite.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *strictness, "test_suite.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
