@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -53,6 +54,7 @@ KEPT_RUNS = 16
 REBIND_EVERY = 2.0
 LOOK_UP_EVERY = 0.2
 SOCKET_TIMEOUT = 10.0
+MOST_CLIENTS = 32
 
 log = logging.getLogger("autoscaler.injob")
 
@@ -72,27 +74,40 @@ def report(
     error is logged and the port is tried again every two seconds, since mostly a former driver is just going
     away; it never moves to another port, where nobody would look for it.
 
+    It raises nothing: whatever goes wrong (a session of Spark Connect, a stopped session, a port that is none) is
+    logged as an error, the job goes on, and the reporter returned is stopped.
+
     Args:
-        spark: the SparkSession whose queries are reported.
+        spark: the SparkSession whose queries are reported, in the driver's own process.
         host: address to listen on; loopback by default. The report has no authentication.
         port: port to listen on, 0 for any free one; default `AUTOSCALER_REPORT_PORT`, else 4050.
-        batches: how many batches of each query are kept.
-
-    Raises:
-        ValueError: the port or the number of batches makes no sense.
+        batches: how many batches of each query are kept, at least 3.
     """
-    return _reporter(spark, host, _port(port), batches)
+    reporter = Reporter(spark, host, DEFAULT_PORT if port is None else port, batches)
+    try:
+        return _reporter(reporter, port)
+    except _UnusableError as error:
+        log.error("no report is served, so the autoscaler cannot see this job, which goes on: %s", error)  # noqa: TRY400 - the message says all
+    except Exception:
+        log.exception("no report is served, so the autoscaler cannot see this job, which goes on")
+    reporter.stop()
+    return reporter
 
 
-def _port(port: int | None) -> int:
+class _UnusableError(Exception):
+    """What the report was called with cannot be used."""
+
+
+def _port(port: object) -> int:
+    where = "port"
     if port is None:
-        text = os.environ.get("AUTOSCALER_REPORT_PORT", str(DEFAULT_PORT))
+        where, text = "AUTOSCALER_REPORT_PORT", os.environ.get("AUTOSCALER_REPORT_PORT", str(DEFAULT_PORT))
         try:
             port = int(text)
         except ValueError:
-            raise ValueError(f"AUTOSCALER_REPORT_PORT must be a port number, not {text!r}") from None
-    if not 0 <= port <= 65535:  # noqa: PLR2004 - the range of ports
-        raise ValueError(f"port must be from 0 to 65535, not {port}")
+            raise _UnusableError(f"AUTOSCALER_REPORT_PORT must be a port number, not {text!r}") from None
+    if not isinstance(port, int) or not 0 <= port <= 65535:  # noqa: PLR2004 - the range of ports
+        raise _UnusableError(f"{where} must be a number from 0 to 65535, not {port!r}")
     return port
 
 
@@ -100,18 +115,46 @@ _lock = threading.Lock()
 _running: list[Reporter] = []
 
 
-def _reporter(spark: Any, host: str, port: int, batches: int) -> Reporter:  # noqa: ANN401 - see report
+def _reporter(reporter: Reporter, port: int | None) -> Reporter:
     with _lock:
-        for running in list(_running):
-            if running.spark is spark and not running.stopped:
+        for running in _running:
+            if running.spark is reporter.spark and not running.stopped:
                 return running
-            if running.stopped or running.application["id"] != spark.sparkContext.applicationId:
+        application = _context(reporter.spark).applicationId
+        for running in list(_running):
+            if running.stopped or running.application["id"] != application:
                 # The former application of this process is over; its port is wanted now.
                 running.stop()
                 _running.remove(running)
-        reporter = Reporter(spark, host, port, batches)
+        reporter.start(_port(port))
         _running.append(reporter)
     return reporter
+
+
+def _context(spark: Any) -> Any:  # noqa: ANN401 - Spark's types
+    """The session's SparkContext. Raises _UnusableError when there is none here."""
+    if ".connect." in type(spark).__module__:
+        raise _UnusableError(
+            "the session is one of Spark Connect, whose driver is another process; call report(spark) in the "
+            "driver, with a session that has a sparkContext"
+        )
+    context = spark.sparkContext
+    if getattr(context, "_jsc", context) is None:
+        raise _UnusableError("the session is stopped; call report(spark) with a session that runs")
+    return context
+
+
+def _forget() -> None:
+    """In a forked child: let go of the port, which would else stay taken when the driver has gone."""
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+    for running in _running:
+        running.abandon()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _harmless(function: Callable[P, None]) -> Callable[P, None]:
@@ -156,32 +199,45 @@ class Reporter:
 
     Attributes:
         spark: the session.
-        application: id, name and UI address of the application.
-        stopped: whether `stop` was called.
+        application: id, name and UI address of the application; empty before it is known.
+        stopped: whether `stop` was called, or it could not be started.
     """
 
     def __init__(self, spark: Any, host: str, port: int, batches: int) -> None:  # noqa: ANN401 - see report
-        if batches < 3:  # noqa: PLR2004 - two intervals are the least that shows a rate
-            raise ValueError(f"batches must be at least 3, not {batches}")
-        context = spark.sparkContext
         self.spark = spark
-        self.application = {"id": context.applicationId, "name": context.appName, "ui": context.uiWebUrl}
+        self.application: dict[str, Any] = {}
         self.stopped = False
         self._batches = batches
         self._lock = threading.Lock()
         self._runs: dict[str, _Run] = {}
+        self._head = "{}"
+        self._address = (host, port)
+        self._server: _Server | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._listener: Any = None
+
+    def start(self, port: int) -> None:
+        """Listen to the session and serve on `port`. Raises what Spark raises, and when it cannot be used."""
+        batches: object = self._batches
+        if not isinstance(batches, int) or batches < 3:  # noqa: PLR2004 - two intervals show a rate
+            raise _UnusableError(f"batches must be a number of at least 3, not {batches!r}")
+        context = _context(self.spark)
+        self.application = {"id": context.applicationId, "name": context.appName, "ui": context.uiWebUrl}
         self._head = json.dumps(
             {
                 "format": FORMAT,
                 "spark": context.version,
                 "application": self.application,
                 "started": time.time(),
-                "settings": _settings(spark),
+                "settings": _settings(self.spark),
             }
         )
+        listener = _listener(self)
+        self.spark.streams.addListener(listener)
+        self._listener = listener
+        host = self._address[0]
         self._address = (host, port)
-        self._server: _Server | None = None
-        self._stop = threading.Event()
         error = self._bind()
         if error is not None:
             log.error(
@@ -189,13 +245,11 @@ class Reporter:
                 "free the port or give report(spark, port=...) another (it is tried again every %g s)",
                 host,
                 port,
-                error.strerror or error,
+                getattr(error, "strerror", None) or error,
                 REBIND_EVERY,
             )
         self._thread = threading.Thread(target=self._serve, name="autoscaler-report", daemon=True)
         self._thread.start()
-        self._listener = _listener(self)
-        spark.streams.addListener(self._listener)
 
     @property
     def port(self) -> int | None:
@@ -209,11 +263,21 @@ class Reporter:
             return
         self.stopped = True
         self._stop.set()
-        try:
-            self.spark.streams.removeListener(self._listener)
-        except Exception:
-            log.debug("the listener went with its session", exc_info=True)
-        self._thread.join(2 * LOOK_UP_EVERY)
+        if self._listener is not None:
+            try:
+                self.spark.streams.removeListener(self._listener)
+            except Exception:
+                log.debug("the listener went with its session", exc_info=True)
+        if self._thread is not None:
+            self._thread.join(2 * LOOK_UP_EVERY)
+
+    def abandon(self) -> None:
+        """Stop in a forked child, which has neither the thread nor the way to Spark."""
+        self.stopped = True
+        self._stop.set()
+        server, self._server = self._server, None
+        if server is not None:
+            server.socket.close()
 
     def body(self) -> bytes:
         """The report as it is served."""
@@ -273,10 +337,10 @@ class Reporter:
 
     # serving
 
-    def _bind(self) -> OSError | None:
+    def _bind(self) -> OSError | UnicodeError | None:
         try:
             server = _Server(self._address, _Handler)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is none
             return error
         server.reporter = self
         self._server = server
@@ -295,8 +359,34 @@ class Reporter:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = MOST_CLIENTS
     timeout = LOOK_UP_EVERY
     reporter: Reporter
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its parent's
+        self._free = threading.Semaphore(MOST_CLIENTS)
+        super().__init__(*args, **kwargs)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as its parent's
+        """Serve a client in a thread of its own; one too many is turned away, for threads are the job's too."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as its parent's
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401, ARG002 - as its parent's
+        """A client that went away is no news for the driver's standard error."""
+        log.debug("client %s of the report could not be answered: %s", client_address, sys.exc_info()[1])
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.injob import report
-from autoscaler.injob.report import REBIND_EVERY, SETTINGS, Reporter, _Run, partitions, total, trim
+from autoscaler.injob.report import MOST_CLIENTS, REBIND_EVERY, SETTINGS, Reporter, _Run, partitions, total, trim
 
 DATA = Path(__file__).parent.parent / "sources" / "data"
 PROGRESS = json.loads((DATA / "progress_stateful.json").read_text())
@@ -214,16 +215,146 @@ def test_a_silent_client_does_not_keep_others_waiting(start: Callable[..., Repor
 
 
 @pytest.mark.parametrize(
-    ("port", "environment", "message"),
-    [(70000, None, "from 0 to 65535"), (None, "http", "must be a port number"), (None, "-1", "from 0 to 65535")],
+    ("parameters", "environment", "message"),
+    [
+        ({"port": 70000}, None, "port must be a number from 0 to 65535, not 70000"),
+        ({"port": "http"}, None, "port must be a number from 0 to 65535, not 'http'"),
+        # what Kubernetes puts there for a service that is called autoscaler-report
+        ({"port": None}, "tcp://10.0.0.1:4050", "AUTOSCALER_REPORT_PORT must be a port number, not 'tcp://10"),
+        ({"port": None}, "-1", "AUTOSCALER_REPORT_PORT must be a number from 0 to 65535, not -1"),
+        ({"port": 0, "batches": 2}, None, "batches must be a number of at least 3, not 2"),
+        ({"port": 0, "batches": None}, None, "batches must be a number of at least 3, not None"),
+    ],
 )
-def test_a_wrong_port_is_refused(
-    port: int | None, environment: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_parameter_is_logged_and_does_not_stop_the_job(
+    start: Callable[..., Reporter],
+    parameters: dict[str, Any],
+    environment: str | None,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if environment is not None:
         monkeypatch.setenv("AUTOSCALER_REPORT_PORT", environment)
-    with pytest.raises(ValueError, match=message):
-        report(Session(), port=port)
+    session = Session()
+    reporter = start(session, **parameters)
+    assert (reporter.stopped, reporter.port) == (True, None)
+    assert session.streams.listeners == []
+    assert message in caplog.text
+    assert "the autoscaler cannot see this job, which goes on" in caplog.text
+    reporter.stop()
+    again = start(session, port=0)
+    assert get(again)["application"]["id"] == "app-1", "a right call after a wrong one works"
+
+
+def test_a_session_of_spark_connect_is_told_where_to_call_it(
+    start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture
+) -> None:
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    assert start(connect).stopped
+    assert "one of Spark Connect, whose driver is another process; call report(spark) in the driver" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_stopped_session_is_said_to_be_stopped(
+    start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session()
+    running = start(Session())
+    session.sparkContext._jsc = None
+    assert start(session).stopped
+    assert "the session is stopped; call report(spark) with a session that runs" in caplog.text
+    assert not running.stopped, "a wrong call takes nothing from the right one"
+
+
+class _Refusing(Streams):
+    def addListener(self, _: Any) -> None:  # noqa: N802 - Spark's name
+        raise RuntimeError("no callback server")
+
+
+@pytest.mark.parametrize(
+    "session",
+    [None, object(), SimpleNamespace(sparkContext=SimpleNamespace()), "refusing"],
+    ids=["none", "object", "half", "refusing"],
+)
+def test_whatever_spark_raises_stays_in_the_log(
+    start: Callable[..., Reporter], session: Any, caplog: pytest.LogCaptureFixture, unused_tcp_port: int
+) -> None:
+    if session == "refusing":
+        session = Session()
+        session.streams = _Refusing()
+    assert start(session, port=unused_tcp_port).stopped
+    assert "which goes on" in caplog.text
+    assert "Traceback" in caplog.text, "nobody foresaw it, so the log must say where it came from"
+    with socket.create_server(("127.0.0.1", unused_tcp_port)):
+        pass
+
+
+def test_a_host_that_is_no_name_is_an_error_in_the_log(
+    start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert bound(start(Session(), host="a" * 70)) is None
+    assert "cannot serve the report on" in caplog.text
+
+
+def test_a_forked_child_lets_go_of_the_port() -> None:
+    """A job may fork (multiprocessing); its children outlive it and must not keep its port."""
+    code = """
+import os, socket, sys, time
+from tests.injob.test_report import Session
+from autoscaler.injob import report
+reporter = report(Session(), port=0)
+port = reporter.port
+here, there = os.pipe()
+if os.fork() == 0:
+    os.read(here, 1)
+    os._exit(not (reporter.stopped and reporter.port is None and not report(Session(), port=0).stopped))
+reporter.stop()
+deadline = time.monotonic() + 10
+while True:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+        break
+    except OSError:
+        if time.monotonic() > deadline:
+            sys.exit("the child keeps the port")
+        time.sleep(0.05)
+os.write(there, b"x")
+assert os.wait()[1] == 0
+other = report(Session("app-2"), port=0)
+assert other.port is not None
+other.stop()
+"""
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_too_many_clients_are_turned_away_and_a_gone_one_is_no_news(
+    start: Callable[..., Reporter], capfd: pytest.CaptureFixture[str]
+) -> None:
+    reporter = start(Session())
+    silent = [socket.create_connection(("127.0.0.1", reporter.port or 0)) for _ in range(MOST_CLIENTS)]
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", reporter.port or 0), timeout=10) as late:
+        assert late.recv(1) == b"", "turned away"
+    assert threading.active_count() <= before + MOST_CLIENTS
+    for client in silent:
+        # A reset in the middle of a request is what a daemon leaves behind whose time is over.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.send(b"GET /v1/progress HTTP/1.1\r\n\r\n" * 50)
+        client.close()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            assert get(reporter)["format"] == 1
+            break
+        except (urllib.error.URLError, ConnectionError):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_port_comes_from_the_environment(
