@@ -490,7 +490,8 @@ class ClusterState:
     Attributes:
         at: time of the last observation.
         desired: the size the target was last seen with.
-        since: from when on the cluster has been watched without a gap that hides a stabilization window.
+        since: from when on the cluster has been watched, on input that could be trusted, without a gap that hides a
+            stabilization window.
         proposals: trusted proposals within the longest stabilization window, oldest first.
         events: our changes of size within the longest rate period, oldest first.
         rescale: the change on its way, if any.

@@ -251,10 +251,13 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
 
 
 def _since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
-    """From when on the cluster has been watched; a gap longer than a few ticks and half a window starts anew."""
-    if state.since is None or state.at is None:
+    """From when on the cluster has been watched; a gap longer than a few ticks and half a window starts anew.
+
+    What could not be trusted was not watched: the gap counts from the last proposal that was.
+    """
+    if state.since is None or not state.proposals:
         return at
-    gap = at - state.at
+    gap = at - state.proposals[-1].at
     seen = gap <= spec.interval or gap <= max(spec.down.window / 2, spec.interval * _GAP)
     return state.since if seen else at
 

@@ -286,10 +286,13 @@ def test_law_6_a_fresh_daemon_never_scales_down_before_one_window_was_watched(
 ) -> None:
     watched = timedelta(0)
     before: datetime | None = None
+    trusted = False
     for _, observation, _, decision in live(spec, history, start):
-        if before is not None:
+        if before is not None and trusted:
             watched += max(timedelta(0), observation.at - before)
         before = observation.at
+        # Time counts from the first input that could be trusted.
+        trusted = trusted or not _doubtful(spec, observation, decision)
         if watched < spec.down.window and decision.desired < decision.current:
             # Only the user's own maximum may do that.
             assert decision.current > spec.limits.maximum

@@ -224,6 +224,22 @@ def test_a_gap_hides_a_window_and_starts_watching_anew() -> None:
     assert (gap.desired, gap.reason) == (4, Reason.LEARNING)
 
 
+@pytest.mark.parametrize("bad", [seen(0, 4, missing={"lag": "refused"}), seen(0, None, missing={"target": "refused"})])
+def test_time_in_which_nothing_could_be_trusted_was_not_watched(bad: Observation) -> None:
+    s = spec(Fixed(2), down=Behaviour(window=seconds(100)))
+    blind = [replace(bad, at=at(15.0 * n)) for n in range(20)]
+    _, at_first = decide(s, *blind, seen(300, 4))
+    assert (at_first.desired, at_first.reason) == (4, Reason.LEARNING)
+    before = [seen(15.0 * n, 4) for n in range(-20, 0)]
+    _, after_an_outage = decide(s, *before, *blind, seen(300, 4))
+    assert (after_an_outage.desired, after_an_outage.reason) == (4, Reason.LEARNING)
+    _, watched = decide(s, *before, *blind, *[seen(300 + 15.0 * n, 4) for n in range(8)])
+    assert watched.desired == 2
+    # A tick or two without a reading hide nothing.
+    _, seamless = decide(s, *before, *blind[:2], seen(30, 4))
+    assert seamless.desired == 2
+
+
 def test_a_tick_slower_than_a_short_window_can_still_scale_down() -> None:
     s = spec(Fixed(2), down=Behaviour(window=seconds(10)))
     _, decision = decide(s, seen(0, 4), seen(15, 4))
