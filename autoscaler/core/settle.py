@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from autoscaler.core.model import (
     PHASES,
@@ -25,6 +25,9 @@ from autoscaler.core.model import (
 )
 
 Note = tuple[Reason, str]
+
+_SAME = timedelta(seconds=1)
+"""A beginning that moves by less is the same one, told anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +54,33 @@ def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
     return Rescale(before, to, at, cause, Phase.REQUESTED, at, confirmed=cause is not Cause.REQUEST)
 
 
-def disturbed(observation: Observation, desired: int, restarts_before: int | None) -> Rescale | None:
-    """A rescale for what nobody requested: replicas that are gone, or a job that restarts by itself."""
+def disturbed(observation: Observation, desired: int, last_run: EngineStatus | None) -> Rescale | None:
+    """A rescale for what nobody requested: replicas that are gone, or a job that restarts by itself.
+
+    `last_run` is what the engine showed when the job was last seen running, if it was.
+    """
     at = observation.at
     ready = observation.ready
     if ready is not None and ready < desired:
         return begin(ready, desired, at, Cause.LOSS)
     engine = observation.engine
     if engine is not None:
-        restarted = engine.restarts is not None and restarts_before is not None and engine.restarts > restarts_before
-        if engine.job is JobState.RESTARTING or restarted:
+        if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
             # Every replica is there: only the job has to come back and catch up.
             return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED)
     return None
+
+
+def _restarted(before: EngineStatus, now: EngineStatus) -> bool:
+    """Whether the job has restarted in between: it says so, or it has been running for a shorter time."""
+    if now.restarts is not None and before.restarts is not None and now.restarts > before.restarts:
+        return True
+    # A new driver counts its restarts from nought.
+    return (
+        now.running_since is not None
+        and before.running_since is not None
+        and now.running_since > before.running_since + _SAME
+    )
 
 
 def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metrics: Mapping[str, Reading]) -> Settling:

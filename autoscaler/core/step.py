@@ -277,13 +277,22 @@ def _disturb(
     if state.missed is not None or before is None:
         # What was given up is not waited for again; and at first sight nothing is known to have been lost.
         return state
-    engine = state.past[-1].engine if state.past and not settled else None
-    found = disturbed(observation, desired, engine.restarts if engine else None)
+    found = disturbed(observation, desired, None if settled else _last_run(state, observation))
     if found is None:
         return state
     gone = desired - found.before
     notes.append((Reason.SETTLING, f"{gone} of {desired} replicas are gone" if gone else "the job restarts"))
     return replace(state, rescale=found)
+
+
+def _last_run(state: ClusterState, observation: Observation) -> EngineStatus | None:
+    """What the engine showed when the job was last seen running: at a restart it often cannot be asked for a while."""
+    if observation.engine is None:
+        return None
+    for seen in reversed(state.past):
+        if seen.engine is not None and seen.engine.job is JobState.RUNNING:
+            return seen.engine
+    return None
 
 
 def _still_missed(missed: Rescale, observation: Observation, desired: int) -> bool:

@@ -250,6 +250,32 @@ def test_a_job_that_restarts_by_itself_is_followed_until_it_has_caught_up(engine
     assert notes[-1][1] == "the job's restart on 3 has settled after 15 s"
 
 
+def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None:
+    s = spec(Fixed(3), settle=DEADLINES, engine=True, metrics=("lag", "throughput"))
+
+    def tick(second: float, engine: EngineStatus | None, lag: float = 0.0) -> Observation:
+        return seen(second, 3, engine=engine, metrics={"lag": lag, "throughput": 10.0})
+
+    def fate(*engines: EngineStatus | None) -> Rescale | None:
+        ticks = [tick(15.0 * n, engine, 900 * (n > 0)) for n, engine in enumerate(engines)]
+        return lived(*ticks, s=s)[0].rescale
+
+    gone = [None, EngineStatus(JobState.STOPPED), EngineStatus(JobState.STARTING, 3)]
+    first = running(3, restarts=0, running_since=at(-100))
+    again = fate(first, *gone, running(3, restarts=1))
+    assert again is not None
+    assert (again.cause, again.phase) == (Cause.LOSS, Phase.RUNNING)
+    # A new driver counts its restarts from nought, but it began later.
+    assert fate(first, *gone, running(3, restarts=0, running_since=at(50))) is not None
+    assert fate(first, *gone, running(3, restarts=0, running_since=at(-99.5))) is None
+    assert fate(first, *gone, running(3)) is None
+
+
+def test_a_job_seen_running_for_the_first_time_has_not_restarted() -> None:
+    state, _ = lived(seen(0, 3, engine=EngineStatus(JobState.STARTING, 3)), seen(15, 3, engine=running(3, restarts=2)))
+    assert state.rescale is None
+
+
 def test_only_our_own_rescales_teach_how_long_one_takes() -> None:
     state, _ = lived(
         seen(0, 3, engine=running(3)), seen(15, 3, ready=2, engine=running(3)), seen(30, 3, engine=running(3))
