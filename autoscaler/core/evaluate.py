@@ -17,8 +17,8 @@ from autoscaler.core.model import (
 
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
-_MOST = 1_000_000
-"""More replicas than this are a mistake of the policy, not a wish."""
+MOST = 1_000_000
+"""More replicas than this are a mistake of a policy or target, not a size."""
 
 
 def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, Reading], dict[str, str]]:
@@ -33,15 +33,19 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     doubts = dict(observation.missing)
     good: dict[str, Reading] = {}
     for name, reading in observation.metrics.items():
-        if not reading.finite():
-            doubts[name] = f"not a finite number: {reading.value}"
-        elif reading.at < oldest:
-            age = (at - reading.at).total_seconds()
-            doubts[name] = f"stale: {age:.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
-        elif reading.at > newest:
-            doubts[name] = f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
-        elif name not in doubts:
-            good[name] = reading
+        try:
+            if not reading.finite():
+                doubts[name] = f"not a finite number: {reading.value}"
+            elif reading.at < oldest:
+                age = (at - reading.at).total_seconds()
+                doubts[name] = f"stale: {age:.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
+            elif reading.at > newest:
+                doubts[name] = f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
+            elif name not in doubts:
+                good[name] = reading
+        except (TypeError, OverflowError) as error:
+            # A source is somebody else's code too: a text, a time without a zone, a whole number beyond all floats.
+            doubts[name] = f"not a reading: {error}"
     for name in spec.metrics:
         if name not in good and name not in doubts:
             doubts[name] = "not delivered"
@@ -80,8 +84,10 @@ def _problem(answer: object) -> str:
     if replicas is None:
         if answer.reason not in _WITHOUT_SIZE:
             return f"gave the reason {answer.reason} without a size"
-    elif isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= _MOST:
-        return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {_MOST}"
+    elif isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MOST:
+        return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {MOST}"
+    if not isinstance(answer.detail, str):
+        return f"gave a detail of type {type(answer.detail).__name__}, expected a text"
     for name, number in answer.inputs.items():
         if not math.isfinite(number):
             return f"used the input {name} = {number}, expected a finite number"

@@ -276,13 +276,13 @@ def _at_period_start(current: int, events: tuple[ScaleEvent, ...], rate: Rate, a
 def _top(rate: Rate, start: int) -> int:
     if rate.kind is RateKind.PERCENT:
         # ceil(3 * (1 + 10 / 100)) would be 4 by one ulp: percent first, then the sum.
-        return math.ceil(start * (100 + rate.value) / 100)
+        return math.ceil(min(start * (100 + rate.value) / 100, _ANY))
     return start + int(rate.value)
 
 
 def _floor(rate: Rate, start: int) -> int:
     if rate.kind is RateKind.PERCENT:
-        return int(start * (100 - rate.value) / 100)
+        return int(max(start * (100 - rate.value) / 100, -_ANY))
     return start - int(rate.value)
 
 

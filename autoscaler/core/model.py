@@ -130,6 +130,12 @@ class EngineStatus:
     last_checkpoint: datetime | None = None
     restarts: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("slots", "parallelism", "max_parallelism", "partitions", "restarts"):
+            number = getattr(self, name)
+            if number is not None and number < 0:
+                raise ValueError(f"{name} must be 0 or more, not {number}")
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:

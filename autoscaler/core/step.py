@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from autoscaler.core.capacity import learn_durations, learn_rate
-from autoscaler.core.evaluate import combine, evaluate, trusted
+from autoscaler.core.evaluate import MOST, combine, evaluate, trusted
 from autoscaler.core.guards import Situation, guard
 from autoscaler.core.model import (
     PHASES,
@@ -193,11 +193,8 @@ def _moved_observation(observation: Observation, shift: timedelta) -> Observatio
 
 
 def _target_known(observation: Observation) -> bool:
-    return (
-        observation.desired is not None
-        and observation.desired >= 0
-        and (observation.ready is None or observation.ready >= 0)
-    )
+    desired, ready = observation.desired, observation.ready
+    return desired is not None and 0 <= desired <= MOST and (ready is None or 0 <= ready <= MOST)
 
 
 def _hold(

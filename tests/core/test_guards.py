@@ -210,6 +210,13 @@ def test_ten_percent_of_ten_is_one_and_not_two_by_rounding() -> None:
     assert most(10, (), Behaviour(rates=(Rate(RateKind.PERCENT, 10, seconds(60)),)), T0) == 11
 
 
+def test_a_percentage_beyond_all_numbers_limits_nothing() -> None:
+    huge = Behaviour(rates=(Rate(RateKind.PERCENT, 1e308, seconds(60)),))
+    both = spec(limits=Limits(0, 100), up=huge, down=huge)
+    assert guard(situation(20, 100, spec=both))[-1].after == 100
+    assert guard(situation(20, 0, spec=both))[-1].after == 0
+
+
 def test_a_rate_limit_says_what_it_allows() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, seconds(60)), Rate(RateKind.PERCENT, 50, seconds(30))))
     verdicts = guard(situation(8, 20, spec=spec(limits=Limits(0, 100), up=up)))

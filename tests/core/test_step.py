@@ -78,6 +78,7 @@ def test_a_decision_that_changes_nothing_has_a_reason_too(answers: list[Any], re
         (Recommendation(2.0, Reason.BELOW), "asked for 2.0 replicas"),  # type: ignore[arg-type]
         (Recommendation(10**300, Reason.ABOVE), "expected a whole number from 0 to 1000000"),
         (Recommendation(1, Reason.BELOW, {"lag": math.inf}), "used the input lag = inf"),
+        (Recommendation(1, Reason.BELOW, {}, None), "gave a detail of type NoneType"),  # type: ignore[arg-type]
     ],
 )
 def test_a_policy_that_fails_is_reported_and_blocks_scaling_down(answer: Any, says: str) -> None:
@@ -101,6 +102,9 @@ def test_a_policy_that_fails_does_not_block_scaling_up() -> None:
         (Reading((1.0, math.nan), T0), "not a finite number"),
         (Reading(1.0, T0 - seconds(61)), "stale: 61 s old, 60 s allowed"),
         (Reading(1.0, T0 + seconds(6)), "from the future: 6 s ahead"),
+        (Reading(10**400, T0), "not a reading: int too large"),
+        (Reading("12", T0), "not a reading: must be real number, not str"),  # type: ignore[arg-type]
+        (Reading(1.0, T0.replace(tzinfo=None)), "not a reading: can't compare offset-naive and offset-aware"),
     ],
 )
 def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(reading: Reading, says: str) -> None:
@@ -135,7 +139,7 @@ def test_an_engine_reported_missing_is_said_in_its_own_words() -> None:
     assert decision.verdicts[0].detail == "engine: refused"
 
 
-@pytest.mark.parametrize("observation", [seen(15, None), seen(15, -3), seen(15, 4, ready=-7)])
+@pytest.mark.parametrize("observation", [seen(15, None), seen(15, -3), seen(15, 10**400), seen(15, 4, ready=-7)])
 def test_a_size_that_cannot_be_seen_is_not_changed(observation: Observation) -> None:
     state, decision = decide(spec(Fixed(9)), seen(0, 9), observation)
     assert (decision.current, decision.proposed, decision.desired) == (9, 9, 9)
@@ -372,6 +376,12 @@ def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], says: st
 def test_capacity_spec_refuses_negative_spans(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         CapacitySpec(**{name: seconds(-1)})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["slots", "parallelism", "max_parallelism", "partitions", "restarts"])
+def test_an_engine_cannot_show_less_than_nothing(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be 0 or more, not -1"):
+        EngineStatus(JobState.RUNNING, **{name: -1})  # type: ignore[arg-type]
 
 
 def test_there_are_at_most_24_reasons() -> None:
