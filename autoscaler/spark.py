@@ -56,6 +56,7 @@ class SourceProgress(Answer):
     end: Position | None = None
     latest: Position | None = None
     partitions: Count | None = None
+    start_partitions: Annotated[Count | None, Field(alias="startPartitions")] = None
 
 
 class StateProgress(Answer):
@@ -67,11 +68,18 @@ class StateProgress(Answer):
 
 
 class Batch(Answer):
-    """One completed batch; times are the driver's, in seconds since 1970."""
+    """One completed batch; times are the driver's, in seconds since 1970.
+
+    Attributes:
+        steady: `received` on a clock that is never set.
+        idle: when the query last said that it was idle before this batch ended.
+    """
 
     number: Annotated[int, Field(alias="batchId")]
     start: Instant
     received: Instant
+    steady: Instant | None = None
+    idle: Instant | None = None
     rows: Count | None = None
     durations: Annotated[dict[str, Position], Field(alias="durationMs")] = {}
     sources: tuple[SourceProgress, ...] = ()
@@ -106,9 +114,16 @@ class Batch(Answer):
 
     @property
     def records(self) -> int | None:
-        """Records read: the way the sources' positions went, else the rows that Spark counted."""
+        """Records read: the way the sources' positions went, else the rows that Spark counted.
+
+        A partition that was added came with a position of its own, which nobody went.
+        """
         ways = [
-            source.end - source.start for source in self.sources if source.end is not None and source.start is not None
+            source.end - source.start
+            for source in self.sources
+            if source.end is not None
+            and source.start is not None
+            and source.start_partitions in {None, source.partitions}
         ]
         if ways and len(ways) == len(self.sources) and min(ways) >= 0:
             return sum(ways)
@@ -145,6 +160,11 @@ class Run(Answer):
         return int(found[1]) / 1000 if found else 0.0
 
     @property
+    def once(self) -> bool:
+        """Whether it ends when it has read what was there at its start."""
+        return self.trigger in {"AvailableNowTrigger", "OneTimeTrigger"}
+
+    @property
     def label(self) -> str:
         """How messages call it."""
         return f"query {self.name or self.query}"
@@ -159,10 +179,16 @@ class ReportedApplication(Answer):
 
 
 class Report(Answer):
-    """What `autoscaler.injob.report` serves. `now` is the driver's clock when it answered."""
+    """What `autoscaler.injob.report` serves.
+
+    Attributes:
+        now: the driver's clock when it answered.
+        steady: the same on a clock that is never set.
+    """
 
     format: int
     now: Instant
+    steady: Instant | None = None
     spark: str = ""
     application: ReportedApplication
     settings: dict[str, str] = {}

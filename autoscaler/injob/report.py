@@ -283,7 +283,8 @@ class Reporter:
         """The report as it is served."""
         with self._lock:
             runs = ", ".join(run.body() for run in self._runs.values())
-        return f'{{"now": {time.time():.3f}, {self._head[1:-1]}, "queries": [{runs}]}}'.encode()
+        clocks = f'"now": {time.time():.3f}, "steady": {time.monotonic():.3f}'
+        return f'{{{clocks}, {self._head[1:-1]}, "queries": [{runs}]}}'.encode()
 
     # what the listener tells
 
@@ -294,13 +295,13 @@ class Reporter:
 
     def on_progress(self, text: str) -> None:
         """A batch has completed; `text` is its progress as Spark writes it."""
-        received = time.time()
+        received, steady = time.time(), time.monotonic()
         progress = json.loads(text)
-        entry = json.dumps(trim(progress, received))
+        entry = trim(progress, received) | {"steady": round(steady, 3)}
         with self._lock:
             run = self._run(progress["id"], progress["runId"], progress.get("name"))
-            run.progress.append(entry)
-            first = run.head["trigger"] is None
+            run.progress.append(json.dumps(entry | {"idle": run.head["idle"]}))
+        first = run.head["trigger"] is None
         if first:
             trigger = _trigger(self.spark, progress["id"])
             with self._lock:
@@ -508,6 +509,7 @@ def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:
                 "end": total(source.get("endOffset")),
                 "latest": total(source.get("latestOffset")),
                 "partitions": partitions(source.get("endOffset")),
+                "startPartitions": partitions(source.get("startOffset")),
             }
             for source in progress.get("sources", ())
         ],

@@ -73,6 +73,7 @@ class Seen:
     Attributes:
         run: the run of the query, with its last batches.
         now: the driver's clock.
+        steady: the same on a clock that is never set; None when it is not told.
         window: seconds over which is averaged.
         working: whether a job of the query is running; None when the driver could not be asked.
         changes: when executors came and went, in any order.
@@ -85,31 +86,57 @@ class Seen:
     working: bool | None = None
     changes: tuple[float, ...] = ()
     idle_every: float = 10.0
+    steady: float | None = None
 
 
 def batches(seen: Seen) -> tuple[Batch, ...]:
     """The batches of the run, oldest first, since its positions or the driver's clock last jumped backwards.
 
     Raises:
-        AnswerError: the query has ended, no batch has completed, or the newest one comes from the future.
+        AnswerError: the query has ended, no batch has completed, the newest one comes from the future, or the
+            driver's clock was set since.
     """
     run = seen.run
     if run.terminated is not None:
         why = f": {run.exception}" if run.exception else ""
         raise AnswerError(f"{run.label} ended {seen.now - run.terminated:.0f} s ago{why}")
     kept: list[Batch] = []
+    before: Batch | None = None
     for batch in run.progress:
-        if kept and _jumped(kept[-1], batch):
-            kept.clear()
-        kept.append(batch)
-    if not kept:
+        if before is not None and abs(_clock_set(before, batch)) > AHEAD:
+            kept.clear()  # and this batch began on the clock as it was, or as it is now: nobody knows
+        elif kept and _jumped(kept[-1], batch):
+            kept = [batch]
+        else:
+            kept.append(batch)
+        before = batch
+    if before is None:
         raise AnswerError(f"{run.label} has not completed a batch yet")
+    if not kept:
+        raise AnswerError(f"{run.label}: the clock of its driver was set during its last batch; waiting for the next")
     if max(kept[-1].start, kept[-1].received) > seen.now + AHEAD:
         raise AnswerError(
             f"{run.label}: its last batch is {kept[-1].start - seen.now:.0f} s in the future of its driver's clock, "
             "so the clock was set back; waiting for the next batch"
         )
+    jump = clock_jump(kept[-1].received, kept[-1].steady, seen.now, seen.steady)
+    if abs(jump) > AHEAD:
+        raise AnswerError(
+            f"{run.label}: the clock of its driver was set by {jump:+.0f} s since its last batch; "
+            "waiting for the next batch"
+        )
     return tuple(kept)
+
+
+def _clock_set(before: Batch, after: Batch) -> float:
+    return clock_jump(before.received, before.steady, after.received, after.steady)
+
+
+def clock_jump(before: float, steady_before: float | None, after: float, steady_after: float | None) -> float:
+    """By how many seconds a clock was set between two times, judged by one that is never set; 0 if that is not told."""
+    if steady_before is None or steady_after is None:
+        return 0.0
+    return (after - before) - (steady_after - steady_before)
 
 
 def _jumped(before: Batch, after: Batch) -> bool:
@@ -120,7 +147,8 @@ def _jumped(before: Batch, after: Batch) -> bool:
             return True
         if old is not None and new is not None and new < old:
             return True
-    return len(before.sources) != len(after.sources)
+    # A partition that is added brings a position of its own, which is no growth.
+    return [source.partitions for source in before.sources] != [source.partitions for source in after.sources]
 
 
 def idle(seen: Seen, last: Batch) -> bool:
@@ -138,10 +166,16 @@ def idle(seen: Seen, last: Batch) -> bool:
     return seen.now - last.end > GRACE + 1.5 * max(lengths)
 
 
+def paused(seen: Seen, last: Batch) -> float | None:
+    """When the query said that it had nothing to do, if that was after its last batch."""
+    told = seen.run.idle
+    return told if told is not None and told > last.received and not last.left else None
+
+
 def head_known(seen: Seen, last: Batch) -> float:
     """Until when it is known that no record has come since the last batch looked."""
     if not idle(seen, last):
-        return last.start
+        return max(last.start, paused(seen, last) or 0.0)
     if seen.run.interval:
         # Data that comes is seen at the next trigger; triggers fire at multiples of the interval.
         return max(last.start, seen.now - seen.now % seen.run.interval)
@@ -182,7 +216,12 @@ def check_unit(known: Sequence[Batch]) -> None:
 def arrivals(seen: Seen) -> Value:
     """Records per second offered: how fast the newest position grows."""
     known = batches(seen)
-    points = [(batch.start, position(batch, "the rate of arrivals")) for batch in known]
+    if seen.run.once:
+        raise AnswerError(
+            f"{seen.run.label} reads what was there when it started and ends ({seen.run.trigger}), so the rate of "
+            "arrivals cannot be seen; use a processing-time trigger"
+        )
+    points = _points(known)
     check_unit(known)
     until = head_known(seen, known[-1])
     if until > known[-1].start:
@@ -191,6 +230,19 @@ def arrivals(seen: Seen) -> Value:
     if rate is None:
         raise AnswerError(f"{seen.run.label}: the rate of arrivals needs two batches, there is one")
     return Value(rate, points[-1][0])
+
+
+def _points(known: Sequence[Batch]) -> list[tuple[float, float]]:
+    """When which position was the newest: at the start of each batch, and at the end of a pause before it."""
+    points: list[tuple[float, float]] = []
+    before: Batch | None = None
+    for batch in known:
+        told = batch.idle
+        if before is not None and told is not None and before.received < told < batch.start and not before.left:
+            points.append((told, points[-1][1]))
+        points.append((batch.start, float(position(batch, "the rate of arrivals"))))
+        before = batch
+    return points
 
 
 def growth(points: Sequence[tuple[float, float]], window: float) -> float | None:
@@ -232,6 +284,12 @@ def lag(seen: Seen) -> Value:
     if last.left is None:
         raise AnswerError("lag is unknown: a source does not tell up to where it has read")
     waiting = idle(seen, last)
+    pause = paused(seen, last)
+    if pause is not None and not waiting:
+        raise AnswerError(
+            f"{seen.run.label} had nothing to do {seen.now - pause:.0f} s ago and has now; "
+            "how much waits is not known before a batch has ended"
+        )
     quiet = seen.now - last.end
     trusted = max(TRUST_AT_LEAST, TRUST_WINDOWS * seen.window, TRUST_BATCHES * max(b.length for b in known))
     if not waiting and quiet > trusted:
@@ -436,11 +494,16 @@ class BusySample:
 def busy_share(samples: Sequence[BusySample]) -> float | None:
     """Busy share of the slots over the samples, oldest first; None with fewer than two, or without slots.
 
-    Only executors in the first and the last sample count. Spark books a task's time when it ends, so an executor
+    Only executors in the first and the last sample count, and only if their counter did not go back, which is the
+    mark of another executor. Spark books a task's time when it ends, so an executor
     with running tasks is taken to have worked on them since its counter last moved.
     """
     first, last = samples[0], samples[-1]
-    both = first.executors.keys() & last.executors.keys()
+    both = {
+        key
+        for key in first.executors.keys() & last.executors.keys()
+        if first.executors[key][0] <= last.executors[key][0]
+    }
     slots = sum(last.executors[key][1] for key in both)
     seconds = last.at - first.at
     if not slots or seconds <= 0:
@@ -448,7 +511,7 @@ def busy_share(samples: Sequence[BusySample]) -> float | None:
     busy = 0.0
     for key in both:
         booked, own, running = last.executors[key]
-        busy += max(0, booked - first.executors[key][0]) / 1000
+        busy += (booked - first.executors[key][0]) / 1000
         still = last.at
         for sample in reversed(samples):
             if sample.executors.get(key, (None,))[0] != booked:
@@ -524,11 +587,16 @@ class SparkSource:
         self._window = window
         self._samples: deque[BusySample] = deque()
         self._blind = ""
+        self._application = ""
 
     async def collect(self, query: SparkQuery, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError."""
         fetched = await self._api.report()
         report = fetched.value
+        if report.application.id != self._application:
+            # The executors of a new driver count from 0 and have the numbers of the old one's.
+            self._application = report.application.id
+            self._samples.clear()
         run = find_run(report, self._api.key.query)
         if run is None:
             raise AnswerError(f"application {report.application.name!r} has not started a streaming query yet")
@@ -545,6 +613,7 @@ class SparkSource:
             working=working,
             changes=changes,
             idle_every=10.0 if every is None else every,
+            steady=report.steady,
         )
         value = PURE[metric](seen)
         if not math.isfinite(value.value) or value.value < 0:

@@ -106,6 +106,11 @@ def test_what_spark_tells_is_served(start: Callable[..., Reporter]) -> None:
     assert batch["start"] == pytest.approx(1795227138.525)
     assert batch["sources"][0]["latest"] == 4 * 4189 - 1
     assert batch["state"] == [{"operator": "stateStoreSave", "rows": 1000, "partitions": 4}]
+    assert batch["idle"] is None
+    assert batch["steady"] <= answer["steady"] <= time.monotonic() + 1
+    assert (batch["sources"][0]["startPartitions"], batch["sources"][0]["partitions"]) == (4, 4)
+    reporter.on_progress(progress(14))
+    assert get(reporter)["queries"][0]["progress"][1]["idle"] == query["idle"]
     reporter.on_terminated(PROGRESS["id"], PROGRESS["runId"], "boom\n at line 1")
     (query,) = get(reporter)["queries"]
     assert query["exception"] == "boom"

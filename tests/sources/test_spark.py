@@ -91,7 +91,7 @@ class Query:
         progress: list[dict[str, Any]] = []
         working = False
         while t < end:
-            head = self.head(t)
+            begun, head = t, self.head(t)
             upto = head if self.most is None else min(head, done + self.most)
             if upto > done:
                 length = self.overhead + (upto - done) / self.speed
@@ -106,7 +106,8 @@ class Query:
             else:
                 t += 0.01
             if self.interval:
-                t = max(t, math.ceil(t / self.interval - 1e-9) * self.interval)
+                # Spark waits for the next multiple after the batch began; one that took longer is followed at once.
+                t = max(t, (math.floor(begun / self.interval + 1e-9) + 1) * self.interval)
         trigger = f"ProcessingTimeTrigger({round(self.interval * 1000)})"
         seen = Seen(run(progress, trigger=trigger, started=T0 - 60), T0 + end, 15.0, working=working)
         return seen, self.head(end) - done
@@ -127,6 +128,16 @@ def test_little_load_is_never_taken_for_saturation(rate: float, interval: float,
         seen, _ = Query(steady(rate), interval=interval, most=most).until(end)
         assert saturation(seen).value < 0.6
         assert throughput(seen).value == pytest.approx(rate, rel=0.25)
+
+
+def test_three_hundred_a_second_with_a_trigger_of_two_seconds_fill_it_nearly() -> None:
+    seen, _ = Query(steady(300), interval=2).until(60.0)
+    assert saturation(seen).value == pytest.approx((0.25 + 600 / 400) / 2, abs=0.05)
+    assert saturation(seen).value < 0.95
+    # While it works off what waited, it is full: the row as it was measured.
+    seen, _ = Query(lambda t: 900 if t < 20 else 300, interval=2, most=800).until(40.0)
+    assert saturation(seen).value >= 0.95
+    assert throughput(seen).value == pytest.approx(371, rel=0.15)
 
 
 @pytest.mark.parametrize(("rate", "interval", "most"), [(1000, 0, 800), (450, 0, 800), (1000, 0, None), (600, 2, None)])
@@ -290,6 +301,96 @@ def test_a_source_that_was_reset_gives_no_negative_rate() -> None:
         arrivals(Seen(run(old + new[:1]), T0 + 10.6, 15.0, working=True))
 
 
+def idled(progress: list[dict[str, Any]], told: float) -> list[dict[str, Any]]:
+    """The last batch came after the query had said, at `told`, that it was idle."""
+    return [*progress[:-1], progress[-1] | {"idle": told}]
+
+
+def test_a_query_that_was_idle_for_minutes_and_bursts_is_neither_stuck_nor_without_lag() -> None:
+    calm = [batch(n, T0 + n, 0.5, 50 * n, 50 * n + 50, 50 * n + 50) for n in range(20)]
+    told = T0 + 300.0
+    # The batch of the burst is running: that it was idle 3 s ago is known, how much has come since is not.
+    seen = Seen(run(calm, idle=told), told + 3, 15.0, working=True)
+    with pytest.raises(AnswerError, match="had nothing to do 3 s ago and has now; how much waits is not known"):
+        lag(seen)
+    with pytest.raises(AnswerError, match="how much waits is not known"):
+        lag_seconds(seen)
+    assert arrivals(seen).at == told, "nothing came, as of when the query said so"
+    # Its driver hangs after the pause, with no job to be seen.
+    with pytest.raises(AnswerError, match="how much waits is not known"):
+        lag(replace(seen, now=told + 40, working=False))
+    # The first capped batch has ended.
+    burst = [*calm, batch(20, told + 1, 4.0, 1000, 1500, 5000)]
+    seen = Seen(run(idled(burst, told), idle=told), told + 6, 15.0, working=True)
+    assert lag(seen).value >= 3500
+    assert arrivals(seen).value > 200, "4,000 came within a second, which the window of 15 s dilutes"
+    burst.append(batch(21, told + 5, 4.0, 1500, 2000, 9000))
+    seen = Seen(run(idled(burst[:-1], told) + burst[-1:], idle=told), told + 10, 15.0, working=True)
+    assert arrivals(seen).value == pytest.approx(8000 / 5)
+    assert saturation(seen).value == pytest.approx(1)
+
+
+def test_partitions_that_are_added_bring_positions_but_no_arrivals_and_no_throughput() -> None:
+    def wider(number: int, start: float, begin: int, end: int, partitions: tuple[int, int]) -> dict[str, Any]:
+        made = batch(number, start, 0.5, begin, end, end, rows=100)
+        made["sources"][0] |= {"startPartitions": partitions[0], "partitions": partitions[1]}
+        return made
+
+    old = [wider(n, T0 + n, 100 * n, 100 * n + 100, (4, 4)) for n in range(10)]
+    # A topic that kept only its last records: its positions begin at 5 million.
+    joined = wider(10, T0 + 10, 1000, 5_001_100, (4, 6))
+    new = [wider(11 + n, T0 + 11 + n, 5_001_100 + 100 * n, 5_001_200 + 100 * n, (6, 6)) for n in range(3)]
+    seen = Seen(run([*old, joined], started=T0 - 60), T0 + 10.8, 15.0, working=True)
+    assert throughput(seen).value < 400
+    with pytest.raises(AnswerError, match="two batches"):
+        arrivals(seen)
+    seen = Seen(run([*old, joined, *new], started=T0 - 60), T0 + 13.8, 15.0, working=True)
+    assert arrivals(seen).value == pytest.approx(100)
+    assert throughput(seen).value == pytest.approx(100, rel=0.2)
+
+
+@pytest.mark.parametrize("trigger", ["AvailableNowTrigger", "OneTimeTrigger"])
+def test_a_query_that_runs_once_does_not_see_what_arrives(trigger: str) -> None:
+    # It fixes at its start up to where it reads; that it does not move says nothing about the load.
+    once = [batch(n, T0 + 2 * n, 1.9, 100 * n, 100 * n + 100, 5000) for n in range(8)]
+    seen = Seen(run(once, trigger=trigger, started=T0 - 60), T0 + 16.5, 15.0, working=True)
+    for metric in (arrivals, lag_seconds):
+        with pytest.raises(AnswerError, match=rf"reads what was there when it started and ends \({trigger}\)"):
+            metric(seen)
+    assert (lag(seen).value, lag(seen).at) == (4200, T0 + 14)
+    assert saturation(seen).value == pytest.approx(1)
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, 20.0, -20.0])
+def test_a_drivers_clock_that_is_set_is_noticed_and_makes_no_rate(jump: float) -> None:
+    def steadily(made: dict[str, Any], by: float = 0.0) -> dict[str, Any]:
+        steady = made["received"] - T0 + 1000
+        return made | {"steady": steady, "start": made["start"] + by, "received": made["received"] + by}
+
+    before = [steadily(batch(n, T0 + n, 0.9, 1000 * n, 1000 * n + 1000, 1000 * n + 1000)) for n in range(20)]
+    seen = Seen(run(before), T0 + 20.5 + jump, 15.0, working=True, steady=1020.5)
+    for compute in PURE.values():
+        with pytest.raises(AnswerError, match="clock"):
+            compute(seen)
+    # Set between two batches, or while one was running; then it began on the clock as it was.
+    for within in (False, True):
+        cut = steadily(batch(20, T0 + 20, 0.9, 20_000, 21_000, 21_000), jump)
+        if within:
+            cut |= {"start": T0 + 20, "durationMs": {"triggerExecution": max(0, round((0.9 + jump) * 1000))}}
+        after = [
+            steadily(batch(n, T0 + n, 0.9, 1000 * n, 1000 * n + 1000, 1000 * n + 1000), jump) for n in range(21, 24)
+        ]
+        for count, wanted in ((0, "clock"), (1, "two batches"), (3, "")):
+            shown = run([*before, cut, *after[:count]], started=T0 - 60)
+            seen = Seen(shown, T0 + 21.2 + count + jump, 15.0, working=True, steady=1021.2 + count)
+            if wanted:
+                with pytest.raises(AnswerError, match=wanted):
+                    arrivals(seen)
+            else:
+                assert arrivals(seen).value == pytest.approx(1000)
+                assert throughput(seen).value == pytest.approx(1000, rel=0.2)
+
+
 def test_a_batch_from_the_future_is_refused_and_a_clock_set_back_starts_anew() -> None:
     progress = [batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(10)]
     with pytest.raises(AnswerError, match="clock was set back"):
@@ -336,7 +437,11 @@ def samples(*rows: tuple[float, int, int]) -> list[BusySample]:
         (samples((0, 1000, 1), (5, 1000, 1), (10, 1000, 1)), 1.0),  # a long task is work, not idleness
         (samples((0, 1000, 0), (5, 6000, 1), (10, 6000, 1)), 1.0),
         (samples((0, 1000, 0), (10, 1000, 0)), 0.0),
-        (samples((0, 5000, 0), (10, 1000, 0)), 0.0),  # a counter that went back
+        (samples((0, 5000, 0), (10, 1000, 0)), None),  # a counter that went back is another executor's
+        (
+            [BusySample(0, {"0": (9000, 1, 0), "1": (0, 1, 0)}), BusySample(10, {"0": (100, 1, 0), "1": (6000, 1, 0)})],
+            0.6,
+        ),
         ([BusySample(0, {"0": (0, 1, 0)}), BusySample(10, {"7": (500, 1, 0)})], None),  # no executor in both
         (
             [BusySample(0, {"0": (0, 2, 0), "1": (0, 2, 0)}), BusySample(10, {"0": (9000, 2, 0), "1": (1000, 2, 0)})],

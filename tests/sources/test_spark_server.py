@@ -197,6 +197,50 @@ async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
         assert reading.value == pytest.approx(0.35 / (time.monotonic() - begin), rel=0.2)
 
 
+async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(rig: Rig) -> None:
+    """A new driver numbers its executors from 0 again and counts their time from 0: neither is idleness."""
+    async with Spark(**rig.parameters()).connect(rig.shared) as source:
+        with pytest.raises(AnswerError, match="two looks"):
+            await source.collect(SparkQuery("utilization"), NOW)
+        await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
+        again = APP.replace("0000", "0001")
+        rig.spark.answers["/v1/progress"]["application"]["id"] = again.rpartition("/")[2]
+        restarted = rig.spark.sample("allexecutors")
+        for executor in restarted:
+            executor["totalDuration"] += 5  # as it happens, a little more than the old one's
+            executor["activeTasks"] = 0
+        rig.spark.answers[f"{again}/allexecutors"] = restarted
+        with pytest.raises(AnswerError, match="two looks"):
+            await source.collect(SparkQuery("utilization"), NOW)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+async def test_the_clocks_of_driver_and_daemon_may_differ_by_an_hour(rig: Rig, hours: int) -> None:
+    report = rig.spark.answers["/v1/progress"]
+    report["now"] += 3600 * hours
+    (query,) = report["queries"]
+    query["started"] += 3600 * hours
+    for known in query["progress"]:
+        known["start"] += 3600 * hours
+        known["received"] += 3600 * hours
+    lag, arrivals = await rig.collect("lag"), await rig.collect("arrivals")
+    assert lag.value == pytest.approx(4500)
+    assert NOW - lag.at == pytest.approx(timedelta(0), abs=timedelta(seconds=0.5))
+    assert arrivals.value == pytest.approx(500)
+    assert NOW - arrivals.at == pytest.approx(timedelta(seconds=3), abs=timedelta(seconds=0.5))
+    back = await rig.collect("lag", NOW - timedelta(hours=2))
+    assert back.at <= NOW - timedelta(hours=2), "when the daemon's clock goes back, its readings do too"
+
+
+async def test_a_drivers_clock_that_was_set_is_told(rig: Rig) -> None:
+    report = rig.spark.answers["/v1/progress"]
+    report["queries"][0]["progress"][-1]["steady"] = 1000.0
+    report["steady"] = 1000.0
+    report["now"] += 3600
+    with pytest.raises(AnswerError, match=r"the clock of its driver was set by \+36\d\d s"):
+        await rig.collect("arrivals")
+
+
 async def test_the_engine_shows_slots_parallelism_partitions_and_state(rig: Rig) -> None:
     assert await rig.describe() == EngineStatus(
         job=JobState.RUNNING,
