@@ -40,14 +40,18 @@ def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None)
     for known in sorted(table):
         best = max(best, table[known].rate)
         slots = effective_slots(known, spr, partitions)
-        if slots >= at:
+        if slots > at:
             return low_rate + (best - low_rate) * (at - low_slots) / (slots - low_slots)
         low_slots, low_rate = slots, best
     return low_rate * at / low_slots
 
 
 def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float, at: datetime) -> Learned:
-    """Take the throughput of a saturated job into the table; a moving average per size."""
+    """Take the throughput of a saturated job into the table; a moving average per size.
+
+    Figures of other sizes that it belies are dropped: a smaller size cannot do more, nor a larger one less. They are
+    of a time when a record cost something else.
+    """
     if size < 1 or throughput <= 0:
         return learned
     known = learned.capacity.get(size)
@@ -56,7 +60,12 @@ def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float
     else:
         average = known.rate + spec.capacity.memory * (throughput - known.rate)
         new = SizeCapacity(average, at, known.samples + 1)
-    return Learned({**learned.capacity, size: new}, learned.durations)
+    kept = {
+        other: figure
+        for other, figure in learned.capacity.items()
+        if (figure.rate <= new.rate if other < size else figure.rate >= new.rate)
+    }
+    return Learned({**kept, size: new}, learned.durations)
 
 
 def learn_durations(learned: Learned, rescale: Rescale) -> Learned:

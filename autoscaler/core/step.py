@@ -345,7 +345,9 @@ def _learn(
     if throughput is None or isinstance(throughput.value, tuple) or "engine" in doubts:
         return state.learned
     size = observation.desired
-    if size is None or size != observation.ready or _unsettled(observation.engine):
+    if size is None or size != observation.ready:
+        return state.learned
+    if observation.engine is not None and observation.engine.job is not JobState.RUNNING:
         return state.learned
     if state.rescale is not None and not _is_running(state.rescale):
         return state.learned

@@ -55,6 +55,19 @@ def test_between_sizes_seen_it_is_interpolated_and_outside_proportional(size: in
     assert rate(known(n2=100, n4=180), spec(), size, None) == pytest.approx(expected)
 
 
+def test_of_sizes_that_take_the_same_waves_the_larger_figure_holds() -> None:
+    table = known(n2=100, n3=130)
+    assert [rate(table, spec(), n, 4) for n in (1, 2, 3, 4)] == [50, 130, 130, 260]
+
+
+def test_figures_that_a_new_one_belies_are_dropped() -> None:
+    table = known(n2=1000, n4=1600, n6=1700)
+    slower = learn_rate(table, spec(capacity=CapacitySpec(memory=1.0)), 4, 400, at(60))
+    assert slower.capacity == {4: SizeCapacity(400, at(60), 2), 6: SizeCapacity(1700, T0, 1)}
+    faster = learn_rate(table, spec(capacity=CapacitySpec(memory=1.0)), 4, 9000, at(60))
+    assert faster.capacity == {2: SizeCapacity(1000, T0, 1), 4: SizeCapacity(9000, at(60), 2)}
+
+
 def test_the_staircase_of_partitions_holds_for_sizes_not_seen() -> None:
     table = known(n1=184)
     assert [rate(table, spec(), n, 4) for n in (1, 2, 3, 4, 5)] == [184, 368, 368, 736, 736]

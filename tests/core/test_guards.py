@@ -141,6 +141,7 @@ def test_legacy_downscale_stabilization_is_that_of_hpa(case: dict[str, Any]) -> 
 def test_what_cannot_be_trusted_may_raise_but_not_lower() -> None:
     assert changed(guard(situation(5, 2, distrust="lag: gone"))) == [(Reason.MISSING, 2, 5)]
     assert changed(guard(situation(5, 8, distrust="lag: gone"))) == []
+    assert guard(situation(5, 8, distrust="lag: gone"))[0] == Verdict(Reason.FRESHNESS, 8, 8, Reason.FRESHNESS)
 
 
 def test_the_maximum_is_not_enforced_downwards_while_input_is_missing() -> None:
@@ -182,6 +183,23 @@ def test_up_waits_until_more_is_asked_for_throughout_the_window() -> None:
     rising = (Proposal(at(980), 2), Proposal(at(990), 6), Proposal(at(1000), 8))
     assert changed(guard(situation(4, 8, spec=s, proposals=rising))) == [(Reason.STABILIZATION, 8, 4)]
     assert guard(situation(4, 8, spec=s, proposals=rising[1:]))[-1].after == 6
+
+
+def test_a_window_without_the_present_proposal_adds_nothing_to_it() -> None:
+    s = spec(limits=Limits(0, 100), up=Behaviour(window=seconds(30)))
+    verdicts = guard(situation(4, 6, spec=s, distrust="lag: gone", proposals=(Proposal(at(990), 8),)))
+    assert verdicts[3] == Verdict(Reason.STABILIZATION, 6, 6, Reason.STABILIZATION)
+
+
+def test_guards_that_let_a_size_pass_have_nothing_to_say() -> None:
+    both = Behaviour(
+        window=seconds(60), tolerance=0.1, cooldown=seconds(30), rates=(Rate(RateKind.REPLICAS, 50, seconds(60)),)
+    )
+    s = spec(limits=Limits(0, 100), partitions=12, up=both, down=both)
+    for current, proposed in ((4, 6), (6, 4), (4, 4)):
+        verdicts = guard(situation(current, proposed, spec=s, ended=T0, engine=running(6, max_parallelism=12)))
+        assert [verdict.detail for verdict in verdicts] == [""] * 9
+        assert changed(verdicts) == []
 
 
 def test_down_waits_until_the_window_was_watched() -> None:

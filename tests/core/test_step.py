@@ -294,6 +294,11 @@ def test_rebase_moves_every_time_there_is() -> None:
             ),
             False,
         ),
+        (
+            seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}, engine=EngineStatus(JobState.UNKNOWN)),
+            False,
+        ),
+        (seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}, engine=running(2)), True),
     ],
 )
 def test_capacity_is_learned_only_when_saturated_whole_and_known(observation: Observation, learns: bool) -> None:
