@@ -55,7 +55,10 @@ clusters:
     up: {{window: 0s}}
     down: {{window: {window}s, cooldown: 5s}}
     settle: {{ready: 1m, registered: 1m, absorbed: 1m, running: 1m, caught_up: 3m, backlog_time: 5s}}
-    capacity: {{per_replica: {per_worker}}}    # records/s, until it has been seen how much it really is
+    capacity:                   # records/s, until it has been seen how much it really is
+      per_replica: {per_worker}
+      sustained: 12s            # a little more than the window the throughput is averaged over
+      warmup: 20s             # the first batches on new workers are slow
     max_age: 30s
     lookback: 3m
 """
