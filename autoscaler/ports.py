@@ -147,7 +147,11 @@ class EnginePlugin(Protocol):
 
 
 class TargetPlugin(Protocol):
-    """Parameters of a target."""
+    """Parameters of a target.
+
+    Two clusters may not have equal targets, as each would undo what the other does. A target of which that is not so,
+    because every connection has a size of its own, says so by the class attribute `shareable = True`.
+    """
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[ScaleTarget]:
         """Open it."""

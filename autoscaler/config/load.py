@@ -52,13 +52,14 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
     """
     problems = Problems(str(path))
+    file = _File(path, environ, problems)
     try:
-        config = _File(path, environ, problems).read()
+        config = file.read()
     except Invalid:
         config = None
     if problems or config is None:
         raise problems.error()
-    return config
+    return dataclasses.replace(config, warnings=file.warnings(config))
 
 
 class _File:
@@ -71,6 +72,9 @@ class _File:
         self._build = Builder(problems, self._directory, environ)
         # Source name -> its class, None when it could not be found: metrics are checked against it.
         self._sources: dict[str, type[Any] | None] = {}
+        self._targets: list[tuple[Any, str]] = []
+        # Cluster name -> line and path of its time-out, or of itself when that is left out.
+        self._timeouts: dict[str, tuple[int, str]] = {}
 
     def read(self) -> Config:
         build = self._build
@@ -126,6 +130,10 @@ class _File:
             ),
         }
         read = build.fields(ClusterFrame, mapping, path, readers=readers)
+        if "target" in read.values:
+            self._owned(read.values["target"], mapping.entries["target"].line, join(path, "target"), name)
+        written = mapping.entries.get("timeout")
+        self._timeouts[name] = (written.line, join(path, "timeout")) if written else (mapping.line, path)
         frame = _Frame(mapping, path, read.values, self._problems)
         sound = frame.check(known)
         if not (read.complete and sound):
@@ -133,6 +141,39 @@ class _File:
         spec = build.construct(ClusterSpec, mapping, path, frame.spec(name))
         metrics: Mapping[str, Metric] = read.values.get("metrics", {})
         return Cluster(spec, frame["target"], frame["engine"], metrics, frame["interval"], frame.timeout)
+
+    def _owned(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
+        """Refuse a target that another cluster has: each would undo what the other does."""
+        if getattr(target, "shareable", False):
+            return
+        try:
+            owner = next((owner for other, owner in self._targets if other == target), None)
+        except Exception as error:  # foreign code: its failure must name it instead of ending us
+            told = f"{type(target).__name__} failed: {type(error).__name__}: {error}"
+            raise self._problems.fail(line, path, told) from error
+        if owner is not None:
+            message = f"cluster {owner!r} has the same target: each would undo what the other does; give each its own"
+            self._problems.add(line, path, message)
+        self._targets.append((target, cluster))
+
+    def warnings(self, config: Config) -> tuple[str, ...]:
+        """What is probably not meant, in the form and order of problems."""
+        found = Problems(str(self._path))
+        for name, cluster in config.clusters.items():
+            line, path = self._timeouts[name]
+            sources = {metric.source: config.sources[metric.source] for metric in cluster.metrics.values()}
+            parts = {"target": cluster.target, "engine": cluster.engine}
+            for part, plugin in {**parts, **{f"source {key}": source for key, source in sources.items()}}.items():
+                theirs = getattr(plugin, "timeout", None)
+                if isinstance(theirs, timedelta) and theirs > cluster.timeout:
+                    found.add(
+                        line,
+                        path,
+                        f"the timeout of the {part} ({format_duration(theirs)}) is above that of the cluster "
+                        f"({format_duration(cluster.timeout)}): a slow answer is given up before the {part} can say "
+                        "what is wrong",
+                    )
+        return found.error().problems
 
     def _metric(self, name: str, node: Node, path: str) -> Metric:
         self._name(name, node, path)

@@ -76,9 +76,14 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A whole configuration file, validated."""
+    """A whole configuration file, validated.
+
+    Attributes:
+        warnings: what is probably not meant, each as `file:line: path: message`.
+    """
 
     path: Path
     daemon: DaemonSpec
     sources: Mapping[str, SourcePlugin]
     clusters: Mapping[str, Cluster]
+    warnings: tuple[str, ...] = ()

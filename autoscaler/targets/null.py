@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from autoscaler.ports import RefusedError, ScaleTarget, Shared, TargetStatus
 
@@ -29,6 +30,7 @@ class Null:
         follow: whether advice counts as taken. Default true.
     """
 
+    shareable: ClassVar[bool] = True
     size: int = 1
     follow: bool = True
 

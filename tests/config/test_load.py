@@ -167,8 +167,22 @@ def test_one_description_serves_as_source_and_engine_by_alias(accepted: Accepted
 
 def test_equal_plug_ins_are_equal(accepted: Accepted, good: str) -> None:
     second = good.split("clusters:\n")[1].replace("demo:", "other:")
-    config = accepted(good + second)
+    config = accepted((good + second).replace("type: stub-target", "type: null, size: 3"))
     assert config.clusters["demo"].target == config.clusters["other"].target
+
+
+def test_a_timeout_above_that_of_the_cluster_is_warned_of(accepted: Accepted, good: str, tmp_path: Path) -> None:
+    assert accepted(good).warnings == ()
+    config = accepted(good.replace("interval: 15s", "interval: 15s\n    timeout: 2s"))
+    assert config.warnings == (
+        (
+            f"{tmp_path}/autoscaler.yaml:9: clusters.demo.timeout: the timeout of the source main (3s) is above "
+            "that of the cluster (2s): a slow answer is given up before the source main can say what is wrong"
+        ),
+    )
+    config = accepted(good.replace("interval: 15s", "interval: 3s"))
+    (warning,) = config.warnings
+    assert f"{tmp_path}/autoscaler.yaml:4: clusters.demo: the timeout of the source main (3s)" in warning
 
 
 def test_secrets_come_from_the_environment(accepted: Accepted, good: str) -> None:
@@ -193,7 +207,10 @@ def test_a_secret_may_be_left_out_or_nothing(accepted: Accepted, good: str) -> N
 
 def test_a_thousand_clusters_load_quickly(accepted: Accepted, good: str) -> None:
     head, body = good.split("clusters:\n")
-    many = "".join(body.replace("demo:", f"demo-{number}:") for number in range(1000))
+    many = "".join(
+        body.replace("demo:", f"demo-{number}:").replace("stub-target", f"stub-target, name: t{number}")
+        for number in range(1000)
+    )
     before = os.times()
     config = accepted(f"{head}clusters:\n{many}")
     after = os.times()

@@ -390,6 +390,17 @@ clusters:
     ]
 
 
+def test_a_target_belongs_to_one_cluster(refused: Refused, good: str) -> None:
+    second = good.split("clusters:\n")[1].replace("demo:", "other:").replace("max: 4", "max: none")
+    assert refused(good + second) == [
+        (
+            "14: clusters.other.target: cluster 'demo' has the same target: "
+            "each would undo what the other does; give each its own"
+        ),
+        "16: clusters.other.max: expected a whole number, not a text",
+    ]
+
+
 def test_a_hundred_problems_are_enough(refused: Refused) -> None:
     found = refused("".join(f"k{number}: 1\n" for number in range(500)))
     assert len(found) == 101
