@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,6 +24,7 @@ log = logging.getLogger("autoscaler.daemon.history")
 
 _NAME = "%Y-%m-%dT%H"
 _SUFFIX = ".jsonl"
+_OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class History:
     """The decision sink of the daemon.
 
     Attributes:
-        keep: how long a file is kept after its hour.
+        keep: how long a file is kept after its hour, at least; fewer files than hours in it are never left.
         failure: why the last lines could not be written; empty when they were.
     """
 
@@ -114,11 +117,19 @@ class History:
         self._file, self._hour = -1, ""
 
     def _forget(self, hour: str) -> None:
-        """Remove the files that are older than `keep`, counted from the hour that begins."""
+        """Remove the files that are older than `keep`, counted from the hour that begins.
+
+        As many as there are hours in `keep` always stay: a clock that jumps ahead must not take the history away.
+        """
         oldest = (datetime.strptime(hour, _NAME).replace(tzinfo=UTC) - self.keep).strftime(_NAME)
-        for path in self.directory.glob(f"*{_SUFFIX}"):
+        files = sorted(path for path in self.directory.glob(f"*{_SUFFIX}") if _OURS.fullmatch(path.stem))
+        for path in files[: -math.ceil(self.keep / timedelta(hours=1)) - 1]:
             if path.stem < oldest:
-                path.unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    # Its lines can be written all the same.
+                    log.warning("old history cannot be removed", extra={"path": str(path), "error": error.strerror})
 
 
 def mend(path: Path) -> int:

@@ -46,14 +46,40 @@ async def test_hours_are_those_of_utc(tmp_path: Path) -> None:
 
 
 async def test_old_files_are_removed_when_an_hour_begins_and_others_are_left(tmp_path: Path) -> None:
-    for name in ("2026-01-29T16.jsonl", "2026-01-29T17.jsonl", "2026-01-31T16.jsonl", "notes.txt"):
+    others = ["2020-01-01.jsonl", "notes.txt"]
+    for name in (*(f"2026-01-31T{hour:02}.jsonl" for hour in range(17)), *others):
         (tmp_path / name).touch()
-    history = History(tmp_path, timedelta(days=2))
+    history = History(tmp_path, timedelta(hours=2))
     await history.start()
     await history.write(a_record(AT))
     await history.close()
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["2026-01-29T17.jsonl", "2026-01-31T16.jsonl", "2026-01-31T17.jsonl", "notes.txt"]
+    assert left == sorted([*(f"2026-01-31T{hour}.jsonl" for hour in (15, 16, 17)), *others])
+
+
+async def test_a_clock_that_jumps_ahead_does_not_take_the_history_away(tmp_path: Path) -> None:
+    hours = [AT - timedelta(hours=number) for number in range(24, 0, -1)]
+    history = History(tmp_path, timedelta(days=1))
+    await history.start()
+    for at in hours:
+        await history.write(a_record(at))
+    await history.write(a_record(AT + timedelta(days=3650)))
+    await history.write(a_record(AT))
+    await history.close()
+    assert len(list(tmp_path.iterdir())) == 26
+
+
+async def test_a_file_that_cannot_be_removed_costs_no_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("2026-01-01T00.jsonl", "2026-01-31T15.jsonl", "2026-01-31T16.jsonl"):
+        (tmp_path / name).touch()
+    history = History(tmp_path, timedelta(hours=1))
+    await history.start()
+    (tmp_path / "2026-01-01T00.jsonl").unlink()
+    (tmp_path / "2026-01-01T00.jsonl").mkdir()
+    await history.write(a_record(AT))
+    await history.close()
+    assert len(list(read(tmp_path / "2026-01-31T17.jsonl"))) == 1
+    assert [record.message for record in caplog.records] == ["old history cannot be removed"]
 
 
 @pytest.mark.parametrize("torn", [b'{"observation":{"at"', b"x" * 200_000, b""])
