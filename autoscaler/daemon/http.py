@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from autoscaler.core.explain import explain
@@ -28,6 +29,10 @@ MOST = 10_000
 
 _DAEMON: web.AppKey[Daemon] = web.AppKey("daemon")
 
+# Whoever knocks with something else than HTTP is answered, and must not be able to fill the log.
+_protocol = logging.getLogger("autoscaler.daemon.http.protocol")
+_protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError)))
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -42,7 +47,9 @@ async def doors(daemon: Daemon, listen: str) -> AsyncIterator[str]:
     Raises:
         ListenError: the address is taken, not ours or not an address.
     """
-    runner = web.AppRunner(application(daemon), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        application(daemon), access_log=None, logger=_protocol, handle_signals=False, shutdown_timeout=1.0
+    )
     await runner.setup()
     try:
         host, port = split(listen)
@@ -174,7 +181,8 @@ def _controller(daemon: Daemon, name: str) -> Controller:
 
 def _limit(request: web.Request) -> int:
     text = request.query.get("limit", "20")
-    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+    # Long ones are not even read: Python refuses numbers of thousands of digits by another error.
+    if not text.isdecimal() or len(text) > len(str(MOST)) or not 1 <= int(text) <= MOST:
         raise web.HTTPBadRequest(text=f"limit is {text!r}, expected a number from 1 to {MOST}")
     return int(text)
 
