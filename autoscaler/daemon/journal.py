@@ -190,8 +190,7 @@ async def open_journal(directory: Path, *, decisions: int) -> AsyncIterator[Jour
                 f"{directory} is in use by another autoscaler (process {_owner(lock)}): stop that one, "
                 "or give this one its own daemon.directory"
             ) from error
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        _sign(lock, directory)
         journal = Journal(await asyncio.to_thread(_open, path), path, decisions)
         try:
             yield journal
@@ -210,6 +209,15 @@ def _enter(directory: Path) -> int:
         raise StoreError(f"{directory} cannot be used for state: {error.strerror}") from error
 
 
+def _sign(lock: int, directory: Path) -> None:
+    """Write who we are into the lock file."""
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be written: {error.strerror}") from error
+
+
 def read_state(directory: Path, cluster: str) -> ClusterState | None:
     """The state that a daemon has kept there, running or not; None when there is none. Changes nothing.
 
@@ -217,11 +225,15 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
         StoreError: there is a file and it cannot be read.
     """
     path = directory / FILE
-    if not path.exists():
-        return None
     try:
+        path.stat()
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            return _load(connection, cluster)
+            # 0: the daemon was killed before it had made its tables.
+            return _load(connection, cluster) if _version(connection, path) else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except sqlite3.Error as error:
         raise StoreError(_told(error, path)) from error
     except ValueError as error:
@@ -251,13 +263,19 @@ def _open(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    _version(connection, path)
+    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the tables, 0 when there are none yet. Raises StoreError when it is not known."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA):
         raise StoreError(
             f"{path} has schema {version}, this version knows {SCHEMA}: "
             "use the version that wrote it, or move the file away"
         )
-    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+    return version
 
 
 def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:

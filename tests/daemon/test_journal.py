@@ -7,6 +7,7 @@ import math
 import os
 import sqlite3
 import stat
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -266,3 +267,16 @@ async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
     with pytest.raises(StoreError, match="cannot be used for state: Not a directory"):
         async with open_journal(tmp_path / "file" / "var", decisions=5):
             pass
+
+
+def test_a_look_at_the_state_tells_what_it_cannot_read(tmp_path: Path) -> None:
+    assert read_state(tmp_path, "a") is None
+    with pytest.raises(StoreError, match="cannot be read: File name too long"):
+        read_state(tmp_path / ("x" * 300), "a")
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        # As a daemon leaves it that was killed before it had made its tables.
+        connection.execute("PRAGMA journal_mode = WAL")
+        assert read_state(tmp_path, "a") is None
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="has schema 99, this version knows 1"):
+        read_state(tmp_path, "a")
