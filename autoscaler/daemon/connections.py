@@ -44,6 +44,15 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+INSIDE = "it was cancelled from inside"
+
+
+def cancelled_inside() -> bool:
+    """Whether a CancelledError that was caught is a plug-in's own affair, and nobody has cancelled this task."""
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
+
+
 class Connection:
     """One plug-in, kept connected by a task until it is released.
 
@@ -119,6 +128,10 @@ class Connection:
                     limit.reschedule(loop.time() + CLOSING)
         except TimeoutError:
             return f"no success within {OPENING:.0f} s"
+        except asyncio.CancelledError:
+            if not cancelled_inside():
+                raise
+            return INSIDE
         except Exception as error:  # noqa: BLE001 - a plug-in is somebody else's code: it may fail in any way
             return told(error)
         return None
@@ -205,6 +218,13 @@ class _Holder:
             async with self._factory() as live:
                 self.live.set_result(live)
                 await self._stop.wait()
+        except asyncio.CancelledError:
+            inside = cancelled_inside()
+            if inside and not self.live.done():
+                self.live.set_exception(UnavailableError(INSIDE))
+            if not inside:
+                self.live.cancel()
+                raise
         except Exception as error:  # noqa: BLE001 - told to those who wait for it, or to the log when it was open
             if self.live.done():
                 log.warning("a shared client did not close cleanly", extra={"error": told(error)})
@@ -212,8 +232,11 @@ class _Holder:
                 self.live.set_exception(error)
 
     async def close(self) -> None:
+        """Let go of it. One that does not even end when it is cancelled is left behind."""
         self._stop.set()
-        await self._task
+        _, hanging = await asyncio.wait((self._task,), timeout=CLOSING)
+        if hanging:
+            log.warning("a shared client does not let go")
 
 
 async def pass_time(stop: asyncio.Event, seconds: float) -> bool:

@@ -22,7 +22,7 @@ from autoscaler.core.model import (
     Reason,
 )
 from autoscaler.core.step import call_failed, call_withheld, step
-from autoscaler.daemon.connections import pass_time, told
+from autoscaler.daemon.connections import INSIDE, cancelled_inside, pass_time, told
 from autoscaler.daemon.observe import Edges, Observer
 from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus
 
@@ -205,6 +205,10 @@ class Controller:
                 await self.edges.target().scale(replicas)
         except TimeoutError:
             await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
+        except asyncio.CancelledError:
+            if not cancelled_inside():
+                raise
+            await self._scale_failed(replicas, INSIDE)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation tells what holds
             await self._scale_failed(replicas, told(error))
         finally:

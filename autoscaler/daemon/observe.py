@@ -10,7 +10,7 @@ from typing import Any
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.model import EngineStatus, Observation, Reading
-from autoscaler.daemon.connections import Connection, Connections, told
+from autoscaler.daemon.connections import INSIDE, Connection, Connections, told
 from autoscaler.ports import EdgeError, ScaleTarget, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.observe")
@@ -38,17 +38,20 @@ class Edges:
 
     async def look_at_target(self) -> TargetStatus:
         """Ask the target."""
+        await self._target.tried()
         return await self.target().describe()
 
     async def look_at_engine(self) -> EngineStatus | None:
         """Ask the engine; None when there is none to watch."""
         if self._engine is None:
             return None
+        await self._engine.tried()
         status: EngineStatus = await self._engine.get().describe()
         return status
 
     async def collect(self, source: str, query: Any, now: datetime) -> Reading:  # noqa: ANN401 - see MetricSource
         """Read one metric."""
+        await self._sources[source].tried()
         reading: Reading = await self._sources[source].get().collect(query, now)
         return reading
 
@@ -59,8 +62,7 @@ class Edges:
 
     async def release(self) -> None:
         """Give them back."""
-        for connection in self.connections().values():
-            await self._connections.release(connection)
+        await asyncio.gather(*(self._connections.release(connection) for connection in self.connections().values()))
 
 
 class Observer:
@@ -140,7 +142,7 @@ class Observer:
         if name in self._hanging:
             return f"no answer within {self._cluster.timeout.total_seconds():g} s"
         if task.cancelled():
-            return "it was cancelled from inside"
+            return INSIDE
         error = task.exception()
         return "" if error is None else self._told(name, error)
 

@@ -370,3 +370,21 @@ def test_a_defect_of_ours_in_one_cluster_does_not_end_it_or_others(caplog: pytes
 
     virtual_time.run(main())
     assert any("a tick failed" in record.message for record in caplog.records)
+
+
+def test_a_scale_call_that_cancels_itself_is_a_failed_call_and_no_end() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        target.scale_failure = asyncio.CancelledError()
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(10)
+        assert world.fleet.controllers["a"].tally.failed_calls == 1
+        target.scale_failure = None
+        await world.until(100)
+        await world.fleet.stop()
+        assert target.desired == 3
+        assert len(world.ticks("a")) == 10
+
+    virtual_time.run(main())
