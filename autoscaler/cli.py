@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import json
 import os
+import signal
 import sys
 import textwrap
 import urllib.error
@@ -138,12 +140,17 @@ def _load(path: Path) -> Config:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from autoscaler.daemon.app import serve
-    from autoscaler.daemon.logging import setup
+    # Held back until there is a daemon to act on them: a reload must not end it, nor a stop look like a failure.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+    try:
+        from autoscaler.daemon.app import serve
+        from autoscaler.daemon.logging import setup
 
-    config = _load(arguments.config)
-    setup(config.daemon.log)
-    return asyncio.run(serve(config, lambda: _load(arguments.config), dry_run=arguments.dry_run))
+        config = _load(arguments.config)
+        setup(config.daemon.log)
+        return asyncio.run(serve(config, lambda: _load(arguments.config), dry_run=arguments.dry_run))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -156,8 +163,11 @@ def _check(arguments: argparse.Namespace) -> int:
         raise
     if not arguments.online:
         if arguments.json:
-            _print_json({"ok": True, "problems": [], "clusters": sorted(config.clusters)})
+            _print_json(
+                {"ok": True, "problems": [], "warnings": list(config.warnings), "clusters": sorted(config.clusters)}
+            )
         else:
+            _say(*(f"warning: {warning}" for warning in config.warnings))
             _say(
                 f"{config.path} is fine: {_many(len(config.clusters), 'cluster')}: {', '.join(sorted(config.clusters))}"
             )
@@ -167,7 +177,7 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = asyncio.run(check(config))
     bad = _is_bad(checked)
     if arguments.json:
-        _print_json(_checked_json(checked, ok=not bad))
+        _print_json(_checked_json(config, checked, ok=not bad))
     else:
         _show_checked(config, checked)
     return FAILED if bad else OK
@@ -183,6 +193,7 @@ def _is_bad(checked: Checked) -> bool:
 def _show_checked(config: Config, checked: Checked) -> None:
     from autoscaler.core.explain import readings
 
+    _say(*(f"warning: {warning}" for warning in config.warnings))
     rows = []
     for name, observation in checked.observations.items():
         doubts = checked.doubts[name]
@@ -213,11 +224,12 @@ def _show_checked(config: Config, checked: Checked) -> None:
     )
 
 
-def _checked_json(checked: Checked, *, ok: bool) -> object:
+def _checked_json(config: Config, checked: Checked, *, ok: bool) -> object:
     from autoscaler.daemon.records import plain
 
     return {
         "ok": ok,
+        "warnings": list(config.warnings),
         "clusters": {
             name: {
                 "observation": plain(observation),
@@ -270,7 +282,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    answer = _ask(_url(arguments), "/api/v1/clusters")
+    answer = _ask(_url(arguments), "/api/v1/clusters", "clusters")
     if arguments.json:
         _print_json(answer)
         return OK
@@ -317,7 +329,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.at:
         query["until"] = arguments.at.isoformat()
     path = f"/api/v1/clusters/{urllib.parse.quote(arguments.cluster, safe='')}/decisions"
-    answer = _ask(_url(arguments), f"{path}?{urllib.parse.urlencode(query)}")
+    answer = _ask(_url(arguments), f"{path}?{urllib.parse.urlencode(query)}", "decisions")
     if arguments.json:
         _print_json(answer)
         return OK
@@ -343,16 +355,18 @@ def _url(arguments: argparse.Namespace) -> str:
     return f"http://{host}:{port}"
 
 
-def _ask(url: str, path: str) -> Any:  # noqa: ANN401 - JSON
+def _ask(url: str, path: str, key: str) -> Any:  # noqa: ANN401 - JSON
     # The daemon is asked directly: a proxy of the environment does not know this machine's loopback.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     if not url.startswith(("http://", "https://")):
         raise AutoscalerError(f"{url} is not a URL like {URL}")
     try:
         with opener.open(url + path, timeout=10) as response:
-            return json.load(response)
+            answer = json.load(response)
     except urllib.error.HTTPError as error:
         raise AutoscalerError(_refusal(error, url)) from error
+    except http.client.HTTPException as error:
+        raise AutoscalerError(f"{url} answers, but not like an autoscaler: {type(error).__name__}") from error
     except (urllib.error.URLError, OSError) as error:
         reason = getattr(error, "reason", error)
         raise AutoscalerError(
@@ -360,6 +374,9 @@ def _ask(url: str, path: str) -> Any:  # noqa: ANN401 - JSON
         ) from error
     except ValueError as error:
         raise AutoscalerError(f"{url} answers, but not like an autoscaler: no JSON") from error
+    if not isinstance(answer, dict) or key not in answer:
+        raise AutoscalerError(f"{url} answers, but not like an autoscaler: there is no {key!r} in it")
+    return answer
 
 
 def _refusal(error: urllib.error.HTTPError, url: str) -> str:
@@ -468,7 +485,7 @@ def _print_json(value: object) -> None:
 
 
 def _say(*lines: str) -> None:
-    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 

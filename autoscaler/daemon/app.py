@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.step import step
-from autoscaler.daemon.connections import Connections
+from autoscaler.daemon.connections import Connections, told
 from autoscaler.daemon.controller import Controller, Pace, Step
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http import doors
@@ -81,19 +81,25 @@ class Fleet:
             for name in set(config.clusters) & set(self._running)
             if before is None or _parts(before, name) != _parts(config, name)
         }
-        leaving = {name: self._running[name] for name in removed | changed}
+        leaving = {name: self._running[name] for name in sorted(removed | changed)}
         for running in leaving.values():
             running.stop.set()
         # Leased before the old ones are released: what both use stays connected.
         edges = {name: Edges(config, config.clusters[name], self.connections) for name in sorted(added | changed)}
-        await asyncio.gather(*(running.task for running in leaving.values()))
-        for name in removed:
-            del self._running[name], self.controllers[name]
-        for name in sorted(added | changed):
-            self._start(config.clusters[name], edges[name], leaving.get(name))
         self._config = config
-        for running in leaving.values():
-            await running.edges.release()
+        for name in sorted(added):
+            self._start(config.clusters[name], edges[name], None)
+
+        async def replace(name: str, before: _Running) -> None:
+            await before.task
+            if name in changed:
+                self._start(config.clusters[name], edges[name], before)
+            else:
+                del self._running[name], self.controllers[name]
+            await before.edges.release()
+
+        # Each for itself: one in the middle of a scale call keeps only its own successor waiting.
+        await asyncio.gather(*(replace(name, before) for name, before in leaving.items()))
         return added, removed, changed
 
     async def stop(self) -> None:
@@ -201,6 +207,7 @@ class Daemon:
                         "dry_run": self.dry_run,
                     },
                 )
+                _warn(self._config)
                 await self.fleet.apply(self._config)
                 while True:
                     await self._reload.wait()
@@ -226,6 +233,12 @@ class Daemon:
             for problem in error.problems:
                 log.error(problem)  # noqa: TRY400 - told in full
             return
+        except Exception as error:
+            # A defect, of ours or of a plug-in: no reason to end what runs well.
+            self.reload_problems = (told(error),)
+            log.exception("configuration not reloaded: the old one stays")
+            return
+        _warn(config)
         old, new = self._config.daemon, config.daemon
         if (old.directory, old.listen) != (new.directory, new.listen):
             log.warning("daemon.directory and daemon.listen change only with a restart")
@@ -241,6 +254,11 @@ class Daemon:
             "configuration reloaded",
             extra={"added": sorted(added), "removed": sorted(removed), "changed": sorted(changed)},
         )
+
+
+def _warn(config: Config) -> None:
+    for warning in config.warnings:
+        log.warning(warning)
 
 
 async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = False) -> int:
@@ -260,37 +278,65 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
         StoreError: the state directory cannot be used.
         ListenError: the address cannot be listened on.
     """
+    received: list[signal.Signals] = []
+    reloads: list[signal.Signals] = []
+    running: list[Daemon] = []
+    work = asyncio.create_task(_serve(config, load, running, received, reloads, dry_run=dry_run))
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) > 1:
+            work.cancel()
+        for daemon in running:
+            daemon.stop()
+
+    def read_again(number: signal.Signals) -> None:
+        reloads.append(number)
+        for daemon in running:
+            daemon.reload()
+
+    # Before anything is opened, until everything is closed.
+    signals = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: read_again}
     loop = asyncio.get_running_loop()
+    for number, act in signals.items():
+        loop.add_signal_handler(number, act, number)
+    # The command line holds them back while it reads the configuration.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    try:
+        await work
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        return INTERRUPTED
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+    return INTERRUPTED if received and received[0] is signal.SIGINT else OK
+
+
+async def _serve(
+    config: Config,
+    load: Callable[[], Config],
+    running: list[Daemon],
+    received: list[signal.Signals],
+    reloads: list[signal.Signals],
+    *,
+    dry_run: bool,
+) -> None:
     async with open_journal(config.daemon.directory, decisions=config.daemon.decisions) as journal:
         history = History(config.daemon.directory / "history", config.daemon.history)
         await history.start()
         try:
             daemon = Daemon(config, load, journal, history, dry_run=dry_run)
+            running.append(daemon)
+            # What came while there was no daemon yet.
+            if reloads:
+                daemon.reload()
+            if received:
+                daemon.stop()
             # What is there now stays: looking through it at every full collection makes ticks late by 0.1 s and more.
             gc.collect()
             gc.freeze()
-            work = asyncio.create_task(daemon.run())
-            received: list[signal.Signals] = []
-
-            def asked(number: signal.Signals) -> None:
-                received.append(number)
-                if len(received) == 1:
-                    daemon.stop()
-                else:
-                    work.cancel()
-
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, asked, number)
-            loop.add_signal_handler(signal.SIGHUP, daemon.reload)
-            try:
-                await work
-            except asyncio.CancelledError:
-                if not received:
-                    raise
-                return INTERRUPTED
-            finally:
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                    loop.remove_signal_handler(number)
-            return INTERRUPTED if received and received[0] is signal.SIGINT else OK
+            await daemon.run()
         finally:
             await history.close()

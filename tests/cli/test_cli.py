@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,23 @@ def test_check_says_that_a_good_file_is_fine(good: Path, capsys: pytest.CaptureF
     assert cli.main(["check", str(good)]) == 0
     assert capsys.readouterr().out == f"{good} is fine: 2 clusters: idle, orders\n"
     assert cli.main(["check", str(good), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"ok": True, "problems": [], "clusters": ["idle", "orders"]}
+    assert json.loads(capsys.readouterr().out) == {
+        "ok": True,
+        "problems": [],
+        "warnings": [],
+        "clusters": ["idle", "orders"],
+    }
+
+
+def test_check_warns_of_what_is_probably_not_meant(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good.write_text(good.read_text().replace("timeout: 1s}", "timeout: 1600ms}"))
+    assert cli.main(["check", str(good)]) == 0
+    told = capsys.readouterr().out
+    assert "is fine" in told
+    assert f"warning: {good}:" in told
+    assert "the timeout of the source prom (1s600ms) is above that of the cluster (1s500ms)" in told
+    assert cli.main(["check", str(good), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
 
 @pytest.mark.parametrize("command", [["check"], ["run"], ["plan"], ["status"], ["check", "--online"]])
@@ -196,3 +214,32 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "BadStatusLine"),
+        (b'HTTP/1.0 200 OK\r\n\r\n{"status": "up"}', "there is no 'clusters' in it"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[]", "there is no 'clusters' in it"),
+        (b"HTTP/1.0 200 OK\r\n\r\n<html></html>", "no JSON"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 99\r\n\r\n{", "IncompleteRead"),
+        (b"HTTP/1.0 502 Bad Gateway\r\n\r\n<html></html>", "502 Bad Gateway"),
+    ],
+)
+def test_what_is_no_autoscaler_is_told(answer: bytes, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert cli.main(["status", "--url", f"http://127.0.0.1:{server.getsockname()[1]}"]) == 1
+        thread.join()
+    told = capsys.readouterr().err
+    assert "answers, but not like an autoscaler" in told
+    assert problem in told

@@ -258,3 +258,88 @@ def test_a_plugin_that_does_not_let_go_is_left_behind(caplog: pytest.LogCaptureF
 
     virtual_time.run(main())
     assert "does not let go" in caplog.text
+
+
+def test_at_a_reload_no_cluster_waits_for_the_scale_call_of_another() -> None:
+    async def main() -> None:
+        world = World("slow", "other")
+        world.targets["slow"].scale_delay = 25.0
+        await world.start()
+        await world.until(100)
+        world.source.values["load"] = 300.0
+        await world.until(109)
+        assert world.targets["slow"].scaling == 1
+        # A changed source changes both.
+        world.source_plugin = Fake(world.source)
+        await world.fleet.apply(world.config)
+        assert asyncio.get_running_loop().time() > 120
+        await world.until(200)
+        await world.fleet.stop()
+        assert world.ticks("other") == pytest.approx([splay("other", 10.0) + 10 * number for number in range(20)])
+        assert world.targets["slow"].requests == [3]
+
+    virtual_time.run(main())
+
+
+def test_a_plug_in_that_cancels_itself_while_connecting_is_tried_again() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.plugins["a"].failures.append(asyncio.CancelledError())
+        await world.start()
+        await world.until(30)
+        await world.fleet.stop()
+        assert world.plugins["a"].opened == [pytest.approx(1)]
+
+        attempts = 0
+
+        @asynccontextmanager
+        async def client() -> AsyncIterator[str]:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
+                raise asyncio.CancelledError
+            yield "live"
+
+        connections = Connections()
+        with pytest.raises(UnavailableError, match="cancelled from inside"):
+            await connections.enter("key", client)
+        assert await connections.enter("key", client) == "live"
+        await connections.close()
+
+    virtual_time.run(main())
+
+
+def test_a_shared_client_that_does_not_let_go_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        @asynccontextmanager
+        async def client() -> AsyncIterator[str]:
+            yield "live"
+            await asyncio.sleep(1e9)
+
+        connections = Connections()
+        await connections.enter("key", client)
+        await connections.close()
+        assert asyncio.get_running_loop().time() < 60
+
+    virtual_time.run(main())
+    assert "a shared client does not let go" in caplog.text
+
+
+def test_the_first_look_waits_for_what_is_being_connected() -> None:
+    async def main() -> None:
+        class Slow:
+            @asynccontextmanager
+            async def connect(self, _: Shared) -> AsyncIterator[object]:
+                await asyncio.sleep(3)
+                yield FakeTarget()
+
+        world = World("a")
+        # One interval lies between two ticks: with a splay of its own the first might come late enough by chance.
+        await world.until(splay("a", 10.0) - 0.5)
+        world.clusters["a"] = make_cluster("a", Slow())
+        await world.start()
+        await world.until(20)
+        await world.fleet.stop()
+        assert not world.store.records[0].observation.missing
+
+    virtual_time.run(main())

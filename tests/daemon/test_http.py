@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -175,6 +176,7 @@ async def test_decisions_are_given_newest_first_with_their_explanation(house: Ho
         ("/api/v1/clusters/nobody/decisions", 404, "there is no cluster 'nobody'"),
         ("/api/v1/clusters/a/decisions?limit=many", 400, "limit is 'many', expected a number from 1 to 10000"),
         ("/api/v1/clusters/a/decisions?limit=0", 400, "limit is '0'"),
+        (f"/api/v1/clusters/a/decisions?limit={'9' * 5000}", 400, "expected a number from 1 to 10000"),
         ("/api/v1/clusters/a/decisions?until=noon", 400, "until is 'noon', expected a time"),
         ("/nowhere", 404, "Not Found"),
     ],
@@ -273,3 +275,52 @@ def test_addresses_are_taken_apart() -> None:
     for bad in ("8765", "localhost", "localhost:", ":8765", "host:port"):
         with pytest.raises(ListenError, match="expected host:port"):
             split(bad)
+
+
+async def test_what_is_not_http_is_refused_and_does_not_fill_the_log(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(house.daemon.url.rpartition(":")[2])
+    for garbage in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"SSH-2.0-x\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.exc_info]
+
+
+async def test_a_reload_that_fails_for_another_reason_keeps_the_old_configuration(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.ready()
+
+    def fail() -> Config:
+        raise RecursionError("a plug-in's own affair")
+
+    house.daemon._load = fail
+    house.daemon.reload()
+
+    async def refused() -> bool:
+        return bool((await house.get("/readyz"))["reload"] != "ok")
+
+    await house.until(refused)
+    assert (await house.get("/readyz"))["reload"] == ["RecursionError: a plug-in's own affair"]
+    assert any("the old one stays" in record.message for record in caplog.records)
+
+
+async def test_warnings_of_the_configuration_are_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    await house.ready()
+    house.daemon._load = lambda: replace(house.config, warnings=("config.yaml:7: clusters.a: beware",))
+    house.daemon.reload()
+
+    async def warned() -> bool:
+        return "config.yaml:7: clusters.a: beware" in [record.message for record in caplog.records]
+
+    await house.until(warned)

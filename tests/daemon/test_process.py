@@ -379,3 +379,42 @@ def test_state_on_disk_is_readable_by_eye(place: Place) -> None:
     with closing(sqlite3.connect(place.directory / "var" / FILE)) as connection:
         (text,) = connection.execute("SELECT state FROM cluster WHERE name = 'a'").fetchone()
     assert load_state(text).since is not None
+
+
+def test_a_disk_that_is_full_at_the_start_is_told(place: Place) -> None:
+    place.configure("a")
+    full = subprocess.run(
+        [sys.executable, "-m", "autoscaler", "run", str(place.config)],
+        env=place.environment,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert full.returncode == 1
+    assert "cannot be written" in full.stderr
+    assert "Traceback" not in full.stderr
+
+
+def test_signals_before_there_is_a_daemon_are_not_lost(place: Place) -> None:
+    place.configure("a")
+    text = place.config.read_text()
+    place.config.unlink()
+    os.mkfifo(place.config)
+    daemon = place.start()
+    with place.config.open("w") as config_file:  # waits until it is read
+        daemon.send_signal(signal.SIGHUP)
+        config_file.write(text)
+    place.url()
+    with place.config.open("w") as config_file:  # and read again
+        config_file.write(text)
+    place.told("configuration reloaded")
+    daemon.terminate()
+    assert daemon.wait(10) == 0
+    daemon = place.start()
+    with place.config.open("w") as config_file:
+        daemon.terminate()
+        config_file.write(text)
+    assert daemon.wait(10) == 0
+    assert place.lines()[-1]["message"] == "stopped"
