@@ -1,0 +1,353 @@
+"""Bad input from outside, end to end: server -> source or engine -> observation -> step. Nothing of it lowers the size.
+
+The policy here always asks for the least size, so only what the decision machine makes of doubt keeps the cluster.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from autoscaler.config.load import load
+from autoscaler.config.model import Config
+from autoscaler.core.model import ClusterState, Decision, NamedPolicy, Observation, Reason, Recommendation, View
+from autoscaler.core.step import step
+from autoscaler.daemon.connections import Connections
+from autoscaler.daemon.observe import Edges, Observer
+from tests.sources.prometheus_server import EVALUATED, at, vector
+from tests.sources.test_spark_server import APP, FakeSpark, broken, drip, huge, refusing
+
+NOW = at(EVALUATED + 1)
+SIZE = 5
+HOUR = timedelta(hours=1)
+
+FILE = """
+sources:
+  prom: {type: prometheus, url: "http://prometheus", timeout: 6s, fresh: 0s, attempts: 2}
+  job: &job {type: spark, app: lab, report: "http://report", timeout: 6s}
+clusters:
+  prom:
+    target: {type: null, size: 5}
+    min: 1
+    max: 10
+    timeout: 8s
+    metrics: {lag: {source: prom, query: lag}}
+    policies: &policies {t: {type: threshold, down: [{metric: lag, below: 1e6, replicas: 1}]}}
+    down: &down {window: 0s}
+  spark:
+    target: {type: null, size: 5}
+    engine: *job
+    min: 1
+    max: 10
+    timeout: 8s
+    metrics:
+      lag: {source: job, metric: lag}
+      arrivals: {source: job, metric: arrivals}
+      throughput: {source: job, metric: throughput}
+      saturation: {source: job, metric: saturation}
+    policies: *policies
+    down: *down
+"""
+
+
+@pytest.fixture(scope="module")
+def configured(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """What a user would write; each test moves it to its own servers."""
+    file = tmp_path_factory.mktemp("bad-input") / "autoscaler.yaml"
+    file.write_text(FILE)
+    return load(file, {})
+
+
+@dataclass(frozen=True)
+class Least:
+    """Asks for one replica, whatever is seen."""
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Ask for one."""
+        return Recommendation(1, Reason.BELOW if view.current > 1 else Reason.STEADY)
+
+
+class World:
+    """Prometheus and Spark on one port, each with good answers until a test spoils one."""
+
+    def __init__(self, configured: Config) -> None:
+        self.configured = configured
+        self.spark = FakeSpark()
+        self.prometheus: dict[str, Any] = {
+            "lag": vector(({"__name__": "lag"}, "10")),
+            "timestamp(lag)": vector(({}, str(EVALUATED - 3))),
+        }
+        self.prometheus_answer: Any = None
+        self.places = dict.fromkeys(("prometheus", "report", "master", "driver"), "")
+        self.patience = timedelta(seconds=6)
+        self.now = NOW
+
+    def spoil(self, door: str, answer: Any) -> None:
+        """Let one door answer badly."""
+        if door == "prometheus":
+            self.prometheus_answer = answer
+        else:
+            self.spark.answers[DOORS[door]] = answer
+
+    async def query(self, request: web.Request) -> web.StreamResponse:
+        answer = self.prometheus_answer
+        if callable(answer):
+            response: web.StreamResponse = await answer(request)
+            return response
+        if answer is not None:
+            return web.Response(text=answer, content_type="text/html")
+        return web.json_response(self.prometheus[request.query["query"]])
+
+    @property
+    def config(self) -> Config:
+        """The configuration with the addresses of this test."""
+        url, *rest = self.places.values()
+        spark = dict(zip(("report", "master", "driver"), rest, strict=True))
+
+        def moved(plugin: Any, **addresses: Any) -> Any:
+            return replace(plugin, timeout=self.patience, **addresses)
+
+        clusters = self.configured.clusters
+        sources = self.configured.sources
+        return replace(
+            self.configured,
+            sources={"prom": moved(sources["prom"], url=url), "job": moved(sources["job"], **spark)},
+            clusters=clusters | {"spark": replace(clusters["spark"], engine=moved(clusters["spark"].engine, **spark))},  # type: ignore[operator]
+        )
+
+    @property
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = self.spark.answers["/v1/progress"]
+        return report
+
+    @property
+    def run(self) -> dict[str, Any]:
+        run: dict[str, Any] = self.report["queries"][0]
+        return run
+
+
+DOORS = {"report": "/v1/progress", "master": "/json/", "driver": f"{APP}/allexecutors"}
+
+
+@pytest.fixture
+async def world(configured: Config) -> AsyncIterator[World]:
+    world = World(configured)
+    app = web.Application()
+    app.router.add_get("/api/v1/query", world.query)
+    app.router.add_get("/{path:.*}", world.spark.handle)
+    async with TestServer(app) as server:
+        for place in world.places:
+            world.places[place] = str(server.make_url("")).rstrip("/")
+        yield world
+
+
+class Watched:
+    """One cluster of the file, observed and decided about as the daemon does."""
+
+    def __init__(self, observer: Observer, spec: Any) -> None:
+        self._observer = observer
+        self._spec = replace(spec, policies=(NamedPolicy("least", Least()),))
+        self._state = ClusterState()
+
+    async def tick(self) -> tuple[Observation, Decision, str]:
+        """What was seen, what was decided, and all that was said of what is missing."""
+        seen = await self._observer.observe()
+        self._state, decision = step(self._spec, self._state, seen)
+        return seen, decision, "; ".join(f"{name}: {why}" for name, why in self._state.past[-1].missing.items())
+
+
+@asynccontextmanager
+async def watched(world: World, cluster: str) -> AsyncIterator[Watched]:
+    config = world.config
+    known = config.clusters[cluster]
+    connections = Connections()
+    try:
+        edges = Edges(config, known, connections)
+        await connections.tried()
+        yield Watched(Observer(known, edges, lambda: world.now), known.spec)
+    finally:
+        await connections.close()
+
+
+async def held(world: World, cluster: str, says: str) -> Observation:
+    """Look once, and see that the size is kept and the reason is told."""
+    async with watched(world, cluster) as one:
+        seen, decision, missing = await one.tick()
+    assert says in missing
+    assert decision.proposed == 1, "the policy does want less"
+    assert decision.desired == decision.current == SIZE
+    assert decision.reason is Reason.MISSING
+    return seen
+
+
+@pytest.mark.parametrize("cluster", ["prom", "spark"])
+async def test_with_good_input_the_size_is_lowered(world: World, cluster: str) -> None:
+    async with watched(world, cluster) as one:
+        _, decision, missing = await one.tick()
+    assert missing == ""
+    assert (decision.current, decision.desired) == (SIZE, 1)
+
+
+SQUEEZED = gzip.compress(b"[" * 100_000_000, 1)
+
+
+async def squeezed(_: web.Request) -> web.StreamResponse:
+    # Nobody asked for it to be compressed.
+    return web.Response(body=SQUEEZED, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+
+BAD = {
+    "html": "<html><body>Welcome</body></html>",
+    "empty": "",
+    "cut": '{"now": 1, "status": "succ',
+    "null": "null",
+    "nested": "[" * 100_000,
+    "other": '{"status": "success", "data": {"resultType": "vector", "result": [1, 2]}, "activeapps": 5, "queries": 5}',
+    "list": "[1, 2, 3]",
+    "100 MB": huge,
+    "100 MB squeezed": squeezed,
+    "drip": drip,
+    "broken off": broken,
+    "500": refusing(500),
+    "404": refusing(404),
+}
+
+
+@pytest.mark.parametrize("answer", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("door", ["prometheus", *DOORS])
+async def test_an_unusable_answer_keeps_the_size(world: World, door: str, answer: Any) -> None:
+    world.spoil(door, answer)
+    if answer is drip:
+        world.patience = timedelta(seconds=0.4)
+    cluster = "prom" if door == "prometheus" else "spark"
+    seen = await held(world, cluster, world.places[door])
+    spoilt = {"prometheus": "lag", "report": "lag", "master": "engine", "driver": "engine"}[door]
+    assert spoilt in seen.missing
+    told = seen.missing[spoilt].removeprefix("prometheus ")
+    assert told.startswith(world.places[door]), "our own errors begin with the address, others with their type"
+
+
+@pytest.mark.parametrize("door", ["prometheus", *DOORS])
+async def test_a_server_that_is_not_there_keeps_the_size(world: World, door: str, unused_tcp_port: int) -> None:
+    world.places[door] = f"http://127.0.0.1:{unused_tcp_port}"
+    await held(world, "prom" if door == "prometheus" else "spark", str(unused_tcp_port))
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({"lag": vector(({}, "NaN"))}, "'NaN', expected a finite number"),
+        ({"lag": vector(({}, "+Inf"))}, "'+Inf', expected a finite number"),
+        ({"lag": vector(({}, "-Inf"))}, "'-Inf', expected a finite number"),
+        ({"lag": vector(({}, "0x10"))}, "expected a finite number"),
+        ({"lag": vector()}, "no sample among 0"),
+        ({"lag": vector(({"a": "1"}, "1"), ({"a": "2"}, "2"))}, "2 samples, expected one"),
+        ({"timestamp(lag)": vector()}, "time is not known"),
+        ({"timestamp(lag)": vector(({}, "NaN"))}, "time is not known"),
+        ({"timestamp(lag)": vector(({}, str(EVALUATED - 120)))}, "stale: 121 s old, 60 s allowed"),
+        ({"timestamp(lag)": vector(({}, str(EVALUATED + 120)))}, "from the future: 119 s ahead"),
+        ({"timestamp(lag)": vector(({}, "0"))}, "stale"),
+        ({"timestamp(lag)": vector(({}, "1e18"))}, "expected unix seconds"),
+    ],
+)
+async def test_a_value_of_prometheus_that_is_none_or_not_of_now_keeps_the_size(
+    world: World, answers: dict[str, Any], says: str
+) -> None:
+    world.prometheus |= answers
+    await held(world, "prom", says)
+
+
+def _last(world: World) -> dict[str, Any]:
+    last: dict[str, Any] = world.run["progress"][-1]
+    return last
+
+
+def _shift(world: World, seconds: float) -> float:
+    world.report["now"] += seconds
+    return seconds
+
+
+def _master(world: World) -> dict[str, Any]:
+    master: dict[str, Any] = world.spark.answers["/json/"]
+    return master
+
+
+SPOILT: dict[str, tuple[Callable[[World], Any], str]] = {
+    "now is not a number": (lambda w: w.report.update(now=float("nan")), "now: Input should be a finite number"),
+    "now is infinite": (lambda w: w.report.update(now=float("inf")), "now: Input should be a finite number"),
+    "the clock was set back": (lambda w: _shift(w, -3600), "the clock was set back"),
+    "the clock was set forward": (
+        lambda w: (_last(w).update(steady=100.0), w.report.update(steady=101.0), _shift(w, 3600)),
+        "the clock of its driver was set by",
+    ),
+    "the query hangs": (lambda w: _shift(w, 3600), "it is stuck"),
+    "the query ended": (lambda w: w.run.update(terminated=w.report["now"] - 5, exception="boom"), "boom"),
+    "no query": (lambda w: w.report.update(queries=[]), "has not started a streaming query"),
+    "no batch": (lambda w: w.run.update(progress=[]), "has not completed a batch"),
+    "two queries": (
+        lambda w: w.report["queries"].append(w.run | {"id": "b", "runId": "b", "name": "b"}),
+        "several active queries",
+    ),
+    "the report of another job": (
+        lambda w: w.report.update(application={"id": "app-9", "name": "other"}),
+        "is of application 'other'",
+    ),
+    "the report of a former driver": (
+        lambda w: _master(w)["activeapps"][0].update(id="app-new"),
+        "the driver was restarted and the old one still answers",
+    ),
+    "two jobs of one name": (
+        lambda w: _master(w)["activeapps"].append(_master(w)["activeapps"][0] | {"id": "app-2"}),
+        "2 running applications named 'lab'",
+    ),
+    "offsets are not told": (
+        lambda w: [batch["sources"][0].update(latest=None) for batch in w.run["progress"]],
+        "does not tell its newest offset",
+    ),
+    "offsets are no numbers": (lambda w: _last(w)["sources"][0].update(latest="9"), "Input should be a valid integer"),
+    "rows are negative": (lambda w: _last(w).update(rows=-1), "greater than or equal to 0"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "says"), SPOILT.values(), ids=SPOILT)
+async def test_a_report_of_spark_that_cannot_be_true_of_now_keeps_the_size(
+    world: World, spoil: Callable[[World], Any], says: str
+) -> None:
+    spoil(world)
+    await held(world, "spark", says)
+
+
+@pytest.mark.parametrize(("cluster", "jump"), [("prom", HOUR), ("prom", -HOUR), ("spark", -HOUR)])
+async def test_a_jump_of_the_daemons_clock_keeps_the_size(world: World, cluster: str, jump: timedelta) -> None:
+    async with watched(world, cluster) as one:
+        world.spoil("prometheus", "<html>")
+        world.spoil("master", "<html>")
+        _, decision, _ = await one.tick()
+        assert decision.desired == SIZE
+        world.spoil("prometheus", None)
+        world.spoil("master", world.spark.sample("master"))
+        world.now += jump
+        _, decision, missing = await one.tick()
+    assert decision.desired == SIZE
+    said = f"{missing}; {decision.notes}"
+    assert ("stale" if jump > timedelta(0) else "the clock went back by 3600 s") in said
+
+
+async def test_after_bad_input_has_gone_the_size_is_lowered_again(world: World) -> None:
+    async with watched(world, "prom") as one:
+        world.spoil("prometheus", "<html>")
+        _, decision, _ = await one.tick()
+        assert decision.desired == SIZE
+        world.spoil("prometheus", None)
+        world.now += timedelta(seconds=15)
+        _, decision, missing = await one.tick()
+    assert missing == ""
+    assert decision.desired == 1
