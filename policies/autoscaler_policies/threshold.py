@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.core.model import ZERO, Reading, Recommendation, View
+from autoscaler.core.model import ZERO, Reading, Reason, Recommendation, View
 from autoscaler_policies.answer import finite, missing, plain, replicas, sized
 
 # An observation at or before the beginning of a hold must still be in sight, at any usual interval.
 MARGIN = timedelta(minutes=5)
+# Observations this many intervals apart leave nothing unseen: one tick may be skipped, another late.
+GAP = 2.5
 
 
 class Aggregate(StrEnum):
@@ -97,17 +99,19 @@ class Rule:
     def held(self, view: View) -> bool:
         """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.
 
-        Observations further apart than a reading may be old leave a time nobody has seen, so they begin anew.
+        Observations further apart than a reading may be old, and than a tick that was late, leave a time nobody has
+        seen, so they begin anew.
         """
         metric = self.metric
         low, high = self.range
         max_age = view.spec.max_age
+        gap = max(max_age, view.spec.interval * GAP)
         ahead = -view.spec.max_ahead
         begin = view.now - self.hold
         later = view.now
         for seen in reversed(view.past):
             at = seen.at
-            if not ZERO <= later - at <= max_age:
+            if not ZERO <= later - at <= gap:
                 return False
             reading = seen.metrics.get(metric)
             if reading is None or not ahead <= at - reading.at <= max_age:
@@ -137,7 +141,8 @@ class Threshold:
 
     Of several rules that fire the one that asks for the largest size counts. Down rules count only when no up
     rule fires and every metric of every rule can be trusted; one number per replica counts for a down rule
-    only when every replica that is up has one.
+    only when every replica that is up has one. When no rule fires the size is to stay; without any down rule it
+    abstains then, unless an up rule is beyond its bound and only not yet for long enough.
 
     Attributes:
         up: rules that ask for more replicas; default none.
@@ -184,10 +189,13 @@ class Threshold:
         absent: list[str] = []
         current = view.current
 
-        size, why = current, ""
+        size, why, waiting = current, "", False
         for rule in self.up:
             number = self._read(rule, view, inputs, absent)
-            if number is not None and rule.beyond(number) and (not rule.hold or rule.held(view)):
+            if number is None or not rule.beyond(number):
+                continue
+            waiting = True
+            if not rule.hold or rule.held(view):
                 wanted = current + rule.step(current)
                 if wanted > size:
                     size, why = wanted, rule.text(number)
@@ -206,7 +214,10 @@ class Threshold:
         if why:
             return sized(view, largest, inputs, f"{why}: {replicas(current)} - {current - largest}")
         told = ", ".join(f"{name} {plain(number)}" for name, number in inputs.items())
-        return sized(view, current, inputs, f"no rule fires: {told}")
+        if self.down or waiting:
+            return sized(view, current, inputs, f"no rule fires: {told}")
+        # Who was only told when to ask for more must not hold up another policy that asks for fewer.
+        return Recommendation(None, Reason.ABSTAINED, inputs, f"no rule fires: {told}")
 
     @staticmethod
     def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:

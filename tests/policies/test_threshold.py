@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -109,12 +110,12 @@ def test_an_up_rule_fires_whatever_else_is_missing(view: Make) -> None:
 @pytest.mark.parametrize(
     ("aggregate", "expected", "name"),
     [
-        (Aggregate.MEAN, 4, "cpu"),
+        (Aggregate.MEAN, None, "cpu"),
         (Aggregate.MAX, 5, "cpu max"),
-        (Aggregate.MIN, 4, "cpu min"),
+        (Aggregate.MIN, None, "cpu min"),
     ],
 )
-def test_one_number_per_replica_is_aggregated(view: Make, aggregate: Aggregate, expected: int, name: str) -> None:
+def test_one_number_per_replica_is_aggregated(view: Make, aggregate: Aggregate, expected: int | None, name: str) -> None:
     policy = Threshold(up=(Rule("cpu", above=0.8, aggregate=aggregate),))
     answer = policy.evaluate(view({"cpu": (0.9, 0.5, 0.1, 0.5)}, current=4))
     assert answer.replicas == expected
@@ -172,6 +173,26 @@ def test_a_past_reading_counts_for_a_hold_only_if_it_was_fresh(view: Make, age: 
     rule = Rule("cpu", above=0.8, hold=seconds(30))
     answer = Threshold(up=(rule,)).evaluate(view({"cpu": 0.9}, current=4, past=past))
     assert (answer.reason is Reason.ABOVE) == expected
+
+
+def test_ticks_slower_than_readings_age_can_hold_a_rule(view: Make) -> None:
+    rule = Rule("cpu", above=0.8, hold=seconds(300))
+    slow = replace(view({"cpu": 0.9}, current=4), past=tuple(seen(ago, 0.9) for ago in (480, 240, 0)))
+    policy = Threshold(up=(rule,))
+    assert policy.evaluate(replace(slow, spec=replace(slow.spec, interval=seconds(240)))).reason is Reason.ABOVE
+    assert policy.evaluate(replace(slow, spec=replace(slow.spec, interval=seconds(96)))).reason is Reason.ABOVE
+    assert policy.evaluate(replace(slow, spec=replace(slow.spec, interval=seconds(95)))).reason is Reason.STEADY
+
+
+def test_rules_for_more_alone_do_not_hold_up_who_asks_for_fewer(view: Make) -> None:
+    policy = Threshold(up=(HIGH,))
+    idle = policy.evaluate(view({"cpu": 0.5}, current=4))
+    assert (idle.replicas, idle.reason, idle.detail) == (None, Reason.ABSTAINED, "no rule fires: cpu 0.5")
+    # Beyond the bound, only not yet for long enough: that is no time to go down.
+    waiting = Threshold(up=(Rule("cpu", above=0.8, hold=seconds(30)),))
+    assert waiting.evaluate(view({"cpu": 0.9}, current=4)).replicas == 4
+    # With a rule for fewer, silence says that there are not too many.
+    assert Threshold(up=(HIGH,), down=(LOW,)).evaluate(view({"cpu": 0.5}, current=4)).replicas == 4
 
 
 def test_a_hold_works_downwards_too_and_is_in_the_detail(view: Make) -> None:
