@@ -73,7 +73,8 @@ class BacklogDrain:
     takes twice as long as `within`.
 
     With unknown capacity it abstains, except when the backlog is worth more than `within` of the throughput
-    and not shrinking: then it asks for one replica more.
+    and not shrinking: then it asks for one replica more. From no replica at all it asks for the first one as
+    soon as there is anything to do.
 
     Attributes:
         within: time in which a backlog is to be worked off, the restart included; default 60s. Never taken as
@@ -241,6 +242,8 @@ class BacklogDrain:
         throughput = _total(view, self.throughput)
         within = self._times(view, Direction.UP)[1]
         what = f"lag {plain(lag)} records at {plain(arrivals)}/s arriving, capacity not known yet"
+        if not view.current and (lag or arrivals):
+            return sized(view, 1, inputs, f"{what}; nothing is processed by 0 replicas: one")
         if throughput is None or throughput <= 0:
             return Recommendation(None, Reason.LEARNING, inputs, what)
         inputs["throughput"] = throughput

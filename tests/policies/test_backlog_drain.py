@@ -184,6 +184,18 @@ def test_one_number_per_replica_is_summed(view: Make) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lag", "arrivals", "size"),
+    [(0.0, 5.0, 1), (5.0, 0.0, 1), (0.0, 0.0, None)],
+)
+def test_with_unknown_capacity_nothing_is_left_at_zero(
+    view: Make, lag: float, arrivals: float, size: int | None
+) -> None:
+    metrics = {"lag": lag, "arrivals": arrivals, "throughput": 0.0}
+    answer = BacklogDrain().evaluate(view(metrics, current=0, minimum=0))
+    assert answer.replicas == size
+
+
+@pytest.mark.parametrize(
     ("lag", "throughput", "rescale", "expected"),
     [
         (6001.0, 100.0, False, 4),  # more than 60 s behind and not gaining
