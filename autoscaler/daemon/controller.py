@@ -33,6 +33,11 @@ SCALE_TIMEOUT = 30.0
 
 UNANSWERED = "the daemon was stopped before the scale call was answered"
 
+_BACK = 3
+"""Ticks a reading has to be there again before that is told: one that comes and goes must not fill the log."""
+
+_MOST_REFUSED = 100
+
 Step = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
 
 
@@ -42,6 +47,32 @@ class Pace(Protocol):
     def ticked(self, late: float, took: float) -> None:
         """Note one tick."""
         ...
+
+
+@dataclass
+class Told:
+    """What the log has been told of a cluster, so that it hears of changes only.
+
+    Attributes:
+        missing: readings that went missing -> ticks they have been there again.
+        sizes: current and desired of the last decision.
+        reasons: of the decisions since these sizes.
+        refused: why scale calls have failed since the last one that did not.
+    """
+
+    missing: dict[str, int] = field(default_factory=dict)
+    sizes: tuple[int, int] | None = None
+    reasons: set[Reason] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
+
+    def refusal(self, why: str) -> bool:
+        """Whether this is new."""
+        if why in self.refused:
+            return False
+        if len(self.refused) >= _MOST_REFUSED:
+            self.refused.clear()
+        self.refused.add(why)
+        return True
 
 
 @dataclass
@@ -78,6 +109,7 @@ class Controller:
         observation, decision: the last ones that were kept.
         state: what the next step starts from; None until it could be read.
         tally: what is counted.
+        told: what the log has been told.
         status: what the target showed last.
         finished: loop time when the last tick ended well; at first when the controller began.
         problem: why the last tick did not come to a kept decision, or empty.
@@ -100,6 +132,7 @@ class Controller:
         self.edges = edges
         self.dry_run = dry_run
         self.tally = Tally()
+        self.told = Told()
         self.state: ClusterState | None = None
         self.observation: Observation | None = None
         self.decision: Decision | None = None
@@ -116,7 +149,7 @@ class Controller:
 
     def take_over(self, before: Controller) -> None:
         """Go on where another controller of the same cluster has ended."""
-        self.tally = before.tally
+        self.tally, self.told = before.tally, before.told
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
         self.status, self.problem = before.status, before.problem
 
@@ -211,12 +244,15 @@ class Controller:
             await self._scale_failed(replicas, INSIDE)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation tells what holds
             await self._scale_failed(replicas, told(error))
+        else:
+            self.told.refused.clear()
         finally:
             self._scaling = False
 
     async def _scale_failed(self, replicas: int, error: str) -> None:
         self.tally.failed_calls += 1
-        log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
+        if self.told.refusal(error):
+            log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
         assert self.state is not None  # noqa: S101 - there was a decision, hence a state
         self.state = call_failed(self.state, error)
         try:
@@ -242,35 +278,40 @@ class Controller:
         """Count the decision, and log what differs from the one before."""
         self._tell_readings(observation, status)
         for reason, text in decision.notes:
+            if reason is Reason.UNCONFIRMED and not self.told.refusal(text):
+                continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
         self._tell_decision(decision)
         self._count_phases(before, after)
 
     def _tell_readings(self, observation: Observation, status: TargetStatus | None) -> None:
-        missing = {} if self.observation is None else self.observation.missing
-        errors = self.tally.errors
+        missing, errors = self.told.missing, self.tally.errors
         for name, why in observation.missing.items():
             errors[name] = errors.get(name, 0) + 1
             if name not in missing:
                 log.warning("reading is missing", extra={"cluster": self.name, "reading": name, "error": why})
-        for name in missing:
-            if name not in observation.missing:
+            missing[name] = 0
+        for name in missing.keys() - observation.missing.keys():
+            missing[name] += 1
+            if missing[name] == _BACK:
+                del missing[name]
                 log.info("reading is back", extra={"cluster": self.name, "reading": name})
         for remark in () if status is None else status.remarks:
             if remark not in self.remarks:
                 log.info("target remarks", extra={"cluster": self.name, "remark": remark})
 
     def _tell_decision(self, decision: Decision) -> None:
-        tally, last = self.tally, self.decision
+        tally, told = self.tally, self.told
         tally.decisions[decision.reason] = tally.decisions.get(decision.reason, 0) + 1
         if decision.rescale:
             direction = Direction.UP if decision.desired > decision.current else Direction.DOWN
             tally.rescales[direction] = tally.rescales.get(direction, 0) + 1
-        if last is None or (decision.reason, decision.current, decision.desired) != (
-            last.reason,
-            last.current,
-            last.desired,
-        ):
+        sizes = (decision.current, decision.desired)
+        if sizes != told.sizes:
+            told.sizes = sizes
+            told.reasons.clear()
+        if decision.reason not in told.reasons:
+            told.reasons.add(decision.reason)
             what = "rescale" if decision.rescale else "decision"
             log.info(
                 f"{what} (dry run)" if self.dry_run else what,

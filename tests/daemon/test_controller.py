@@ -388,3 +388,64 @@ def test_a_scale_call_that_cancels_itself_is_a_failed_call_and_no_end() -> None:
         assert len(world.ticks("a")) == 10
 
     virtual_time.run(main())
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.name.startswith("autoscaler.daemon.controller")]
+
+
+def test_a_steady_state_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a", engine=True)
+        await world.start()
+        await world.until(3600)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert messages(caplog) == ["decision"]
+
+
+def test_a_reading_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a")
+        await world.start()
+        for number in range(50):
+            await world.until(10 * number + 9.999)
+            if number % 2:
+                world.source.failures["load"] = UnavailableError(f"trouble {number}")
+            else:
+                world.source.failures.clear()
+        world.source.failures.clear()
+        await world.until(600)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert messages(caplog) == ["decision", "reading is missing", "decision", "reading is back"]
+
+
+def test_a_target_that_refuses_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        world.source.values["load"] = 300.0
+        target.scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(600)
+        assert len(target.requests) == 60
+        target.scale_failure = None
+        await world.until(700)
+        world.source.values["load"] = 500.0
+        target.scale_failure = RefusedError("no")
+        await world.until(800)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    told = messages(caplog)
+    assert told.count("scale call failed") == 2
+    assert [text for text in told if "not accepted" in text] == [
+        "1 to 3 was not accepted: no",
+        "3 to 5 was not accepted: no",
+    ]
