@@ -148,6 +148,7 @@ class Run(Answer):
     name: str | None = None
     trigger: str | None = None
     started: Instant
+    restarts: Count = 0
     idle: Instant | None = None
     terminated: Instant | None = None
     exception: str | None = None
@@ -284,6 +285,9 @@ def validate(parameters: Parameters) -> None:
         raise ValueError("app must be the application's name or id")
     for name in ("report", "master", "driver"):
         url: str | None = getattr(parameters, name)
+        if url is not None and "@" in urlsplit(url).netloc:
+            # Not quoted: what stands there may be a password, and addresses show in messages.
+            raise ValueError(f"{name} must not contain a user or password: Spark's pages ask for none")
         if not _usable(url) and (url is not None or name == "report"):
             raise ValueError(f"{name} must be an address such as http://host:port, not {url!r}")
     for name in ("window", "timeout"):
@@ -299,7 +303,14 @@ def validate(parameters: Parameters) -> None:
 def _usable(url: str | None) -> bool:
     try:
         parts = urlsplit(url or "")
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        (parts.hostname or "").encode("idna")
+        return (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not (parts.query or parts.fragment)
+            and not re.search(r"\s", url or "")
+        )
     except ValueError:
         return False
 
@@ -474,7 +485,8 @@ class SparkApi:
         if not task.cancelled():
             task.exception()  # somebody may have stopped waiting for it; it is raised to whoever still does
         for old, ended in list(self._ended.items()):
-            if self._ended[url] - ended > 10 * KEPT and self._asked[old].done():
+            known = self._asked.get(old)
+            if self._ended[url] - ended > 10 * KEPT and (known is None or known.done()):
                 self._asked.pop(old, None)
                 del self._ended[old]
 
