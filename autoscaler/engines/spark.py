@@ -203,7 +203,7 @@ def status(report: Report, run: Run | None, executors: Sequence[Executor], parti
         partitions=partitions,
         running_since=datetime.fromtimestamp(run.started, UTC),
         last_checkpoint=None if last is None else datetime.fromtimestamp(last.end, UTC),
-        restarts=sum(1 for other in report.queries if other.query == run.query) - 1,
+        restarts=max(run.restarts, sum(1 for other in report.queries if other.query == run.query) - 1),
     )
 
 
@@ -432,16 +432,25 @@ def real_time(facts: Facts) -> Iterator[Finding]:
 
 def retries(facts: Facts) -> Iterator[Finding]:
     """The Master gives an application up after some lost executors."""
+    key = "spark.deploy.maxExecutorRetries"
     if facts.master_settings is None:
+        if facts.master is not None:
+            yield Finding(
+                Severity.INFO,
+                key,
+                "the Master's setting cannot be seen; it is 10 unless it was set",
+                "then a bad minute with many lost workers ends the job for good",
+                f"start the Master with SPARK_MASTER_OPTS=-D{key}=-1, and declare it: master_conf: [{key}=-1]",
+            )
         return
-    limit = facts.master_settings.get("spark.deploy.maxExecutorRetries", "10")
+    limit = facts.master_settings.get(key, "10")
     if limit.strip() != "-1":
         yield Finding(
             Severity.WARNING,
-            "spark.deploy.maxExecutorRetries",
+            key,
             f"the Master fails an application after {limit} executors exited abnormally while none was running",
             "a bad minute with many lost workers ends the job for good",
-            "start the Master with SPARK_MASTER_OPTS=-Dspark.deploy.maxExecutorRetries=-1",
+            f"start the Master with SPARK_MASTER_OPTS=-D{key}=-1",
         )
 
 

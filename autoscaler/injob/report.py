@@ -173,13 +173,14 @@ def _harmless(function: Callable[P, None]) -> Callable[P, None]:
 class _Run:
     """One run of one query, as it is reported."""
 
-    def __init__(self, query: str, run: str, name: str | None, started: float, batches: int) -> None:
+    def __init__(self, query: str, run: str, name: str | None, started: float, batches: int, restarts: int = 0) -> None:
         self.head: dict[str, Any] = {
             "id": query,
             "runId": run,
             "name": name,
             "trigger": None,
             "started": started,
+            "restarts": restarts,
             "idle": None,
             "terminated": None,
             "exception": None,
@@ -330,7 +331,11 @@ class Reporter:
             known.head["name"] = name
             known.prepare()
         if known is None:
-            known = self._runs[run] = _Run(query, run, name, time.time(), self._batches)
+            earlier = [old.head for old in self._runs.values()]
+            mine = [head for head in earlier if head["id"] == query or (name is not None and head["name"] == name)]
+            # Old runs are forgotten, so they are not counted anew each time.
+            restarts = max((head["restarts"] + 1 for head in mine), default=0)
+            known = self._runs[run] = _Run(query, run, name, time.time(), self._batches, restarts)
             ended = [key for key, old in self._runs.items() if old.head["terminated"] is not None]
             for key in ended[: max(0, len(self._runs) - KEPT_RUNS)]:
                 del self._runs[key]

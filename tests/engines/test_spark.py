@@ -124,6 +124,19 @@ def test_a_good_job_has_no_finding() -> None:
             "itself",
             "=false",
         ),
+        ({"master_settings": None}, "info", "spark.deploy.maxExecutorRetries", "cannot be seen", "master_conf"),
+        ({"master_settings": None}, "info", "decommissioning (master)", "cannot be seen", "master_conf"),
+        ({"master_settings": None}, "info", "spark.worker.timeout", "cannot be seen", "master_conf"),
+        (
+            {
+                "master_settings": {**GOOD["master_settings"], "spark.worker.timeout": "60"},
+                "worker_settings": {"spark.decommission.enabled": "true"},
+            },
+            "info",
+            "spark.worker.timeout",
+            "after 60 s (the default)",
+            "=10",
+        ),
         ({"master": master(1, 1, 0)}, "warning", "workers without an executor", "worker-2", "must fit"),
         ({"run": run(latest=None)}, "warning", "lag", "does not tell", "reportLatestOffset"),
     ],
@@ -136,7 +149,42 @@ def test_each_finding_says_what_is_wrong_and_which_setting_mends_it(
     assert found[subject].severity == severity
     assert problem in found[subject].problem
     assert remedy in found[subject].remedy
-    assert found[subject].cost
+    assert len(found[subject].cost.split()) > 4, "what it costs is said in words"
+    assert len(found) == (
+        3 if changes == {"master_settings": None} else 2 if changes == {"worker_settings": None} else 1
+    )
+
+
+SET = {"spark.decommission.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": run(state=8), "settings": {**SET, "spark.locality.wait": "0s"}},
+        {"settings": {**SET, "spark.locality.wait": "3s"}},  # without state nothing is lost by it
+        {"settings": {"spark.decommission.enabled": "TRUE"}},
+        {
+            "settings": {
+                **SET,
+                "spark.storage.decommission.enabled": "true",
+                "spark.storage.decommission.replicationReattemptInterval": "3s",
+            }
+        },
+        {"settings": {**SET, "spark.storage.decommission.enabled": "false"}},
+        {"settings": {**SET, "spark.dynamicAllocation.enabled": "false"}},
+        {"worker_settings": {**SET, "spark.worker.timeout": "10s"}},
+        {"partitions": 2},  # as many as slots
+        {"partitions": None},
+        {"run": run(trigger="ProcessingTimeTrigger(2000)")},
+        {"run": None},
+        {"master": None},
+        {"master": master()},
+        {"executors": []},  # all workers are free before the job has begun
+    ],
+)
+def test_what_is_in_order_is_not_found(changes: dict[str, Any]) -> None:
+    assert examine(Facts(**{**GOOD, **changes})) == []
 
 
 @pytest.mark.parametrize(

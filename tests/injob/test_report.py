@@ -144,6 +144,11 @@ def test_a_job_that_restarts_its_query_for_ever_does_not_grow(start: Callable[..
     queries = get(reporter)["queries"]
     assert len(queries) <= 20
     assert queries[-1]["runId"] == "last"
+    assert queries[-1]["restarts"] == 200, "those that are forgotten count"
+    reporter.on_started("other id", "unchecked", "q")
+    assert get(reporter)["queries"][-1]["restarts"] == 201, "without a checkpoint each run has its own id"
+    reporter.on_started("third id", "new", "r")
+    assert get(reporter)["queries"][-1]["restarts"] == 0
 
 
 def test_calling_it_twice_gives_the_same_reporter_and_a_new_application_a_new_one(

@@ -311,6 +311,9 @@ async def test_a_query_that_ended_is_failed_or_stopped_and_a_restart_is_counted(
     rig.spark.answers["/v1/progress"]["queries"].append(again | {"progress": []})
     status = await rig.describe()
     assert (status.job, status.restarts) == (JobState.RUNNING, 1)
+    await asyncio.sleep(1.2 * KEPT)  # likewise
+    rig.spark.answers["/v1/progress"]["queries"][-1]["restarts"] = 40  # of which the report has kept one
+    assert (await rig.describe()).restarts == 40
 
 
 async def test_two_applications_of_one_name_are_an_error_that_names_them(rig: Rig) -> None:
