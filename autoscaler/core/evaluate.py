@@ -88,9 +88,9 @@ def _problem(answer: object) -> str:
         return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {MOST}"
     if not isinstance(answer.detail, str):
         return f"gave a detail of type {type(answer.detail).__name__}, expected a text"
-    for name, number in answer.inputs.items():
-        if not math.isfinite(number):
-            return f"used the input {name} = {number}, expected a finite number"
+    if not all(map(math.isfinite, answer.inputs.values())):
+        name, number = next((name, number) for name, number in answer.inputs.items() if not math.isfinite(number))
+        return f"used the input {name} = {number}, expected a finite number"
     return ""
 
 

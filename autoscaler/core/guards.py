@@ -32,9 +32,9 @@ from autoscaler.core.settle import waits_for
 _ANY = sys.maxsize
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Situation:
-    """What guards look at.
+    """What guards look at. Not frozen because one is made for every decision, and never leaves it.
 
     Attributes:
         current: the size the target has been told to have.
@@ -221,7 +221,7 @@ def guard(s: Situation) -> tuple[Verdict, ...]:
     before = s.proposed
     for name, rule in GUARDS:
         wanted, lowest, highest, reason, detail = rule(s, wanted, lowest, highest)
-        after = min(wanted, highest) if wanted > lowest else lowest
+        after = lowest if wanted <= lowest else highest if wanted > highest else wanted
         if after == before and not detail:
             verdicts.append(_passed(name, after))
         else:
@@ -241,10 +241,11 @@ def bounds(s: Situation, size: int) -> Verdict:
     """Hold the size within the limits. A size above them stays while nothing may be lowered."""
     limits = s.spec.limits
     after = max(limits.minimum, min(size, limits.maximum))
-    if s.holds and after < s.current:
+    if after < s.current and s.holds:
         after = s.current
-    detail = "" if after == size else f"{limits.minimum} to {limits.maximum} is allowed"
-    return Verdict(Reason.BOUNDS, size, after, Reason.BOUNDS, detail)
+    if after == size:
+        return _passed(Reason.BOUNDS, size)
+    return Verdict(Reason.BOUNDS, size, after, Reason.BOUNDS, f"{limits.minimum} to {limits.maximum} is allowed")
 
 
 def most(current: int, events: tuple[ScaleEvent, ...], behaviour: Behaviour, at: datetime) -> int:

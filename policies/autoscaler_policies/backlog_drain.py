@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from autoscaler.core.capacity import rate, restart_time
 from autoscaler.core.model import ZERO, Direction, Reason, Recommendation, View
-from autoscaler_policies.answer import finite, missing, plain, replicas, sized
+from autoscaler_policies.answer import LARGEST, finite, missing, plain, replicas, sized
 
 # A restart that takes more than a third of `within` would need absurd sizes to be made good in time: the last
 # second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
@@ -42,7 +42,9 @@ class _Load:
     def inputs(self, **more: float) -> dict[str, float]:
         """The numbers a size was computed from."""
         numbers = {"lag": self.lag, "arrivals": self.arrivals, "capacity": self.capacity, **more}
-        return {name: finite(number) for name, number in numbers.items()}
+        if max(numbers.values()) > LARGEST:
+            return {name: finite(number) for name, number in numbers.items()}
+        return numbers
 
     def text(self, size: int, able: float) -> str:
         """Load and size in words, the beginning of a sentence."""

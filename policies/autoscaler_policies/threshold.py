@@ -93,8 +93,7 @@ class Rule:
 
     def beyond(self, number: float) -> bool:
         """Whether a number is beyond the bound; the bound itself is not."""
-        low, high = self.range
-        return low < number < high
+        return number > self.above if self.above is not None else number < self.bound
 
     def held(self, view: View) -> bool:
         """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.

@@ -204,6 +204,17 @@ def lived(*observations: Observation, s: ClusterSpec = STEADY) -> tuple[ClusterS
     return state, notes
 
 
+def test_slots_beyond_those_waited_for_do_not_hold_a_rescale_up() -> None:
+    assert now(WATCHED, UP, world(9, 4, 4, running(5))).settled is not None
+    assert now(WATCHED, DOWN, world(9, 2, 2, running(1))).settled is not None
+
+
+def test_a_target_that_does_not_count_its_replicas_has_lost_none() -> None:
+    state, notes = lived(seen(0, 3, engine=running(3)), seen(15, 3, ready=None, engine=running(3)))
+    assert state.rescale is None
+    assert notes == []
+
+
 def test_replicas_that_are_gone_are_followed_until_their_slots_are_back() -> None:
     fine, lost = seen(0, 3, engine=running(3)), seen(15, 3, ready=2, engine=running(3))
     state, notes = lived(fine, lost)
