@@ -16,7 +16,7 @@ import textwrap
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 URL = "http://127.0.0.1:8765"
+
+_GAP = 2  # spaces between two columns of a table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -286,6 +288,8 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(answer)
         return OK
+    # A terminal has no room for whole sentences in a table of so many columns: they come below it.
+    wide = not sys.stdout.isatty()
     rows = [
         (
             row["name"],
@@ -297,11 +301,14 @@ def _status(arguments: argparse.Namespace) -> int:
             row["reason"] or "-",
             _way(row["rescale"]),
             "-" if row["age"] is None else f"{row['age']:.0f} s ago",
-            _trouble(row),
+            *((_trouble(row) or "-",) if wide else ()),
         )
         for row in answer["clusters"]
     ]
-    _table(("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when", "trouble"), rows)
+    head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when")
+    _table((*head, *(("trouble",) if wide else ())), rows)
+    if not wide:
+        _say(*(f"\n{row['name']}: {_trouble(row)}" for row in answer["clusters"] if _trouble(row)))
     if answer["dry_run"]:
         _say("", "This is a dry run: no target is called.")
     return OK
@@ -317,7 +324,7 @@ def _trouble(row: dict[str, Any]) -> str:
     trouble = [f"{name}: {why}" for name, why in row["missing"].items()]
     if row["problem"]:
         trouble.insert(0, row["problem"])
-    return "; ".join(trouble) or "-"
+    return "; ".join(trouble)
 
 
 def _size(number: int | None) -> str:
@@ -450,26 +457,39 @@ def _demo(arguments: argparse.Namespace) -> int:
     return int(demo.run(arguments))
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table: folded to fit a terminal, as wide as it needs to be anywhere else."""
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(highlight=False)
-    plain = not console.is_terminal
-    if plain:
+    widths = _widths(head, rows, console.width) if console.is_terminal else None
+    if widths is None:
         console = Console(highlight=False, width=1_000_000)
-    table = Table(box=None if plain else SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for title in head:
-        table.add_column(title, overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for number, title in enumerate(head):
+        table.add_column(title, overflow="fold", min_width=widths[number] if widths else None)
     for row in rows:
         # As text: names and messages may contain what rich takes for markup.
         table.add_row(*(Text(cell) for cell in row))
     with console.capture() as written:
         console.print(table)
     _say(*(line.rstrip() for line in written.get().splitlines()))
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Widths below which columns must not be folded: that of their words, or of their titles if there is no more room.
+
+    None when there is not even room for the titles: then whole lines read better, wherever the terminal breaks them.
+    """
+    titles = [len(title) for title in head]
+    words = [
+        max(titles[number], *(len(word) for row in rows for word in row[number].split()), 0)
+        for number in range(len(head))
+    ]
+    gaps = _GAP * (len(head) - 1)
+    return next((widths for widths in (words, titles) if sum(widths) + gaps <= room), None)
 
 
 def _hang(label: str, text: str) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -96,3 +102,21 @@ def test_an_unknown_cluster_is_told_with_those_there_are(url: str, capsys: pytes
 def test_something_else_at_the_url_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", f"{url}/metrics?"]) == 1
     assert "answers, but not like an autoscaler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_a_terminal_gets_whole_words_and_the_trouble_below_the_table(url: str, columns: int) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        command = [sys.executable, "-m", "autoscaler", "status", "--url", url]
+        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+        subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, timeout=20, check=True)
+        os.close(theirs)
+        shown = re.sub(r"\x1b\[\d*m", "", terminal.read(65536).decode())
+    head, row, *rest = shown.splitlines()
+    assert head.split() == ["cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when"]
+    assert row.split()[0] == "orders"
+    assert any(line.startswith("orders: cpu: ") and "http://127.0.0.1:9" in line for line in rest)
+    if columns != 50:  # where not even the titles have room, lines are broken by the terminal
+        assert max(len(line) for line in (head, row)) <= columns
