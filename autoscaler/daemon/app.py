@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ log = logging.getLogger("autoscaler.daemon")
 
 OK = 0
 INTERRUPTED = 130
+
+LEAVING = 1.0
+"""Seconds that what plug-ins have left behind may take to end once it is cancelled."""
 
 
 def utc_now() -> datetime:
@@ -110,11 +114,12 @@ class Fleet:
         await self.connections.close()
 
     async def cancel(self) -> None:
-        """End all controllers wherever they are."""
+        """End all controllers wherever they are. One in a call that will not be cancelled is left behind."""
         tasks = [running.task for running in self._running.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=LEAVING)
 
     def _start(self, cluster: Cluster, edges: Edges, before: _Running | None) -> None:
         controller = Controller(
@@ -307,11 +312,24 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     except asyncio.CancelledError:
         if not received:
             raise
-        return INTERRUPTED
+        return await _end(INTERRUPTED)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
-    return INTERRUPTED if received and received[0] is signal.SIGINT else OK
+    return await _end(INTERRUPTED if received and received[0] is signal.SIGINT else OK)
+
+
+async def _end(code: int) -> int:
+    """Cancel what plug-ins have left on the loop; what does not even end then ends with the process, and now."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=LEAVING)
+    if left:
+        log.warning("plug-ins left behind", extra={"tasks": sorted(task.get_name() for task in left)})
+        os._exit(code)
+    return code
 
 
 async def _serve(

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,17 +35,24 @@ class Wave:
 
     Attributes:
         period: seconds of a wave. Default 3.
+        stubborn: whether it holds on to its connection for ever. Default false.
     """
 
     Query: ClassVar[type] = WaveQuery
 
     period: float = 3.0
+    stubborn: bool = False
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator["Wave"]:
         """Nothing to open."""
         del shared
-        yield self
+        try:
+            yield self
+        finally:
+            while self.stubborn:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(3600)
 
     async def collect(self, query: WaveQuery, now: datetime) -> Reading:
         """Where the wave is."""

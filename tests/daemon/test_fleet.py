@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -341,5 +341,27 @@ def test_the_first_look_waits_for_what_is_being_connected() -> None:
         await world.until(20)
         await world.fleet.stop()
         assert not world.store.records[0].observation.missing
+
+    virtual_time.run(main())
+
+
+def test_a_scale_call_that_will_not_be_cancelled_does_not_hold_up_the_end() -> None:
+    async def main() -> None:
+        world = World("a")
+
+        async def scale(replicas: int) -> None:
+            assert replicas == 3
+            while True:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(20)
+                    return
+
+        world.targets["a"].scale = scale  # type: ignore[method-assign]
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(10)
+        await world.fleet.cancel()
+        assert asyncio.get_running_loop().time() < 15
+        await world.until(100)
 
     virtual_time.run(main())

@@ -418,3 +418,15 @@ def test_signals_before_there_is_a_daemon_are_not_lost(place: Place) -> None:
         config_file.write(text)
     assert daemon.wait(10) == 0
     assert place.lines()[-1]["message"] == "stopped"
+
+
+def test_a_plug_in_that_will_not_end_does_not_hold_up_the_process(place: Place) -> None:
+    place.configure("a")
+    place.config.write_text(place.config.read_text().replace("{type: wave}", "{type: wave, stubborn: true}"))
+    daemon = place.start()
+    decided(place, "a", 1)
+    daemon.terminate()
+    place.told("stopping")
+    daemon.terminate()
+    assert daemon.wait(10) == 130
+    assert place.lines()[-1]["message"] == "plug-ins left behind"
