@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from autoscaler.core.model import Reading
 from autoscaler.ports import AnswerError, EdgeError, Shared
-from autoscaler.spark import Batch, Executor, Run, SparkApi, find_run, milliseconds, shared_api, validate
+from autoscaler.spark import Batch, Executor, Report, Run, SparkApi, find_run, milliseconds, shared_api, validate
 
 AHEAD = 5.0
 GRACE = 1.0
@@ -602,7 +602,7 @@ class SparkSource:
             raise AnswerError(f"application {report.application.name!r} has not started a streaming query yet")
         metric = Metric(query.metric)
         if metric is Metric.UTILIZATION:
-            share, age = await self._utilization(run, report.now)
+            share, age = await self._utilization(run, report)
             return Reading(share, now - timedelta(seconds=age))
         working, changes = await self._driver(run)
         every = milliseconds(report.settings.get("spark.sql.streaming.noDataProgressEventInterval"), 10.0)
@@ -646,7 +646,7 @@ class SparkSource:
                 self._samples.popleft()
         return slot_changes(fetched.value)
 
-    async def _utilization(self, run: Run, now: float) -> tuple[float, float]:
+    async def _utilization(self, run: Run, report: Report) -> tuple[float, float]:
         """Busy share of the slots and its age: from the counters, else of a fixed trigger's interval."""
         await self._executors()
         last = self._samples[-1]
@@ -655,8 +655,8 @@ class SparkSource:
         if share is not None:
             return share, age
         if run.interval:
-            value = saturation(Seen(run, now, self._window))
-            return value.value, max(0.0, now - value.at)
+            value = saturation(Seen(run, report.now, self._window, steady=report.steady))
+            return value.value, max(0.0, report.now - value.at)
         if not last.executors:
             raise AnswerError(f"application {self._api.key.app!r} has no executor, so no busy share")
         raise AnswerError("the busy share of the slots needs two looks at the executors; this was the first")

@@ -443,6 +443,9 @@ def samples(*rows: tuple[float, int, int]) -> list[BusySample]:
             0.6,
         ),
         ([BusySample(0, {"0": (0, 1, 0)}), BusySample(10, {"7": (500, 1, 0)})], None),  # no executor in both
+        # one died, with its counter, and one has come: neither a fall nor a rise of what the others did
+        ([BusySample(0, {"0": (0, 1, 0), "4": (9000, 1, 0)}), BusySample(10, {"0": (2000, 1, 0)})], 0.2),
+        ([BusySample(0, {"0": (0, 1, 0)}), BusySample(10, {"0": (2000, 1, 0), "11": (9000, 1, 0)})], 0.2),
         (
             [BusySample(0, {"0": (0, 2, 0), "1": (0, 2, 0)}), BusySample(10, {"0": (9000, 2, 0), "1": (1000, 2, 0)})],
             0.25,

@@ -20,7 +20,7 @@ from autoscaler.engines.spark import Spark as SparkEngine
 from autoscaler.injob.report import trim
 from autoscaler.ports import AnswerError, Doctor, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
 from autoscaler.sources.spark import Metric, Spark, SparkQuery
-from autoscaler.spark import KEPT
+from autoscaler.spark import KEPT, SparkApi
 from autoscaler.testing import EngineContract, SourceContract
 
 T = TypeVar("T")
@@ -184,6 +184,18 @@ async def test_one_caller_that_gives_up_does_not_take_the_answer_from_the_others
     assert rig.spark.asked.count("/v1/progress") == 1
 
 
+async def test_a_client_that_is_closed_in_the_middle_of_its_life_forgets_quietly(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Spark(**rig.parameters()).connect(rig.shared) as source:
+        await source.collect(SparkQuery("lag"), NOW)
+        (api,) = (live for live in rig.shared.live.values() if isinstance(live, SparkApi))
+        await api.close()
+        api._ended = dict.fromkeys(api._ended, float("-inf"))  # long ago
+        await source.collect(SparkQuery("lag"), NOW)
+    assert "Exception in callback" not in caplog.text
+
+
 async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
         with pytest.raises(AnswerError, match="two looks"):
@@ -237,8 +249,10 @@ async def test_a_drivers_clock_that_was_set_is_told(rig: Rig) -> None:
     report["queries"][0]["progress"][-1]["steady"] = 1000.0
     report["steady"] = 1000.0
     report["now"] += 3600
-    with pytest.raises(AnswerError, match=r"the clock of its driver was set by \+36\d\d s"):
-        await rig.collect("arrivals")
+    report["queries"][0]["trigger"] = "ProcessingTimeTrigger(2000)"  # then utilization falls back on the batches
+    for metric in ("arrivals", "utilization"):
+        with pytest.raises(AnswerError, match=r"the clock of its driver was set by \+36\d\d s"):
+            await rig.collect(metric)
 
 
 async def test_the_engine_shows_slots_parallelism_partitions_and_state(rig: Rig) -> None:
