@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -29,6 +30,9 @@ log = logging.getLogger("autoscaler.daemon")
 
 OK = 0
 INTERRUPTED = 130
+
+ECHO = 0.3
+"""Seconds within which a signal is the one before again: a wrapper passes on what its whole process group was sent."""
 
 LEAVING = 1.0
 """Seconds that what plug-ins have left behind may take to end once it is cancelled."""
@@ -266,6 +270,47 @@ def _warn(config: Config) -> None:
         log.warning(warning)
 
 
+class _Signals:
+    """What this process is asked for by signals, also before there is a daemon to act on it.
+
+    Attributes:
+        stops: those that asked it to stop.
+        work: what a second one cancels.
+    """
+
+    def __init__(self) -> None:
+        self.stops: list[signal.Signals] = []
+        self.work: asyncio.Task[None] | None = None
+        self._reload = False
+        self._daemon: Daemon | None = None
+        self._last = -math.inf
+
+    def stop(self, number: signal.Signals) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._last < ECHO:
+            return
+        self._last = now
+        self.stops.append(number)
+        if len(self.stops) > 1 and self.work is not None:
+            self.work.cancel()
+        if self._daemon is not None:
+            self._daemon.stop()
+
+    def reload(self, number: signal.Signals) -> None:
+        del number
+        self._reload = True
+        if self._daemon is not None:
+            self._daemon.reload()
+
+    def pass_to(self, daemon: Daemon) -> None:
+        """From now on to this daemon, what has come already included."""
+        self._daemon = daemon
+        if self._reload:
+            daemon.reload()
+        if self.stops:
+            daemon.stop()
+
+
 async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = False) -> int:
     """Run a daemon in this process until a signal ends it.
 
@@ -283,40 +328,25 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
         StoreError: the state directory cannot be used.
         ListenError: the address cannot be listened on.
     """
-    received: list[signal.Signals] = []
-    reloads: list[signal.Signals] = []
-    running: list[Daemon] = []
-    work = asyncio.create_task(_serve(config, load, running, received, reloads, dry_run=dry_run))
-
-    def stop(number: signal.Signals) -> None:
-        received.append(number)
-        if len(received) > 1:
-            work.cancel()
-        for daemon in running:
-            daemon.stop()
-
-    def read_again(number: signal.Signals) -> None:
-        reloads.append(number)
-        for daemon in running:
-            daemon.reload()
-
-    # Before anything is opened, until everything is closed.
-    signals = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGHUP: read_again}
+    signals = _Signals()
+    handlers = {signal.SIGTERM: signals.stop, signal.SIGINT: signals.stop, signal.SIGHUP: signals.reload}
     loop = asyncio.get_running_loop()
-    for number, act in signals.items():
+    # Before anything is opened, until everything is closed.
+    for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
+    signals.work = asyncio.create_task(_serve(config, load, signals, dry_run=dry_run))
     # The command line holds them back while it reads the configuration.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
-        await work
+        await signals.work
     except asyncio.CancelledError:
-        if not received:
+        if not signals.stops:
             raise
         return await _end(INTERRUPTED)
     finally:
-        for number in signals:
+        for number in handlers:
             loop.remove_signal_handler(number)
-    return await _end(INTERRUPTED if received and received[0] is signal.SIGINT else OK)
+    return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK)
 
 
 async def _end(code: int) -> int:
@@ -332,26 +362,13 @@ async def _end(code: int) -> int:
     return code
 
 
-async def _serve(
-    config: Config,
-    load: Callable[[], Config],
-    running: list[Daemon],
-    received: list[signal.Signals],
-    reloads: list[signal.Signals],
-    *,
-    dry_run: bool,
-) -> None:
+async def _serve(config: Config, load: Callable[[], Config], signals: _Signals, *, dry_run: bool) -> None:
     async with open_journal(config.daemon.directory, decisions=config.daemon.decisions) as journal:
         history = History(config.daemon.directory / "history", config.daemon.history)
         await history.start()
         try:
             daemon = Daemon(config, load, journal, history, dry_run=dry_run)
-            running.append(daemon)
-            # What came while there was no daemon yet.
-            if reloads:
-                daemon.reload()
-            if received:
-                daemon.stop()
+            signals.pass_to(daemon)
             # What is there now stays: looking through it at every full collection makes ticks late by 0.1 s and more.
             gc.collect()
             gc.freeze()

@@ -171,6 +171,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     eventually(called.exists, place.log.read_text)
     daemon.terminate()
     place.told("stopping")
+    daemon.terminate()  # so soon it is the same again, as `timeout` and others send it: to the process and its group
     with pytest.raises(subprocess.TimeoutExpired):
         daemon.wait(0.5)  # it waits for the answer
     daemon.terminate()
@@ -426,7 +427,8 @@ def test_a_plug_in_that_will_not_end_does_not_hold_up_the_process(place: Place) 
     daemon = place.start()
     decided(place, "a", 1)
     daemon.terminate()
-    place.told("stopping")
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.wait(0.5)
     daemon.terminate()
     assert daemon.wait(10) == 130
     assert place.lines()[-1]["message"] == "plug-ins left behind"
