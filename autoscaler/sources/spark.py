@@ -588,6 +588,7 @@ class SparkSource:
         self._samples: deque[BusySample] = deque()
         self._blind = ""
         self._application = ""
+        self._missed = False
 
     async def collect(self, query: SparkQuery, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError."""
@@ -638,7 +639,16 @@ class SparkSource:
         return any(job.group == run.run for job in jobs), changes
 
     async def _executors(self) -> tuple[float, ...]:
-        fetched = await self._api.executors()
+        try:
+            fetched = await self._api.executors()
+        except EdgeError:
+            self._missed = True
+            raise
+        if self._missed and self._samples:
+            self._missed = False
+            if fetched.at - self._samples[-1].at > max(TRUST_AT_LEAST, TRUST_WINDOWS * self._window):
+                # What was done while nobody could look says nothing about now.
+                self._samples.clear()
         if not self._samples or fetched.at > self._samples[-1].at:
             live = {e.id: (e.busy_ms, e.slots, e.running) for e in fetched.value if e.active and e.slots}
             self._samples.append(BusySample(fetched.at, live))

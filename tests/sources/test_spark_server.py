@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -120,6 +122,12 @@ class Rig:
     def parameters(self, **changes: Any) -> dict[str, Any]:
         return {"app": "lab", "report": self.url, "master": self.url, "driver": self.url, **changes}
 
+    def forget(self) -> None:
+        """Let the kept answers be asked for anew at once."""
+        for live in self.shared.live.values():
+            if isinstance(live, SparkApi):
+                live._asked.clear()
+
     async def collect(self, metric: str, now: datetime = NOW, **changes: Any) -> Reading:
         async with Spark(**self.parameters(**changes)).connect(self.shared) as source:
             return await source.collect(SparkQuery(metric), now)
@@ -214,7 +222,7 @@ async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
         with pytest.raises(AnswerError, match="two looks"):
             await source.collect(SparkQuery("utilization"), NOW)
-        await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
+        rig.forget()
         again = APP.replace("0000", "0001")
         rig.spark.answers["/v1/progress"]["application"]["id"] = again.rpartition("/")[2]
         restarted = rig.spark.sample("allexecutors")
@@ -224,6 +232,26 @@ async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(
         rig.spark.answers[f"{again}/allexecutors"] = restarted
         with pytest.raises(AnswerError, match="two looks"):
             await source.collect(SparkQuery("utilization"), NOW)
+
+
+async def test_utilization_is_no_average_over_a_time_when_nobody_could_look(rig: Rig) -> None:
+    async with Spark(**rig.parameters()).connect(rig.shared) as source:
+        with pytest.raises(AnswerError, match="two looks"):
+            await source.collect(SparkQuery("utilization"), NOW)
+        for ago, expected in ((30, None), (600, "two looks")):
+            executors = rig.spark.answers[f"{APP}/allexecutors"]
+            rig.spark.answers[f"{APP}/allexecutors"] = refusing(404)
+            rig.forget()
+            with pytest.raises(RefusedError):
+                await source.collect(SparkQuery("utilization"), NOW)
+            rig.spark.answers[f"{APP}/allexecutors"] = executors
+            rig.forget()
+            source._samples = deque(replace(sample, at=sample.at - ago) for sample in source._samples)
+            if expected is None:
+                await source.collect(SparkQuery("utilization"), NOW)
+            else:
+                with pytest.raises(AnswerError, match=expected):
+                    await source.collect(SparkQuery("utilization"), NOW)
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -320,12 +348,12 @@ async def test_a_query_that_ended_is_failed_or_stopped_and_a_restart_is_counted(
     first = report_query(rig)
     first |= {"terminated": first["started"] + 30, "exception": exception}
     assert (await rig.describe()).job is expected
-    await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
+    rig.forget()
     again = first | {"runId": "again", "started": first["started"] + 31, "terminated": None, "exception": None}
     rig.spark.answers["/v1/progress"]["queries"].append(again | {"progress": []})
     status = await rig.describe()
     assert (status.job, status.restarts) == (JobState.RUNNING, 1)
-    await asyncio.sleep(1.2 * KEPT)  # likewise
+    rig.forget()
     rig.spark.answers["/v1/progress"]["queries"][-1]["restarts"] = 40  # of which the report has kept one
     assert (await rig.describe()).restarts == 40
 
@@ -485,7 +513,7 @@ async def test_only_an_unavailable_server_is_asked_again_and_not_for_ever(rig: R
         with pytest.raises(EdgeError):
             await rig.collect("lag")
         assert len(rig.spark.asked) == times
-        await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
+        rig.forget()
 
 
 async def test_a_server_that_is_not_there_is_unavailable(rig: Rig, unused_tcp_port: int) -> None:
