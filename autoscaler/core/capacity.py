@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from autoscaler.core.model import PHASES, ClusterSpec, Direction, Learned, Phase, Rescale, SizeCapacity
+from autoscaler.core.model import (
+    PHASES,
+    ClusterSpec,
+    Direction,
+    EngineStatus,
+    JobState,
+    Learned,
+    Observation,
+    Phase,
+    Rescale,
+    SizeCapacity,
+)
 
 _KEPT_DURATIONS = 8
 
@@ -21,6 +32,32 @@ def effective_slots(size: int, slots_per_replica: int, partitions: int | None) -
     if not partitions or slots == 0:
         return float(slots)
     return partitions / -(-partitions // slots)
+
+
+def source_partitions(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:
+    """Partitions that the engine shows, else those it showed last, else those configured."""
+    return _shown(spec, engine, past, "partitions") or spec.partitions
+
+
+def usable_slots(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:
+    """The most slots the job can use, or None when nothing limits it."""
+    partitions = source_partitions(spec, engine, past)
+    key_groups = _shown(spec, engine, past, "max_parallelism")
+    if not key_groups:
+        return partitions
+    return key_groups if partitions is None else min(partitions, key_groups)
+
+
+def _shown(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...], name: str) -> int | None:
+    """A number of the job. It is still the same while the engine cannot be asked or the job is starting."""
+    now: int | None = None if engine is None else getattr(engine, name)
+    if now or not spec.engine or (engine is not None and engine.job is JobState.RUNNING):
+        return now
+    for seen in reversed(past):
+        before: int | None = None if seen.engine is None else getattr(seen.engine, name)
+        if before:
+            return before
+    return None
 
 
 def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None) -> float | None:

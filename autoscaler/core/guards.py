@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 
+from autoscaler.core.capacity import source_partitions, usable_slots
 from autoscaler.core.model import (
     Behaviour,
     ClusterSpec,
     EngineStatus,
+    Observation,
     Proposal,
     Rate,
     RateKind,
@@ -46,6 +48,7 @@ class Situation:
         events: our changes of size.
         ended: when the last rescale ended.
         since: from when on the cluster has been watched without a gap.
+        past: observations within the lookback, for what the engine showed last.
     """
 
     spec: ClusterSpec
@@ -60,6 +63,7 @@ class Situation:
     events: tuple[ScaleEvent, ...]
     ended: datetime | None
     since: datetime
+    past: tuple[Observation, ...] = ()
 
     @property
     def behaviour(self) -> Behaviour:
@@ -172,7 +176,7 @@ def cap(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     """
     if wanted == s.current:
         return wanted, lowest, highest, Reason.CAP, ""
-    usable = usable_slots(s)
+    usable = usable_slots(s.spec, s.engine, s.past)
     if usable is None:
         return wanted, lowest, highest, Reason.CAP, ""
     top = -(-usable // s.spec.slots_per_replica)
@@ -189,8 +193,10 @@ def useful_size(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     A useless size is moved up to the next useful one, since the load asked for more than the one below; if that is
     above the maximum, down to the smallest that does as much. A step cut by a rate limit may stop on the way.
     """
-    partitions = source_partitions(s)
-    if wanted == s.current or partitions is None or wanted <= 0:
+    if wanted in (s.current, 0):
+        return wanted, lowest, highest, Reason.USEFUL_SIZE, ""
+    partitions = source_partitions(s.spec, s.engine, s.past)
+    if partitions is None:
         return wanted, lowest, highest, Reason.USEFUL_SIZE, ""
     maximum = s.spec.limits.maximum
     useful = next_useful(min(wanted, maximum), partitions, s.spec.slots_per_replica, maximum)
@@ -221,7 +227,7 @@ def guard(s: Situation) -> tuple[Verdict, ...]:
     before = s.proposed
     for name, rule in GUARDS:
         wanted, lowest, highest, reason, detail = rule(s, wanted, lowest, highest)
-        after = lowest if wanted <= lowest else highest if wanted > highest else wanted
+        after = min(wanted, highest) if wanted > lowest else lowest
         if after == before and not detail:
             verdicts.append(_passed(name, after))
         else:
@@ -285,22 +291,6 @@ def _floor(rate: Rate, start: int) -> int:
     if rate.kind is RateKind.PERCENT:
         return int(max(start * (100 - rate.value) / 100, -_ANY))
     return start - int(rate.value)
-
-
-def source_partitions(s: Situation) -> int | None:
-    """Partitions that the engine shows, else those configured."""
-    if s.engine is not None and s.engine.partitions:
-        return s.engine.partitions
-    return s.spec.partitions
-
-
-def usable_slots(s: Situation) -> int | None:
-    """The most slots the job can use, or None when nothing limits it."""
-    partitions = source_partitions(s)
-    key_groups = s.engine.max_parallelism if s.engine is not None else None
-    if not key_groups:
-        return partitions
-    return key_groups if partitions is None else min(partitions, key_groups)
 
 
 def next_useful(size: int, partitions: int, slots_per_replica: int, maximum: int) -> int:

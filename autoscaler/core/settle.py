@@ -64,10 +64,11 @@ def disturbed(observation: Observation, desired: int, last_run: EngineStatus | N
     if ready is not None and ready < desired:
         return begin(ready, desired, at, Cause.LOSS)
     engine = observation.engine
-    if engine is not None:
-        if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
-            # Every replica is there: only the job has to come back and catch up.
-            return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED)
+    if engine is None:
+        return None
+    if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
+        # Every replica is there: only the job has to come back and catch up.
+        return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED)
     return None
 
 

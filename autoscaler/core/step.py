@@ -109,6 +109,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
             events,
             state.ended,
             since,
+            past,
         )
     )
     wanted = verdicts[-1].after

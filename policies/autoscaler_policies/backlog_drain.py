@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.capacity import rate, restart_time
+from autoscaler.core.capacity import rate, restart_time, source_partitions
 from autoscaler.core.model import ZERO, Direction, Reason, Recommendation, View
 from autoscaler_policies.answer import LARGEST, finite, missing, plain, replicas, sized
 
@@ -140,8 +140,7 @@ class BacklogDrain:
         if lag is None or arrivals is None:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
             return missing(view, *absent)
-        engine = view.engine
-        partitions = (engine.partitions if engine is not None else None) or view.spec.partitions
+        partitions = source_partitions(view.spec, view.engine, view.past)
         capacity = rate(view.learned, view.spec, view.current, partitions)
         if capacity is None:
             return self._unknown(view, lag, arrivals)

@@ -98,9 +98,13 @@ class Rule:
     def held(self, view: View) -> bool:
         """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.
 
+        Without a hold the present number is enough, which the caller has looked at.
+
         Observations further apart than a reading may be old, and than a tick that was late, leave a time nobody has
         seen, so they begin anew.
         """
+        if not self.hold:
+            return True
         metric = self.metric
         low, high = self.range
         max_age = view.spec.max_age
@@ -194,20 +198,18 @@ class Threshold:
             if number is None or not rule.beyond(number):
                 continue
             waiting = True
-            if not rule.hold or rule.held(view):
-                wanted = current + rule.step(current)
-                if wanted > size:
-                    size, why = wanted, rule.text(number)
+            wanted = current + rule.step(current)
+            if wanted > size and rule.held(view):
+                size, why = wanted, rule.text(number)
         if why:
             return sized(view, size, inputs, f"{why}: {replicas(current)} + {size - current}")
 
         largest = -1
         for rule in self.down:
             number = self._read(rule, view, inputs, absent, ready=view.ready)
-            if number is not None and rule.beyond(number) and (not rule.hold or rule.held(view)):
-                wanted = max(0, current - rule.step(current))
-                if wanted > largest:
-                    largest, why = wanted, rule.text(number)
+            wanted = max(0, current - rule.step(current))
+            if number is not None and wanted > largest and rule.beyond(number) and rule.held(view):
+                largest, why = wanted, rule.text(number)
         if absent:
             return missing(view, *dict.fromkeys(absent))
         if why:

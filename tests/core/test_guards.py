@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.guards import Situation, guard, least, most, next_useful, usable_slots
+from autoscaler.core.capacity import source_partitions, usable_slots
+from autoscaler.core.guards import Situation, guard, least, most, next_useful
 from autoscaler.core.model import (
     Behaviour,
     Cause,
     EngineStatus,
+    JobState,
     Limits,
     Phase,
     Proposal,
@@ -28,7 +30,7 @@ from autoscaler.core.model import (
     Select,
     Verdict,
 )
-from tests.core.build import T0, at, running, seconds, spec
+from tests.core.build import T0, at, running, seconds, seen, spec
 
 CASES = json.loads((Path(__file__).parent / "data" / "hpa_guards.json").read_text())
 
@@ -282,7 +284,18 @@ def test_a_cap_starts_no_move_and_never_turns_one_round() -> None:
 def test_usable_slots_are_the_least_of_what_is_known(
     engine: EngineStatus | None, partitions: int | None, usable: int | None
 ) -> None:
-    assert usable_slots(situation(1, 2, engine=engine, spec=spec(partitions=partitions))) == usable
+    assert usable_slots(spec(partitions=partitions), engine, ()) == usable
+
+
+@pytest.mark.parametrize("engine", [None, EngineStatus(JobState.STARTING, 3)])
+def test_a_job_has_as_many_partitions_as_before_while_the_engine_says_nothing(engine: EngineStatus | None) -> None:
+    s = spec(engine=True, partitions=7)
+    past = (seen(0, 3, engine=running(3, partitions=4, max_parallelism=2)), seen(15, 3, engine=engine))
+    assert source_partitions(s, engine, past) == 4
+    assert usable_slots(s, engine, past) == 2
+    assert source_partitions(s, engine, past[1:]) == 7
+    assert usable_slots(s, running(3), past) == 7
+    assert changed(guard(situation(1, 3, spec=s, engine=engine, past=past))) == [(Reason.CAP, 3, 2)]
 
 
 @pytest.mark.parametrize(

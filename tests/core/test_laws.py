@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from autoscaler.core.capacity import source_partitions
 from autoscaler.core.model import (
     Behaviour,
     ClusterSpec,
@@ -344,8 +345,8 @@ def test_a_useless_size_is_never_paid_for_when_no_rate_limit_cuts_the_step(
     spec: ClusterSpec, history: list[Moment], start: int
 ) -> None:
     free = replace(spec, up=replace(spec.up, rates=()), down=replace(spec.down, rates=()))
-    for _, observation, _, decision in live(free, history, start):
-        partitions = (observation.engine.partitions if observation.engine else None) or free.partitions
+    for _, observation, after, decision in live(free, history, start):
+        partitions = source_partitions(free, observation.engine, after.past)
         by_user = decision.desired in (free.limits.minimum, free.limits.maximum)
         if decision.rescale and partitions is not None and not by_user:
             slots = free.slots_per_replica

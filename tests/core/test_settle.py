@@ -170,6 +170,32 @@ def test_a_failed_call_is_dropped_when_the_target_shows_the_old_size() -> None:
     assert settling.notes == ((Reason.UNCONFIRMED, "2 to 4 was not accepted: 503"),)
 
 
+def test_a_failed_call_after_which_another_size_is_shown_was_overruled_not_refused() -> None:
+    settling = now(WATCHED, replace(UP, error="timed out"), world(5, 3, 2, running(2)))
+    assert settling.dropped is None
+    assert settling.rescale is not None
+    assert (settling.rescale.cause, settling.rescale.to) == (Cause.EXTERNAL, 3)
+
+
+def test_a_size_that_is_not_confirmed_is_not_ready_whatever_is_up() -> None:
+    waiting = now(WATCHED, DOWN, world(5, 4, 2, running(2)))
+    assert waiting.rescale == DOWN
+    assert now(WATCHED, UP, world(60, 2, 2, running(2))).rescale == UP
+    assert now(WATCHED, UP, world(61, 2, 2, running(2))).missed == UP
+
+
+def test_a_target_that_does_not_count_its_replicas_is_waited_for() -> None:
+    waiting = now(WATCHED, UP, seen(9, 4, ready=None, engine=running(4), metrics={"lag": 0.0}))
+    assert waiting.rescale is not None
+    assert waiting.rescale.phase is Phase.REQUESTED
+
+
+def test_no_more_is_waited_for_than_the_configured_partitions() -> None:
+    s = replace(WATCHED, partitions=3)
+    assert now(s, UP, world(9, 4, 4, running(4, 3))).settled is not None
+    assert now(s, UP, world(9, 4, 4, running(4, 2))).settled is None
+
+
 def test_a_failed_call_that_worked_all_the_same_is_followed() -> None:
     settling = now(WATCHED, replace(UP, error="timed out"), world(5, 4, 2, running(2)))
     assert settling.rescale is not None
@@ -279,7 +305,9 @@ def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None
     # A new driver counts its restarts from nought, but it began later.
     assert fate(first, *gone, running(3, restarts=0, running_since=at(50))) is not None
     assert fate(first, *gone, running(3, restarts=0, running_since=at(-99.5))) is None
+    assert fate(first, *gone, running(3, restarts=0, running_since=at(-99))) is None
     assert fate(first, *gone, running(3)) is None
+    assert fate(running(3), *gone, running(3, restarts=1, running_since=at(50))) is None
 
 
 def test_a_job_seen_running_for_the_first_time_has_not_restarted() -> None:

@@ -115,7 +115,9 @@ def test_an_up_rule_fires_whatever_else_is_missing(view: Make) -> None:
         (Aggregate.MIN, None, "cpu min"),
     ],
 )
-def test_one_number_per_replica_is_aggregated(view: Make, aggregate: Aggregate, expected: int | None, name: str) -> None:
+def test_one_number_per_replica_is_aggregated(
+    view: Make, aggregate: Aggregate, expected: int | None, name: str
+) -> None:
     policy = Threshold(up=(Rule("cpu", above=0.8, aggregate=aggregate),))
     answer = policy.evaluate(view({"cpu": (0.9, 0.5, 0.1, 0.5)}, current=4))
     assert answer.replicas == expected
