@@ -6,6 +6,8 @@ import math
 from datetime import UTC, datetime, timedelta
 from textwrap import dedent
 
+import pytest
+
 from autoscaler.core.explain import explain, readings
 from autoscaler.core.model import (
     Behaviour,
@@ -23,6 +25,7 @@ from autoscaler.core.model import (
     Reading,
     Reason,
     Recommendation,
+    Verdict,
     View,
 )
 from autoscaler.core.step import call_failed, step
@@ -224,3 +227,29 @@ def test_readings_are_told_one_by_one() -> None:
         ("odd", "nan, 1 min 30 s in the future"),
         ("small", "0.0001235, 3 min 20 s ago"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (Reason.FAILED, "because a policy failed and no other asked for anything"),
+        (Reason.MISSING, "because what the policies need could not be read"),
+        (Reason.LEARNING, "because the policies have not seen enough yet"),
+        (Reason.ABSTAINED, "because no policy asked for anything"),
+    ],
+)
+def test_why_nothing_changes_when_nobody_asks(reason: Reason, says: str) -> None:
+    seen = observation()
+    _, decision = step(spec(Says(None, reason)), ClusterState(), seen)
+    assert f"stays at 3, {says}." in explain(seen, decision)
+
+
+def test_a_single_guard_without_objection_is_named_alone() -> None:
+    seen = observation()
+    verdict = Verdict(Reason.BOUNDS, 3, 3, Reason.BOUNDS)
+    decision = Decision("orders", NOW, 3, 3, 3, Reason.STEADY, (), (verdict,))
+    assert "No objection from the bounds." in explain(seen, decision)
+
+
+def test_what_could_not_be_seen_is_not_among_the_readings() -> None:
+    assert readings(Observation(NOW, None, None, {"lag": Reading(1.0, NOW)})) == [("lag", "1, just now")]
