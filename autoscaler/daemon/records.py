@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from pydantic import ConfigDict, RootModel, ValidationError
 
 from autoscaler.core.model import ClusterState, Decision, Observation
@@ -51,7 +53,7 @@ def load_record(text: bytes | str) -> Record:
 
 def dump_state(state: ClusterState) -> bytes:
     """A state as JSON, without the past, which is in the records."""
-    return _state.to_json(_State.model_construct(state), exclude={"root": {"past"}}, warnings=False)
+    return _state.to_json(_State.model_construct(state), exclude={"past"}, warnings=False)
 
 
 def load_state(text: bytes | str) -> ClusterState:
@@ -63,14 +65,15 @@ def load_state(text: bytes | str) -> ClusterState:
 
 
 def plain(thing: Observation | Decision | ClusterState) -> object:
-    """The same as JSON values, for the API."""
+    """The same as JSON values, for the API. By way of the text, as only that knows how to write an infinity."""
     match thing:
         case Observation():
-            return _Observation.model_construct(thing).model_dump(mode="json", warnings=False)
+            text = _Observation.model_construct(thing).model_dump_json(warnings=False)
         case Decision():
-            return _Decision.model_construct(thing).model_dump(mode="json", warnings=False)
+            text = _Decision.model_construct(thing).model_dump_json(warnings=False)
         case ClusterState():
-            return _State.model_construct(thing).model_dump(mode="json", exclude={"past"}, warnings=False)
+            text = dump_state(thing).decode()
+    return json.loads(text)
 
 
 def _first(error: ValidationError) -> str:

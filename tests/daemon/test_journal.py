@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import sqlite3
@@ -35,7 +36,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import rebase, step
 from autoscaler.daemon.journal import FILE, Journal, open_journal, read_state
-from autoscaler.daemon.records import dump_record, load_record
+from autoscaler.daemon.records import dump_record, dump_state, load_record, load_state, plain
 from autoscaler.ports import Record, StoreError
 
 from .conftest import spec
@@ -280,3 +281,15 @@ def test_a_look_at_the_state_tells_what_it_cannot_read(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="has schema 99, this version knows 1"):
         read_state(tmp_path, "a")
+
+
+def test_what_json_has_no_number_for_is_a_text_in_the_api() -> None:
+    record = a_record()
+    asked = Recommendation(1, Reason.STEADY, {"ratio": math.nan, "bound": math.inf})
+    shown = plain(replace(record.decision, recommendations=(asked,)))
+    assert '"inputs": {"ratio": "NaN", "bound": "Infinity"}' in json.dumps(shown, allow_nan=False)
+
+
+def test_a_state_is_kept_without_the_past_which_is_in_the_records() -> None:
+    state = replace(a_state(), past=(a_record().observation,) * 3)
+    assert load_state(dump_state(state)) == replace(state, past=())
