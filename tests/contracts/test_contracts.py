@@ -184,8 +184,8 @@ class Live:
         await self._fail()
         if self.spec.fault == "engine":
             return EngineStatus(JobState.RUNNING, slots=4, running_since=datetime.fromtimestamp(1, UTC))
-        if self.spec.fault == "negative slots":
-            return EngineStatus(JobState.RUNNING, slots=-1)
+        if self.spec.fault == "half a slot":
+            return EngineStatus(JobState.RUNNING, slots=0.5)  # type: ignore[arg-type]
         return TargetStatus(self.spec.state["size"], 0)
 
     async def scale(self, replicas: int) -> None:
@@ -288,7 +288,7 @@ async def test_a_task_left_behind_is_caught() -> None:
 
 async def test_a_status_that_makes_no_sense_is_caught() -> None:
     with pytest.raises(AssertionError, match="no count"):
-        await EngineContract().test_its_status_makes_sense(Edge("negative slots"))
+        await EngineContract().test_its_status_makes_sense(Edge("half a slot"))
 
 
 async def test_a_target_that_adds_is_caught() -> None:
