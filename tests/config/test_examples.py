@@ -51,9 +51,9 @@ def yaml_blocks(path: Path) -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "writing-a-plugin.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/configuration.md", "docs/writing-a-plugin.md"])
 def test_whole_files_shown_in_the_docs_load(name: str, tmp_path: Path) -> None:
-    whole = [block for block in yaml_blocks(ROOT / "docs" / name) if "\nclusters:" in f"\n{block}"]
+    whole = [block for block in yaml_blocks(ROOT / name) if "\nclusters:" in f"\n{block}"]
     assert whole
     for block in whole:
         path = tmp_path / "shown.yaml"
