@@ -17,7 +17,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from autoscaler.core.model import ClusterState, Decision, EngineStatus, Observation, Reading
+from autoscaler.core.model import Bound, ClusterState, Decision, EngineStatus, Observation, Reading
 
 T = TypeVar("T")
 
@@ -103,11 +103,23 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """What a target shows: the size it was told to have, the replicas that are up, remarks for people."""
+    """What a target shows.
+
+    Attributes:
+        desired: the size it was told to have.
+        ready: replicas that are up.
+        remarks: what people should know now, one sentence each: why replicas do not come up, what is under way. They
+            are kept with every observation, so what is always so does not belong here.
+        floor, ceiling: the least and the most it can have at present, and why (an Auto Scaling group's own limits, a
+            suspended process, another controller): the decision stays within and says so. `floor` and `ceiling` both
+            at `desired` hold it. None: no such limit.
+    """
 
     desired: int
     ready: int
     remarks: tuple[str, ...] = ()
+    floor: Bound | None = None
+    ceiling: Bound | None = None
 
 
 class ScaleTarget(Protocol):
@@ -124,6 +136,52 @@ class ScaleTarget(Protocol):
 
         Raises:
             EdgeError: the request was not accepted, or nobody knows whether it was.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as its engine sees it.
+
+    Attributes:
+        id: the engine's name for it.
+        hosts: every host name and address the engine knows it by: how a target finds the pod or instance.
+        cost: what losing it now would cost. Comparable within one answer only; 0 for an idle one.
+    """
+
+    id: str
+    hosts: frozenset[str]
+    cost: float = 0.0
+
+
+@runtime_checkable
+class Workforce(Protocol):
+    """What a live engine may also be able to do: name its workers, and let one finish before it goes."""
+
+    async def workers(self) -> Sequence[Worker]:
+        """The workers registered now. Raises EdgeError when the engine cannot say."""
+        ...
+
+    async def drain(self, worker: Worker) -> None:
+        """Ask a worker to take no new work and finish what it has. Idempotent; `workers` shows when it is gone.
+
+        Raises:
+            RefusedError: this engine cannot do that; its workers let go of their work when they are stopped.
+            EdgeError: it could not be asked.
+        """
+        ...
+
+
+@runtime_checkable
+class PicksWorkers(Protocol):
+    """What a live target may also be able to do: choose, with the engine's help, which worker goes."""
+
+    def attach(self, workforce: Callable[[], Workforce]) -> None:
+        """Take the cluster's engine, before anything else is asked of the target.
+
+        `workforce()` raises EdgeError while there is none: not connected, none configured, or one that cannot name
+        its workers. A size that is asked for must be reached even so.
         """
         ...
 

@@ -38,6 +38,8 @@ class Reason(StrEnum):
     CAP = "cap"
     USEFUL_SIZE = "useful_size"
     BOUNDS = "bounds"
+    TARGET = "target"  # the target itself does not go further (its own limits, a suspended process, another owner)
+    CONTENTION = "contention"  # somebody else keeps changing the size: we back off
     # what happened to a rescale
     SETTLED = "settled"
     DEADLINE = "deadline"  # a phase took longer than its deadline: reported and released
@@ -93,10 +95,12 @@ class Reading:
     Attributes:
         value: a number, or one number per replica.
         at: when the value was true at its origin (not when it was asked for).
+        partitions: partitions of the log that it was read from, where the source knows: no job uses more slots.
     """
 
     value: float | tuple[float, ...]
     at: datetime
+    partitions: int | None = None
 
     def finite(self) -> bool:
         """Whether every number in it is finite, and there is at least one."""
@@ -119,6 +123,8 @@ class EngineStatus:
         running_since: when the job last went into RUNNING.
         last_checkpoint: when the last checkpoint (Spark: batch) completed.
         restarts: how often the job has restarted.
+        deadlines: how long a phase of a rescale may take by the engine's own settings (Flink: stabilization, cooldown,
+            checkpoint interval, heartbeat time-out); they hold where the configuration does not say otherwise.
     """
 
     job: JobState
@@ -129,12 +135,28 @@ class EngineStatus:
     running_since: datetime | None = None
     last_checkpoint: datetime | None = None
     restarts: int | None = None
+    deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("slots", "parallelism", "max_parallelism", "partitions", "restarts"):
             number = getattr(self, name)
             if number is not None and number < 0:
                 raise ValueError(f"{name} must be 0 or more, not {number}")
+        for phase, limit in self.deadlines.items():
+            if limit <= ZERO:
+                raise ValueError(f"the deadline of {phase} must be above 0s, not {limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A size that the target does not go beyond at present, and why, as a sentence for people."""
+
+    replicas: int
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.replicas < 0:
+            raise ValueError(f"a bound must be 0 or more replicas, not {self.replicas}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +170,8 @@ class Observation:
         metrics: metric name -> reading.
         missing: metric (or `target`, `engine`) name -> why it could not be read.
         engine: what the engine shows; None when there is no engine or it could not be asked.
+        floor, ceiling: the least and the most the target can have at present, and why; None: it does not say.
+        remarks: what the target says to people, such as why replicas do not come up.
     """
 
     at: datetime
@@ -156,6 +180,9 @@ class Observation:
     metrics: Mapping[str, Reading] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     engine: EngineStatus | None = None
+    floor: Bound | None = None
+    ceiling: Bound | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
