@@ -35,8 +35,17 @@ def effective_slots(size: int, slots_per_replica: int, partitions: int | None) -
 
 
 def source_partitions(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:
-    """Partitions that the engine shows, else those it showed last, else those configured."""
-    return _shown(spec, engine, past, "partitions") or spec.partitions
+    """Partitions that the engine shows, else showed last; else those of a source's log; else those configured."""
+    return _shown(spec, engine, past, "partitions") or _read(past) or spec.partitions
+
+
+def _read(past: tuple[Observation, ...]) -> int | None:
+    """Partitions of the logs that metrics were read from: those read last, as they are still there when one fails."""
+    for seen in reversed(past):
+        counts = [reading.partitions for reading in seen.metrics.values() if reading.partitions]
+        if counts:
+            return max(counts)
+    return None
 
 
 def usable_slots(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:

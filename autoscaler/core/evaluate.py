@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 
 from autoscaler.core.model import (
     ClusterSpec,
@@ -34,13 +35,9 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     good: dict[str, Reading] = {}
     for name, reading in observation.metrics.items():
         try:
-            if not reading.finite():
-                doubts[name] = f"not a finite number: {reading.value}"
-            elif reading.at < oldest:
-                age = (at - reading.at).total_seconds()
-                doubts[name] = f"stale: {age:.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
-            elif reading.at > newest:
-                doubts[name] = f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
+            doubt = _doubt(spec, reading, at, oldest, newest)
+            if doubt:
+                doubts[name] = doubt
             elif name not in doubts:
                 good[name] = reading
         except (TypeError, OverflowError) as error:
@@ -52,6 +49,19 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     if spec.engine and observation.engine is None and "engine" not in doubts:
         doubts["engine"] = "not delivered"
     return good, doubts
+
+
+def _doubt(spec: ClusterSpec, reading: Reading, at: datetime, oldest: datetime, newest: datetime) -> str:
+    """Why a reading cannot be used, or the empty text."""
+    if not reading.finite():
+        return f"not a finite number: {reading.value}"
+    if reading.at < oldest:
+        return f"stale: {(at - reading.at).total_seconds():.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
+    if reading.at > newest:
+        return f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
+    if reading.partitions is not None and reading.partitions < 1:
+        return f"not a reading: {reading.partitions} partitions"
+    return ""
 
 
 def evaluate(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Recommendation, ...]:

@@ -25,6 +25,8 @@ _GUARDS = {
     Reason.COOLDOWN: "the cooldown",
     Reason.CAP: "the cap of what the job can use",
     Reason.USEFUL_SIZE: "the useful sizes",
+    Reason.CONTENTION: "the contention with another controller",
+    Reason.TARGET: "what the target itself allows",
     Reason.BOUNDS: "the bounds",
 }
 
@@ -127,6 +129,8 @@ def _read(observation: Observation) -> Iterator[str]:
         yield f"The target could not be asked: {observation.missing.get('target', 'no answer')}."
     else:
         yield _target(observation.desired, observation.ready)
+    for remark in observation.remarks:
+        yield _dot(f"The target says: {remark}")
     if observation.engine is not None:
         yield _engine(observation.engine, observation.at)
     elif "engine" in observation.missing:
@@ -237,8 +241,10 @@ def _replicas(number: int) -> str:
 
 def _value(reading: Reading) -> str:
     if isinstance(reading.value, tuple):
-        return f"{', '.join(map(_number, reading.value))} (one per replica)"
-    return _number(reading.value)
+        text = f"{', '.join(map(_number, reading.value))} (one per replica)"
+    else:
+        text = _number(reading.value)
+    return text if reading.partitions is None else f"{text} ({reading.partitions} partitions)"
 
 
 def _number(value: float) -> str:

@@ -17,6 +17,7 @@ from functools import lru_cache
 from autoscaler.core.capacity import source_partitions, usable_slots
 from autoscaler.core.model import (
     Behaviour,
+    Bound,
     ClusterSpec,
     EngineStatus,
     Observation,
@@ -29,9 +30,18 @@ from autoscaler.core.model import (
     Select,
     Verdict,
 )
-from autoscaler.core.settle import waits_for
+from autoscaler.core.settle import waits_for, why_not
 
 _ANY = sys.maxsize
+
+OVERRULED = 3
+"""So often a size we requested was changed from outside before we back off..."""
+
+WITHIN = timedelta(hours=1)
+"""... within this time..."""
+
+PAUSE = timedelta(minutes=15)
+"""... and for so long after the last time."""
 
 
 @dataclass(slots=True)
@@ -49,6 +59,9 @@ class Situation:
         ended: when the last rescale ended.
         since: from when on the cluster has been watched without a gap.
         past: observations within the lookback, for what the engine showed last.
+        floor, ceiling: what the target itself does not go beyond.
+        remarks: what the target says to people.
+        overruled: when sizes that we had requested were changed from outside.
     """
 
     spec: ClusterSpec
@@ -64,6 +77,10 @@ class Situation:
     ended: datetime | None
     since: datetime
     past: tuple[Observation, ...] = ()
+    floor: Bound | None = None
+    ceiling: Bound | None = None
+    remarks: tuple[str, ...] = ()
+    overruled: tuple[datetime, ...] = ()
 
     @property
     def behaviour(self) -> Behaviour:
@@ -93,6 +110,7 @@ def settling(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
         return wanted, lowest, highest, Reason.SETTLING, ""
     if s.rescale is not None:
         why = f"{s.rescale.before} to {s.rescale.to} is on its way, not yet {waits_for(s.rescale)}"
+        why += why_not(s.rescale, s.remarks)
     else:
         why = s.unsettled
     if wanted > s.current:
@@ -207,6 +225,32 @@ def useful_size(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     return useful, lowest, highest, Reason.USEFUL_SIZE, detail
 
 
+def contention(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """Somebody else keeps changing the size that we request: back off instead of joining in.
+
+    Two controllers that take turns disturb the job for ever; one that stands back for a while is seen and named.
+    """
+    if wanted == s.current:
+        return wanted, lowest, highest, Reason.CONTENTION, ""
+    recent = [at for at in s.overruled if s.at - at <= WITHIN]
+    if len(recent) < OVERRULED or s.at - recent[-1] >= PAUSE:
+        return wanted, lowest, highest, Reason.CONTENTION, ""
+    detail = (
+        f"sizes requested here were changed from outside {len(recent)} times within {_span(WITHIN)}: is there another "
+        f"controller? Nothing is requested until {_span(PAUSE)} after the last time"
+    )
+    return s.current, s.current, s.current, Reason.CONTENTION, detail
+
+
+def target(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
+    """Never further than the target goes at present. Like a cap it trims a move and starts none."""
+    if s.ceiling is not None and wanted > s.current and wanted > s.ceiling.replicas:
+        return wanted, lowest, min(highest, max(s.ceiling.replicas, s.current)), Reason.TARGET, s.ceiling.reason
+    if s.floor is not None and wanted < s.current and wanted < s.floor.replicas:
+        return wanted, max(lowest, min(s.floor.replicas, s.current)), highest, Reason.TARGET, s.floor.reason
+    return wanted, lowest, highest, Reason.TARGET, ""
+
+
 _Guard = Callable[[Situation, int, int, int], Ruling]
 GUARDS: tuple[tuple[Reason, _Guard], ...] = (
     (Reason.FRESHNESS, freshness),
@@ -217,6 +261,8 @@ GUARDS: tuple[tuple[Reason, _Guard], ...] = (
     (Reason.COOLDOWN, cooldown),
     (Reason.CAP, cap),
     (Reason.USEFUL_SIZE, useful_size),
+    (Reason.CONTENTION, contention),
+    (Reason.TARGET, target),
 )
 
 
@@ -244,14 +290,30 @@ def _passed(name: Reason, size: int) -> Verdict:
 
 
 def bounds(s: Situation, size: int) -> Verdict:
-    """Hold the size within the limits. A size above them stays while nothing may be lowered."""
+    """Hold the size within the limits. A size above them stays while nothing may be lowered.
+
+    Where the target does not go as far as the limits, nothing is requested: it would be refused again and again.
+    """
     limits = s.spec.limits
     after = max(limits.minimum, min(size, limits.maximum))
     if after < s.current and s.holds:
         after = s.current
-    if after == size:
+    detail = f"{limits.minimum} to {limits.maximum} is allowed"
+    beyond = _beyond(s, after)
+    if beyond:
+        after, detail = s.current, f"{detail}, but {beyond}"
+    if after == size and not beyond:
         return _passed(Reason.BOUNDS, size)
-    return Verdict(Reason.BOUNDS, size, after, Reason.BOUNDS, f"{limits.minimum} to {limits.maximum} is allowed")
+    return Verdict(Reason.BOUNDS, size, after, Reason.BOUNDS, detail)
+
+
+def _beyond(s: Situation, size: int) -> str:
+    """Why the target would not go from the current size to this one, or nothing."""
+    if size > s.current and s.ceiling is not None and size > s.ceiling.replicas:
+        return s.ceiling.reason
+    if size < s.current and s.floor is not None and size < s.floor.replicas:
+        return s.floor.reason
+    return ""
 
 
 def most(current: int, events: tuple[ScaleEvent, ...], behaviour: Behaviour, at: datetime) -> int:

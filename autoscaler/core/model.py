@@ -323,16 +323,18 @@ class SettleSpec:
     """How a rescale is followed until it is absorbed.
 
     Attributes:
-        ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the one before.
+        ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the one before. Where
+            registered, absorbed or running is None, what the engine's own settings make of it (see
+            `EngineStatus.deadlines`) holds, and 2, 3 and 2 minutes where it does not tell.
         short: a size on its way is clearly short when the proposal is more than this share above it.
         backlog_time: caught up when lag divided by throughput is at most this.
         lag, throughput: names of the metrics that tell it; without them the phase ends at once.
     """
 
     ready: timedelta = timedelta(minutes=5)
-    registered: timedelta = timedelta(minutes=2)
-    absorbed: timedelta = timedelta(minutes=3)
-    running: timedelta = timedelta(minutes=2)
+    registered: timedelta | None = None
+    absorbed: timedelta | None = None
+    running: timedelta | None = None
     caught_up: timedelta = timedelta(minutes=15)
     short: float = 0.25
     backlog_time: timedelta = timedelta(seconds=10)
@@ -341,7 +343,8 @@ class SettleSpec:
 
     def __post_init__(self) -> None:
         for name in ("ready", "registered", "absorbed", "running", "caught_up"):
-            if getattr(self, name) <= ZERO:
+            limit = getattr(self, name)
+            if limit is not None and limit <= ZERO:
                 raise ValueError(f"{name} must be above 0s")
         if not (math.isfinite(self.short) and self.short >= 0):
             raise ValueError(f"short must be 0 or more, not {self.short}")
@@ -476,6 +479,7 @@ class Rescale:
         confirmed: whether the target has shown `to` as its desired size.
         error: what the scale call said when it failed, else empty.
         durations: phase -> seconds it took.
+        deadlines: what the engine's own settings allow the phases, as last seen.
     """
 
     before: int
@@ -487,6 +491,7 @@ class Rescale:
     confirmed: bool = False
     error: str = ""
     durations: Mapping[Phase, float] = field(default_factory=dict)
+    deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
 
     @property
     def direction(self) -> Direction:
@@ -531,6 +536,8 @@ class ClusterState:
         ended: when the last rescale ended; cooldowns count from here.
         missed: the last rescale that missed a deadline, while what it missed is still so.
         warm_from: when the last disturbance of the job was absorbed; capacity is learned some time after it.
+        requested: when we last requested a size.
+        overruled: when sizes that we had requested were changed from outside, the last few, oldest first.
         past: observations within the lookback, oldest first. Restored from the decision log.
         learned: capacity and durations.
     """
@@ -544,6 +551,8 @@ class ClusterState:
     ended: datetime | None = None
     warm_from: datetime | None = None
     missed: Rescale | None = None
+    requested: datetime | None = None
+    overruled: tuple[datetime, ...] = ()
     past: tuple[Observation, ...] = ()
     learned: Learned = Learned()
 

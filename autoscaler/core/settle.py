@@ -26,6 +26,13 @@ from autoscaler.core.model import (
 
 Note = tuple[Reason, str]
 
+DEADLINES: Mapping[Phase, timedelta] = {
+    Phase.REGISTERED: timedelta(minutes=2),
+    Phase.ABSORBED: timedelta(minutes=3),
+    Phase.RUNNING: timedelta(minutes=2),
+}
+"""What a phase may take when neither the configuration nor the engine says."""
+
 _SAME = timedelta(seconds=1)
 """A beginning that moves by less is the same one, told anew."""
 
@@ -54,21 +61,37 @@ def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
     return Rescale(before, to, at, cause, Phase.REQUESTED, at, confirmed=cause is not Cause.REQUEST)
 
 
-def disturbed(observation: Observation, desired: int, last_run: EngineStatus | None) -> Rescale | None:
-    """A rescale for what nobody requested: replicas that are gone, or a job that restarts by itself.
+def disturbed(
+    spec: ClusterSpec, observation: Observation, desired: int, last_run: EngineStatus | None
+) -> tuple[Rescale, str] | None:
+    """A rescale for what nobody requested, and what it is: replicas that are gone, or a job that restarts by itself.
+
+    A worker that is stopped (SIGTERM) tells the engine, which gives up its slots at once. One that is killed, hangs or
+    is cut off tells nobody: its slots stay until its heartbeat runs out, and so long the job stands still.
 
     `last_run` is what the engine showed when the job was last seen running, if it was.
     """
     at = observation.at
     ready = observation.ready
-    if ready is not None and ready < desired:
-        return begin(ready, desired, at, Cause.LOSS)
     engine = observation.engine
+    slots = None if engine is None else engine.slots
+    if ready is not None and ready < desired:
+        text = f"{desired - ready} of {desired} replicas are gone"
+        if slots is not None and slots > ready * spec.slots_per_replica:
+            text += "; the engine still counts their slots, as for workers that were killed or hang"
+        elif slots is not None:
+            text += "; the engine has given up their slots, as for workers that were stopped"
+        return begin(ready, desired, at, Cause.LOSS), text
     if engine is None:
         return None
+    whole = desired * spec.slots_per_replica
+    if slots is not None and slots > whole and last_run is not None and (last_run.slots or 0) <= whole:
+        # Replaced before anybody noticed: the heartbeat of the one before has still to run out.
+        lost = replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.READY)
+        return lost, f"the engine counts {slots} slots where {desired} replicas have {whole}: a worker was killed"
     if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
         # Every replica is there: only the job has to come back and catch up.
-        return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED)
+        return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED), "the job restarts"
     return None
 
 
@@ -91,6 +114,8 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
     """
     at = observation.at
     desired = observation.desired
+    if observation.engine is not None and observation.engine.deadlines:
+        rescale = replace(rescale, deadlines=observation.engine.deadlines)
     if desired == rescale.to:
         if not rescale.confirmed:
             rescale = replace(rescale, confirmed=True, error="")
@@ -109,10 +134,11 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
         phase = PHASES[PHASES.index(rescale.phase) + 1]
         took = (at - rescale.since).total_seconds()
         if not _reached(phase, spec, rescale, observation, metrics):
-            limit = getattr(spec.settle, phase.value).total_seconds()
+            limit = deadline(spec, rescale, phase).total_seconds()
             if took <= limit:
                 return Settling(rescale=rescale, notes=tuple(notes))
             text = f"{_name(rescale)} was not {_words(phase)} within {limit:.0f} s and is no longer waited for"
+            text += why_not(rescale, observation.remarks)
             return Settling(missed=rescale, notes=(*notes, (Reason.DEADLINE, text)))
         rescale = replace(rescale, phase=phase, since=at, durations={**rescale.durations, phase: took})
         notes.append((Reason.SETTLING, f"{_name(rescale)} is {_words(phase)} after {took:.0f} s"))
@@ -120,9 +146,22 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
     return Settling(settled=rescale, notes=(*notes, (Reason.SETTLED, text)))
 
 
+def deadline(spec: ClusterSpec, rescale: Rescale, phase: Phase) -> timedelta:
+    """How long a phase may take: as configured, else by the engine's own settings, else our default."""
+    configured: timedelta | None = getattr(spec.settle, phase.value)
+    if configured is not None:
+        return configured
+    return rescale.deadlines.get(phase) or DEADLINES[phase]
+
+
 def waits_for(rescale: Rescale) -> str:
     """What a rescale on its way waits for, in words."""
     return _words(PHASES[PHASES.index(rescale.phase) + 1])
+
+
+def why_not(rescale: Rescale, remarks: tuple[str, ...]) -> str:
+    """What the target says about replicas that do not come up or go, to be added to a sentence; or nothing."""
+    return f" ({'; '.join(remarks)})" if remarks and rescale.phase is Phase.REQUESTED else ""
 
 
 def _words(phase: Phase) -> str:

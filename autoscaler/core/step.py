@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from autoscaler.core.capacity import learn_durations, learn_rate
 from autoscaler.core.evaluate import MOST, combine, evaluate, trusted
-from autoscaler.core.guards import Situation, guard
+from autoscaler.core.guards import OVERRULED, Situation, guard
 from autoscaler.core.model import (
     PHASES,
     ZERO,
@@ -69,12 +69,13 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
         return _hold(spec, state, observation, metrics, doubts, past, since, notes)
     desired = observation.desired or 0
     if state.rescale is None:
-        state = _disturb(state, observation, desired, notes, settled=False)
+        state = _disturb(spec, state, observation, desired, notes, settled=False)
         state = _settle(spec, state, observation, metrics, notes)
     else:
         state = _settle(spec, state, observation, metrics, notes)
         # What has just settled may have lost a replica since it was ready. Its own restart is over.
-        state = _disturb(state, observation, desired, notes, settled=True)
+        state = _disturb(spec, state, observation, desired, notes, settled=True)
+    overruled = _overruled(state, at, notes)
     rescale = state.rescale
     current = rescale.to if rescale is not None and not rescale.confirmed else desired
     learned = _learn(spec, state, past, metrics, doubts)
@@ -110,6 +111,10 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
             state.ended,
             since,
             past,
+            observation.floor,
+            observation.ceiling,
+            observation.remarks,
+            overruled,
         )
     )
     wanted = verdicts[-1].after
@@ -141,6 +146,8 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
             state.ended,
             state.warm_from,
             state.missed,
+            state.requested if wanted == current else at,
+            overruled,
             past,
             learned,
         ),
@@ -160,7 +167,8 @@ def call_withheld(state: ClusterState) -> ClusterState:
     rescale = state.rescale
     if rescale is None or rescale.confirmed:
         return state
-    return replace(state, rescale=None, events=tuple(event for event in state.events if event.at != rescale.at))
+    events = tuple(event for event in state.events if event.at != rescale.at)
+    return replace(state, rescale=None, requested=None, events=events)
 
 
 def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
@@ -183,13 +191,15 @@ def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
         moved(state.ended),
         moved(state.warm_from),
         moved_rescale(state.missed),
+        moved(state.requested),
+        tuple(at + shift for at in state.overruled),
         tuple(_moved_observation(o, shift) for o in state.past),
         Learned({n: replace(c, at=c.at + shift) for n, c in learned.capacity.items()}, learned.durations),
     )
 
 
 def _moved_observation(observation: Observation, shift: timedelta) -> Observation:
-    metrics = {name: Reading(reading.value, reading.at + shift) for name, reading in observation.metrics.items()}
+    metrics = {name: replace(reading, at=reading.at + shift) for name, reading in observation.metrics.items()}
     return replace(observation, at=observation.at + shift, metrics=metrics)
 
 
@@ -261,7 +271,7 @@ def _since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
 
 
 def _disturb(
-    state: ClusterState, observation: Observation, desired: int, notes: list[Note], *, settled: bool
+    spec: ClusterSpec, state: ClusterState, observation: Observation, desired: int, notes: list[Note], *, settled: bool
 ) -> ClusterState:
     """Begin to follow what nobody of us requested: another size, replicas gone, the job restarting."""
     if state.missed is not None and not _still_missed(state.missed, observation, desired):
@@ -275,12 +285,21 @@ def _disturb(
     if state.missed is not None or before is None:
         # What was given up is not waited for again; and at first sight nothing is known to have been lost.
         return state
-    found = disturbed(observation, desired, None if settled else _last_run(state, observation))
+    found = disturbed(spec, observation, desired, None if settled else _last_run(state, observation))
     if found is None:
         return state
-    gone = desired - found.before
-    notes.append((Reason.SETTLING, f"{gone} of {desired} replicas are gone" if gone else "the job restarts"))
-    return replace(state, rescale=found)
+    lost, what = found
+    notes.append((Reason.SETTLING, what))
+    return replace(state, rescale=lost)
+
+
+def _overruled(state: ClusterState, at: datetime, notes: list[Note]) -> tuple[datetime, ...]:
+    """When sizes that we had requested were changed from outside. People may change it as often as they like."""
+    before = state.overruled
+    ours = state.requested is not None and (not before or state.requested >= before[-1])
+    if ours and any(reason is Reason.SUPERSEDED for reason, _ in notes):
+        return (*before, at)[-OVERRULED:]
+    return before
 
 
 def _last_run(state: ClusterState, observation: Observation) -> EngineStatus | None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from autoscaler.config.model import Cluster, Config
-from autoscaler.core.model import EngineStatus, Observation, Reading
+from autoscaler.core.model import Bound, EngineStatus, Observation, Reading
 from autoscaler.daemon.connections import INSIDE, Connection, Connections, told
 from autoscaler.ports import EdgeError, ScaleTarget, TargetStatus
 
@@ -108,6 +108,9 @@ class Observer:
             metrics,
             missing,
             engine if isinstance(engine, EngineStatus) else None,
+            None if self.status is None else _bound(self.status.floor),
+            None if self.status is None else _bound(self.status.ceiling),
+            () if self.status is None else tuple(map(str, self.status.remarks)),
         )
 
     async def _ask(
@@ -161,6 +164,11 @@ class Observer:
         del self._hanging[name]
         if not task.cancelled():
             task.exception()  # It came too late to be of use; taking it keeps the loop from complaining.
+
+
+def _bound(bound: object) -> Bound | None:
+    """A target is somebody else's code: what is no bound is none."""
+    return bound if isinstance(bound, Bound) else None
 
 
 async def _call(ask: Callable[[], Awaitable[object]]) -> object:

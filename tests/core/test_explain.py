@@ -102,7 +102,7 @@ def test_a_rescale_as_the_policies_asked() -> None:
           - The greatest of these counts: 6.
 
         What the guards made of it:
-          - No objection from freshness, settling, tolerance, the stabilization window, the rate limit, the cooldown, the cap of what the job can use, the useful sizes and the bounds.
+          - No objection from freshness, settling, tolerance, the stabilization window, the rate limit, the cooldown, the cap of what the job can use, the useful sizes, the contention with another controller, what the target itself allows and the bounds.
         """  # noqa: E501 - a golden text
     )
 
@@ -253,3 +253,12 @@ def test_a_single_guard_without_objection_is_named_alone() -> None:
 
 def test_what_could_not_be_seen_is_not_among_the_readings() -> None:
     assert readings(Observation(NOW, None, None, {"lag": Reading(1.0, NOW)})) == [("lag", "1, just now")]
+
+
+def test_what_the_target_says_is_told() -> None:
+    pending = "2 pods pending: Insufficient cpu"
+    observation = Observation(NOW, 4, 2, {"lag": Reading(5.0, NOW, 12)}, remarks=(pending,))
+    state, decision = step(spec(Says(4, Reason.STEADY)), ClusterState(), observation)
+    text = explain(state.past[-1], decision)
+    assert "The target says: 2 pods pending: Insufficient cpu." in text
+    assert "lag was 5 (12 partitions), just now." in text

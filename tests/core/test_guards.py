@@ -16,6 +16,7 @@ from autoscaler.core.capacity import source_partitions, usable_slots
 from autoscaler.core.guards import Situation, guard, least, most, next_useful
 from autoscaler.core.model import (
     Behaviour,
+    Bound,
     Cause,
     EngineStatus,
     JobState,
@@ -200,7 +201,7 @@ def test_guards_that_let_a_size_pass_have_nothing_to_say() -> None:
     s = spec(limits=Limits(0, 100), partitions=12, up=both, down=both)
     for current, proposed in ((4, 6), (6, 4), (4, 4)):
         verdicts = guard(situation(current, proposed, spec=s, ended=T0, engine=running(6, max_parallelism=12)))
-        assert [verdict.detail for verdict in verdicts] == [""] * 9
+        assert [verdict.detail for verdict in verdicts] == [""] * 11
         assert changed(verdicts) == []
 
 
@@ -367,3 +368,69 @@ def test_settings_that_make_no_sense_are_refused(make: Any, says: str) -> None:
 def test_spans_are_told_in_seconds() -> None:
     s = spec(limits=Limits(0, 9), up=Behaviour(cooldown=timedelta(minutes=2)))
     assert guard(situation(5, 8, spec=s, ended=at(990)))[5].detail == "10 s of 120 s since the last rescale"
+
+
+@pytest.mark.parametrize(
+    ("current", "proposed", "floor", "ceiling", "after"),
+    [
+        (3, 8, None, 5, 5),
+        (3, 8, None, 3, 3),
+        (3, 8, None, 2, 3),  # a ceiling below what there is starts no move
+        (3, 8, None, 9, 8),
+        (6, 2, 4, None, 4),
+        (6, 2, 6, None, 6),
+        (6, 2, 7, None, 6),
+        (6, 2, 1, None, 2),
+        (6, 8, 7, 7, 7),
+        (6, 6, 9, 3, 6),
+    ],
+)
+def test_a_move_goes_no_further_than_the_target_does(
+    current: int, proposed: int, floor: int | None, ceiling: int | None, after: int
+) -> None:
+    verdicts = guard(
+        situation(
+            current,
+            proposed,
+            floor=None if floor is None else Bound(floor, "three are protected"),
+            ceiling=None if ceiling is None else Bound(ceiling, "the group ends there"),
+        )
+    )
+    assert verdicts[-1].after == after
+    if after != proposed:
+        assert [v.detail for v in verdicts if v.guard is Reason.TARGET] == [
+            "the group ends there" if proposed > current else "three are protected"
+        ]
+
+
+@pytest.mark.parametrize(("current", "limits", "why"), [(3, Limits(5, 9), "ends at 4"), (9, Limits(1, 6), "keeps 8")])
+def test_limits_that_the_target_does_not_reach_are_told_and_not_requested_in_vain(
+    current: int, limits: Limits, why: str
+) -> None:
+    verdicts = guard(
+        situation(
+            current,
+            current,
+            spec=spec(limits=limits),
+            ceiling=Bound(4, "the group ends at 4"),
+            floor=Bound(8, "the group keeps 8"),
+        )
+    )
+    assert verdicts[-1].after == current
+    assert verdicts[-1].detail == f"{limits.minimum} to {limits.maximum} is allowed, but the group {why}"
+
+
+@pytest.mark.parametrize(
+    ("overruled", "after"),
+    [((100, 400, 800), 2), ((400, 800), 6), ((100, 200), 6), ((), 6)],
+)
+def test_somebody_who_keeps_changing_the_size_is_given_way_to_for_a_while(
+    overruled: tuple[int, ...], after: int
+) -> None:
+    s = situation(2, 6, overruled=tuple(at(moment) for moment in overruled))
+    assert guard(s)[-1].after == after
+    verdict = next(v for v in guard(s) if v.guard is Reason.CONTENTION)
+    assert ("another controller" in verdict.detail) == (after == 2)
+    long_ago = replace(s, at=at(800 + 900))
+    assert guard(long_ago)[-1].after == 6
+    assert guard(replace(s, proposed=2, proposals=()))[-1].after == 2

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from autoscaler.core.capacity import source_partitions
 from autoscaler.core.model import (
     Behaviour,
+    Bound,
     ClusterSpec,
     ClusterState,
     Decision,
@@ -23,6 +24,7 @@ from autoscaler.core.model import (
     Limits,
     NamedPolicy,
     Observation,
+    Phase,
     Rate,
     RateKind,
     Reading,
@@ -83,8 +85,12 @@ specs = st.builds(
     settle=st.builds(
         SettleSpec,
         **dict.fromkeys(
-            ["ready", "registered", "absorbed", "running", "caught_up"],
+            ["ready", "caught_up"],
             st.sampled_from([30, 300]).map(seconds),
+        ),
+        **dict.fromkeys(
+            ["registered", "absorbed", "running"],
+            st.sampled_from([None, seconds(30), seconds(300)]),
         ),
         short=st.sampled_from([0.0, 0.25, 1.0]),
     ),
@@ -106,7 +112,11 @@ engines = st.builds(
     max_parallelism=st.one_of(st.none(), st.integers(0, 60)),
     partitions=st.one_of(st.none(), st.integers(0, 40)),
     restarts=st.one_of(st.none(), st.integers(0, 3)),
+    deadlines=st.sampled_from([{}, {Phase.REGISTERED: seconds(70), Phase.ABSORBED: seconds(20)}]),
 )
+
+
+bounds = st.one_of(st.none(), st.none(), st.integers(0, 20).map(lambda size: Bound(size, "the group says so")))
 
 
 class Moment:
@@ -123,6 +133,9 @@ class Moment:
         self.external = draw(st.sampled_from([None, None, None, None, None, 0, 2, 29, -1]))
         self.lost = draw(st.sampled_from([0, 0, 0, 1, 3]))
         self.call = draw(st.sampled_from(["works", "works", "works", "fails", "lost answer", "slow"]))
+        self.floor = draw(bounds)
+        self.ceiling = draw(bounds)
+        self.partitions = draw(st.sampled_from([None, None, 1, 7, 0]))
 
 
 @st.composite
@@ -163,7 +176,7 @@ def live(spec: ClusterSpec, history: list[Moment], start: int, *, through_json: 
 def _observe(spec: ClusterSpec, moment: Moment, now: datetime, desired: int) -> Observation:
     stamp = now - seconds(moment.age)
     values = {"ask": moment.ask, "lag": moment.lag, "throughput": moment.throughput}
-    metrics = {name: Reading(values[name], stamp) for name in spec.metrics if name != moment.drop}
+    metrics = {name: Reading(values[name], stamp, moment.partitions) for name in spec.metrics if name != moment.drop}
     missing = {moment.drop: "gone"} if moment.drop else {}
     known = moment.drop != "target"
     return Observation(
@@ -173,6 +186,8 @@ def _observe(spec: ClusterSpec, moment: Moment, now: datetime, desired: int) -> 
         metrics,
         missing,
         moment.engine if spec.engine and moment.drop != "engine" else None,
+        moment.floor if known else None,
+        moment.ceiling if known else None,
     )
 
 
@@ -201,6 +216,17 @@ def _doubtful(spec: ClusterSpec, observation: Observation, decision: Decision) -
     engine = observation.engine
     bad_engine = spec.engine and (engine is None or engine.job is JobState.UNKNOWN)
     return bad_metric or bad_policy or bad_engine or observation.desired is None
+
+
+@lives
+def test_law_1_a_size_beyond_what_the_target_allows_is_never_requested(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    for _, observation, _, decision in live(spec, history, start):
+        if observation.ceiling is not None and decision.desired > decision.current:
+            assert decision.desired <= observation.ceiling.replicas
+        if observation.floor is not None and decision.desired < decision.current:
+            assert decision.desired >= observation.floor.replicas
 
 
 @lives
@@ -268,6 +294,8 @@ GUARD_ORDER = [
     Reason.COOLDOWN,
     Reason.CAP,
     Reason.USEFUL_SIZE,
+    Reason.CONTENTION,
+    Reason.TARGET,
     Reason.BOUNDS,
 ]
 

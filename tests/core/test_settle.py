@@ -9,6 +9,7 @@ import pytest
 
 from autoscaler.core.evaluate import trusted
 from autoscaler.core.model import (
+    Bound,
     Cause,
     ClusterSpec,
     ClusterState,
@@ -246,7 +247,8 @@ def test_replicas_that_are_gone_are_followed_until_their_slots_are_back() -> Non
     state, notes = lived(fine, lost)
     assert state.rescale is not None
     assert state.rescale.cause is Cause.LOSS
-    assert notes == [(Reason.SETTLING, "1 of 3 replicas are gone")]
+    still = "1 of 3 replicas are gone; the engine still counts their slots, as for workers that were killed or hang"
+    assert notes == [(Reason.SETTLING, still)]
     # The lost worker's slot is still registered besides the new one: its heartbeat has not run out.
     zombie, _ = lived(fine, lost, seen(30, 3, engine=running(4, 3)))
     assert zombie.rescale is not None
@@ -336,3 +338,73 @@ def test_only_our_own_rescales_teach_how_long_one_takes() -> None:
 def test_deadlines_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         SettleSpec(**changes)
+
+
+def test_a_stopped_worker_and_a_killed_one_are_told_apart_by_their_slots() -> None:
+    fine = seen(0, 3, engine=running(3))
+    _, stopped = lived(fine, seen(15, 3, ready=2, engine=running(2)))
+    _, killed = lived(fine, seen(15, 3, ready=2, engine=running(3)))
+    _, unknown = lived(fine, seen(15, 3, ready=2, engine=replace(running(3), slots=None)))
+    assert "given up their slots, as for workers that were stopped" in stopped[0][1]
+    assert "still counts their slots, as for workers that were killed or hang" in killed[0][1]
+    assert unknown == [(Reason.SETTLING, "1 of 3 replicas are gone")]
+
+
+def test_a_killed_worker_that_was_replaced_unseen_is_noticed_by_its_slots_and_waited_for() -> None:
+    fine, replaced = seen(0, 3, engine=running(3)), seen(15, 3, engine=replace(running(3), slots=4))
+    state, notes = lived(fine, replaced)
+    assert state.rescale is not None
+    assert (state.rescale.cause, state.rescale.phase) == (Cause.LOSS, Phase.READY)
+    assert notes == [
+        (Reason.SETTLING, "the engine counts 4 slots where 3 replicas have 3: a worker was killed"),
+    ]
+    after, notes = lived(fine, replaced, seen(30, 3, engine=replace(running(3), slots=3)))
+    assert after.rescale is None
+    assert (Reason.SETTLED, "the job's restart on 3 has settled after 15 s") in notes
+
+
+def test_slots_that_were_always_more_than_the_replicas_have_lost_nobody() -> None:
+    odd = replace(running(3), slots=4)
+    state, notes = lived(seen(0, 3, engine=odd), seen(15, 3, engine=odd))
+    assert state.rescale is None
+    assert notes == []
+    first, _ = lived(seen(0, 3), seen(15, 3, engine=odd))
+    assert first.rescale is None
+
+
+@pytest.mark.parametrize(
+    ("configured", "told", "limit"),
+    [(None, None, 180), (None, 95, 95), (30, 95, 30), (30, None, 30)],
+)
+def test_a_deadline_is_as_configured_else_as_the_engine_is_set_else_ours(
+    configured: int | None, told: int | None, limit: int
+) -> None:
+    s = spec(settle=replace(DEADLINES, absorbed=None if configured is None else seconds(configured)), engine=True)
+    engine = replace(running(2), slots=4, deadlines={Phase.ABSORBED: seconds(told)} if told else {})
+    rescale = replace(UP, phase=Phase.REGISTERED, confirmed=True)
+    moved = now(s, rescale, world(1, 4, 4, engine)).rescale
+    assert moved is not None
+    # What the engine told last holds while it cannot be asked.
+    assert now(s, moved, world(limit, 4, 4, None)).missed is None
+    missed = now(s, moved, world(limit + 1, 4, 4, None))
+    assert missed.missed is not None
+    assert f"was not absorbed within {limit} s" in missed.notes[-1][1]
+
+
+def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
+    pending = "2 pods pending: Insufficient cpu"
+    waiting = replace(world(5, 4, 2, running(2)), remarks=(pending,))
+    state = replace(ClusterState(), rescale=replace(UP, confirmed=True), since=T0)
+    _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, waiting)
+    assert any(f"not yet ready ({pending})" in verdict.detail for verdict in decision.verdicts)
+    late = now(WATCHED, replace(UP, confirmed=True), replace(waiting, at=at(61)))
+    assert late.notes[-1][1].endswith(f"is no longer waited for ({pending})")
+    up = replace(UP, confirmed=True, phase=Phase.READY)
+    assert pending not in now(WATCHED, up, replace(waiting, at=at(61))).notes[-1][1]
+
+
+def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="the deadline of absorbed must be above 0s"):
+        EngineStatus(JobState.RUNNING, deadlines={Phase.ABSORBED: seconds(0)})
+    with pytest.raises(ValueError, match="a bound must be 0 or more replicas, not -1"):
+        Bound(-1, "odd")

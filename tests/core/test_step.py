@@ -391,3 +391,49 @@ def test_an_engine_cannot_show_less_than_nothing(name: str) -> None:
 
 def test_there_are_at_most_24_reasons() -> None:
     assert len(Reason) <= 24
+
+
+def test_a_size_that_is_changed_from_outside_again_and_again_makes_us_back_off() -> None:
+    """Another controller puts 2 back whenever we ask for 6."""
+    s = spec(Fixed(6))
+    state, second, requests, notes = ClusterState(), 0, [], []
+    while second < 3600:
+        state, decision = step(s, state, seen(second, 2))
+        notes += [text for reason, text in decision.notes if reason is Reason.SUPERSEDED]
+        if decision.rescale:
+            requests.append(second)
+            state, _ = step(s, state, seen(second + 5, 6))
+        second += 15
+    # Three attempts, then one for each pause, for as long as it goes on.
+    assert requests == [0, 15, 30, 945, 1860, 2775]
+    assert "changed from outside: 6 to 2" in notes[0]
+    assert len(state.overruled) == 3
+
+
+def test_people_may_change_the_size_as_often_as_they_like() -> None:
+    s = spec(Fixed(6), limits=Limits(1, 6))
+    state, _ = step(s, ClusterState(), seen(0, 6))
+    for number, size in enumerate((2, 3, 4, 5, 2)):
+        state, decision = step(spec(Fixed(size)), state, seen(15 * number + 15, size))
+        assert not decision.rescale
+    assert state.overruled == ()
+    state, decision = step(s, state, seen(100, 2))
+    assert decision.rescale
+    assert state.requested == at(100)
+    assert call_withheld(state).requested is None
+
+
+def test_the_caps_know_the_partitions_of_the_log_that_a_metric_was_read_from() -> None:
+    s = spec(Fixed(10), limits=Limits(1, 20), metrics=("lag",))
+    first = replace(seen(0, 2), metrics={"lag": Reading(5.0, at(0), 4)})
+    _, decision = decide(s, first)
+    assert decision.desired == 4
+    # They are still there when the lag cannot be read for once.
+    _, decision = decide(s, first, replace(seen(15, 2), missing={"lag": "no broker"}))
+    assert decision.desired == 4
+
+
+def test_a_reading_of_no_partition_is_none() -> None:
+    _, decision = decide(spec(Fixed(1), metrics=("lag",)), replace(seen(0, 2), metrics={"lag": Reading(5.0, at(0), 0)}))
+    assert decision.desired == 2
+    assert "not a reading: 0 partitions" in decision.verdicts[0].detail

@@ -78,7 +78,9 @@ def a_state(at: datetime = NOW) -> ClusterState:
         rescale,
         at,
         at,
-        replace(rescale, error="late"),
+        replace(rescale, error="late", deadlines={Phase.ABSORBED: timedelta(seconds=95)}),
+        at - timedelta(minutes=1),
+        (at - timedelta(minutes=9), at - timedelta(minutes=5)),
         (),
         Learned({3: SizeCapacity(123.4, at, 7)}, {Direction.UP: {Phase.READY: (4.5, 5.5)}}),
     )
