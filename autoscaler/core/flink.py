@@ -1,0 +1,509 @@
+"""Flink's own rules for how fast a job could go, as pure functions.
+
+They are those of the autoscaler of the Flink Kubernetes operator (module flink-autoscaler), number for number; each
+docstring names the class and method it follows. Rates are records per second, busy and backpressured times are
+milliseconds per second (0 to 1000) as Flink reports them, times of samples are milliseconds.
+
+What is not known is NaN here, as it is in Flink: every function is total, NaN comes out where an input that matters is
+NaN, and infinity where a vertex takes no records and so shows no limit. Whoever makes a metric of a result must not
+let either through.
+
+The order of work: `rate` and `average` reduce the samples of a window; `busy_time`, `input_rate` and
+`true_processing_rate` say what a vertex could process at its parallelism; `output_ratios` and `target_rates` say what
+each vertex must process for what the sources are offered; `job_true_rate`, `needed_parallelism` and `needed_workers`
+put a job together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from functools import reduce
+from operator import add
+
+NAN = math.nan
+INF = math.inf
+
+Samples = Iterable[tuple[float, float | None]]
+"""What was read over a window: (time in ms, value), None or NaN where it was not there. Any order."""
+
+_SECOND = timedelta(seconds=1)
+_LONGEST = float(2**63)  # Java's Math.round ends at its largest long, which is this as a double
+
+
+class Aggregator(StrEnum):
+    """How the busy times of a vertex's subtasks become one (`job.autoscaler.metrics.busy-time.aggregator`)."""
+
+    MAX = "MAX"
+    MIN = "MIN"
+    AVG = "AVG"
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """How busy the vertices may be: `job.autoscaler.utilization.*`, a share between 0 and 1.
+
+    Attributes:
+        target: what a rescale aims at.
+        boundary: how far from the target is still good, where `maximum` or `minimum` is not given.
+        maximum: above it more is needed.
+        minimum: below it less would do.
+    """
+
+    target: float = 0.7
+    boundary: float = 0.3
+    maximum: float | None = None
+    minimum: float | None = None
+
+    @property
+    def upper(self) -> float:
+        """The utilization above which more is needed."""
+        return self.target + self.boundary if self.maximum is None else self.maximum
+
+    @property
+    def lower(self) -> float:
+        """The utilization below which less would do."""
+        return self.target - self.boundary if self.minimum is None else self.minimum
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a vertex takes in and gives out now, records/s, over all its subtasks and all its edges."""
+
+    records_in: float
+    records_out: float = NAN
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRate:
+    """What a vertex must process, records/s: to keep up, and on top of that to catch up with the lag."""
+
+    rate: float
+    catch_up: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The vertices of a job and its edges (from, to). A vertex without inputs is a source.
+
+    Raises:
+        ValueError: an edge names a vertex that is not there, or the edges go in a circle.
+    """
+
+    vertices: tuple[str, ...]
+    edges: tuple[tuple[str, str], ...] = ()
+    _inputs: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    _outputs: Mapping[str, tuple[str, ...]] = field(init=False, repr=False, compare=False)
+    _order: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for edge in self.edges:
+            for vertex in edge:
+                if vertex not in self.vertices:
+                    raise ValueError(f"the edge {edge[0]} -> {edge[1]} names {vertex}, which is no vertex of the job")
+        pairs = tuple(dict.fromkeys(self.edges))  # two edges between the same vertices count once, as in JobTopology
+        inputs = {vertex: tuple(start for start, end in pairs if end == vertex) for vertex in self.vertices}
+        outputs = {vertex: tuple(end for start, end in pairs if start == vertex) for vertex in self.vertices}
+        order: dict[str, None] = {}
+        while len(order) < len(inputs):
+            ready = [
+                vertex for vertex in inputs if vertex not in order and all(start in order for start in inputs[vertex])
+            ]
+            if not ready:
+                raise ValueError(f"the edges go in a circle: {', '.join(v for v in inputs if v not in order)}")
+            order.update(dict.fromkeys(ready))
+        object.__setattr__(self, "_inputs", inputs)
+        object.__setattr__(self, "_outputs", outputs)
+        object.__setattr__(self, "_order", tuple(order))
+
+    def inputs(self, vertex: str) -> tuple[str, ...]:
+        """The vertices that send to it."""
+        return self._inputs[vertex]
+
+    def outputs(self, vertex: str) -> tuple[str, ...]:
+        """The vertices it sends to."""
+        return self._outputs[vertex]
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """All vertices, each after its inputs."""
+        return self._order
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The vertices without inputs."""
+        return tuple(vertex for vertex in self._order if not self._inputs[vertex])
+
+
+@dataclass(frozen=True, slots=True)
+class JobRate:
+    """What a whole job could process.
+
+    Attributes:
+        rate: records/s at its sources together, with the mix of sources it has now. Infinite when nothing flows, NaN
+            when no vertex or no source is known.
+        limiting: the vertex that is the bottleneck, if there is one.
+        unknown: vertices of which nobody knows what they could do or what they must do (a legacy source has no busy
+            time; a counter that was reset makes a rate negative): `rate` leaves them out.
+    """
+
+    rate: float
+    limiting: str | None = None
+    unknown: tuple[str, ...] = ()
+
+
+# what a window of samples says
+
+
+def rate(samples: Samples) -> float:
+    """Growth of a counter per second, from its first to its last sample: `ScalingMetricEvaluator.getRate`.
+
+    Less than two samples give NaN. A counter that was reset gives a negative rate, as in Flink.
+    """
+    known = [(at, value) for at, value in _in_order(samples) if not math.isnan(value)]
+    if len(known) < 2:  # noqa: PLR2004 - a rate lies between two samples
+        return NAN
+    (start, first), (end, last) = known[0], known[-1]
+    return 1000 * (last - first) / max(math.trunc(end - start), 1)
+
+
+def average(values: Iterable[float | None], minimum: int = 1) -> float:
+    """Mean of what is finite; NaN below `minimum` such values: `ScalingMetricEvaluator.getAverage`.
+
+    Infinity when nothing is finite and something is infinite.
+    """
+    known = [value for value in map(_number, values) if not math.isnan(value)]
+    finite = [value for value in known if not math.isinf(value)]
+    if not finite:
+        return INF if known else NAN
+    return _sum(finite) / len(finite) if len(finite) >= minimum else NAN
+
+
+def _in_order(samples: Samples) -> list[tuple[float, float]]:
+    """By time; of two samples of one time the later given one, as in a TreeMap."""
+    return sorted({at: _number(value) for at, value in samples}.items())
+
+
+def _sum(values: Iterable[float]) -> float:
+    """One after the other, as Java adds: `sum` compensates from Python 3.12 on, so its last digit differs."""
+    return reduce(add, values, 0.0)
+
+
+def _number(value: float | None) -> float:
+    return NAN if value is None else value
+
+
+# what one vertex could do
+
+
+def busy_time(
+    aggregator: Aggregator, load: Iterable[float | None] = (), accumulated: Samples = (), parallelism: int = 1
+) -> float:
+    """Busy ms per second of a vertex over a window: `ScalingMetricEvaluator.computeBusyTimeAvg`.
+
+    Args:
+        aggregator: MAX and MIN average `load`; AVG takes the growth of `accumulated` for each subtask.
+        load: busy share (0 to 1) of the busiest (MAX) or idlest (MIN) subtask at each time.
+        accumulated: accumulated busy ms of all subtasks together.
+        parallelism: how many subtasks that are.
+    """
+    if aggregator is Aggregator.AVG:
+        return _over(rate(accumulated), parallelism)
+    return average(load) * 1000
+
+
+def input_rate(aggregator: Aggregator, records_in: Samples, per_second: Iterable[float | None] = ()) -> float:
+    """Records/s to hold against the busy time: `ScalingMetricEvaluator.computeTprInputRate`.
+
+    It must be estimated as the busy time is: for MAX and MIN the mean of the rates read (`per_second`), and the growth
+    of the counter only where there is none; for AVG always the growth of the counter `records_in`.
+    """
+    if aggregator is Aggregator.AVG:
+        return rate(records_in)
+    mean = average(per_second)
+    return mean if math.isfinite(mean) else rate(records_in)
+
+
+def observed_rate(records_in: float, backpressured: float) -> float:
+    """What a source could do without backpressure: `ScalingMetrics.computeObservedTprWithBackpressure`.
+
+    Args:
+        records_in: records/s it takes in now, while it has a backlog.
+        backpressured: ms per second in which it waits for those downstream, mean over its subtasks.
+
+    Returns:
+        Records/s, or NaN when it does nothing but wait.
+    """
+    if backpressured >= 1000:  # noqa: PLR2004 - a second has 1000 ms
+        return NAN
+    return records_in / (1 - backpressured / 1000)
+
+
+def observed_while_catching_up(
+    records_in: float,
+    lag: float | None,
+    backpressured: float,
+    *,
+    threshold: timedelta = timedelta(seconds=30),
+    previous: float = NAN,
+) -> float:
+    """One sample of the observed true rate of a source: `ScalingMetrics.getObservedTpr`.
+
+    Only a source with a backlog goes as fast as it can, so it is measured while the lag is at least `threshold` of
+    its input; else `previous`, the mean of the samples before, stands. No input gives infinity: it could do anything.
+
+    Args:
+        records_in: records/s it takes in now; NaN gives NaN.
+        lag: records waiting; None or NaN is no backlog.
+        backpressured: ms per second, mean over its subtasks.
+        threshold: `job.autoscaler.observed-true-processing-rate.lag-threshold`, counted in whole seconds.
+        previous: what stands when it cannot be measured now.
+    """
+    if math.isnan(records_in):
+        return NAN
+    if records_in == 0:
+        return INF
+    if not _number(lag) >= threshold // _SECOND * records_in:
+        return previous
+    seen = observed_rate(records_in, backpressured)
+    return previous if math.isnan(seen) else seen
+
+
+def true_processing_rate(
+    busy: float,
+    records_in: float,
+    observed: Iterable[float | None] = (),
+    *,
+    switch_threshold: float = 0.15,
+    minimum: int = 2,
+) -> float:
+    """Records/s that a vertex could process at its parallelism: `ScalingMetricEvaluator.computeTrueProcessingRate`.
+
+    The rate is what it does now divided by how busy that makes it. Busy time misses what a source does outside its
+    task, so the observed rate counts instead where busy time says more than `switch_threshold` above it, or nothing.
+
+    Args:
+        busy: busy ms per second (`busy_time`).
+        records_in: records/s (`input_rate`). 0 gives infinity: it could do anything until something flows.
+        observed: samples of the observed true rate (`observed_while_catching_up`).
+        switch_threshold: `job.autoscaler.observed-true-processing-rate.switch-threshold`.
+        minimum: samples that the mean of `observed` needs.
+    """
+    by_busy_time = INF if records_in == 0 else _over(records_in, busy / 1000)
+    seen = average(observed, minimum)
+    if math.isnan(seen):
+        return by_busy_time
+    if not math.isfinite(by_busy_time) or by_busy_time > seen * (1 + switch_threshold):
+        return seen
+    return by_busy_time
+
+
+def _over(dividend: float, divisor: float) -> float:
+    """IEEE division, as Java does it: x / 0 is an infinity and 0 / 0 is NaN."""
+    if divisor:
+        return dividend / divisor
+    if dividend == 0 or math.isnan(dividend):
+        return NAN
+    return math.copysign(INF, dividend) * math.copysign(1, divisor)
+
+
+# what each vertex must do
+
+
+def edge_rate(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) -> float:
+    """Records/s that flow along one edge: `ScalingMetricEvaluator.computeEdgeDataRate`.
+
+    Flink measures vertices, not edges. The input of `end` is the rate when it has no other input; else that input less
+    what the others send, when each of those sends nowhere else; else all that `start` sends.
+    """
+    others = [vertex for vertex in graph.inputs(end) if vertex != start]
+    if not others:
+        return _rates(rates, end).records_in
+    if all(len(graph.outputs(vertex)) == 1 for vertex in others):
+        sent = _sum(_rates(rates, vertex).records_out for vertex in others)
+        if not math.isnan(sent):
+            return _rates(rates, end).records_in - sent
+    return _rates(rates, start).records_out
+
+
+def output_ratio(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) -> float:
+    """Records sent along an edge for each one taken in: `ScalingMetricEvaluator.computeEdgeOutputRatio`.
+
+    0 when nothing comes in, as any other number would be far too large; NaN when either rate is not known.
+    """
+    taken = _rates(rates, start).records_in
+    if math.isnan(taken) or taken == 0:
+        return taken
+    return edge_rate(graph, rates, start, end) / taken
+
+
+def output_ratios(graph: Graph, rates: Mapping[str, Rates]) -> dict[tuple[str, str], float]:
+    """`output_ratio` of every edge."""
+    return {(start, end): output_ratio(graph, rates, start, end) for start, end in graph.edges}
+
+
+def _rates(rates: Mapping[str, Rates], vertex: str) -> Rates:
+    return rates.get(vertex) or Rates(NAN)
+
+
+def source_rate(records_in: Samples, lag: Samples, catch_up: timedelta) -> TargetRate:
+    """What a source is offered: `ScalingMetricEvaluator.computeTargetDataRate`, its part for sources.
+
+    It is offered what it takes in and what its lag grows by. Where Flink gives up ("Cannot evaluate metrics without
+    ingestion rate information") the rate is NaN.
+
+    Args:
+        records_in: the counter of its records.
+        lag: its lag at the same times. No sample at all is a source that does not tell: Flink then counts no lag.
+        catch_up: in what time the lag is to be gone, in whole seconds; 0 asks for nothing on top.
+    """
+    lags = _in_order(lag)
+    grows = rate(lags) if lags else 0.0
+    offered = rate(records_in) + grows
+    seconds = catch_up // _SECOND
+    waiting = lags[-1][1] if lags else 0.0
+    return TargetRate(offered if math.isnan(offered) else max(0.0, offered), waiting / seconds if seconds else 0.0)
+
+
+def propagate(graph: Graph, sources: Mapping[str, float], ratios: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """Records/s of every vertex when the sources take these: each sends on its own times the edge's ratio.
+
+    A source that is not given counts as NaN, and so does what depends on it.
+    """
+    found: dict[str, float] = {}
+    for vertex in graph.order:
+        inputs = graph.inputs(vertex)
+        found[vertex] = (
+            _sum(found[start] * ratios[start, vertex] for start in inputs) if inputs else sources.get(vertex, NAN)
+        )
+    return found
+
+
+def target_rates(
+    graph: Graph, sources: Mapping[str, TargetRate], ratios: Mapping[tuple[str, str], float]
+) -> dict[str, TargetRate]:
+    """What every vertex must process for what the sources are offered: `ScalingMetricEvaluator.computeTargetDataRate`.
+
+    Args:
+        graph: the job.
+        sources: what each source is offered (`source_rate`).
+        ratios: what each edge carries (`output_ratios`).
+    """
+    rates = propagate(graph, {vertex: target.rate for vertex, target in sources.items()}, ratios)
+    catch_ups = propagate(graph, {vertex: target.catch_up for vertex, target in sources.items()}, ratios)
+    return {vertex: TargetRate(rates[vertex], catch_ups[vertex]) for vertex in graph.order}
+
+
+# what there must be
+
+
+def target_capacity(
+    target: TargetRate, utilization: float, catch_up: timedelta, restart: timedelta = timedelta(0)
+) -> float:
+    """Records/s a vertex must be able to process: `AutoScalerUtils.getTargetProcessingCapacity`.
+
+    That is its rate at the wished utilization, and on top the rate at which the lag is caught up and what piles up
+    during a restart, rounded to a whole number as Java does it (halves up).
+
+    Args:
+        target: what it must process.
+        utilization: how busy that may make it, cut to 0..1; 0 gives infinity.
+        catch_up: in what time the backlog of a restart is to be gone, in whole seconds; 0 asks for nothing on top.
+        restart: how long a restart takes, in whole seconds; 0 leaves it out.
+    """
+    if math.isnan(target.catch_up) or math.isnan(target.rate):
+        return NAN
+    utilization = min(1.0, max(0.0, utilization))
+    if utilization == 0:
+        return INF
+    seconds = catch_up // _SECOND
+    stopped = restart // _SECOND
+    after_restart = target.rate * stopped / seconds if stopped and seconds else 0.0
+    return _round(target.catch_up + after_restart + target.rate / utilization)
+
+
+def thresholds(
+    target: TargetRate,
+    utilization: Utilization,
+    catch_up: timedelta,
+    restart: timedelta,
+    *,
+    backlog: bool = False,
+) -> tuple[float, float]:
+    """The true rates below which more is needed and above which less would do.
+
+    As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed the vertices may be
+    busy all the time, and nothing is scaled down (the second is infinite).
+
+    Returns:
+        (scale up below, scale down above), records/s.
+    """
+    upper, lower = (1.0, 0.0) if backlog else (utilization.upper, utilization.lower)
+    return target_capacity(target, upper, catch_up), target_capacity(target, lower, catch_up, restart)
+
+
+def _round(value: float) -> float:
+    """Java's Math.round: halves up, no further than its largest long. NaN stays NaN; Java would say 0."""
+    if math.isnan(value) or abs(value) >= _LONGEST:
+        return value if math.isnan(value) else math.copysign(_LONGEST, value)
+    whole = math.floor(value)
+    return float(whole + (value - whole >= 0.5))  # noqa: PLR2004 - the half that is rounded up
+
+
+# a whole job
+
+
+def job_true_rate(graph: Graph, targets: Mapping[str, float], true_rates: Mapping[str, float]) -> JobRate:
+    """Records/s that a whole job could process at its sources, at its present parallelism.
+
+    Every vertex bounds it: if a vertex must process `targets[v]` for what the sources take now, and could process
+    `true_rates[v]`, the sources could take `true_rates[v] / targets[v]` times as much. The least of these holds.
+
+    Args:
+        graph: the job.
+        targets: records/s of every vertex for what the sources take or are offered now (`propagate`,
+            `target_rates`): only their proportions matter.
+        true_rates: what each vertex could process (`true_processing_rate`).
+    """
+    offered = _sum(targets.get(vertex, NAN) for vertex in graph.sources)
+    limits: dict[str, float] = {}
+    unknown: list[str] = []
+    for vertex in graph.order:
+        target, true_rate = targets.get(vertex, NAN), true_rates.get(vertex, NAN)
+        if not target >= 0 or (target > 0 and math.isnan(true_rate)):
+            unknown.append(vertex)
+        elif target > 0:
+            limits[vertex] = true_rate / target
+    if math.isnan(offered) or (unknown and not limits):
+        return JobRate(NAN, None, tuple(unknown))
+    limiting = min(limits, key=limits.__getitem__, default=None)
+    if limiting is None or math.isinf(limits[limiting]):
+        return JobRate(INF, None, tuple(unknown))
+    return JobRate(offered * limits[limiting], limiting, tuple(unknown))
+
+
+def needed_parallelism(parallelism: int, true_rate: float, capacity: float, max_parallelism: int | None = None) -> int:
+    """The parallelism at which a vertex can process `capacity`: `JobVertexScaler.computeScaleTargetParallelism`.
+
+    Capacity is taken to grow with parallelism. As in Flink, a vertex of which the rates are not known keeps what it
+    has. Alignment to key groups and limits on single steps are no part of this.
+
+    Args:
+        parallelism: what it has.
+        true_rate: records/s it could process with that.
+        capacity: records/s it must be able to process (`target_capacity`).
+        max_parallelism: its number of key groups; more would be idle.
+    """
+    needed = _over(capacity, true_rate) * parallelism
+    if math.isnan(needed):
+        return parallelism
+    most = 2**31 - 1 if max_parallelism is None else max_parallelism
+    return most if needed >= most else max(1, math.ceil(needed))
+
+
+def needed_workers(needed: Sequence[int], slots_per_worker: int) -> int:
+    """Workers for a job of which all vertices share slots: ceil(max over vertices / slots per worker)."""
+    return -(-max(needed, default=0) // slots_per_worker)
