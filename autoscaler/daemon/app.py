@@ -24,6 +24,7 @@ from autoscaler.daemon.journal import Journal, open_journal
 from autoscaler.daemon.logging import setup
 from autoscaler.daemon.metrics import DaemonCollector, Ticks, registry
 from autoscaler.daemon.observe import Edges
+from autoscaler.daemon.systemd import Notifier
 from autoscaler.ports import ConfigurationError, DecisionSink, StateStore
 
 log = logging.getLogger("autoscaler.daemon")
@@ -173,6 +174,7 @@ class Daemon:
         utc: Callable[[], datetime] = utc_now,
         dry_run: bool = False,
         decide: Step = step,
+        notifier: Notifier | None = None,
     ) -> None:
         self.journal = journal
         self.history = history
@@ -185,6 +187,7 @@ class Daemon:
         self.fleet = Fleet(journal, history, Ticks(self.registry), utc=utc, dry_run=dry_run, decide=decide)
         self._config = config
         self._load = load
+        self._notifier = notifier or Notifier()
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self.registry.register(DaemonCollector(self))
@@ -218,13 +221,17 @@ class Daemon:
                 )
                 _warn(self._config)
                 await self.fleet.apply(self._config)
-                while True:
-                    await self._reload.wait()
-                    self._reload.clear()
-                    if self._stop.is_set():
-                        break
-                    await self._read_again()
+                async with self._notifier.watching(self):
+                    while True:
+                        await self._reload.wait()
+                        self._reload.clear()
+                        if self._stop.is_set():
+                            break
+                        await self._notifier.reloading()
+                        await self._read_again()
+                        await self._notifier.ready()
                 log.info("stopping")
+                await self._notifier.stopping()
                 await self.fleet.stop()
         except asyncio.CancelledError:
             await self.fleet.cancel()
@@ -328,13 +335,14 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
         StoreError: the state directory cannot be used.
         ListenError: the address cannot be listened on.
     """
+    notifier = Notifier.from_environment(os.environ)
     signals = _Signals()
     handlers = {signal.SIGTERM: signals.stop, signal.SIGINT: signals.stop, signal.SIGHUP: signals.reload}
     loop = asyncio.get_running_loop()
     # Before anything is opened, until everything is closed.
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
-    signals.work = asyncio.create_task(_serve(config, load, signals, dry_run=dry_run))
+    signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
     # The command line holds them back while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
@@ -362,12 +370,14 @@ async def _end(code: int) -> int:
     return code
 
 
-async def _serve(config: Config, load: Callable[[], Config], signals: _Signals, *, dry_run: bool) -> None:
+async def _serve(
+    config: Config, load: Callable[[], Config], signals: _Signals, notifier: Notifier, *, dry_run: bool
+) -> None:
     async with open_journal(config.daemon.directory, decisions=config.daemon.decisions) as journal:
         history = History(config.daemon.directory / "history", config.daemon.history)
         await history.start()
         try:
-            daemon = Daemon(config, load, journal, history, dry_run=dry_run)
+            daemon = Daemon(config, load, journal, history, dry_run=dry_run, notifier=notifier)
             signals.pass_to(daemon)
             # What is there now stays: looking through it at every full collection makes ticks late by 0.1 s and more.
             gc.collect()
