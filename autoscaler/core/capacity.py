@@ -57,6 +57,15 @@ def usable_slots(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Obs
     return key_groups if partitions is None else min(partitions, key_groups)
 
 
+def beyond_use(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> str:
+    """How the largest size allowed is more than the job can use, or the empty text."""
+    usable = usable_slots(spec, engine, past)
+    slots = spec.limits.maximum * spec.slots_per_replica
+    if not usable or slots - usable < spec.slots_per_replica:
+        return ""
+    return f"max {spec.limits.maximum} gives {slots} slots, of which the job can use {usable}"
+
+
 def _shown(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...], name: str) -> int | None:
     """A number of the job. It is still the same while the engine cannot be asked or the job is starting."""
     now: int | None = None if engine is None else getattr(engine, name)

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Protocol
 
 from autoscaler.config.model import Cluster
+from autoscaler.core.capacity import beyond_use
 from autoscaler.core.model import (
     ClusterSpec,
     ClusterState,
@@ -58,12 +59,14 @@ class Told:
         sizes: current and desired of the last decision.
         reasons: of the decisions since these sizes.
         refused: why scale calls have failed since the last one that did not.
+        beyond_use: how the largest size is more than the job can use.
     """
 
     missing: dict[str, int] = field(default_factory=dict)
     sizes: tuple[int, int] | None = None
     reasons: set[Reason] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
+    beyond_use: str = ""
 
     def refusal(self, why: str) -> bool:
         """Whether this is new."""
@@ -282,6 +285,10 @@ class Controller:
                 continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
         self._tell_decision(decision)
+        problem = beyond_use(self.cluster.spec, observation.engine, after.past)
+        if problem and problem != self.told.beyond_use:
+            self.told.beyond_use = problem
+            log.warning("the maximum is beyond use: %s", problem, extra={"cluster": self.name})
         self._count_phases(before, after)
 
     def _tell_readings(self, observation: Observation, status: TargetStatus | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.model import Bound, EngineStatus, Observation, Reading
 from autoscaler.daemon.connections import INSIDE, Connection, Connections, told
-from autoscaler.ports import EdgeError, ScaleTarget, TargetStatus
+from autoscaler.ports import EdgeError, PicksWorkers, RefusedError, ScaleTarget, TargetStatus, Workforce
 
 log = logging.getLogger("autoscaler.daemon.observe")
 
@@ -24,6 +24,7 @@ class Edges:
 
     def __init__(self, config: Config, cluster: Cluster, connections: Connections) -> None:
         self._connections = connections
+        self._attached: ScaleTarget | None = None
         self._target = connections.lease(cluster.target, of=cluster.spec.name)
         self._engine = None if cluster.engine is None else connections.lease(cluster.engine)
         self._sources: dict[str, Connection] = {
@@ -32,9 +33,22 @@ class Edges:
         }
 
     def target(self) -> ScaleTarget:
-        """The live target. Raises UnavailableError while it is not connected."""
+        """The live target, given the engine if it picks workers. Raises UnavailableError while it is not connected."""
         target: ScaleTarget = self._target.get()
+        if target is not self._attached:
+            if isinstance(target, PicksWorkers):
+                target.attach(self.workforce)
+            self._attached = target
         return target
+
+    def workforce(self) -> Workforce:
+        """The live engine, if it can name its workers. Raises EdgeError when there is none that can."""
+        if self._engine is None:
+            raise RefusedError("the cluster has no engine that could name its workers")
+        engine = self._engine.get()
+        if not isinstance(engine, Workforce):
+            raise RefusedError("the cluster's engine cannot name its workers")
+        return engine
 
     async def look_at_target(self) -> TargetStatus:
         """Ask the target."""

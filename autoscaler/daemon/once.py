@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from autoscaler.config.model import Config
+from autoscaler.config.model import Cluster, Config
+from autoscaler.core.capacity import beyond_use
 from autoscaler.core.evaluate import trusted
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import step
@@ -15,7 +16,7 @@ from autoscaler.daemon.app import utc_now
 from autoscaler.daemon.connections import Connection, Connections, told
 from autoscaler.daemon.journal import read_state
 from autoscaler.daemon.observe import Edges, Observer
-from autoscaler.ports import Doctor, Finding, Record
+from autoscaler.ports import Doctor, Finding, Record, Severity
 
 _PATIENCE = 60.0
 """Seconds a plug-in may take to examine itself."""
@@ -86,7 +87,8 @@ async def check(config: Config) -> Checked:
             for part, connection in used.connections().items():
                 parts.setdefault(connection, (name, part))
         examined = await asyncio.gather(*(_examine(connection, *parts[connection]) for connection in parts))
-    return Checked(observations, doubts, remarks, tuple(found for found in examined if found is not None))
+    limits = [_limits(config.clusters[name], observation) for name, observation in observations.items()]
+    return Checked(observations, doubts, remarks, tuple(found for found in (*limits, *examined) if found is not None))
 
 
 @asynccontextmanager
@@ -104,6 +106,21 @@ async def _observe(config: Config, edges: dict[str, Edges]) -> dict[str, Observa
     names: Sequence[str] = sorted(config.clusters)
     found = await asyncio.gather(*(Observer(config.clusters[name], edges[name], utc_now).observe() for name in names))
     return dict(zip(names, found, strict=True))
+
+
+def _limits(cluster: Cluster, observation: Observation) -> Examined | None:
+    """Whether the cluster may grow beyond what its job can use."""
+    problem = beyond_use(cluster.spec, observation.engine, (observation,))
+    if not problem:
+        return None
+    finding = Finding(
+        Severity.WARNING,
+        "max",
+        problem,
+        "the caps keep the size below that, so the maximum is never reached, however great the load",
+        "lower max, or give the job more partitions or a greater maximum parallelism",
+    )
+    return Examined(cluster.spec.name, "limits", (finding,))
 
 
 async def _examine(connection: Connection, cluster: str, part: str) -> Examined | None:

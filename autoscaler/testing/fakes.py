@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeVar
 
-from autoscaler.core.model import ClusterState, EngineStatus, JobState, Reading
+from autoscaler.core.model import Bound, ClusterState, EngineStatus, JobState, Reading
 from autoscaler.ports import Record, Shared, StoreError, TargetStatus, UnavailableError
 
 T = TypeVar("T")
@@ -97,6 +97,7 @@ class FakeTarget:
         scale_delay: seconds `scale` takes.
         requests: every size asked for, oldest first.
         scaling: calls of `scale` that have begun and not ended.
+        remarks, floor, ceiling: what it shows besides.
     """
 
     desired: int = 1
@@ -110,6 +111,8 @@ class FakeTarget:
     requests: list[int] = field(default_factory=list)
     scaling: int = 0
     remarks: tuple[str, ...] = ()
+    floor: Bound | None = None
+    ceiling: Bound | None = None
 
     async def describe(self) -> TargetStatus:
         """Answer what there is."""
@@ -117,7 +120,7 @@ class FakeTarget:
             await asyncio.sleep(self.delay)
         if self.failure is not None:
             raise self.failure
-        return TargetStatus(self.desired, self.ready, self.remarks)
+        return TargetStatus(self.desired, self.ready, self.remarks, self.floor, self.ceiling)
 
     async def scale(self, replicas: int) -> None:
         """Take the size."""

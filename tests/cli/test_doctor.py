@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler import cli
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
-from autoscaler.core.model import ClusterSpec, Limits
+from autoscaler.core.model import ClusterSpec, EngineStatus, JobState, Limits
 from autoscaler.ports import Finding, Severity, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeQuery, FakeSource, FakeTarget
 
@@ -87,3 +87,15 @@ def test_a_doctor_that_cannot_look_is_a_failure(
     use(monkeypatch, Examined(error=UnavailableError("the driver does not answer")))
     assert cli.main(["check", "--online", "config.yaml"]) == 1
     assert "engine of cluster a could not be examined: the driver does not answer" in capsys.readouterr().out
+
+
+def test_a_maximum_beyond_what_the_job_can_use_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = Examined()
+    engine.status = EngineStatus(JobState.RUNNING, max_parallelism=3)
+    use(monkeypatch, engine)
+    assert cli.main(["check", "--online", "config.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "WARNING: max (limits of cluster a)" in out
+    assert "max 5 gives 5 slots, of which the job can use 3" in out

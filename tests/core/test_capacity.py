@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.capacity import effective_slots, learn_durations, learn_rate, rate, restart_time
+from autoscaler.core.capacity import beyond_use, effective_slots, learn_durations, learn_rate, rate, restart_time
 from autoscaler.core.model import (
     CapacitySpec,
     Cause,
     Direction,
+    EngineStatus,
+    JobState,
     Learned,
+    Limits,
     Phase,
     Rescale,
     SizeCapacity,
@@ -133,3 +136,12 @@ def test_only_the_last_few_durations_are_kept() -> None:
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         CapacitySpec(**changes)
+
+
+@pytest.mark.parametrize(
+    ("maximum", "partitions", "told"),
+    [(5, 9, ""), (5, 10, ""), (5, 8, "max 5 gives 10 slots, of which the job can use 8"), (5, None, "")],
+)
+def test_a_maximum_is_beyond_use_by_whole_replicas(maximum: int, partitions: int | None, told: str) -> None:
+    s = spec(limits=Limits(1, maximum), slots_per_replica=2, partitions=partitions)
+    assert beyond_use(s, EngineStatus(JobState.RUNNING), ()) == told

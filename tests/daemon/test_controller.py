@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 
-from autoscaler.core.model import EngineStatus, JobState, Phase, Reading, Reason
+from autoscaler.core.model import Bound, EngineStatus, JobState, Phase, Reading, Reason
 from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, splay
-from autoscaler.ports import RefusedError, UnavailableError
+from autoscaler.ports import EdgeError, RefusedError, UnavailableError, Worker, Workforce
 from autoscaler.testing import virtual_time
+from autoscaler.testing.fakes import Fake, FakeEngine, FakeTarget
 
-from .conftest import World
+from .conftest import World, make_cluster
 
 
 def test_the_splay_is_stable_and_spreads_evenly() -> None:
@@ -448,4 +450,93 @@ def test_a_target_that_refuses_again_and_again_does_not_fill_the_log(caplog: pyt
     assert [text for text in told if "not accepted" in text] == [
         "1 to 3 was not accepted: no",
         "3 to 5 was not accepted: no",
+    ]
+
+
+class Picky(FakeTarget):
+    """A target that asks the engine for its workers before it lowers its size."""
+
+    def __init__(self) -> None:
+        super().__init__(desired=3, ready=3)
+        self.attached: list[Callable[[], Workforce]] = []
+        self.told: list[str] = []
+
+    def attach(self, workforce: Callable[[], Workforce]) -> None:
+        self.attached.append(workforce)
+
+    async def scale(self, replicas: int) -> None:
+        try:
+            self.told += [worker.id for worker in await self.attached[0]().workers()]
+        except EdgeError as error:
+            self.told.append(str(error))
+        await super().scale(replicas)
+
+
+class Staffed(FakeEngine):
+    """An engine that can name its workers."""
+
+    async def workers(self) -> Sequence[Worker]:
+        return [Worker("w-1", frozenset({"10.0.0.1"}), 2.0)]
+
+    async def drain(self, worker: Worker) -> None:
+        raise RefusedError(f"{worker.id} stays")
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        (Staffed(), "w-1"),
+        (FakeEngine(), "the cluster's engine cannot name its workers"),
+        (None, "the cluster has no engine that could name its workers"),
+    ],
+)
+def test_a_target_that_picks_workers_is_given_the_engine_once(engine: FakeEngine | None, told: str) -> None:
+    async def main() -> None:
+        world = World("a")
+        target = Picky()
+        world.clusters["a"] = make_cluster("a", Fake(target), None if engine is None else Fake(engine))
+        world.source.values["load"] = 500.0
+        await world.start()
+        await world.until(100)
+        await world.fleet.stop()
+        assert target.requests == [5]
+        assert len(target.attached) == 1
+        assert target.told == [told]
+
+    virtual_time.run(main())
+
+
+def test_what_the_target_allows_and_says_is_observed_and_kept() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        target.ceiling = Bound(2, "the group's own maximum is 2")
+        target.floor = "nonsense"  # type: ignore[assignment]
+        target.remarks = ("1 pod pending", 5)  # type: ignore[assignment]
+        world.source.values["load"] = 500.0
+        await world.start()
+        await world.until(10)
+        await world.fleet.stop()
+        assert target.requests == [2]
+        record = world.store.records[0]
+        assert record.observation.ceiling == target.ceiling
+        assert record.observation.floor is None
+        assert record.observation.remarks == ("1 pod pending", "5")
+        assert record.decision.reason is Reason.TARGET
+
+    virtual_time.run(main())
+
+
+def test_a_maximum_beyond_what_the_job_can_use_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a", engine=True)
+        world.engines["a"].status = EngineStatus(JobState.RUNNING, slots=1, parallelism=1, max_parallelism=4)
+        await world.start()
+        await world.until(600)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.WARNING, "autoscaler")
+    virtual_time.run(main())
+    assert messages(caplog) == [
+        "the maximum is beyond use: max 10 gives 10 slots, of which the job can use 4",
     ]
