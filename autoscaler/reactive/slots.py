@@ -1,0 +1,137 @@
+"""What Flink's adaptive scheduler makes of a number of slots: pure arithmetic, as in Flink 1.18 to 2.x.
+
+Vertices of one slot sharing group share slots: one slot runs one subtask of each of them. Vertices of different groups
+do not. A job whose author said nothing about groups has a single one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEAST_MAX_PARALLELISM = 1 << 7
+MOST_MAX_PARALLELISM = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The least parallelism with which a vertex may run, and the most that it can use."""
+
+    lower: int
+    upper: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lower <= self.upper:
+            raise ValueError(f"expected 0 <= lower <= upper, got lower {self.lower} and upper {self.upper}")
+
+
+Group = Sequence[Bounds]
+"""The vertices of one slot sharing group."""
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """The key groups of a vertex whose author set none: `KeyGroupRangeAssignment.computeDefaultMaxParallelism`.
+
+    One and a half times its parallelism, up to the next power of two, between 128 and 32768.
+
+    Args:
+        parallelism: as in the job graph, 1 to 32768; -1 (not set) counts as 1, as in `SchedulerBase`.
+
+    Raises:
+        ValueError: Flink has no such parallelism.
+    """
+    parallelism = 1 if parallelism == -1 else _possible(parallelism)
+    wished = 1 << (parallelism + parallelism // 2 - 1).bit_length()
+    return min(max(wished, LEAST_MAX_PARALLELISM), MOST_MAX_PARALLELISM)
+
+
+def reactive_bounds(parallelism: int, max_parallelism: int | None = None) -> Bounds:
+    """What a vertex asks for in Reactive Mode: `AdaptiveScheduler.computeReactiveModeVertexParallelismStore`.
+
+    Its configured parallelism does not count: it takes whatever there is, up to its key groups.
+
+    Args:
+        parallelism: as in the job graph.
+        max_parallelism: as in the job graph; None where it is not set.
+    """
+    return Bounds(1, default_max_parallelism(parallelism) if max_parallelism is None else max_parallelism)
+
+
+def required_slots(groups: Sequence[Group]) -> int:
+    """Slots that the job asks for: `SlotSharingSlotAllocator.calculateRequiredSlots`."""
+    return sum(_most(group) for group in groups)
+
+
+def slot_allocation(groups: Sequence[Group], slots: int) -> tuple[tuple[int, ...], ...] | None:
+    """The parallelism of every vertex with this many slots: `SlotSharingSlotAllocator.determineParallelism`.
+
+    Each group gets its least; what is left is shared evenly, and what a group cannot use goes to the others. Flink
+    takes the groups with the narrowest bounds first; of equal ones it takes any, we take them in the order given.
+
+    Returns:
+        Group by group, vertex by vertex; None when the slots do not suffice for the least of every group.
+    """
+    reserved = sum(_least(group) for group in groups)
+    if reserved > slots:
+        return None
+    shares = dict.fromkeys(range(len(groups)), 0)
+    left = len(groups)
+    for index in sorted(shares, key=lambda index: _most(groups[index]) - _least(groups[index])):
+        least = _least(groups[index])
+        shares[index] = least + min(_most(groups[index]) - least, (slots - reserved) // left)
+        reserved -= least
+        slots -= shares[index]
+        left -= 1
+    return tuple(tuple(min(vertex.upper, shares[index]) for vertex in group) for index, group in enumerate(groups))
+
+
+def slots_needed(groups: Sequence[Group], needed: Sequence[Sequence[int]]) -> int:
+    """The fewest slots with which every vertex surely runs at the parallelism it needs, or at its upper bound.
+
+    With a single group that is the greatest of them. Groups are given slots evenly, so a job with several may need
+    more than their sum where they differ.
+
+    Args:
+        groups: the slot sharing groups.
+        needed: parallelism by group and vertex, in the same order.
+    """
+    # Of groups with equal bounds any may come first and be given less: let it be the one that needs most.
+    pairs = sorted(zip(groups, needed, strict=True), key=lambda pair: -max(pair[1], default=0))
+
+    def enough(slots: int) -> bool:
+        given = slot_allocation([group for group, _ in pairs], slots)
+        return given is not None and all(
+            has >= min(want, vertex.upper)
+            for (group, wants), shares in zip(pairs, given, strict=True)
+            for vertex, want, has in zip(group, wants, shares, strict=True)
+        )
+
+    return bisect_left(range(required_slots(groups)), True, key=enough)
+
+
+def key_group_range(max_parallelism: int, parallelism: int, index: int) -> tuple[int, int]:
+    """First and last key group of a subtask: `KeyGroupRangeAssignment.computeKeyGroupRangeForOperatorIndex`.
+
+    Raises:
+        ValueError: there is no such subtask.
+    """
+    if _possible(parallelism) > _possible(max_parallelism):
+        raise ValueError(f"expected a parallelism of {max_parallelism} at most, its key groups, not {parallelism}")
+    if not 0 <= index < parallelism:
+        raise ValueError(f"expected a subtask from 0 to {parallelism - 1}, not {index}")
+    return -(-index * max_parallelism // parallelism), ((index + 1) * max_parallelism - 1) // parallelism
+
+
+def _least(group: Group) -> int:
+    return max((vertex.lower for vertex in group), default=0)
+
+
+def _most(group: Group) -> int:
+    return max((vertex.upper for vertex in group), default=0)
+
+
+def _possible(parallelism: int) -> int:
+    if not 0 < parallelism <= MOST_MAX_PARALLELISM:
+        raise ValueError(f"expected a parallelism from 1 to {MOST_MAX_PARALLELISM}, not {parallelism}")
+    return parallelism
