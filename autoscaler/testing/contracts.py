@@ -62,6 +62,7 @@ from typing import Any, NoReturn, Self, TypeVar
 import pytest
 
 from autoscaler.core.model import (
+    Bound,
     Cause,
     ClusterSpec,
     Direction,
@@ -529,6 +530,7 @@ class EngineContract(_EdgeContract):
         for name in ("running_since", "last_checkpoint"):
             at = getattr(status, name)
             assert at is None or at.tzinfo is not None, f"{status}: {name} is a naive time"
+        assert all(isinstance(phase, Phase) for phase in status.deadlines), f"{status}: deadlines are those of phases"
 
     @on_a_loop
     async def test_an_unreachable_engine_is_an_edge_error_in_time(
@@ -575,6 +577,8 @@ class TargetContract(_EdgeContract):
         whole = all(isinstance(count, int) and count >= 0 for count in counts)
         assert whole, f"{status}: expected whole numbers of 0 or more"
         assert all(isinstance(remark, str) for remark in status.remarks), f"{status}: remarks are texts"
+        for bound in (status.floor, status.ceiling):
+            assert bound is None or (isinstance(bound, Bound) and bound.reason), f"{status}: a bound has a reason"
 
     @on_a_loop
     async def test_a_size_asked_for_is_the_size_it_shows(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
