@@ -93,11 +93,16 @@ def slots_needed(groups: Sequence[Group], needed: Sequence[Sequence[int]]) -> in
     more than their sum where they differ.
 
     Args:
-        groups: the slot sharing groups.
+        groups: the slot sharing groups, none of them empty.
         needed: parallelism by group and vertex, in the same order.
     """
-    # Of groups with equal bounds any may come first and be given less: let it be the one that needs most.
-    pairs = sorted(zip(groups, needed, strict=True), key=lambda pair: -max(pair[1], default=0))
+
+    def beyond(pair: tuple[Group, Sequence[int]]) -> int:
+        group, wants = pair
+        return max(min(want, vertex.upper) for vertex, want in zip(group, wants, strict=True)) - _least(group)
+
+    # Of groups with equally wide bounds any may come first and be given less: let it be the one that needs most.
+    pairs = sorted(zip(groups, needed, strict=True), key=beyond, reverse=True)
 
     def enough(slots: int) -> bool:
         given = slot_allocation([group for group, _ in pairs], slots)
