@@ -577,8 +577,8 @@ class TargetContract(_EdgeContract):
         whole = all(isinstance(count, int) and count >= 0 for count in counts)
         assert whole, f"{status}: expected whole numbers of 0 or more"
         assert all(isinstance(remark, str) for remark in status.remarks), f"{status}: remarks are texts"
-        for bound in (status.floor, status.ceiling):
-            assert bound is None or (isinstance(bound, Bound) and bound.reason), f"{status}: a bound has a reason"
+        bounds: Sequence[object] = (status.floor, status.ceiling)
+        assert all(bound is None or isinstance(bound, Bound) for bound in bounds), f"{status}: expected bounds"
 
     @on_a_loop
     async def test_a_size_asked_for_is_the_size_it_shows(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
