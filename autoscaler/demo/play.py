@@ -29,7 +29,8 @@ from autoscaler.demo.sink import account, read_sink
 from autoscaler.demo.stage import QUICK_START, DemoError, Stage, free_port, spark_environment
 from autoscaler.java import find_java
 from autoscaler.ports import AutoscalerError
-from autoscaler.targets.local import ask, spark_home
+from autoscaler.targets.pool import ask
+from autoscaler.targets.workers import spark_home
 
 APP = "autoscaler-demo"
 PARTITIONS = 6  # useful sizes are 1, 2, 3 and 6 workers; more tasks would cost this small machine more than they give

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autoscaler.ports import AutoscalerError, EdgeError
 from autoscaler.targets import processes
-from autoscaler.targets.local import stop_workers
+from autoscaler.targets.pool import stop_workers
 
 LINES = 15
 """How much of a log is shown when its process has failed."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.targets.local import Local, stop_workers
+from autoscaler.targets.local import Local
+from autoscaler.targets.pool import stop_workers
 from autoscaler.testing import TargetContract
 
 

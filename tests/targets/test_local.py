@@ -11,25 +11,14 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from autoscaler.ports import (
-    AnswerError,
-    EdgeError,
-    EdgeTimeoutError,
-    RefusedError,
-    TargetStatus,
-    UnavailableError,
-)
+from autoscaler.ports import EdgeError, RefusedError, TargetStatus
 from autoscaler.targets import processes
-from autoscaler.targets.local import Local, Pool, SparkWorker, _locked, ask, spark_home, stop_workers
+from autoscaler.targets.pool import Pool, ask, locked, stop_workers
 
-from .conftest import StandIn, opened, spec, until, up
+from .conftest import StandIn, opened, times, until, up
 
 Pools = Callable[..., Awaitable[Pool]]
 
@@ -201,7 +190,7 @@ async def test_size_and_workers_are_taken_over_by_the_next_daemon(tmp_path: Path
 async def test_who_only_looks_starts_and_drains_nothing(tmp_path: Path) -> None:
     ask(tmp_path, 2)
     kind = StandIn()
-    pool = Pool(tmp_path, kind, spec(tmp_path), poll=0.01)
+    pool = Pool(tmp_path, kind, times(), poll=0.01)
     await pool.open()
     assert await pool.describe() == TargetStatus(desired=2, ready=0)
     await asyncio.sleep(0.1)
@@ -239,10 +228,10 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from conftest import StandIn, spec
-from autoscaler.targets.local import Pool
+from conftest import StandIn, times
+from autoscaler.targets.pool import Pool
 async def main():
-    pool = Pool(Path(sys.argv[1]), StandIn(), spec(Path(sys.argv[1])), poll=0.05)
+    pool = Pool(Path(sys.argv[1]), StandIn(), times(), poll=0.05)
     await pool.open()
     await pool.scale(2)
     await pool.settled()
@@ -310,15 +299,15 @@ async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_touched(tmp_pa
 LOCKER = """
 import sys
 from pathlib import Path
-from autoscaler.targets.local import _locked
-with _locked(Path(sys.argv[1])):
+from autoscaler.targets.pool import locked
+with locked(Path(sys.argv[1])):
     pass
 """
 
 
 def test_two_daemons_in_one_directory_are_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOCKER, str(tmp_path)]
-    with _locked(tmp_path):
+    with locked(tmp_path):
         other = subprocess.run(command, capture_output=True, text=True, check=False)
     assert other.returncode == 1
     assert f"is in use by another autoscaler (pid {os.getpid()})" in other.stderr
@@ -339,14 +328,14 @@ async def test_an_address_on_which_something_listens_is_passed_over(pools: Pools
 async def test_a_size_that_cannot_be_read_is_refused_not_guessed(tmp_path: Path, content: str) -> None:
     (tmp_path / "desired.json").write_text(content)
     with pytest.raises(RefusedError, match=r"desired\.json"):
-        await Pool(tmp_path, StandIn(), spec(tmp_path)).open()
+        await Pool(tmp_path, StandIn(), times()).open()
 
 
 async def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers" / "7.json").write_text("{")
     with pytest.raises(RefusedError, match=r"7\.json"):
-        await Pool(tmp_path, StandIn(), spec(tmp_path)).open()
+        await Pool(tmp_path, StandIn(), times()).open()
 
 
 async def test_a_size_that_cannot_be_kept_is_not_accepted(tmp_path: Path, pools: Pools) -> None:
@@ -368,82 +357,3 @@ async def test_logs_of_long_gone_workers_are_removed(tmp_path: Path, pools: Pool
     await pool.settled()
     await until(lambda: len(list((tmp_path / "logs").iterdir())) == 20)
     assert not (tmp_path / "local" / "31").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"master": "http://127.0.0.1:7077"}, "spark://host:port"),
-        ({"master_ui": "127.0.0.1:8080"}, "http://host:port"),
-        ({"cores": 0}, "cores must be 1 or more"),
-        ({"memory": "1 GB"}, "768m or 2g"),
-        ({"grace": timedelta(0)}, "grace must be above 0s"),
-        ({"worker_timeout": timedelta(milliseconds=400)}, "whole seconds"),
-        ({"backoff": timedelta(minutes=2)}, "backoff must not be above max_backoff"),
-    ],
-)
-def test_bad_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Local(**{"directory": Path("pool"), "master": "spark://127.0.0.1:7077", **changes})
-
-
-WORKERS = {
-    "workers": [
-        {"host": "127.9.9.2", "state": "ALIVE"},
-        {"host": "127.9.9.3", "state": "DECOMMISSIONED"},
-        {"host": "127.9.9.4", "state": "DEAD"},
-        {"host": "127.8.8.2", "state": "ALIVE"},
-    ]
-}
-
-
-async def asked(tmp_path: Path, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> frozenset[str]:
-    application = web.Application()
-    application.router.add_get("/json/", answer)
-    async with TestServer(application) as server, aiohttp.ClientSession() as session:
-        url = str(server.make_url("/"))
-        local = spec(tmp_path, master_ui=url, timeout=timedelta(milliseconds=300))
-        kind = SparkWorker(local, tmp_path, tmp_path, session)
-        return await kind.registered(frozenset({"127.9.9.2", "127.9.9.3", "127.9.9.4", "127.9.9.5"}))
-
-
-async def test_ready_are_the_workers_that_the_master_calls_alive(tmp_path: Path) -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.json_response(WORKERS)
-
-    assert await asked(tmp_path, answer) == frozenset({"127.9.9.2"})
-
-
-@pytest.mark.parametrize("text", ["<html>hello</html>", "[]", '{"workers": [{}]}', "{}", '{"workers": 3}', ""])
-async def test_an_answer_that_is_no_masters_is_an_error(tmp_path: Path, text: str) -> None:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=text)
-
-    with pytest.raises(AnswerError, match="did not answer with a Spark Master's JSON"):
-        await asked(tmp_path, answer)
-
-
-async def test_a_master_that_fails_or_hangs_is_unavailable(tmp_path: Path) -> None:
-    async def fail(_: web.Request) -> web.Response:
-        return web.Response(status=503)
-
-    async def hang(_: web.Request) -> web.Response:
-        await asyncio.sleep(1)
-        return web.json_response(WORKERS)
-
-    with pytest.raises(UnavailableError, match="status 503"):
-        await asked(tmp_path, fail)
-    with pytest.raises(EdgeTimeoutError, match="did not answer within"):
-        await asked(tmp_path, hang)
-
-
-async def test_a_master_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
-    async with aiohttp.ClientSession() as session:
-        kind = SparkWorker(spec(tmp_path, master_ui="http://127.0.0.1:1"), tmp_path, tmp_path, session)
-        with pytest.raises(UnavailableError, match="cannot be asked"):
-            await kind.registered(frozenset({"127.9.9.2"}))
-
-
-def test_a_directory_without_spark_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedError, match="no bin/spark-class"):
-        spark_home(str(tmp_path))

@@ -1,0 +1,235 @@
+"""The kinds of workers of the target `local`: their parameters, how they are started, when they count."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.targets.local import Local, WorkerKind
+from autoscaler.targets.pool import Kind, Place
+from autoscaler.targets.workers import (
+    FlinkTaskManagers,
+    Page,
+    Sizes,
+    SparkWorkers,
+    flink_home,
+    flink_sizes,
+    spark_home,
+)
+
+SPARK = {"directory": Path("pool"), "master": "spark://127.0.0.1:7077"}
+FLINK = {"directory": Path("pool"), "kind": WorkerKind.FLINK_TASKMANAGER}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({**SPARK, "master": "http://127.0.0.1:7077"}, "spark://host:port"),
+        ({**SPARK, "master": ""}, "master must be spark://host:port"),
+        ({**SPARK, "master_ui": "127.0.0.1:8080"}, "http://host:port"),
+        ({**SPARK, "cores": 0}, "cores and slots must be 1 or more"),
+        ({**SPARK, "memory": "1 GB"}, "768m or 2g"),
+        ({**SPARK, "grace": timedelta(0)}, "grace must be above 0s"),
+        ({**SPARK, "worker_timeout": timedelta(milliseconds=400)}, "whole seconds"),
+        ({**SPARK, "backoff": timedelta(minutes=2)}, "backoff must not be above max_backoff"),
+        ({**SPARK, "slots": 2}, "slots is a parameter of kind flink-taskmanager, and this is kind spark-worker"),
+        ({**FLINK, "master": "spark://127.0.0.1:7077"}, "master is a parameter of kind spark-worker"),
+        ({**FLINK, "drain": timedelta(seconds=5)}, "drain is a parameter of kind spark-worker"),
+        ({**FLINK, "flink_rest": "127.0.0.1:8081"}, "flink_rest must be http://host:port"),
+        ({**FLINK, "slots": 0}, "cores and slots must be 1 or more"),
+        ({**FLINK, "memory": "1gb"}, "768m or 2g"),
+    ],
+)
+def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Local(**parameters)
+
+
+# ---- when a worker counts
+
+MASTER = {
+    "workers": [
+        {"host": "127.9.9.2", "state": "ALIVE"},
+        {"host": "127.9.9.3", "state": "DECOMMISSIONED"},
+        {"host": "127.9.9.4", "state": "DEAD"},
+        {"host": "127.8.8.2", "state": "ALIVE"},
+    ]
+}
+# The worker 4 was killed and the worker 5 has its address now; Flink still lists 4.
+JOB_MANAGER = {"taskmanagers": [{"id": "127.9.9.2-2"}, {"id": "127.9.9.4-4"}, {"id": "127.9.9.3-7", "slotsNumber": 1}]}
+
+
+def place(number: int, last: int) -> Place:
+    return Place(f"127.9.9.{last}", Path("work"), Path("local"), number)
+
+
+PLACES = [place(2, 2), place(3, 3), place(5, 4), place(6, 5)]
+
+
+def spark(page: Page | None) -> SparkWorkers:
+    return SparkWorkers(Path("spark"), Path("java"), "spark://m:1", 2, "1g", timedelta(seconds=60), page)
+
+
+def flink(page: Page | None) -> FlinkTaskManagers:
+    return FlinkTaskManagers(Path("/flink"), Path("/java"), Path("/conf"), Sizes(("-Xmx1",), ("-D", "a=b")), page)
+
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+async def asked(kind: Callable[[Page], Kind], answer: Answer) -> int:
+    application = web.Application()
+    application.router.add_get("/page", answer)
+    async with TestServer(application) as server, aiohttp.ClientSession() as session:
+        page = Page(session, str(server.make_url("/page")), timedelta(milliseconds=300), "the server")
+        return await kind(page).registered(PLACES)
+
+
+def says(content: object) -> Answer:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=content if isinstance(content, str) else json.dumps(content))
+
+    return answer
+
+
+async def test_ready_are_the_workers_that_the_master_calls_alive() -> None:
+    assert await asked(spark, says(MASTER)) == 1
+
+
+async def test_ready_are_the_task_managers_that_the_job_manager_lists() -> None:
+    assert await asked(flink, says(JOB_MANAGER)) == 1
+
+
+@pytest.mark.parametrize("kind", [spark, flink])
+async def test_without_a_page_each_worker_counts(kind: Callable[[Page | None], Kind]) -> None:
+    assert await kind(None).registered(PLACES) == 4
+
+
+@pytest.mark.parametrize("kind", [spark, flink])
+@pytest.mark.parametrize(
+    "text", ["<html>hello</html>", "[]", '{"workers": [{}], "taskmanagers": [{}]}', "{}", '{"workers": 3}', ""]
+)
+async def test_an_answer_that_is_none_of_its_is_an_error(kind: Callable[[Page], Kind], text: str) -> None:
+    with pytest.raises(AnswerError, match=r"did not answer with (a Spark Master's|Flink's) JSON"):
+        await asked(kind, says(text))
+
+
+async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
+    async def fail(_: web.Request) -> web.Response:
+        return web.Response(status=503)
+
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(1)
+        return web.json_response(MASTER)
+
+    with pytest.raises(UnavailableError, match=r"the server at .* answered status 503"):
+        await asked(spark, fail)
+    with pytest.raises(EdgeTimeoutError, match="did not answer within"):
+        await asked(spark, hang)
+
+
+async def test_a_page_that_is_not_there_is_unavailable() -> None:
+    async with aiohttp.ClientSession() as session:
+        page = Page(session, "http://127.0.0.1:1/json/", timedelta(seconds=3), "the Spark Master")
+        with pytest.raises(UnavailableError, match="cannot be asked"):
+            await spark(page).registered(PLACES)
+
+
+# ---- how a worker is started
+
+
+def test_a_task_manager_is_a_host_of_its_own_with_a_name_that_never_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FLINK_ENV_JAVA_OPTS", "-Da='b c'")
+    monkeypatch.setenv("FLINK_ENV_JAVA_OPTS_TM", "-Dd=e")
+    command, environment = flink(None).launch(place(5, 4))
+    assert list(command[:4]) == ["/java/bin/java", "-Xmx1", "-Da=b c", "-Dd=e"]
+    main = command.index("org.apache.flink.runtime.taskexecutor.TaskManagerRunner")
+    assert list(command[main + 1 : main + 5]) == ["--configDir", "/conf", "-D", "a=b"]
+    settings = [
+        argument for before, argument in zip(command[main:], command[main + 1 :], strict=False) if before == "-D"
+    ]
+    assert {"taskmanager.host=127.9.9.4", "taskmanager.bind-host=127.9.9.4"} <= set(settings)
+    assert "taskmanager.resource-id=127.9.9.4-5" in settings
+    assert environment["FLINK_PLUGINS_DIR"] == "/flink/plugins"
+
+
+def installation(home: Path, java: str = "exit 1") -> Path:
+    """What looks like Flink, and a Java that does what the script says."""
+    for name in ("lib/flink-dist-2.3.0.jar", "lib/other.jar", "bin/bash-java-utils.jar", "bin/java"):
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (home / "bin" / "java").write_text(f"#!/bin/sh\n{java}\n")
+    (home / "bin" / "java").chmod(0o755)
+    return home
+
+
+def test_the_memory_is_divided_by_flink_itself(tmp_path: Path) -> None:
+    result = 'echo chatter; echo BASH_JAVA_UTILS_EXEC_RESULT:-Xmx5; echo BASH_JAVA_UTILS_EXEC_RESULT:-D "$*"'
+    home = installation(tmp_path, result)
+    sizes = flink_sizes(home, home, Path("/conf"), "GET_TM_RESOURCE_PARAMS", {"a.b": "1g"})
+    assert sizes.jvm == ("-Xmx5",)
+    assert sizes.settings[-5:] == ("GET_TM_RESOURCE_PARAMS", "--configDir", "/conf", "-D", "a.b=1g")
+
+
+def test_settings_that_flink_does_not_accept_are_refused_in_its_words(tmp_path: Path) -> None:
+    home = installation(tmp_path, "echo 'IllegalConfigurationException: too small' >&2; echo '  at x' >&2; exit 1")
+    with pytest.raises(RefusedError, match=r"(?s)a\.b=1m: IllegalConfigurationException: too small"):
+        flink_sizes(home, home, Path("/conf"), "GET_TM_RESOURCE_PARAMS", {"a.b": "1m"})
+
+
+def test_a_directory_without_spark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="no bin/spark-class"):
+        spark_home(str(tmp_path))
+
+
+def test_a_directory_without_flink_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="no lib/flink-dist"):
+        flink_home(str(tmp_path))
+    home = installation(tmp_path)
+    assert flink_home(str(home)) == home
+    (home / "bin" / "bash-java-utils.jar").unlink()
+    with pytest.raises(RefusedError, match="no bin/bash-java-utils"):
+        flink_home(str(home))
+
+
+def test_a_flink_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(RefusedError, match=r"pip install 'reactive-autoscaler\[flink-test\]' or set flink_home"):
+        flink_home()
+
+
+class Shared:
+    async def enter(self, key: object, factory: object) -> Any:
+        raise AssertionError(key, factory)
+
+
+async def test_a_flink_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    home = installation(tmp_path / "flink")
+    local = Local(
+        directory=tmp_path / "pool",
+        kind=WorkerKind.FLINK_TASKMANAGER,
+        flink_home=str(home),
+        java_home=str(home),
+    )
+    with pytest.raises(RefusedError, match=r"no config\.yaml in .*flink/conf; set flink_conf"):
+        async with local.connect(Shared()):
+            pass
+    (tmp_path / "config.yaml").touch()
+    # Java is run then, and this one cannot
+    with pytest.raises(EdgeError, match="Flink does not accept"):
+        async with replace(local, flink_conf=str(tmp_path)).connect(Shared()):
+            pass
