@@ -15,7 +15,7 @@ import math
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,6 +43,10 @@ KEPT = 0.5
 ATTEMPTS = 2
 SHARE = 0.45  # of the time-out for one answer: the job's number is asked before the job
 PAUSE = 0.1
+GATHERINGS = 5
+GATHERED_EVERY = 10.0
+FRESH = 1.5
+SETTLED = 60.0
 LONGEST_QUERY = 3000  # Flink's server refuses a request line of more than 4096 characters
 ANSWERED = 300
 
@@ -444,7 +448,7 @@ class FlinkApi:
         self._session = session
         self._timeout = key.timeout.total_seconds() * SHARE
         self._asked: dict[str, asyncio.Task[Any]] = {}
-        self._ended: dict[str, float] = {}
+        self._until: dict[str, float] = {}
         self._headers = _authorization(key)
         self._tls = _tls(key)
 
@@ -469,7 +473,8 @@ class FlinkApi:
 
     async def cluster_config(self) -> dict[str, str]:
         """The JobManager's settings: what it was started with, without Flink's defaults."""
-        return {setting.key: setting.value for setting in await self._ask("/jobmanager/config", SETTINGS)}
+        settings = await self._ask("/jobmanager/config", SETTINGS, kept=SETTLED)
+        return {setting.key: setting.value for setting in settings}
 
     async def taskmanager_metrics(self, names: Iterable[str]) -> dict[str, Aggregate]:
         """Metrics over all TaskManagers; one that none reports is left out."""
@@ -498,12 +503,12 @@ class FlinkApi:
 
     async def job_config(self, jid: str) -> JobConfig:
         """How the job is executed."""
-        return await self._ask(f"/jobs/{jid}/config", JOB_CONFIG)
+        return await self._ask(f"/jobs/{jid}/config", JOB_CONFIG, kept=SETTLED)
 
     async def checkpoint_config(self, jid: str) -> CheckpointConfig | None:
         """How the job checkpoints; None when it does not."""
         try:
-            return await self._ask(f"/jobs/{jid}/checkpoints/config", CHECKPOINT_CONFIG)
+            return await self._ask(f"/jobs/{jid}/checkpoints/config", CHECKPOINT_CONFIG, kept=SETTLED)
         except RefusedError as error:
             if "heckpointing" in str(error):
                 return None
@@ -530,6 +535,36 @@ class FlinkApi:
             if math.isfinite(number):
                 found[value.id] = number
         return found
+
+    async def metrics_age(self, job: Job) -> float | None:
+        """Have Flink gather its metrics if they are old, and say how old they are then, in seconds.
+
+        Flink gathers metrics when somebody asks for one, at most once in `metrics.fetcher.update-interval` (10 s), and
+        answers with what it had before: after a pause the first answer is as old as the pause. How old tells the job's
+        own clock among the metrics, its time since it went into RUNNING.
+
+        Returns:
+            The age, or None while there are no metrics of this run of the job.
+        """
+        key = f"age {job.jid} {job.since('RUNNING')}"
+        return await self._once(key, lambda: self._gathered(job))
+
+    async def _gathered(self, job: Job) -> float | None:
+        asked = time.monotonic()
+        said = (await self.cluster_config()).get("metrics.fetcher.update-interval")
+        every = seconds(said) if said else None
+        every = GATHERED_EVERY if every is None else every
+        age: float | None = None
+        for attempt in range(GATHERINGS):
+            found = await self._fetch_json(f"/jobs/{job.jid}/metrics?get=uptime", VALUES)
+            age = _age(job, found, job.now / 1000 + time.monotonic() - asked)
+            if age is not None and age <= max(FRESH, every):
+                # Younger than that Flink gathers none; if it just has, the TaskManagers' come a moment later.
+                await asyncio.sleep(PAUSE if attempt else 0)
+                break
+            if attempt < GATHERINGS - 1:
+                await asyncio.sleep(PAUSE)
+        return age
 
     async def vertex_metric_names(self, jid: str, vertex: str) -> frozenset[str]:
         """Names of the metrics that at least one subtask of the vertex reports."""
@@ -590,27 +625,31 @@ class FlinkApi:
             found |= {value.id: value for value in await self._ask(f"{path}?get={_list(part)}", AGGREGATES)}
         return found
 
-    async def _ask(self, path: str, shape: TypeAdapter[T]) -> T:
-        """Ask once for all who come while the answer is on its way or has just come."""
-        task = self._asked.get(path)
-        if task is None or (task.done() and time.monotonic() - self._ended.get(path, 0.0) > KEPT):
-            task = self._asked[path] = asyncio.create_task(self._answer(path, shape))
-            task.add_done_callback(lambda done: self._note(path, done))
+    async def _ask(self, path: str, shape: TypeAdapter[T], kept: float = KEPT) -> T:
+        return await self._once(path, lambda: self._fetch_json(path, shape), kept)
+
+    async def _once(self, key: str, ask: Callable[[], Coroutine[Any, Any, T]], kept: float = KEPT) -> T:
+        """Ask once for all who come while the answer is on its way or was given less than `kept` seconds ago."""
+        task = self._asked.get(key)
+        if task is None or (task.done() and time.monotonic() > self._until.get(key, 0.0)):
+            task = self._asked[key] = asyncio.create_task(ask())
+            task.add_done_callback(lambda done: self._note(key, done, kept))
         # One caller's cancellation must not take the answer from the others.
         answer: T = await asyncio.shield(task)
         return answer
 
-    def _note(self, path: str, task: asyncio.Task[Any]) -> None:
-        self._ended[path] = time.monotonic()
-        if not task.cancelled():
-            task.exception()  # somebody may have stopped waiting for it; it is raised to whoever still does
-        for old, ended in list(self._ended.items()):
+    def _note(self, key: str, task: asyncio.Task[Any], kept: float) -> None:
+        now = time.monotonic()
+        # Somebody may have stopped waiting for an error; it is raised to whoever still does.
+        failed = task.cancelled() or task.exception() is not None
+        self._until[key] = now + (KEPT if failed else kept)
+        for old, until in list(self._until.items()):
             known = self._asked.get(old)
-            if self._ended[path] - ended > 10 * KEPT and (known is None or known.done()):
+            if now > until + KEPT and (known is None or known.done()):
                 self._asked.pop(old, None)
-                del self._ended[old]
+                del self._until[old]
 
-    async def _answer(self, path: str, shape: TypeAdapter[T]) -> T:
+    async def _fetch_json(self, path: str, shape: TypeAdapter[T]) -> T:
         url = self.key.url + path
         try:
             async with asyncio.timeout(self._timeout):
@@ -702,6 +741,19 @@ def _tls(key: FlinkKey) -> ssl.SSLContext | bool:
         return ssl.create_default_context(cafile=key.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise RefusedError(f"ca_file {key.ca_file} cannot be used: {error}") from None
+
+
+def _age(job: Job, values: Sequence[MetricValue], clock: float) -> float | None:
+    """Age of the metrics at a time of the JobManager's clock, or None when they are not of the job's present run."""
+    since = job.since("RUNNING")
+    try:
+        uptime = float(next(value.value or "" for value in values if value.id == "uptime"))
+    except (StopIteration, ValueError):
+        return None
+    if since is None or uptime <= 0:
+        return None
+    age = clock - since / 1000 - uptime / 1000
+    return None if age < -FRESH else max(0.0, age)
 
 
 def _list(names: Iterable[str]) -> str:
