@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Generic, Protocol, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -200,6 +200,7 @@ class Executor(Answer):
     """One executor as the driver shows it."""
 
     id: str
+    address: Annotated[str, Field(alias="hostPort")] = ""
     active: Annotated[bool, Field(alias="isActive")]
     slots: Annotated[Count, Field(alias="maxTasks")]
     running: Annotated[Count, Field(alias="activeTasks")]
@@ -208,6 +209,11 @@ class Executor(Answer):
     added: Annotated[str | None, Field(alias="addTime")] = None
     removed: Annotated[str | None, Field(alias="removeTime")] = None
     reason: Annotated[str | None, Field(alias="removeReason")] = None
+
+    @property
+    def host(self) -> str:
+        """Its host, as the worker that runs it is called."""
+        return self.address.rpartition(":")[0]
 
 
 class Job(Answer):
@@ -236,6 +242,7 @@ class MasterWorker(Answer):
     cores: Count
     used: Annotated[Count, Field(alias="coresused")] = 0
     memory_free: Annotated[int, Field(alias="memoryfree")] = 0
+    ui: Annotated[str, Field(alias="webuiaddress")] = ""
 
 
 class MasterApplication(Answer):
@@ -437,6 +444,36 @@ class SparkApi:
             return None
         rows = re.findall(r"<td>(spark\.[^<]*)</td>\s*<td>([^<]*)</td>", page)
         return {html.unescape(key).strip(): html.unescape(value).strip() for key, value in rows}
+
+    async def decommission(self, host: str) -> None:
+        """Have the Master decommission all workers on a host.
+
+        Raises:
+            RefusedError: no Master is configured, it does not allow it, or it has no such host.
+        """
+        if self.key.master is None:
+            raise RefusedError("workers can be drained only with the parameter master, the Master's web UI")
+        url = f"{self.key.master}/workers/kill/?host={quote(host)}"
+        try:
+            async with self._session.post(
+                url, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=self._timeout)
+            ) as response:
+                status = response.status
+        except TimeoutError:
+            raise EdgeTimeoutError(f"{url} did not answer within {self._timeout:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
+        if status == 200:  # noqa: PLR2004 - HTTP
+            return
+        why = {
+            403: "it may not be used from here; start the Master with "
+            "-Dspark.master.ui.decommission.allow.mode=ALLOW in SPARK_MASTER_OPTS, and guard its port",
+            404: "the Master has no alive worker there",
+            405: "the Master has no such door; start it with -Dspark.decommission.enabled=true in SPARK_MASTER_OPTS",
+        }.get(status, "expected 200")
+        if status in {408, 429} or status >= 500:  # noqa: PLR2004 - HTTP
+            raise UnavailableError(f"{url} answered {status}")
+        raise RefusedError(f"{url} answered {status}: {why}")
 
     async def driver(self) -> str:
         """Address of the application in the driver's REST API."""

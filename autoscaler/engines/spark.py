@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
 
 from autoscaler.core.model import EngineStatus, JobState
-from autoscaler.ports import AnswerError, EdgeError, Finding, Severity, Shared
+from autoscaler.ports import AnswerError, EdgeError, Finding, RefusedError, Severity, Shared, Worker
 from autoscaler.spark import (
     Executor,
     Master,
@@ -105,6 +106,44 @@ class SparkEngine:
         run = find_run(report, self._parameters.query)
         executors, partitions = await asyncio.gather(self._api.executors(), self._partitions(run, deadline))
         return status(report, run, executors.value, partitions)
+
+    async def workers(self) -> Sequence[Worker]:
+        """The Master's workers that may hold work: alive, or draining with executors of the application still on them.
+
+        The cost of one is the number of its cores in use and of tasks that run on it now.
+
+        Raises:
+            RefusedError: no Master is configured.
+            EdgeError: the Master or the driver cannot be asked.
+        """
+        master = await self._api.master()
+        if master is None:
+            raise RefusedError("workers are known only with the parameter master, the address of the Master's web UI")
+        application = find_application(master, self._parameters.app, self._parameters.master)
+        running = application is not None and application.state == "RUNNING"
+        executors = (await self._api.executors()).value if running else []
+        return workers(master, executors)
+
+    async def drain(self, worker: Worker) -> None:
+        """Decommission a worker, and with it all others on its host: running tasks finish, none fails. Idempotent.
+
+        Raises:
+            RefusedError: the Master or the application runs without decommissioning.
+            EdgeError: the Master or the driver cannot be asked.
+        """
+        master = await self._api.master()
+        hosts = [] if master is None else [w.host for w in master.workers if w.id == worker.id and w.state == "ALIVE"]
+        if master is not None and not hosts:
+            return
+        application = None if master is None else find_application(master, self._parameters.app, None)
+        if application is not None and application.state == "RUNNING":
+            settings = (await self._api.report()).value.settings
+            if not _true(settings, "spark.decommission.enabled"):
+                raise RefusedError(
+                    f"the application {self._parameters.app!r} runs without spark.decommission.enabled=true, so a "
+                    "drained worker would never let go of its executor; start the job with it"
+                )
+        await self._api.decommission(hosts[0] if hosts else "")
 
     async def diagnose(self) -> Sequence[Finding]:
         """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
@@ -205,6 +244,20 @@ def status(report: Report, run: Run | None, executors: Sequence[Executor], parti
         last_checkpoint=None if last is None else datetime.fromtimestamp(last.end, UTC),
         restarts=max(run.restarts, sum(1 for other in report.queries if other.query == run.query) - 1),
     )
+
+
+def workers(master: Master, executors: Sequence[Executor]) -> list[Worker]:
+    """The workers that may hold work, by what the Master and the driver show."""
+    found = []
+    for worker in master.workers:
+        here = [executor for executor in executors if executor.active and executor.host == worker.host]
+        # A decommissioned Worker stays registered until its process is stopped: what counts is its executors.
+        if worker.state == "ALIVE" or (worker.state == "DECOMMISSIONED" and here):
+            # The driver counts a task before it takes the one before off.
+            tasks = sum(min(executor.running, executor.slots) for executor in here)
+            hosts = {worker.host, urlsplit(worker.ui).hostname}
+            found.append(Worker(worker.id, frozenset(host for host in hosts if host), float(worker.used + tasks)))
+    return found
 
 
 def job_state(run: Run) -> JobState:
