@@ -1,0 +1,266 @@
+"""Target `flink-requirements`: the parallelism of one Flink job, set from outside.
+
+Flink 1.18 on lets an outsider say between which bounds the parallelism of each vertex of a running job may be
+("Externalized Declarative Resource Management"); the adaptive scheduler rescales the job in place as far as there are
+slots. Where an active resource manager (native Kubernetes, YARN) starts TaskManagers as slots are asked for, that
+scales the cluster too. In Reactive Mode a job takes every slot by itself and refuses: there its TaskManagers are what
+has to be scaled, with another target.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from autoscaler.core.model import Bound
+from autoscaler.flink import FlinkApi, Job, Overview, Requirement, Vertex, shared_api, validate_access
+from autoscaler.ports import (
+    AnswerError,
+    EdgeTimeoutError,
+    Finding,
+    RefusedError,
+    ScaleTarget,
+    Secret,
+    Severity,
+    Shared,
+    TargetStatus,
+    UnavailableError,
+)
+
+_log = logging.getLogger("autoscaler.targets")
+
+_SHOWN = 6  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class FlinkRequirements:
+    """The parallelism of one Flink job of the adaptive scheduler, Flink 1.18 or newer, not in Reactive Mode.
+
+    A replica is `slots_per_replica` of parallelism: as many slots, as long as all vertices share slots. Asking for
+    a size sets the upper bound of every vertex to it, or to the vertex's maximum parallelism where that is less. The
+    job is found by its name each time, so it is followed over restarts; what its author or Flink set for a new start
+    is what that start shows.
+
+    Attributes:
+        url: the JobManager's REST address, `http://host:8081`.
+        job: name or id of the job. Default: the only one that runs there.
+        slots_per_replica: parallelism that one replica stands for; should be the same as the cluster's
+            `slots_per_replica`. Default 1.
+        lower_bound: least parallelism with which the job may run while slots are lacking; with more, a job that has
+            lost too many slots waits instead. Default 1.
+        pinned: vertices, by name or id, whose bounds are left as they are and that are not counted. Default none.
+        username: user name for HTTP Basic authentication. Default none.
+        password: password for HTTP Basic authentication. Default none.
+        token: bearer token. Default none.
+        ca_file: PEM file with the certificates to trust, for https. Default: those of the system.
+        timeout: time for one reading or one request, retries included. Default 3s.
+    """
+
+    url: str
+    job: str | None = None
+    slots_per_replica: int = 1
+    lower_bound: int = 1
+    pinned: tuple[str, ...] = ()
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    ca_file: Path | None = None
+    timeout: timedelta = timedelta(seconds=3)
+
+    def __post_init__(self) -> None:
+        validate_access(self)
+        if self.job is not None and not self.job.strip():
+            raise ValueError("job must be the name or the id of a job, not an empty text")
+        for name in ("slots_per_replica", "lower_bound"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
+        """Use the client that everything that asks this JobManager shares."""
+        yield _Requirements(self, await shared_api(shared, self))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One look at the job."""
+
+    job: Job
+    bounds: dict[str, Requirement]
+    free: tuple[Vertex, ...]
+    overview: Overview
+
+
+class _Requirements:
+    def __init__(self, spec: FlinkRequirements, api: FlinkApi) -> None:
+        self._spec = spec
+        self._api = api
+        self._named = f"job {spec.job!r} at {spec.url}" if spec.job else f"the job at {spec.url}"
+        self._jid = ""
+
+    async def describe(self) -> TargetStatus:
+        """The upper bounds as desired, the subtasks that run as ready.
+
+        Raises:
+            RefusedError: the job cannot be scaled this way: Reactive Mode, another scheduler, Flink before 1.18.
+            EdgeError: the JobManager cannot be asked, or there is no such job.
+        """
+        seen = await self._look()
+        unit = self._spec.slots_per_replica
+        upper = max(seen.bounds[vertex.id].parallelism.upper for vertex in seen.free)
+        running = _running(seen)
+        desired = -(-upper // unit)
+        ready = desired if running == upper else running // unit
+        most = _most(seen.free)
+        return TargetStatus(
+            desired=desired,
+            ready=ready,
+            remarks=self._remarks(seen, running, upper),
+            floor=Bound(1, "a Flink job runs at a parallelism of 1 or more"),
+            ceiling=None
+            if most is None
+            else Bound(-(-most // unit), f"no vertex of the job can use more than its maximum parallelism of {most}"),
+        )
+
+    async def scale(self, replicas: int) -> None:
+        """Set the bounds of every vertex that is not pinned.
+
+        Raises:
+            RefusedError: below 1, above the maximum parallelism, or the job cannot be scaled this way.
+            EdgeError: the request was not accepted, or nobody knows whether it was.
+        """
+        if replicas < 1:
+            raise RefusedError(f"a Flink job runs at a parallelism of 1 or more: {replicas} replicas are not possible")
+        limit = self._spec.timeout.total_seconds()
+        try:
+            async with asyncio.timeout(limit):
+                await self._put(replicas)
+        except TimeoutError:
+            raise EdgeTimeoutError(f"{self._named} did not accept new bounds within {limit:g} s") from None
+
+    async def diagnose(self) -> Sequence[Finding]:
+        """Look for what makes scaling this job useless. Raises EdgeError when it cannot be scaled at all."""
+        seen = await self._look()
+        slots = seen.overview.slots_total
+        if self._spec.lower_bound <= slots:
+            return []
+        return [
+            Finding(
+                Severity.WARNING,
+                self._named,
+                f"lower_bound is {self._spec.lower_bound}, and the cluster has {slots} slots",
+                "once it has to restart, the job waits for slots and then fails, instead of running on those there are",
+                "leave lower_bound at 1",
+            )
+        ]
+
+    async def _put(self, replicas: int) -> None:
+        seen = await self._look()
+        wished = replicas * self._spec.slots_per_replica
+        most = _most(seen.free)
+        if most is not None and wished >= most + self._spec.slots_per_replica:
+            raise RefusedError(
+                f"{self._named}: a parallelism of {wished} is more than any vertex can use; "
+                f"the greatest maximum parallelism is {most}"
+            )
+        bounds = {vertex: (has.parallelism.lower, has.parallelism.upper) for vertex, has in seen.bounds.items()}
+        for vertex in seen.free:
+            upper = wished if vertex.max_parallelism < 1 else min(wished, vertex.max_parallelism)
+            bounds[vertex.id] = min(self._spec.lower_bound, upper), upper
+        try:
+            await self._api.put_requirements(seen.job.jid, bounds)
+        except RefusedError as refusal:
+            raise self._explained(refusal) from None
+
+    async def _look(self) -> _Seen:
+        line = await self._api.find_job(self._spec.job)
+        if line is None:
+            others = [job.name for job in await self._api.jobs() if not job.over]
+            raise AnswerError(f"{self._named} is not there; what runs there: {_listed(others) or 'nothing'}")
+        if line.over:
+            raise AnswerError(f"{self._named} is over ({line.state}): start it again, and it is found by its name")
+        try:
+            overview, job, settings, bounds = await asyncio.gather(
+                self._api.overview(),
+                self._api.job(line.jid),
+                self._api.cluster_config(),
+                self._api.requirements(line.jid),
+            )
+        except RefusedError as refusal:
+            raise self._explained(refusal) from None
+        # Flink shows bounds of such a job too, as if they could be set: its vertices' maximum parallelism.
+        if settings.get("scheduler-mode", "").strip().lower() == "reactive":
+            raise RefusedError(self._reactive())
+        if line.jid != self._jid:
+            _log.info("scaling this job", extra={"job": line.name, "jid": line.jid, "before": self._jid})
+            self._jid = line.jid
+        return _Seen(job, bounds, self._free(job, bounds), overview)
+
+    def _free(self, job: Job, bounds: dict[str, Requirement]) -> tuple[Vertex, ...]:
+        """The vertices that are not pinned."""
+        if not job.vertices or {vertex.id for vertex in job.vertices} != bounds.keys():
+            raise UnavailableError(f"{self._named} is {job.state.lower()}: its vertices are not all known yet")
+        pinned = self._spec.pinned
+        known = {name for vertex in job.vertices for name in (vertex.id, vertex.name)}
+        for name in pinned:
+            if name not in known:
+                names = _listed([vertex.name for vertex in job.vertices])
+                raise AnswerError(f"{self._named} has no vertex {name!r} that could be pinned; its vertices: {names}")
+        free = tuple(vertex for vertex in job.vertices if not {vertex.id, vertex.name} & set(pinned))
+        if not free:
+            raise AnswerError(f"{self._named}: every vertex is pinned, so nothing is left to scale")
+        return free
+
+    def _remarks(self, seen: _Seen, running: int, upper: int) -> tuple[str, ...]:
+        remarks = []
+        if seen.job.state != "RUNNING":
+            remarks.append(f"the job is {seen.job.state.lower()}")
+        elif running < upper and not seen.overview.slots_available:
+            remarks.append(
+                f"no slot of the cluster is free: the job runs at {running} of {upper} until TaskManagers come"
+            )
+        return tuple(remarks)
+
+    def _explained(self, refusal: RefusedError) -> RefusedError:
+        """What to do about it, where Flink's own words do not say."""
+        said = str(refusal)
+        if "reactive mode" in said:
+            return RefusedError(self._reactive())
+        if "does not support changing the parallelism" in said:
+            return RefusedError(
+                f"{self._named} is not run by the adaptive scheduler, so its parallelism cannot be changed while it "
+                f"runs: set jobmanager.scheduler: adaptive, or scale its TaskManagers in Reactive Mode. Flink: {said}"
+            )
+        if "/resource-requirements answered 404" in said:
+            return RefusedError(
+                f"{self._named}: bounds can be set from Flink 1.18 on, this one knows none. Flink: {said}"
+            )
+        return refusal
+
+    def _reactive(self) -> str:
+        return (
+            f"{self._named} runs in Reactive Mode: it takes every slot there is, and Flink lets nobody change its "
+            "parallelism. Scale its TaskManagers instead, with the target kubernetes, aws-asg or local"
+        )
+
+
+def _running(seen: _Seen) -> int:
+    """The parallelism that really runs: the least of the vertices still below their bound, else the greatest."""
+    counts = {vertex.id: vertex.tasks.get("RUNNING", 0) + vertex.tasks.get("FINISHED", 0) for vertex in seen.free}
+    below = [count for vertex, count in counts.items() if count < seen.bounds[vertex].parallelism.upper]
+    return min(below) if below else max(counts.values())
+
+
+def _most(vertices: Sequence[Vertex]) -> int | None:
+    """The greatest maximum parallelism, or None when one is not known."""
+    limits = [vertex.max_parallelism for vertex in vertices]
+    return max(limits) if min(limits) > 0 else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
