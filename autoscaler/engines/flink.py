@@ -1,0 +1,710 @@
+"""Flink as an engine: how the job is, how long its scheduler takes by its settings, and what the doctor finds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from autoscaler.core.model import EngineStatus, JobState, Phase
+from autoscaler.flink import (
+    CheckpointConfig,
+    Checkpoints,
+    FlinkApi,
+    Job,
+    JobConfig,
+    JobLine,
+    TaskManager,
+    Vertex,
+    seconds,
+    shared_api,
+    validate_access,
+    version,
+)
+from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Secret, Severity, Shared, Worker
+
+MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
+LONG_HEARTBEAT = 30.0
+LONG_CHECKPOINT_INTERVAL = 60.0
+LONG_STABILIZATION = 20.0
+LARGEST_DELAY = 86400.0
+
+log = logging.getLogger("autoscaler.engines")
+
+
+@dataclass(frozen=True)
+class Flink:
+    """A Flink job, best in Reactive Mode. The source `flink` has the same parameters.
+
+    Attributes:
+        url: the JobManager's REST address, such as http://jobmanager:8081.
+        job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
+        window: time over which the source averages; default 30s. The engine does not use it.
+        timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
+        username: user for basic authentication, where a proxy before the JobManager asks for one; default: none.
+        password: the user's password.
+        token: bearer token, instead of user and password; default: none.
+        ca_file: PEM file with the certificates that sign the server's; default: those of the system.
+    """
+
+    url: str
+    job: str | None = None
+    window: timedelta = timedelta(seconds=30)
+    timeout: timedelta = timedelta(seconds=3)
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    ca_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        validate_access(self)
+        if self.window <= timedelta(0):
+            raise ValueError("window must be above 0")
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[FlinkEngine]:
+        """Open it; nothing is asked before the first description is."""
+        yield FlinkEngine(await shared_api(shared, self), self)
+
+
+class FlinkEngine:
+    """The live engine. It names its workers, and cannot drain them."""
+
+    def __init__(self, api: FlinkApi, parameters: Flink) -> None:
+        self._api = api
+        self._parameters = parameters
+        self._told: set[tuple[str, str]] = set()
+        self._examined = ""
+
+    async def describe(self) -> EngineStatus:
+        """Say how the job is. Raises EdgeError when the JobManager cannot be asked."""
+        async with self._in_time():
+            line = await self._api.find_job(self._parameters.job)
+            if line is None:
+                return EngineStatus(JobState.STOPPED)
+            if line.over:
+                return EngineStatus(JobState.FAILED if line.state == "FAILED" else JobState.STOPPED)
+            facts = await self._facts(line)
+            numbers = await self._numbers(facts.job)
+        if self._examined != line.jid:
+            self._examined = line.jid
+            self._warn(facts)
+        return status(facts, numbers)
+
+    async def diagnose(self) -> Sequence[Finding]:
+        """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
+        async with self._in_time():
+            line = await self._api.find_job(self._parameters.job)
+            if line is None or line.over:
+                return [_no_job(self._parameters, line)]
+            return examine(await self._facts(line))
+
+    async def workers(self) -> Sequence[Worker]:
+        """The TaskManagers registered now; one costs as many as it has slots in use."""
+        async with self._in_time():
+            return [worker(known) for known in await self._api.taskmanagers()]
+
+    async def drain(self, worker: Worker) -> None:
+        """Flink has no way to empty a TaskManager: stopped by SIGTERM it frees its slots at once."""
+        raise RefusedError(
+            f"Flink cannot drain the TaskManager {worker.id}; stop it with SIGTERM, upon which it hands its slots "
+            "back at once and the job goes on from its latest checkpoint"
+        )
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        limit = self._parameters.timeout.total_seconds() * 0.95
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except TimeoutError:
+            raise EdgeTimeoutError(f"{self._api.key.url} did not answer all questions within {limit:g} s") from None
+
+    async def _facts(self, line: JobLine) -> Facts:
+        api, jid = self._api, line.jid
+        of_job = asyncio.gather(api.job(jid), api.job_config(jid), api.checkpoint_config(jid), api.checkpoints(jid))
+        of_all = asyncio.gather(api.jobs(), api.overview(), api.cluster_config(), api.taskmanagers())
+        (
+            (job, config, checkpointing, checkpoints),
+            (lines, overview, settings, taskmanagers),
+        ) = await asyncio.gather(of_job, of_all)
+        return Facts(
+            line=line,
+            job=job,
+            version=version(overview.version),
+            slots=overview.slots_total,
+            others=sum(1 for other in lines if not other.over and other.jid != jid),
+            settings=settings,
+            config=config,
+            checkpointing=checkpointing,
+            checkpoints=checkpoints,
+            taskmanagers=taskmanagers,
+        )
+
+    async def _numbers(self, job: Job) -> Mapping[str, float]:
+        """The job's own counters, or none while those that are there are of a run before."""
+        if await self._api.metrics_age(job) is None:
+            return {}
+        return await self._api.job_metrics(job.jid, ("numRestarts", "fullRestarts"))
+
+    def _warn(self, facts: Facts) -> None:
+        for finding in examine(facts):
+            told = (facts.line.name, finding.subject)
+            if finding.severity is not Severity.INFO and told not in self._told:
+                self._told.add(told)
+                log.warning(
+                    "the job cannot be scaled well",
+                    extra={
+                        "job": facts.line.name,
+                        "subject": finding.subject,
+                        "problem": finding.problem,
+                        "cost": finding.cost,
+                        "remedy": finding.remedy,
+                    },
+                )
+
+
+def worker(known: TaskManager) -> Worker:
+    """A TaskManager as a worker. Its id begins with its host, or is its pod's name."""
+    names = {known.host, known.id, known.id.rpartition(":")[0]}
+    return Worker(known.id, frozenset(name for name in names if name), float(known.slots - known.free))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# how the job is
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a job that is not over.
+
+    Attributes:
+        line: the job in the list of all: its state is the newest there is; `job` may be 3 s older.
+        slots: slots of all TaskManagers.
+        others: other jobs that are not over.
+        settings: the JobManager's settings, without Flink's defaults.
+        checkpointing: how the job checkpoints, or None when it does not.
+    """
+
+    line: JobLine
+    job: Job
+    version: tuple[int, int]
+    slots: int
+    others: int
+    settings: Mapping[str, str]
+    config: JobConfig
+    checkpointing: CheckpointConfig | None
+    checkpoints: Checkpoints | None
+    taskmanagers: Sequence[TaskManager] = ()
+
+    @property
+    def reactive(self) -> bool:
+        """Whether the job takes all the slots there are."""
+        return self.settings.get("scheduler-mode", "").strip().lower() == "reactive"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the job is run by the adaptive scheduler."""
+        if self.job.scheduler is not None:
+            return self.job.scheduler == "Adaptive"
+        return self.reactive or self.settings.get("jobmanager.scheduler", "").strip().lower() == "adaptive"
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between checkpoints, or None when none are taken by themselves."""
+        return None if self.checkpointing is None else self.checkpointing.periodic
+
+
+def status(facts: Facts, numbers: Mapping[str, float]) -> EngineStatus:
+    """Put together what a job that is not over shows. Times are those of the JobManager's clock."""
+    job = facts.job
+    state = job_state(facts)
+    used = slots_of(job.vertices, _parallelism)
+    most = slots_of(job.vertices, lambda vertex: vertex.max_parallelism)
+    latest = None if facts.checkpoints is None else facts.checkpoints.latest.completed
+    restarts = numbers.get("numRestarts", numbers.get("fullRestarts"))
+    since = job.since("RUNNING")
+    done = None if latest is None else max(latest.acknowledged, latest.triggered)
+    return EngineStatus(
+        job=state,
+        # Where several jobs may share the slots, free ones are nobody's yet.
+        slots=facts.slots if facts.reactive else used,
+        parallelism=used,
+        max_parallelism=most if most > 0 else None,
+        running_since=None if since is None or state is not JobState.RUNNING else _time(since),
+        last_checkpoint=None if done is None else _time(done),
+        restarts=None if restarts is None or restarts < 0 else int(restarts),
+        deadlines=deadlines(facts),
+    )
+
+
+def _time(millis: int) -> datetime:
+    return datetime.fromtimestamp(millis / 1000, UTC)
+
+
+def _parallelism(vertex: Vertex) -> int:
+    """What it has; before its first tasks are deployed Flink shows what it may have."""
+    return vertex.parallelism if any(vertex.tasks.values()) and vertex.start > 0 else 0
+
+
+def slots_of(vertices: Sequence[Vertex], count: Callable[[Vertex], int]) -> int:
+    """Slots for some number of subtasks by vertex: vertices of one slot sharing group share them.
+
+    Flink before 1.20 does not tell the groups; there all vertices are taken to be in one, as is the default.
+    """
+    groups: dict[str | None, int] = {}
+    for vertex in vertices:
+        groups[vertex.slot_sharing_group] = max(groups.get(vertex.slot_sharing_group, 0), count(vertex))
+    return sum(groups.values())
+
+
+def job_state(facts: Facts) -> JobState:
+    """The state of a job that is not over; it runs only when all its tasks do."""
+    state, job = facts.line.state, facts.job
+    ran = job.since("RUNNING") is not None or (facts.checkpoints is not None and facts.checkpoints.counts.restored > 0)
+    if state == "RUNNING":
+        if job.state == "RUNNING" and job.vertices and all(vertex.running for vertex in job.vertices):
+            return JobState.RUNNING
+        deployed_before = bool(job.since("RESTARTING")) or any(vertex.start > 0 for vertex in job.vertices)
+        return JobState.RESTARTING if ran and deployed_before else JobState.STARTING
+    if state in {"INITIALIZING", "CREATED"}:
+        return JobState.RESTARTING if ran else JobState.STARTING
+    if state in {"RESTARTING", "FAILING", "RECONCILING", "SUSPENDED"}:
+        return JobState.RESTARTING
+    if state == "CANCELLING":
+        return JobState.STOPPED
+    return JobState.UNKNOWN
+
+
+# ----------------------------------------------------------------------------------------------------------
+# how long its scheduler takes
+
+PREFIX = "jobmanager.adaptive-scheduler."
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What a version of Flink waits for, in seconds; from the defaults in its `JobManagerOptions` and its like.
+
+    Attributes:
+        cooldown: between two rescales.
+        stabilization: after the first change of the slots, while they are fewer than wished. In Reactive Mode they
+            always are.
+        at_checkpoint: whether a rescale waits for the next completed checkpoint.
+        submission: before the tasks are deployed, likewise while slots are fewer than wished; 0 in Reactive Mode.
+        restart: the restart strategy of a job that checkpoints and names none.
+        multiplier, longest: of the exponential delay.
+    """
+
+    cooldown: float = 0.0
+    stabilization: float = 0.0
+    at_checkpoint: bool = False
+    submission: float = 10.0
+    restart: str = "exponential-delay"
+    multiplier: float = 1.5
+    longest: float = 60.0
+
+
+TIMINGS: tuple[tuple[tuple[int, int], Timing], ...] = (
+    ((2, 0), Timing(cooldown=30.0, stabilization=60.0, at_checkpoint=True)),
+    ((1, 19), Timing(cooldown=30.0)),
+    ((1, 0), Timing(restart="fixed-delay", multiplier=2.0, longest=300.0)),
+)
+"""From which version on what holds, the newest first."""
+
+
+def timing(facts: Facts) -> Timing:
+    """The defaults of the job's version."""
+    return next(known for since, known in TIMINGS if facts.version >= since)
+
+
+def setting(settings: Mapping[str, str], default: float, *keys: str) -> float:
+    """The first of these durations that is set and can be read, in seconds."""
+    for key in keys:
+        value = seconds(settings[key]) if key in settings else None
+        if value is not None:
+            return value
+    return default
+
+
+def heartbeat(facts: Facts) -> float:
+    """Seconds until a TaskManager that says nothing is taken for dead."""
+    return setting(facts.settings, 50.0, "heartbeat.timeout")
+
+
+def cooldown(facts: Facts) -> float:
+    """Seconds between two rescales."""
+    if facts.version < (1, 19):
+        return 0.0
+    keys = (PREFIX + "executing.cooldown-after-rescaling",) if facts.version >= (2, 0) else ()
+    return setting(facts.settings, timing(facts).cooldown, *keys, PREFIX + "scaling-interval.min")
+
+
+def stabilization(facts: Facts) -> float:
+    """Seconds that a running job waits for slots to stay as they are."""
+    if facts.version < (2, 0):
+        return 0.0
+    return setting(facts.settings, timing(facts).stabilization, PREFIX + "executing.resource-stabilization-timeout")
+
+
+def submission(facts: Facts) -> float:
+    """Seconds that a job which starts or restarts waits for more slots."""
+    default = 0.0 if facts.reactive else timing(facts).submission
+    keys = (PREFIX + "submission.resource-stabilization-timeout",) if facts.version >= (2, 0) else ()
+    return setting(facts.settings, default, *keys, PREFIX + "resource-stabilization-timeout")
+
+
+def checkpoint_wait(facts: Facts) -> float:
+    """Seconds that a rescale may wait for a checkpoint to complete."""
+    if not timing(facts).at_checkpoint:
+        return 0.0
+    try:
+        failures = int(facts.settings.get(PREFIX + "rescale-trigger.max-checkpoint-failures", "2"))
+    except ValueError:
+        failures = 2
+    default = 0.0 if facts.interval is None else facts.interval * (failures + 1)
+    return setting(facts.settings, default, PREFIX + "rescale-trigger.max-delay")
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """What happens after a failure.
+
+    Attributes:
+        kind: `none`, `fixed-delay`, `failure-rate` or `exponential-delay`.
+        delay: the longest pause before the job comes back, in seconds.
+        attempts: restarts after which the job fails for good; None: it never does by their number.
+    """
+
+    kind: str
+    delay: float = 0.0
+    attempts: int | None = None
+
+
+def restart(facts: Facts) -> Restart:
+    """The job's restart strategy: its own where it tells, else the cluster's, else the version's default."""
+    own = facts.config.execution.restart_strategy.lower() if facts.config.execution else ""
+    if "deactivated" in own:
+        return Restart("none")
+    if own.startswith("restart with fixed delay"):
+        attempts = re.search(r"#(\d+)", own)
+        return Restart("fixed-delay", _told_delay(own, r"\(([^)]*)\)"), _attempts(attempts[1] if attempts else None))
+    if own.startswith("failure rate"):
+        return Restart("failure-rate", _told_delay(own, r"fixed delay (\S+)"), 1)
+    if own.startswith("restart with exponential delay"):
+        return Restart("exponential-delay", _told_delay(own, r"with maximum ([^\s.]+)"))
+    given = facts.settings.get("restart-strategy.type", facts.settings.get("restart-strategy"))
+    kind = given or (timing(facts).restart if facts.interval is not None else "none")
+    kind = kind.strip().strip("'\"").lower().replace("fixeddelay", "fixed-delay").replace("failurerate", "failure-rate")
+    key = "restart-strategy."
+    if kind in {"none", "off", "disable"}:
+        return Restart("none")
+    if kind == "fixed-delay":
+        attempts_given = facts.settings.get(key + "fixed-delay.attempts", "1" if given else None)
+        return Restart(kind, setting(facts.settings, 1.0, key + "fixed-delay.delay"), _attempts(attempts_given))
+    if kind == "failure-rate":
+        return Restart(kind, setting(facts.settings, 1.0, key + "failure-rate.delay"), 1)
+    longest = setting(facts.settings, timing(facts).longest, key + "exponential-delay.max-backoff")
+    return Restart("exponential-delay", longest * 1.1)  # its jitter is 10 %
+
+
+def _attempts(text: str | None) -> int | None:
+    """How many, or None for Flink's largest number."""
+    return int(text) if text and text.isdecimal() and int(text) < 2**31 - 1 else None
+
+
+def _told_delay(text: str, pattern: str) -> float:
+    found = re.search(pattern, text)
+    value = seconds(found[1]) if found else None
+    return 1.0 if value is None else value
+
+
+def deadlines(facts: Facts) -> dict[Phase, timedelta]:
+    """How long each phase of a rescale may take by the job's own settings, with a margin for starting and deploying.
+
+    A killed worker's slots stay until its heartbeat runs out; the job, that fails and restarts meanwhile, comes back
+    only after its restart delay.
+    """
+    after_failure = min(restart(facts).delay, LARGEST_DELAY)
+    absorbing = cooldown(facts) + stabilization(facts) + checkpoint_wait(facts) + submission(facts) + after_failure
+    registering = heartbeat(facts)
+    if not facts.reactive:
+        registering += absorbing  # what it counts there is slots in use
+    found = {
+        Phase.REGISTERED: registering,
+        Phase.ABSORBED: absorbing,
+        Phase.RUNNING: after_failure + submission(facts),
+    }
+    return {phase: timedelta(seconds=min(max(0.0, length), LARGEST_DELAY) + MARGIN) for phase, length in found.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# the doctor
+
+
+def _no_job(parameters: Flink, line: JobLine | None) -> Finding:
+    name = "job" if parameters.job is None else f"job {parameters.job}"
+    return Finding(
+        Severity.ERROR,
+        name,
+        f"{parameters.url} does not run it" + ("" if line is None else f"; the last one is {line.state}"),
+        "there is nothing to scale, and nothing that could be examined",
+        "start the job, or correct job: it must be the name that the job was executed with, or its id",
+    )
+
+
+def checkpointing(facts: Facts) -> Iterator[Finding]:
+    """Without checkpoints every rescale begins from scratch."""
+    if facts.interval is None:
+        yield Finding(
+            Severity.ERROR,
+            "checkpointing",
+            "the job takes no checkpoints by itself",
+            "a rescale restarts the job without its state: windows and counts are lost, and a source without a "
+            "position of its own reads from the start again",
+            "set execution.checkpointing.interval, such as 10 s",
+        )
+
+
+def restarting(facts: Facts) -> Iterator[Finding]:
+    """Without restarts the loss of a worker ends the job."""
+    strategy = restart(facts)
+    if strategy.kind == "none":
+        why = " (the default of a job without checkpoints)" if facts.interval is None else ""
+        yield Finding(
+            Severity.ERROR,
+            "restart strategy",
+            f"the job has none{why}",
+            "the first TaskManager that goes away ends the job for good",
+            "set restart-strategy.type: exponential-delay",
+        )
+    elif strategy.attempts is not None:
+        yield Finding(
+            Severity.WARNING,
+            "restart strategy",
+            f"{strategy.kind}, which gives up (attempts, or failures in its interval: see its settings)",
+            "a worker that is killed fails the job again and again until its heartbeat runs out, so one bad minute "
+            "ends it for good",
+            "set restart-strategy.type: exponential-delay, which does not give up",
+        )
+
+
+def mode(facts: Facts) -> Iterator[Finding]:
+    """Only a reactive job takes the slots that come."""
+    if facts.reactive:
+        return
+    if facts.adaptive:
+        yield Finding(
+            Severity.WARNING,
+            "scheduler-mode",
+            "the adaptive scheduler runs the job, but not in Reactive Mode",
+            "more TaskManagers than its upper bounds of parallelism ask for are paid for and stay empty",
+            "on an application cluster set scheduler-mode: reactive; elsewhere scale it by the target "
+            "flink-requirements, which changes these bounds",
+        )
+    else:
+        yield Finding(
+            Severity.ERROR,
+            "scheduler-mode",
+            "the job is run by the default scheduler: its parallelism is fixed",
+            "new TaskManagers stay empty, and after the loss of one the job waits for slots until it fails",
+            "on an application cluster set scheduler-mode: reactive; on a session or active-resource-manager cluster "
+            "set jobmanager.scheduler: adaptive and use the target flink-requirements",
+        )
+
+
+def heartbeats(facts: Facts) -> Iterator[Finding]:
+    """A killed worker stops the job until its heartbeat runs out."""
+    limit = heartbeat(facts)
+    if limit > LONG_HEARTBEAT:
+        yield Finding(
+            Severity.WARNING,
+            "heartbeat.timeout",
+            f"a TaskManager is taken for dead only after {limit:g} s without a heartbeat",
+            f"one that is killed stops the job for 10 to 20 s where its host refuses connections, and for {limit:g} s "
+            "where the host is gone: the job restarts on its slots in vain until then",
+            "set heartbeat.interval: 3 s and heartbeat.timeout: 15 s, and stop TaskManagers by SIGTERM",
+        )
+
+
+def slow_absorption(facts: Facts) -> Iterator[Finding]:
+    """Flink 2 waits before it uses new slots."""
+    if not facts.reactive:
+        return
+    wait = stabilization(facts)
+    if wait > LONG_STABILIZATION:
+        yield Finding(
+            Severity.WARNING,
+            PREFIX + "executing.resource-stabilization-timeout",
+            f"the job uses new slots no sooner than {wait:g} s after the first of them has come",
+            "in Reactive Mode it always waits that long, as it can never have all the slots it would take",
+            "set it to the time in which the workers of one rescale all come up, such as 10 s",
+        )
+    if facts.version < (1, 19):
+        yield Finding(
+            Severity.INFO,
+            "cooldown",
+            "this version of Flink restarts the job for every slot that comes",
+            "workers that come one after the other cost one restart each",
+            "use Flink 1.20 or newer",
+        )
+
+
+def checkpoint_times(facts: Facts) -> Iterator[Finding]:
+    """What lies between two checkpoints is done again after each rescale."""
+    interval = facts.interval
+    if interval is None or facts.checkpointing is None:
+        return
+    if interval > LONG_CHECKPOINT_INTERVAL:
+        wait = checkpoint_wait(facts)
+        yield Finding(
+            Severity.WARNING,
+            "execution.checkpointing.interval",
+            f"checkpoints are {interval:g} s apart",
+            "each rescale does up to that much work again"
+            + (f", and may wait {wait:g} s for a checkpoint before it begins" if wait else ""),
+            "set execution.checkpointing.interval to 10 to 60 s, with incremental checkpoints where state is large",
+        )
+    latest = None if facts.checkpoints is None else facts.checkpoints.latest.completed
+    if latest is not None and latest.duration / 1000 > interval:
+        aligned = "" if facts.checkpointing.unaligned else " and execution.checkpointing.unaligned.enabled: true"
+        yield Finding(
+            Severity.WARNING,
+            "duration of checkpoints",
+            f"the last one took {latest.duration / 1000:.0f} s, longer than the {interval:g} s between two",
+            "there is always one under way, and a rescale goes back to one that is older than the interval",
+            f"set execution.checkpointing.incremental: true{aligned}, or a longer interval",
+        )
+    counts = None if facts.checkpoints is None else facts.checkpoints.counts
+    if counts is not None and counts.failed and latest is None:
+        yield Finding(
+            Severity.ERROR,
+            "failed checkpoints",
+            f"{counts.failed} checkpoints have failed and none has completed",
+            "a rescale begins from scratch",
+            "look at the reason in Flink's web UI; do not scale this job before one completes",
+        )
+
+
+def availability(facts: Facts) -> Iterator[Finding]:
+    """Without high availability the loss of the JobManager loses the job's state."""
+    kind = facts.settings.get("high-availability.type", facts.settings.get("high-availability", "none")).lower()
+    memory = facts.checkpointing is not None and facts.checkpointing.storage == "JobManagerCheckpointStorage"
+    if kind == "none":
+        yield Finding(
+            Severity.WARNING,
+            "high-availability.type",
+            "the JobManager keeps what it knows in its memory alone" + (", its checkpoints too" if memory else ""),
+            "when it is lost, the job starts from scratch, whatever checkpoints there were",
+            "set high-availability.type: kubernetes (or zookeeper) with high-availability.storageDir, and "
+            "execution.checkpointing.dir, on storage that outlives it",
+        )
+    elif memory:
+        yield Finding(
+            Severity.WARNING,
+            "execution.checkpointing.dir",
+            "checkpoints are kept in the JobManager's memory",
+            "they are lost with it, and large state does not fit",
+            "set execution.checkpointing.dir (before Flink 1.20: state.checkpoints.dir)",
+        )
+
+
+def uneven(facts: Facts) -> Iterator[Finding]:
+    """Slots per replica is one number."""
+    counts = sorted({known.slots for known in facts.taskmanagers})
+    if len(counts) > 1:
+        yield Finding(
+            Severity.WARNING,
+            "taskmanager.numberOfTaskSlots",
+            f"TaskManagers have different numbers of slots: {', '.join(map(str, counts))}",
+            "slots_per_replica is one number, so a size in replicas gives another parallelism than was computed",
+            "give all TaskManagers the same number, and slots_per_replica that number",
+        )
+
+
+def narrow(facts: Facts) -> Iterator[Finding]:
+    """Slots beyond the key groups do nothing."""
+    most = slots_of(facts.job.vertices, lambda vertex: vertex.max_parallelism)
+    if facts.reactive and 0 < most < facts.slots:
+        yield Finding(
+            Severity.WARNING,
+            "maximum parallelism",
+            f"the job can use {most} slots and there are {facts.slots}",
+            f"{facts.slots - most} slots are paid for and do nothing; the cluster's max is above what helps",
+            f"lower the cluster's max to {most} slots; more needs a higher pipeline.max-parallelism, which a job with "
+            "state can only get anew, without that state",
+        )
+
+
+def increase(facts: Facts) -> Iterator[Finding]:
+    """Small steps may be ignored."""
+    least = facts.settings.get(PREFIX + "min-parallelism-increase", "1").strip()
+    if least != "1" and facts.version < (2, 0):
+        yield Finding(
+            Severity.WARNING,
+            PREFIX + "min-parallelism-increase",
+            f"the job goes up only by {least} slots or more at a time",
+            "a smaller step is never absorbed, and its workers stay empty",
+            f"set {PREFIX}min-parallelism-increase: 1",
+        )
+
+
+def metrics(facts: Facts) -> Iterator[Finding]:
+    """The JobManager must gather metrics often enough."""
+    every = setting(facts.settings, 10.0, "metrics.fetcher.update-interval")
+    if every <= 0:
+        yield Finding(
+            Severity.ERROR,
+            "metrics.fetcher.update-interval",
+            "the JobManager gathers no metrics",
+            "the source flink has nothing to read",
+            "set metrics.fetcher.update-interval: 2 s",
+        )
+    elif every > LONG_HEARTBEAT:
+        yield Finding(
+            Severity.WARNING,
+            "metrics.fetcher.update-interval",
+            f"the JobManager gathers metrics only every {every:g} s",
+            "readings are as old as that, and decisions come later by it",
+            "set metrics.fetcher.update-interval: 2 s",
+        )
+
+
+def company(facts: Facts) -> Iterator[Finding]:
+    """On a session cluster slots belong to nobody."""
+    if facts.others:
+        yield Finding(
+            Severity.WARNING,
+            "session cluster",
+            f"{facts.others} other {'job shares' if facts.others == 1 else 'jobs share'} the TaskManagers",
+            "their load shows in the workers' metrics, and taking a TaskManager away restarts them too",
+            "give the job an application cluster of its own, or scale it by the target flink-requirements",
+        )
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    checkpointing,
+    restarting,
+    mode,
+    heartbeats,
+    slow_absorption,
+    checkpoint_times,
+    availability,
+    uneven,
+    narrow,
+    increase,
+    metrics,
+    company,
+)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Everything the doctor finds, the worst first."""
+    order = list(Severity)
+    found = [finding for check in CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: order.index(finding.severity))
