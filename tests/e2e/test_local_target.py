@@ -142,8 +142,8 @@ class Cluster:
 
     def start_job(self, rate: float) -> None:
         from autoscaler.demo.app import Settings  # noqa: PLC0415
+        from autoscaler.demo.clock import start_clock  # noqa: PLC0415
         from autoscaler.demo.load import Load  # noqa: PLC0415
-        from autoscaler.demo.source import start_clock  # noqa: PLC0415
 
         path = self.directory / "job.json"
         Settings(

