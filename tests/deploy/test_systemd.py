@@ -1,0 +1,134 @@
+"""The unit, held to systemd's own checker and to what the daemon needs."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from autoscaler.config.frame import LONGEST_TIMEOUT
+from autoscaler.daemon.connections import OPENING
+from autoscaler.daemon.controller import SCALE_TIMEOUT
+from autoscaler.daemon.systemd import LOOK
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "systemd"
+UNIT = "autoscaler.service"
+SECONDS = {"s": 1, "min": 60}
+
+
+@pytest.fixture
+def analyze() -> str:
+    command = shutil.which("systemd-analyze")
+    if command is None:
+        reason = "systemd-analyze is not installed (Debian: apt-get install systemd)"
+        if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return command
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The unit as installed, with a command that exists: systemd looks for it."""
+    command = tmp_path / "autoscaler"
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    text = (DEPLOY / UNIT).read_text()
+    assert "ExecStart=/opt/autoscaler/bin/autoscaler run " in text
+    unit = tmp_path / UNIT
+    unit.write_text(text.replace("/opt/autoscaler/bin/autoscaler", str(command)))
+    return unit
+
+
+def run(*command: str | Path) -> tuple[int, str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def drop_in(unit: Path, text: str) -> None:
+    directory = unit.with_name(f"{unit.name}.d")
+    directory.mkdir(exist_ok=True)
+    (directory / "test.conf").write_text(text)
+
+
+def about(unit: Path, output: str) -> list[str]:
+    """What is said of the unit: the machine's own units are not our affair."""
+    return [line for line in output.splitlines() if str(unit.parent) in line or unit.name in line]
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(analyze: str, installed: Path) -> None:
+    code, output = run(analyze, "verify", "--man=no", installed)
+    assert (code, about(installed, output)) == (0, [])
+
+
+def test_systemd_finds_nothing_wrong_with_the_drop_in_for_local_workers(analyze: str, installed: Path) -> None:
+    drop_in(installed, (DEPLOY / "local-workers.conf").read_text())
+    code, output = run(analyze, "verify", "--man=no", installed)
+    assert (code, about(installed, output)) == (0, [])
+
+
+def test_the_check_would_find_something(analyze: str, installed: Path) -> None:
+    drop_in(installed, "[Service]\nRestrat=always\n")
+    _, output = run(analyze, "verify", "--man=no", installed)
+    assert any("Restrat" in line for line in about(installed, output))
+
+
+def test_the_unit_is_not_exposed_more_than_now(analyze: str, installed: Path) -> None:
+    code, output = run(analyze, "security", "--offline=true", "--threshold=50", "--no-pager", installed)
+    if "unrecognized option" in output:  # before systemd 250
+        pytest.skip("this systemd-analyze cannot judge a unit offline")
+    assert code == 0, output
+
+
+class Unit(configparser.RawConfigParser):
+    """Names are as they are written, and may come again."""
+
+    def __init__(self) -> None:
+        super().__init__(strict=False)
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
+def settings(name: str) -> dict[str, str]:
+    parser = Unit()
+    parser.read(DEPLOY / name)
+    return dict(parser["Service"])
+
+
+def seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+)(s|min)", text)
+    assert found, text
+    return int(found[1]) * SECONDS[found[2]]
+
+
+def test_the_times_fit_the_daemon_s() -> None:
+    service = settings(UNIT)
+    assert seconds(service["WatchdogSec"]) >= 2 * LOOK
+    assert seconds(service["TimeoutStartSec"]) > 2 * OPENING
+    assert seconds(service["TimeoutStopSec"]) > SCALE_TIMEOUT + LONGEST_TIMEOUT.total_seconds()
+
+
+def test_what_the_daemon_needs_of_the_unit_is_there() -> None:
+    service = settings(UNIT)
+    assert service["Type"] == "notify"
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    # 2: the configuration is not usable.
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", "2")
+    # Workers of the target `local` outlive the daemon, and keep their user and files.
+    local = settings("local-workers.conf")
+    assert (local["KillMode"], local["DynamicUser"], local["PrivateTmp"]) == ("process", "no", "no")
+
+
+def test_the_directories_are_those_that_people_are_told_of() -> None:
+    service = settings(UNIT)
+    (block,) = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
+    assert yaml.safe_load(block) == {"daemon": {"directory": f"/var/lib/{service['StateDirectory']}"}}
+    assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
+    assert service["ExecStart"].split()[1:] == ["run", f"/etc/{service['ConfigurationDirectory']}/config.yaml"]
