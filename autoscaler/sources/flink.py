@@ -1,0 +1,830 @@
+"""Metrics of a Flink job, from the JobManager's REST API.
+
+The first half computes: pure functions of what was seen over a window. The second half fetches, once a tick for all
+metrics of a job.
+
+Flink counts, for every subtask, the milliseconds it was busy, idle and held up by backpressure since it started.
+Together they are the subtask's age on its own machine, the very moment its other counters were read. That is the
+clock of all rates here: it does not matter when the JobManager gathered a counter, nor whether the TaskManagers
+answered at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import ClassVar
+
+from autoscaler.core import flink as rules
+from autoscaler.core.model import Reading
+from autoscaler.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
+from autoscaler.ports import AnswerError, EdgeTimeoutError, Secret, Shared
+
+BUSY, IDLE, HELD = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
+NOW_BUSY, NOW_IDLE, NOW_HELD = "busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond"
+RECORDS_IN, RECORDS_OUT = "numRecordsIn", "numRecordsOut"
+TASK = frozenset({BUSY, IDLE, HELD, NOW_BUSY, NOW_IDLE, NOW_HELD, RECORDS_IN, RECORDS_OUT})
+PER_SECOND = "PerSecond"
+TASK_RATES = frozenset({RECORDS_IN + PER_SECOND, RECORDS_OUT + PER_SECOND})
+PENDING, SOURCE_IDLE, EVENT_LAG = "pendingRecords", "sourceIdleTime", "currentEmitEventTimeLag"
+WATERMARKS = ("currentInputWatermark", "currentOutputWatermark")
+OPERATOR = frozenset({PENDING, SOURCE_IDLE, EVENT_LAG, WATERMARKS[1]})
+HEAP_USED, HEAP_MAX = "Status.JVM.Memory.Heap.Used", "Status.JVM.Memory.Heap.Max"
+GC, CPU = "Status.JVM.GarbageCollector.All.TimeMsPerSecond", "Status.JVM.CPU.Load"
+
+NAMES_KEPT = 60.0
+SHORTEST = 1000.0  # ms between two samples that make a rate
+AVERAGED = 65.0  # Flink's own rates are means over 60 s, and too low before a task has run that long
+BLIND_AT_LEAST = 60.0
+BLIND_WINDOWS = 4
+UNSATURATED = 0.9
+COMPLETE = 0.05  # how far a count of subtasks may be from a whole number
+NO_TIME = 2.0**62  # Flink's watermarks before the first and after the last record
+
+
+class Metric(StrEnum):
+    """What can be asked of a job."""
+
+    LAG = "lag"
+    ARRIVALS = "arrivals"
+    THROUGHPUT = "throughput"
+    SATURATION = "saturation"
+    UTILIZATION = "utilization"
+    CAPACITY = "capacity"
+    REQUIRED_PARALLELISM = "required_parallelism"
+    BUSY = "busy"
+    IDLE = "idle"
+    BACKPRESSURED = "backpressured"
+    RECORDS_IN = "records_in"
+    RECORDS_OUT = "records_out"
+    TRUE_RATE = "true_rate"
+    WATERMARK_LAG = "watermark_lag"
+    EVENT_LAG = "event_lag"
+    SOURCE_IDLE = "source_idle"
+    HEAP = "heap"
+    GC = "gc"
+    CPU = "cpu"
+    CHECKPOINT_DURATION = "checkpoint_duration"
+    CHECKPOINT_AGE = "checkpoint_age"
+
+
+OF_A_VERTEX = frozenset(
+    {Metric.BUSY, Metric.IDLE, Metric.BACKPRESSURED, Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE}
+)
+"""Metrics that a vertex can be named for; the last three must."""
+NEEDS_VERTEX = frozenset({Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE})
+OF_WORKERS = frozenset({Metric.HEAP, Metric.GC, Metric.CPU})
+OF_CHECKPOINTS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AGE})
+
+
+@dataclass(frozen=True, slots=True)
+class FlinkQuery:
+    """One metric of a Flink job.
+
+    Attributes:
+        metric: lag, arrivals, throughput, saturation, utilization, capacity, required_parallelism; of a vertex busy,
+            idle, backpressured, records_in, records_out, true_rate; of time watermark_lag, event_lag, source_idle; of
+            the TaskManagers heap, gc, cpu; of checkpoints checkpoint_duration, checkpoint_age.
+        vertex: which vertex: its id, its name, or a part of its name that no other has; busy, idle and backpressured
+            without it are those of the vertex that has most. Default: none.
+        aggregate: over the subtasks of a vertex avg, max (the hottest) or min; for busy, idle, backpressured,
+            capacity, required_parallelism and true_rate. Default: max for the last three, as in Flink's own
+            autoscaler, else avg.
+        utilization: how busy the busiest vertex may be, above 0 to 1, for required_parallelism; default 0.7.
+        catch_up: in what time the lag, and what piles up during a restart, is to be gone, for required_parallelism;
+            default 0s: nothing is added for them.
+        restart: how long a restart takes, for required_parallelism; default 0s.
+    """
+
+    metric: str
+    vertex: str | None = None
+    aggregate: str | None = None
+    utilization: float = 0.7
+    catch_up: timedelta = timedelta(0)
+    restart: timedelta = timedelta(0)
+
+    def __post_init__(self) -> None:
+        if self.metric not in set(Metric):
+            raise ValueError(f"metric must be one of {', '.join(Metric)}, not {self.metric!r}")
+        if self.vertex is not None and self.metric not in OF_A_VERTEX:
+            raise ValueError(f"vertex has no meaning for {self.metric}; it is for {', '.join(sorted(OF_A_VERTEX))}")
+        if self.vertex is None and self.metric in NEEDS_VERTEX:
+            raise ValueError(f"{self.metric} needs a vertex: its id, or a part of its name")
+        if self.aggregate not in {None, "avg", "max", "min"}:
+            raise ValueError(f"aggregate must be avg, max or min, not {self.aggregate!r}")
+        if not (math.isfinite(self.utilization) and 0 < self.utilization <= 1):
+            raise ValueError(f"utilization must be above 0 and at most 1, not {self.utilization}")
+        for name in ("catch_up", "restart"):
+            if getattr(self, name) < timedelta(0):
+                raise ValueError(f"{name} must not be negative")
+
+    @property
+    def aggregator(self) -> rules.Aggregator:
+        """How busy times of subtasks become one."""
+        hottest = self.metric in {Metric.CAPACITY, Metric.REQUIRED_PARALLELISM, Metric.TRUE_RATE}
+        return rules.Aggregator((self.aggregate or ("max" if hottest else "avg")).upper())
+
+
+# ----------------------------------------------------------------------------------------------------------
+# what was seen
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One vertex at one time.
+
+    Attributes:
+        at: seconds on the event loop's clock when it was true, as far as is known.
+        clock: mean age of its subtasks in milliseconds; None where Flink does not measure it (legacy sources).
+        count: subtasks that reported.
+        metrics: what they reported.
+        pending: records waiting; None when it does not tell.
+    """
+
+    at: float
+    clock: float | None
+    count: int
+    metrics: Mapping[str, Aggregate]
+    pending: float | None = None
+
+    def sum(self, name: str) -> float:
+        """Sum over the subtasks, NaN when it is not reported."""
+        known = self.metrics.get(name)
+        return math.nan if known is None else known.sum
+
+
+@dataclass(slots=True)
+class Track:
+    """A vertex over the window.
+
+    Attributes:
+        vertex: as the job shows it now.
+        samples: oldest first, of one run, without a step backwards.
+        missing: why it cannot be measured now; empty when it can.
+        over: whether all its subtasks have come to their end.
+    """
+
+    vertex: Vertex
+    samples: Sequence[Sample] = ()
+    missing: str = ""
+    over: bool = False
+
+    @property
+    def last(self) -> Sample:
+        """The newest sample. Raises AnswerError when there is none."""
+        if self.missing or not self.samples:
+            raise AnswerError(f"vertex {self.vertex.name!r}: {self.missing or 'nothing was seen of it yet'}")
+        return self.samples[-1]
+
+    def points(self, value: Callable[[Sample], float | None]) -> list[tuple[float, float | None]]:
+        """(milliseconds, value) of each sample."""
+        clocked = all(sample.clock is not None for sample in self.samples)
+        return [((sample.clock or 0.0) if clocked else sample.at * 1000, value(sample)) for sample in self.samples]
+
+    def grown(self, value: Callable[[Sample], float | None]) -> float:
+        """Growth per second over the window; NaN with less than two samples that are a second apart."""
+        points = [point for point in self.points(value) if point[1] is not None and not math.isnan(point[1])]
+        if len(points) < 2 or points[-1][0] - points[0][0] < SHORTEST:  # noqa: PLR2004 - a rate lies between two
+            return math.nan
+        return rules.rate(points)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a job's metrics are computed from.
+
+    Attributes:
+        job: the job as it is now.
+        tracks: vertex -> what was seen of it.
+        workers: metrics over the TaskManagers, where they were asked for.
+        checkpoints: where they were asked for.
+    """
+
+    job: Job
+    tracks: Mapping[str, Track]
+    workers: Mapping[str, Aggregate] = field(default_factory=dict)
+    checkpoints: Checkpoints | None = None
+
+    @property
+    def sources(self) -> list[Track]:
+        """The vertices that nothing feeds, without those that have come to their end."""
+        found = [self.tracks[vertex.id] for vertex in self.job.sources]
+        return [track for track in found if not track.over]
+
+    @property
+    def alive(self) -> list[Track]:
+        """All vertices but those that have come to their end."""
+        return [track for track in self.tracks.values() if not track.over]
+
+
+def source_counter(track: Track, what: str = RECORDS_IN) -> str:
+    """The counter of the records that a source reads.
+
+    Its reader counts them where it is built as Flink's connectors are (`Source__x.numRecordsIn`); of one that does
+    not count, what it gives out must do. The first that is not 0 is taken, as in Flink's autoscaler.
+    """
+    known = track.last.metrics
+    own = sorted(name for name in known if name.startswith("Source__"))
+    candidates = [
+        *(name for name in own if name.endswith("." + RECORDS_IN)),
+        *(name for name in (RECORDS_IN,) if name in known),
+        *(name for name in own if name.endswith("." + RECORDS_OUT)),
+        *(name for name in (RECORDS_OUT,) if name in known),
+    ]
+    if what == RECORDS_OUT and RECORDS_OUT in known:
+        return RECORDS_OUT
+    if not candidates:
+        raise AnswerError(f"vertex {track.vertex.name!r} does not tell how many records it reads")
+    return next((name for name in candidates if known[name].sum > 0), candidates[-1])
+
+
+def records(track: Track, name: str) -> float:
+    """Growth of one of a vertex's counters, per second. Raises AnswerError when it is not known yet."""
+    last = track.last
+    grown = track.grown(lambda sample: sample.sum(name))
+    if not math.isnan(grown):
+        return max(0.0, grown)
+    # Flink's own mean over 60 s must do at the first look.
+    mean = last.metrics.get(name + PER_SECOND)
+    if mean is not None and last.clock is not None and last.clock >= AVERAGED * 1000 and math.isfinite(mean.sum):
+        return max(0.0, mean.sum)
+    raise AnswerError(f"vertex {track.vertex.name!r}: a rate needs two looks at its counters; this was the first")
+
+
+def read_rate(track: Track) -> float:
+    """Records per second that a source reads."""
+    return records(track, source_counter(track))
+
+
+def waiting(track: Track) -> float:
+    """Records that wait for a source. Raises AnswerError when it does not tell."""
+    pending = track.last.pending
+    if pending is None:
+        raise AnswerError(
+            f"{track.vertex.name!r} does not report pendingRecords (Flink's Kafka source does once it has read; legacy "
+            "sources never do); read the lag elsewhere, such as by the source kafka or prometheus"
+        )
+    if not math.isfinite(pending) or pending < 0:
+        raise AnswerError(f"{track.vertex.name!r} reports {pending} pendingRecords")
+    return pending
+
+
+def share(track: Track, total: str, now: str, aggregator: rules.Aggregator = rules.Aggregator.AVG) -> float:
+    """Share of the time, 0 to 1, that the subtasks of a vertex spend so; NaN where Flink does not measure it.
+
+    The mean comes from what accumulated over the window, the hottest and the idlest from Flink's own shares, each of
+    which is of the last 5 s.
+    """
+    last = track.last
+    if aggregator is rules.Aggregator.AVG:
+        grown = track.grown(lambda sample: sample.sum(total))
+        if not math.isnan(grown):
+            return min(1.0, max(0.0, grown / 1000 / last.count))
+    some = [sample.metrics[now] for sample in track.samples if now in sample.metrics]
+    values = [getattr(known, aggregator.value.lower()) / 1000 for known in some]
+    if aggregator is rules.Aggregator.AVG:
+        values = values[-1:]
+    mean = rules.average(values)
+    return min(1.0, max(0.0, mean)) if math.isfinite(mean) else math.nan
+
+
+def busy(track: Track, aggregator: rules.Aggregator = rules.Aggregator.AVG) -> float:
+    """Share of the time that it works."""
+    return share(track, BUSY, NOW_BUSY, aggregator)
+
+
+def held(track: Track, aggregator: rules.Aggregator = rules.Aggregator.AVG) -> float:
+    """Share of the time that it waits for those downstream."""
+    return share(track, HELD, NOW_HELD, aggregator)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# the metrics
+
+
+def lag(seen: Seen, _: FlinkQuery) -> float:
+    """Records waiting at all sources."""
+    return sum(waiting(track) for track in _some(seen.sources))
+
+
+def throughput(seen: Seen, _: FlinkQuery) -> float:
+    """Records per second that all sources read."""
+    return sum(read_rate(track) for track in _some(seen.sources))
+
+
+def arrivals(seen: Seen, _: FlinkQuery) -> float:
+    """Records per second offered: what is read, and what the lag grows by."""
+    return sum(_offered(track) for track in _some(seen.sources))
+
+
+def _offered(track: Track) -> float:
+    rate = read_rate(track)
+    if track.last.pending is not None:
+        waiting(track)
+        grows = track.grown(lambda sample: sample.pending)
+        if math.isnan(grows):
+            raise AnswerError(f"{track.vertex.name!r}: how its lag grows needs two looks; this was the first")
+        return max(0.0, rate + grows)
+    if _full(track) < UNSATURATED:
+        return rate  # it reads all that comes
+    raise AnswerError(
+        f"what arrives at {track.vertex.name!r} is unknown: it reports no pendingRecords, and it is busy all the time, "
+        "so it may read less than arrives"
+    )
+
+
+def _full(track: Track) -> float:
+    """Share of the time that a source has something to read: it works, or waits for those downstream."""
+    parts = [part for part in (busy(track), held(track)) if not math.isnan(part)]
+    if not parts:
+        raise AnswerError(f"{track.vertex.name!r} tells neither how busy it is nor whether it is held up")
+    return min(1.0, sum(parts))
+
+
+def saturation(seen: Seen, _: FlinkQuery) -> float:
+    """How busy the job is with all the work it could take: that of its busiest vertex, or of a source held up."""
+    shares = [busy(track) for track in _some(seen.alive)] + [_full(track) for track in seen.sources]
+    known = [one for one in shares if not math.isnan(one)]
+    if not known:
+        raise AnswerError("no vertex tells how busy it is")
+    return max(known)
+
+
+def utilization(seen: Seen, _: FlinkQuery) -> float:
+    """Busy share of the slots: that of the busiest vertex, mean over its subtasks."""
+    return _most(seen, BUSY, NOW_BUSY, rules.Aggregator.AVG)
+
+
+def _most(seen: Seen, total: str, now: str, aggregator: rules.Aggregator) -> float:
+    shares = [share(track, total, now, aggregator) for track in _some(seen.alive)]
+    known = [one for one in shares if not math.isnan(one)]
+    if not known:
+        raise AnswerError(f"no vertex tells {total}")
+    return max(known)
+
+
+def _share(total: str, now: str) -> Callable[[Seen, FlinkQuery], float]:
+    def of(seen: Seen, query: FlinkQuery) -> float:
+        if query.vertex is None:
+            return _most(seen, total, now, query.aggregator)
+        track = find(seen, query.vertex)
+        found = share(track, total, now, query.aggregator)
+        if math.isnan(found):
+            raise AnswerError(f"{track.vertex.name!r} does not tell {now} (legacy sources do not)")
+        return found
+
+    return of
+
+
+def records_in(seen: Seen, query: FlinkQuery) -> float:
+    """Records per second that a vertex takes in; a source: that it reads."""
+    track = find(seen, query.vertex or "")
+    return read_rate(track) if track in seen.sources else records(track, RECORDS_IN)
+
+
+def records_out(seen: Seen, query: FlinkQuery) -> float:
+    """Records per second that a vertex gives out, counted once for each vertex that gets them."""
+    return records(find(seen, query.vertex or ""), RECORDS_OUT)
+
+
+def true_rate(seen: Seen, query: FlinkQuery) -> float:
+    """Records per second that a vertex could take in at its parallelism."""
+    track = find(seen, query.vertex or "")
+    return _finite(_true_rate(track, track in seen.sources, query.aggregator), f"the true rate of {query.vertex!r}")
+
+
+def _true_rate(track: Track, source: bool, aggregator: rules.Aggregator) -> float:
+    rate = read_rate(track) if source else records(track, RECORDS_IN)
+    observed = []
+    if source and track.last.pending is not None:
+        # Flink takes one sample a time; the window is one here, so its mean stands for all of them.
+        seen = rules.observed_while_catching_up(rate, track.last.pending, _zero(held(track)) * 1000)
+        observed = [seen, seen]
+    return rules.true_processing_rate(busy(track, aggregator) * 1000, rate, observed)
+
+
+def _zero(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every vertex must do, and could do, by Flink's rules."""
+
+    graph: rules.Graph
+    targets: Mapping[str, rules.TargetRate]
+    true_rates: Mapping[str, float]
+
+
+def work(seen: Seen, query: FlinkQuery) -> Work:
+    """Put the vertices together. Raises AnswerError when one of them cannot be measured."""
+    alive = {track.vertex.id: track for track in _some(seen.alive)}
+    inputs = seen.job.inputs
+    edges = tuple((start, end) for end in alive for start in inputs[end] if start in alive)
+    try:
+        graph = rules.Graph(tuple(alive), edges)
+    except ValueError as error:
+        raise AnswerError(f"the plan of the job makes no sense: {error}") from None
+    sources = {track.vertex.id for track in seen.sources}
+    rates: dict[str, rules.Rates] = {}
+    true_rates: dict[str, float] = {}
+    targets: dict[str, rules.TargetRate] = {}
+    for vertex, track in alive.items():
+        source = vertex in sources
+        taken = read_rate(track) if source else records(track, RECORDS_IN)
+        given = records(track, RECORDS_OUT) if graph.outputs(vertex) else math.nan
+        rates[vertex] = rules.Rates(taken, given)
+        true_rates[vertex] = _true_rate(track, source, query.aggregator)
+        if source:
+            targets[vertex] = _target(track, taken, query)
+    ratios = rules.output_ratios(graph, rates)
+    return Work(graph, rules.target_rates(graph, targets, ratios), true_rates)
+
+
+def _target(track: Track, taken: float, query: FlinkQuery) -> rules.TargetRate:
+    """What a source must take: a source that does not tell its lag, what it takes, as in Flink's autoscaler."""
+    if track.last.pending is None:
+        return rules.TargetRate(taken)
+    seconds = query.catch_up.total_seconds()
+    return rules.TargetRate(_offered(track), waiting(track) / seconds if seconds else 0.0)
+
+
+def capacity(seen: Seen, query: FlinkQuery) -> float:
+    """Records per second that the whole job could process at its sources, at its present parallelism."""
+    known = work(seen, query)
+    found = rules.job_true_rate(known.graph, {v: target.rate for v, target in known.targets.items()}, known.true_rates)
+    names = [seen.tracks[vertex].vertex.name for vertex in found.unknown if vertex not in known.graph.sources]
+    if names:
+        raise AnswerError(f"what the job could process is unknown: {', '.join(names)} cannot be measured")
+    return _finite(found.rate, "the capacity of the job")
+
+
+def required_parallelism(seen: Seen, query: FlinkQuery) -> float:
+    """Slots that the neediest vertex needs for what is offered, at the wished utilization."""
+    known = work(seen, query)
+    needed = []
+    for track in seen.alive:
+        vertex = track.vertex
+        target, rate = known.targets[vertex.id], known.true_rates[vertex.id]
+        wanted = rules.target_capacity(target, query.utilization, query.catch_up, query.restart)
+        if math.isnan(rate) and vertex.id in known.graph.sources:
+            continue  # a legacy source: how much it needs is not known, and it is rarely what limits
+        if math.isnan(rate) or math.isnan(wanted):
+            raise AnswerError(f"what {vertex.name!r} needs is unknown: its rates cannot be measured")
+        most = vertex.max_parallelism if vertex.max_parallelism > 0 else None
+        # Subtasks of a source that have come to their end take no part.
+        needed.append(rules.needed_parallelism(track.last.count, rate, wanted, most))
+    if not needed:
+        raise AnswerError("no vertex tells what it could process")
+    return float(max(needed))
+
+
+def _finite(value: float, what: str) -> float:
+    if math.isnan(value):
+        raise AnswerError(f"{what} is unknown: a busy time or a rate that it needs is not measured")
+    if math.isinf(value):
+        raise AnswerError(f"{what} cannot be seen while no records flow")
+    return value
+
+
+def watermark_lag(seen: Seen, _: FlinkQuery) -> float:
+    """Seconds that the slowest watermark is behind the JobManager's clock."""
+    found = []
+    for track in _some(seen.alive):
+        for name, known in track.last.metrics.items():
+            if name.endswith(WATERMARKS) and math.isfinite(known.min) and abs(known.min) < NO_TIME:
+                found.append(known.min)
+    if not found:
+        raise AnswerError("the job has no watermarks (yet): it does not use event time, or no record has come")
+    return max(0.0, (seen.job.now - min(found)) / 1000)
+
+
+def event_lag(seen: Seen, _: FlinkQuery) -> float:
+    """Seconds between an event and its emission by the slowest source subtask."""
+    return _of_sources(seen, EVENT_LAG, "max")
+
+
+def source_idle(seen: Seen, _: FlinkQuery) -> float:
+    """Seconds for which even the busiest source subtask has read nothing."""
+    return _of_sources(seen, SOURCE_IDLE, "min")
+
+
+def _of_sources(seen: Seen, suffix: str, which: str) -> float:
+    found = []
+    for track in _some(seen.sources):
+        values = [getattr(known, which) for name, known in track.last.metrics.items() if name.endswith("." + suffix)]
+        if not values or not all(math.isfinite(value) and value >= 0 for value in values):
+            raise AnswerError(f"{track.vertex.name!r} does not tell {suffix} (yet)")
+        found += values
+    return float(max(found) if which == "max" else min(found)) / 1000
+
+
+def heap(seen: Seen, _: FlinkQuery) -> float:
+    """Used share of the heap over all TaskManagers."""
+    used, most = _worker(seen, HEAP_USED).sum, _worker(seen, HEAP_MAX).sum
+    if not (math.isfinite(used) and most > 0):
+        raise AnswerError(f"the TaskManagers report {used} used bytes of heap of {most}")
+    return used / most
+
+
+def gc(seen: Seen, _: FlinkQuery) -> float:
+    """Share of the time that TaskManagers collect garbage, mean over 60 s."""
+    return max(0.0, _worker(seen, GC).avg / 1000)
+
+
+def cpu(seen: Seen, _: FlinkQuery) -> float:
+    """Share of its host's processors that a TaskManager's process uses, mean over all."""
+    load = _worker(seen, CPU).avg
+    if not load >= 0:
+        raise AnswerError(f"the TaskManagers report {load} as the load of their processors")
+    return load
+
+
+def _worker(seen: Seen, name: str) -> Aggregate:
+    known = seen.workers.get(name)
+    if known is None:
+        raise AnswerError(f"no TaskManager reports {name}")
+    return known
+
+
+def checkpoint_duration(seen: Seen, _: FlinkQuery) -> float:
+    """Seconds that the last completed checkpoint took."""
+    latest = None if seen.checkpoints is None else seen.checkpoints.latest.completed
+    if latest is None or latest.duration < 0:
+        raise AnswerError("no checkpoint has completed (yet)")
+    return latest.duration / 1000
+
+
+def checkpoint_age(seen: Seen, _: FlinkQuery) -> float:
+    """Seconds since the last completed checkpoint began: what a restart would do again."""
+    latest = None if seen.checkpoints is None else seen.checkpoints.latest.completed
+    if latest is None:
+        raise AnswerError("no checkpoint has completed (yet)")
+    return max(0.0, (seen.job.now - latest.triggered) / 1000)
+
+
+def _some(tracks: Sequence[Track]) -> Sequence[Track]:
+    if not tracks:
+        raise AnswerError("the job has no vertex that still runs")
+    return tracks
+
+
+def find(seen: Seen, text: str) -> Track:
+    """The vertex of that id or name, or the only one with that in its name. Raises AnswerError."""
+    tracks = list(seen.tracks.values())
+    exact = [track for track in tracks if text in {track.vertex.id, track.vertex.name}]
+    found = exact or [track for track in tracks if text in track.vertex.name]
+    if len(found) != 1:
+        names = ", ".join(repr(track.vertex.name) for track in tracks)
+        count = "no vertex" if not found else f"{len(found)} vertices"
+        raise AnswerError(f"the job has {count} named {text!r}; it has {names}")
+    return found[0]
+
+
+PURE: dict[Metric, Callable[[Seen, FlinkQuery], float]] = {
+    Metric.LAG: lag,
+    Metric.ARRIVALS: arrivals,
+    Metric.THROUGHPUT: throughput,
+    Metric.SATURATION: saturation,
+    Metric.UTILIZATION: utilization,
+    Metric.CAPACITY: capacity,
+    Metric.REQUIRED_PARALLELISM: required_parallelism,
+    Metric.BUSY: _share(BUSY, NOW_BUSY),
+    Metric.IDLE: _share(IDLE, NOW_IDLE),
+    Metric.BACKPRESSURED: _share(HELD, NOW_HELD),
+    Metric.RECORDS_IN: records_in,
+    Metric.RECORDS_OUT: records_out,
+    Metric.TRUE_RATE: true_rate,
+    Metric.WATERMARK_LAG: watermark_lag,
+    Metric.EVENT_LAG: event_lag,
+    Metric.SOURCE_IDLE: source_idle,
+    Metric.HEAP: heap,
+    Metric.GC: gc,
+    Metric.CPU: cpu,
+    Metric.CHECKPOINT_DURATION: checkpoint_duration,
+    Metric.CHECKPOINT_AGE: checkpoint_age,
+}
+
+
+# ----------------------------------------------------------------------------------------------------------
+# fetching
+
+
+def wanted(names: frozenset[str]) -> frozenset[str]:
+    """Those of a vertex's metrics that are used. A comma would split a name in the request."""
+    found = {name for name in names if name in TASK | TASK_RATES or name == WATERMARKS[0]}
+    for name in names:
+        operator, _, last = name.rpartition(".")
+        if "," in name or not operator or ".split." in name:
+            continue
+        if last in OPERATOR or (
+            operator.startswith("Source__") and last.removesuffix(PER_SECOND) in {RECORDS_IN, RECORDS_OUT}
+        ):
+            found.add(name)
+    return frozenset(found)
+
+
+def sample(metrics: Mapping[str, Aggregate], at: float, expected: int) -> Sample | str:
+    """Make a sample of what the subtasks reported, or say why that cannot be trusted."""
+    if not metrics:
+        return "its subtasks report no metrics yet"
+    parts = [metrics[name] for name in (BUSY, IDLE, HELD) if name in metrics]
+    measured = [part for part in parts if math.isfinite(part.sum) and math.isfinite(part.avg)]
+    total, mean = sum(part.sum for part in measured), sum(part.avg for part in measured)
+    whole = len(measured) == len((BUSY, IDLE, HELD)) and mean > 0
+    count = total / mean if whole else float(expected)
+    if abs(count - expected) > COMPLETE:
+        return f"{count:.0f} of its {expected} running subtasks report metrics"
+    pending = [known.sum for name, known in metrics.items() if name.endswith("." + PENDING)]
+    return Sample(at, mean if whole else None, expected, metrics, sum(pending) if pending else None)
+
+
+def follows(before: Sample, after: Sample) -> bool:
+    """Whether no counter has gone back: else subtasks have started anew in between."""
+    if (before.clock is None) != (after.clock is None) or before.count != after.count:
+        return False
+    if before.clock is not None and after.clock is not None and after.clock < before.clock:
+        return False
+    counters = [name for name in after.metrics if name.endswith((RECORDS_IN, RECORDS_OUT))]
+    return all(not after.sum(name) < before.sum(name) for name in counters)
+
+
+@dataclass(frozen=True)
+class Flink:
+    """Metrics of a Flink job. The engine `flink` has the same parameters.
+
+    Attributes:
+        url: the JobManager's REST address, such as http://jobmanager:8081.
+        job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
+        window: time over which rates and shares are averaged; default 30s.
+        timeout: time within which all that a reading needs must come, each answer within 45 % of it; default 3s.
+        username: user for basic authentication, where a proxy before the JobManager asks for one; default: none.
+        password: the user's password.
+        token: bearer token, instead of user and password; default: none.
+        ca_file: PEM file with the certificates that sign the server's; default: those of the system.
+    """
+
+    url: str
+    job: str | None = None
+    window: timedelta = timedelta(seconds=30)
+    timeout: timedelta = timedelta(seconds=3)
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    ca_file: Path | None = None
+
+    Query: ClassVar[type] = FlinkQuery
+
+    def __post_init__(self) -> None:
+        validate_access(self)
+        if self.window <= timedelta(0):
+            raise ValueError("window must be above 0")
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[FlinkSource]:
+        """Open it; nothing is asked before the first metric is."""
+        source = FlinkSource(await shared_api(shared, self), self)
+        try:
+            yield source
+        finally:
+            await source.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the job's vertices gave; `at` is when it was true, on the event loop's clock."""
+
+    job: Job
+    tracks: Mapping[str, Track]
+    at: float
+
+
+class FlinkSource:
+    """The live source: looks at all vertices once for the metrics that are asked for together."""
+
+    def __init__(self, api: FlinkApi, parameters: Flink) -> None:
+        self._api = api
+        self._parameters = parameters
+        self._window = parameters.window.total_seconds()
+        self._limit = parameters.timeout.total_seconds() * 0.95
+        self._run: tuple[object, ...] = ()
+        self._samples: dict[str, deque[Sample]] = {}
+        self._names: dict[str, tuple[float, frozenset[str]]] = {}
+        self._looking: asyncio.Task[Look] | None = None
+        self._asked: datetime | None = None
+
+    async def close(self) -> None:
+        """Give up a look that is under way."""
+        if self._looking is not None and not self._looking.done():
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    async def collect(self, query: FlinkQuery, now: datetime) -> Reading:
+        """Read one metric. Raises EdgeError."""
+        metric = Metric(query.metric)
+        try:
+            async with asyncio.timeout(self._limit):
+                seen, at = await self._seen(metric, now)
+        except TimeoutError:
+            raise EdgeTimeoutError(
+                f"{self._api.key.url} did not answer all questions within {self._limit:g} s"
+            ) from None
+        value = PURE[metric](seen, query)
+        if not math.isfinite(value) or value < 0:
+            raise AnswerError(f"job {seen.job.name!r}: {metric} came out as {value}")
+        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - at)))
+
+    async def _seen(self, metric: Metric, now: datetime) -> tuple[Seen, float]:
+        if metric in OF_WORKERS:
+            job, at = await self._job()
+            every = await self._api.taskmanager_metrics(
+                [HEAP_USED, HEAP_MAX] if metric is Metric.HEAP else _one(metric)
+            )
+            return Seen(job, {}, workers=every), at
+        if metric in OF_CHECKPOINTS:
+            job, _ = await self._job()
+            return Seen(job, {}, checkpoints=await self._api.checkpoints(job.jid)), time.monotonic()
+        look = await self._look(now)
+        return Seen(look.job, look.tracks), look.at
+
+    async def _look(self, now: datetime) -> Look:
+        """One look for all metrics of one observation."""
+        task = self._looking
+        if task is None or (task.done() and (self._asked != now or task.cancelled() or task.exception() is not None)):
+            task = self._looking = asyncio.create_task(self._vertices())
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._asked = now
+        # One caller's cancellation must not take the answer from the others.
+        return await asyncio.shield(task)
+
+    async def _job(self) -> tuple[Job, float]:
+        """The job, and when its metrics were true. Raises AnswerError when it does not run."""
+        line = await self._api.find_job(self._parameters.job)
+        name = self._parameters.job
+        if line is None:
+            raise AnswerError(f"{self._api.key.url} runs no job" + (f" named {name!r}" if name else ""))
+        if line.over:
+            raise AnswerError(f"job {line.name!r} is {line.state}")
+        job = await self._api.job(line.jid)
+        state = line.state if line.state != "RUNNING" else job.state
+        if state != "RUNNING":
+            raise AnswerError(f"job {line.name!r} is {state}, so it has no metrics now")
+        age = await self._api.metrics_age(job)
+        if age is None:
+            raise AnswerError(f"job {line.name!r} has just started: Flink has no metrics of this run yet")
+        return job, time.monotonic() - age
+
+    async def _vertices(self) -> Look:
+        job, at = await self._job()
+        run = (job.jid, job.since("RUNNING"), tuple((vertex.id, vertex.parallelism) for vertex in job.vertices))
+        if run != self._run:
+            self._run = run
+            self._samples.clear()
+            self._names.clear()
+        tracks = await asyncio.gather(*(self._track(job, vertex, at) for vertex in job.vertices))
+        # A TaskManager that hangs keeps its last figures: they are no younger for being gathered again.
+        seen = [track.samples[-1].at for track in tracks if track.samples]
+        return Look(job, {track.vertex.id: track for track in tracks}, min([at, *seen]))
+
+    async def _track(self, job: Job, vertex: Vertex, at: float) -> Track:
+        counted = {state: count for state, count in vertex.tasks.items() if count}
+        if counted and counted.keys() <= {"FINISHED"}:
+            return Track(vertex, over=True)
+        if not vertex.running:
+            return Track(vertex, missing="not all of its subtasks run")
+        found = sample(await self._metrics(job, vertex), at, counted.get("RUNNING", 0))
+        if isinstance(found, str):
+            self._names.pop(vertex.id, None)
+            return Track(vertex, missing=found)
+        samples = self._samples.setdefault(vertex.id, deque())
+        if samples:
+            last = samples[-1]
+            if not follows(last, found) or at - last.at > max(BLIND_AT_LEAST, BLIND_WINDOWS * self._window):
+                samples.clear()  # another life of its subtasks, or what was done while nobody could look
+            elif found.clock is not None and found.clock == last.clock:
+                return Track(vertex, tuple(samples))  # the JobManager has gathered nothing new since
+        samples.append(found)
+        while len(samples) > 2 and samples[1].at <= at - self._window:  # noqa: PLR2004 - a rate lies between two
+            samples.popleft()
+        return Track(vertex, tuple(samples))
+
+    async def _metrics(self, job: Job, vertex: Vertex) -> Mapping[str, Aggregate]:
+        kept = self._names.get(vertex.id)
+        if kept is None or time.monotonic() - kept[0] > NAMES_KEPT:
+            names = wanted(await self._api.vertex_metric_names(job.jid, vertex.id))
+            kept = self._names[vertex.id] = (time.monotonic(), names)
+        if not kept[1]:
+            return {}
+        return await self._api.vertex_metrics(job.jid, vertex.id, kept[1])
+
+
+def _one(metric: Metric) -> list[str]:
+    return [GC if metric is Metric.GC else CPU]
