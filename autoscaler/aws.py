@@ -50,6 +50,19 @@ THROTTLED = frozenset(
         "TooManyRequestsException",
     }
 )
+INVALID = frozenset(
+    {
+        "InvalidFormat",
+        "InvalidParameterCombination",
+        "InvalidParameterCombinationException",
+        "InvalidParameterValue",
+        "InvalidParameterValueException",
+        "MissingParameter",
+        "MissingRequiredParameterException",
+        "ValidationError",
+        "ValidationException",
+    }
+)
 BUSY = frozenset({"ScalingActivityInProgress", "ResourceContention", "RequestTimeout", "RequestTimeoutException"})
 DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"})
 STRANGER = frozenset(
@@ -69,6 +82,10 @@ STRANGER = frozenset(
         "UnrecognizedClientException",
     }
 )
+
+
+class InvalidRequestError(RefusedError):
+    """AWS did not understand the question itself, or it is about something that does not exist."""
 
 
 class Parameters(Protocol):
@@ -162,6 +179,7 @@ class Aws:
             import boto3  # noqa: PLC0415 - it belongs to an extra
             import botocore  # noqa: PLC0415 - likewise
             import botocore.exceptions  # noqa: PLC0415 - likewise
+            import botocore.parsers  # noqa: PLC0415 - likewise
             from botocore.config import Config  # noqa: PLC0415 - likewise
         except ImportError as error:
             raise PluginError(
@@ -169,6 +187,13 @@ class Aws:
             ) from error
         self.place = place
         self._errors: Any = botocore.exceptions
+        self._unreadable: Any = (
+            botocore.parsers.ResponseParserError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        )
         self._config: Any = Config
         self._method: Any = botocore.xform_name
         self._boto3: Any = boto3
@@ -268,6 +293,11 @@ class Aws:
             raise EdgeTimeoutError(f"{self._name(work.service)}: {work.operation}: no time left to try again") from None
         except (self._errors.BotoCoreError, self._errors.ClientError) as error:
             raise self._told(error, work.service, work.operation, resource) from None
+        except self._unreadable as error:
+            # What botocore's parsers make of an answer that is not one of AWS, such as a sign-in page.
+            raise AnswerError(
+                f"{self._name(work.service)}: {work.operation}: an answer that cannot be read: {short(repr(error))}"
+            ) from error
         finally:
             self._here.work = None
         if not isinstance(answer, dict):
@@ -386,7 +416,7 @@ class Aws:
             return RefusedError(f"{text}; check the credentials, and the machine's clock")
         if code.removesuffix("Fault").endswith("InternalError") or code == "InternalFailure":
             return UnavailableError(text)
-        return RefusedError(text)
+        return InvalidRequestError(text) if code in INVALID else RefusedError(text)
 
 
 async def _wait(future: Future[dict[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from autoscaler.aws import Aws, Place, shared_aws
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Shared, UnavailableError
 
 MOST = 100  # names in one question: AWS's limit
-GUESS = 15.0  # seconds between two ticks of a cluster, until two have been seen; how old the very first answer may be
+GUESS = 15.0  # seconds between two ticks, until two of any cluster were seen; how old a very first answer may be
 FAILED = 2.0  # seconds for which a failure is told to all whom the question was about
 SIDE = 3.0  # seconds between two questions about single groups
 REFRESH = 30.0  # seconds for which an answer about instance refreshes holds
@@ -155,7 +155,8 @@ class _Member:
     """A group that a cluster scales.
 
     Attributes:
-        last: loop time of the last two times it was asked about.
+        last: loop time when it was asked about last.
+        period: seconds between the last two times; None until there were two.
         since: an answer must have been asked for after this: there was a change of ours.
         flight: the question under way, or last, that is also about it.
     """
@@ -163,7 +164,7 @@ class _Member:
     name: str
     users: int = 0
     last: float | None = None
-    period: float = GUESS
+    period: float | None = None
     since: float = float("-inf")
     seen: Seen | None = None
     failure: tuple[EdgeError, float] | None = None
@@ -178,14 +179,13 @@ class _Member:
             self.period = now - self.last
         self.last = now
 
-    def due(self, now: float) -> float:
-        """When it will be asked about next."""
+    def due(self, now: float, guess: float) -> float:
+        """When it will be asked about next; `guess` is its period while that is not known."""
         if self.last is None:
             return now
-        behind = now - self.last
-        if behind > 3 * self.period:
-            return float("inf")  # its cluster has gone quiet
-        return self.last + self.period * max(1, -(-behind // self.period))
+        period = self.period or guess
+        # Later than that its cluster has gone quiet; until then it is only late.
+        return self.last + period if now - self.last <= 3 * period else float("inf")
 
 
 async def shared_groups(shared: Shared, place: Place) -> Groups:
@@ -212,6 +212,7 @@ class Groups:
         self._members: dict[str, _Member] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._side = float("-inf")
+        self._period = GUESS
         self._others: dict[str, tuple[str, ...]] = {}
         self._others_at = float("-inf")
         self._others_task: asyncio.Task[None] | None = None
@@ -252,6 +253,7 @@ class Groups:
         member = self._members[name]
         patience = fresh if member.last is not None else max(fresh, GUESS)
         member.note(loop.time())
+        self._period = member.period or self._period  # most clusters have the same
         while True:
             seen = member.seen
             if seen is not None and seen.asked > member.since and loop.time() - seen.asked <= patience:
@@ -290,7 +292,7 @@ class Groups:
         def behind(other: _Member) -> bool:  # whose answer would be too old when its tick comes
             return other is not member and (other.flight is None or other.flight.done() or other.started <= other.since)
 
-        others = sorted((other.due(now), other.name) for other in self._members.values() if behind(other))
+        others = sorted((other.due(now, self._period), other.name) for other in self._members.values() if behind(other))
         names = [member.name, *(name for due, name in others if due <= now + fresh)][:MOST]
         members = [self._members[name] for name in names]
         task = self._start(self._fetch(members, now))

@@ -1,0 +1,705 @@
+"""The target `aws-asg` against moto over HTTP, with a proxy between that answers as AWS may."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from autoscaler.aws import place_of, shared_aws
+from autoscaler.ports import (
+    AnswerError,
+    Doctor,
+    EdgeError,
+    EdgeTimeoutError,
+    PicksWorkers,
+    RefusedError,
+    Severity,
+    TargetStatus,
+    UnavailableError,
+)
+from autoscaler.targets import aws_groups
+from autoscaler.targets.aws_asg import AwsAsg, Sizes, Target
+from autoscaler.targets.aws_groups import shared_groups
+from autoscaler.testing.contracts import LocalShared
+from tests.aws.server import REGION, Proxy, until
+
+pytest_plugins = ("tests.aws.fixtures",)
+
+DESCRIBE = "DescribeAutoScalingGroups"
+LONG = timedelta(seconds=9)
+
+
+@asynccontextmanager
+async def connected(plugin: AwsAsg) -> AsyncIterator[Target]:
+    async with LocalShared() as shared, plugin.connect(shared) as target:
+        assert isinstance(target, Target)
+        yield target
+
+
+@pytest.fixture
+def parameters(proxy: Proxy) -> dict[str, Any]:
+    """Each answer of its own, unless a test says otherwise."""
+    return {"region": REGION, "endpoint_url": proxy.url, "fresh": timedelta(0), "timeout": LONG}
+
+
+async def described(plugin: AwsAsg) -> TargetStatus:
+    async with connected(plugin) as target:
+        return await target.describe()
+
+
+def state(instance: int, value: str) -> Callable[[str], str]:
+    """Rewrites the lifecycle state of one instance."""
+
+    def change(text: str) -> str:
+        count = -1
+
+        def one(found: re.Match[str]) -> str:
+            nonlocal count
+            count += 1
+            return f"<LifecycleState>{value}</LifecycleState>" if count == instance else found[0]
+
+        return re.sub("<LifecycleState>[^<]*</LifecycleState>", one, text)
+
+    return change
+
+
+# ----------------------------------------------------------------------------------------------------------
+# what there is
+
+
+async def test_it_counts_instances_in_service(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    status = await described(AwsAsg(proxy.moto.group(3, minimum=1, maximum=7), **parameters))
+    assert (status.desired, status.ready, status.remarks) == (3, 3, ())
+    assert status.floor is not None
+    assert status.ceiling is not None
+    assert (status.floor.replicas, status.ceiling.replicas) == (1, 7)
+    assert "own minimum" in status.floor.reason
+
+
+@pytest.mark.parametrize(
+    ("shown", "remark"),
+    [
+        ("Pending", "1 of 3 instances are pending"),
+        ("Pending:Wait", "1 of 3 instances are pending (1 wait for a lifecycle hook)"),
+        ("Terminating:Wait", "1 terminating (1 wait for a lifecycle hook)"),
+        ("Terminating:Proceed", "1 terminating"),
+        ("Standby", "1 in standby"),
+        ("EnteringStandby", "1 in standby"),
+        ("Detaching", "1 detaching"),
+        ("Quarantined", "1 quarantined"),
+        ("ReplacingRootVolume:Wait", "1 getting a new root volume"),
+        ("Warmed:Stopped", ""),
+        ("Warmed:Pending:Wait", ""),
+        ("Terminated", ""),
+    ],
+)
+async def test_only_what_is_in_service_is_ready(
+    proxy: Proxy, parameters: dict[str, Any], shown: str, remark: str
+) -> None:
+    proxy.rewrite(DESCRIBE, state(1, shown))
+    proxy.answer("DescribeInstanceRefreshes", REFRESHES.format(""))
+    proxy.answer("DescribeScalingActivities", ACTIVITIES.format(""))
+    status = await described(AwsAsg(proxy.moto.group(3), **parameters))
+    assert (status.desired, status.ready) == (3, 2)
+    assert status.remarks == ((remark,) if remark else ())
+
+
+async def test_an_unhealthy_instance_is_not_ready(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    first = next(iter(proxy.moto.instances(group)))
+    proxy.moto.client("autoscaling").set_instance_health(InstanceId=first, HealthStatus="Unhealthy")
+    status = await described(AwsAsg(group, **parameters))
+    assert status.ready == 1
+    assert status.remarks == ("1 in service are unhealthy and about to be replaced",)
+
+
+async def test_a_warm_pool_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    proxy.moto.client("autoscaling").put_warm_pool(AutoScalingGroupName=group, MinSize=3)
+    status = await described(AwsAsg(group, **parameters))
+    assert (status.desired, status.ready) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("process", "floor", "ceiling"),
+    [("Launch", 0, 3), ("Terminate", 3, 10), ("AZRebalance", 0, 10), ("ReplaceUnhealthy", 0, 10)],
+)
+async def test_a_suspended_process_is_a_bound(
+    proxy: Proxy, parameters: dict[str, Any], process: str, floor: int, ceiling: int
+) -> None:
+    group = proxy.moto.group(3)
+    proxy.moto.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=[process])
+    status = await described(AwsAsg(group, **parameters))
+    assert status.floor is not None
+    assert status.ceiling is not None
+    assert (status.floor.replicas, status.ceiling.replicas) == (floor, ceiling)
+    reasons = f"{status.floor.reason} {status.ceiling.reason}"
+    assert (f"process {process} is suspended" in reasons) == (process in {"Launch", "Terminate"})
+
+
+async def test_protected_instances_are_a_floor(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(3, minimum=1)
+    proxy.moto.client("autoscaling").set_instance_protection(
+        AutoScalingGroupName=group, InstanceIds=list(proxy.moto.instances(group))[:2], ProtectedFromScaleIn=True
+    )
+    status = await described(AwsAsg(group, **parameters))
+    assert status.floor is not None
+    assert (status.floor.replicas, status.floor.reason) == (2, "2 instances are protected from scale-in")
+
+
+NAMESPACE = 'xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"'
+REFRESHES = (
+    f"<DescribeInstanceRefreshesResponse {NAMESPACE}><DescribeInstanceRefreshesResult><InstanceRefreshes>{{}}"
+    "</InstanceRefreshes></DescribeInstanceRefreshesResult></DescribeInstanceRefreshesResponse>"
+)
+REFRESH = (
+    "<member><InstanceRefreshId>08b91cf7</InstanceRefreshId><AutoScalingGroupName>g</AutoScalingGroupName>"
+    "<Status>{}</Status><PercentageComplete>40</PercentageComplete><StartTime>2026-11-21T00:00:00Z</StartTime></member>"
+)
+ACTIVITIES = (
+    f"<DescribeScalingActivitiesResponse {NAMESPACE}><DescribeScalingActivitiesResult><Activities>{{}}</Activities>"
+    "</DescribeScalingActivitiesResult></DescribeScalingActivitiesResponse>"
+)
+ACTIVITY = (
+    "<member><ActivityId>a</ActivityId><AutoScalingGroupName>g</AutoScalingGroupName><Cause>c</Cause>"
+    "<StartTime>2026-11-21T00:00:00Z</StartTime><StatusCode>{}</StatusCode>"
+    "<StatusMessage>We currently do not have sufficient m5.large capacity</StatusMessage></member>"
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "holds"), [("InProgress", True), ("Cancelling", True), ("Successful", False), ("Baking", False)]
+)
+async def test_an_instance_refresh_under_way_holds_the_size(
+    proxy: Proxy, parameters: dict[str, Any], status: str, holds: bool
+) -> None:
+    proxy.rewrite(DESCRIBE, state(0, "Terminating"))
+    proxy.answer("DescribeInstanceRefreshes", REFRESHES.format(REFRESH.format(status)))
+    proxy.answer("DescribeScalingActivities", ACTIVITIES.format(""))
+    seen = await described(AwsAsg(proxy.moto.group(3), **parameters))
+    assert seen.floor is not None
+    assert seen.ceiling is not None
+    assert ((seen.floor.replicas, seen.ceiling.replicas) == (3, 3)) == holds
+    assert ("the instance refresh 08b91cf7 is under way (InProgress)" in seen.remarks) == (status == "InProgress")
+
+
+async def test_a_settled_group_is_not_asked_about_refreshes(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
+        for _ in range(3):
+            await target.describe()
+    assert not proxy.made("DescribeInstanceRefreshes")
+
+
+async def test_an_unsettled_group_is_asked_about_refreshes_once_in_a_while(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    proxy.rewrite(DESCRIBE, state(0, "Pending"))
+    proxy.answer("DescribeInstanceRefreshes", REFRESHES.format(""))
+    async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
+        for _ in range(5):
+            await target.describe()
+    assert len(proxy.made("DescribeInstanceRefreshes")) == 1
+
+
+async def test_why_an_instance_could_not_be_launched_is_remarked(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>2<", "<DesiredCapacity>4<"))
+    proxy.answer("DescribeScalingActivities", ACTIVITIES.format(ACTIVITY.format("Failed")))
+    status = await described(AwsAsg(group, **parameters))
+    assert "the last launch failed: We currently do not have sufficient m5.large capacity" in status.remarks
+
+
+async def test_what_may_not_be_seen_does_not_stop_scaling(
+    proxy: Proxy, parameters: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.rewrite(DESCRIBE, state(0, "Pending"))
+    proxy.error("DescribeInstanceRefreshes", "AccessDenied", times=None)
+    proxy.error("DescribePolicies", "AccessDenied", times=None)
+    async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
+        assert (await target.describe()).desired == 3
+        findings = await target.diagnose()
+    assert "not all of it can be seen" in findings[-1].problem
+    assert "autoscaling:Describe" in findings[-1].problem
+    assert any(record.name == "autoscaler.targets" for record in caplog.records)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# what cannot be scaled
+
+
+async def test_an_unknown_group_is_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match=r"no Auto Scaling group 'missing' in us-east-1"):
+        await described(AwsAsg("missing", **parameters))
+
+
+async def test_a_group_that_is_being_deleted_is_refused(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    proxy.rewrite(DESCRIBE, lambda text: text.replace("<MinSize>", "<Status>Delete in progress</Status><MinSize>"))
+    with pytest.raises(RefusedError, match="is being deleted"):
+        await described(AwsAsg(proxy.moto.group(), **parameters))
+
+
+WEIGHTS = "<MixedInstancesPolicy><LaunchTemplate><Overrides>{}</Overrides></LaunchTemplate></MixedInstancesPolicy>"
+
+
+@pytest.mark.parametrize(
+    ("inside", "message"),
+    [
+        ("<DesiredCapacityType>vcpu</DesiredCapacityType>", "counted in vcpu"),
+        ("<DesiredCapacityType>units</DesiredCapacityType>", ""),
+        (
+            WEIGHTS.format(
+                "<member><InstanceType>m5.large</InstanceType><WeightedCapacity>2</WeightedCapacity></member>"
+                "<member><InstanceType>m5.xlarge</InstanceType><WeightedCapacity>4</WeightedCapacity></member>"
+            ),
+            r"weights \(2, 4\)",
+        ),
+        (
+            WEIGHTS.format(
+                "<member><InstanceType>m5.large</InstanceType><WeightedCapacity>1</WeightedCapacity></member>"
+                "<member><InstanceType>m5.xlarge</InstanceType></member>"
+            ),
+            "",
+        ),
+    ],
+)
+async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], inside: str, message: str) -> None:
+    proxy.rewrite(DESCRIBE, lambda text: text.replace("<MinSize>", f"{inside}<MinSize>"))
+    plugin = AwsAsg(proxy.moto.group(), **parameters)
+    if not message:
+        assert (await described(plugin)).desired == 2
+        return
+    with pytest.raises(RefusedError, match=message):
+        await described(plugin)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"group": ""}, "group"),
+        ({"region": "europe"}, "eu-central-1"),
+        ({"role": "admin"}, "ARN"),
+        ({"profile": ""}, "profile"),
+        ({"endpoint_url": "localhost"}, "endpoint_url"),
+        ({"endpoint_url": "http://user:secret@host"}, "password"),
+        ({"timeout": timedelta(0)}, "timeout"),
+        ({"fresh": timedelta(seconds=-1)}, "fresh"),
+        ({"drain": timedelta(0)}, "drain"),
+        ({"hook": "name"}, "scale_in: hook"),
+        ({"scale_in": "gently"}, "gently"),
+    ],
+)
+def test_wrong_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(AwsAsg("group", REGION), **changes)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# asking for a size
+
+
+async def test_the_size_asked_for_is_the_desired_capacity(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        await target.scale(5)
+        assert (await target.describe()).desired == 5
+    assert proxy.moto.shown(group)["DesiredCapacity"] == 5
+    call = proxy.made("SetDesiredCapacity")[0]
+    assert call.parameters["HonorCooldown"] == "false"
+
+
+async def test_a_size_outside_the_groups_limits_is_refused(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    message = "New SetDesiredCapacity value 12 is above max value 10 for the AutoScalingGroup."
+    proxy.error("SetDesiredCapacity", "ValidationError", message)
+    async with connected(AwsAsg(proxy.moto.group(2), **parameters)) as target:
+        with pytest.raises(RefusedError, match="above max value 10"):
+            await target.scale(12)
+    assert len(proxy.made("SetDesiredCapacity")) == 1
+
+
+async def test_a_missing_permission_is_named_with_its_resource(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    proxy.error("SetDesiredCapacity", "AccessDenied", "User is not authorized", 403)
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        await target.describe()
+        with pytest.raises(RefusedError) as caught:
+            await target.scale(3)
+    assert "allow the action autoscaling:SetDesiredCapacity on arn:aws:autoscaling:us-east-1:" in str(caught.value)
+    assert group in str(caught.value)
+
+
+@pytest.mark.parametrize(("code", "status"), [("InvalidClientTokenId", 403), ("ExpiredToken", 400)])
+async def test_wrong_credentials_are_refused(proxy: Proxy, parameters: dict[str, Any], code: str, status: int) -> None:
+    proxy.error(DESCRIBE, code, status=status, times=None)
+    with pytest.raises(RefusedError, match=f"{code}.*check the credentials"):
+        await described(AwsAsg("group", **parameters))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# faults between
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("Throttling", 400),
+        ("ServiceUnavailable", 503),
+    ],
+)
+async def test_a_passing_fault_is_tried_again(proxy: Proxy, parameters: dict[str, Any], code: str, status: int) -> None:
+    group = proxy.moto.group(2)
+    proxy.error(DESCRIBE, code, status=status)
+    proxy.error("SetDesiredCapacity", code, status=status)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        assert (await target.describe()).desired == 2
+        await target.scale(3)
+    assert proxy.moto.shown(group)["DesiredCapacity"] == 3
+
+
+async def test_lasting_throttling_is_unavailable_after_a_few_attempts(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    proxy.error(DESCRIBE, "RequestLimitExceeded", "Rate exceeded", times=None)
+    with pytest.raises(UnavailableError, match="throttled"):
+        await described(AwsAsg("group", **parameters))
+    assert len(proxy.made(DESCRIBE)) == 3
+
+
+@pytest.mark.parametrize("code", ["ScalingActivityInProgress", "ResourceContention"])
+async def test_a_busy_group_is_unavailable(proxy: Proxy, parameters: dict[str, Any], code: str) -> None:
+    status = 400 if code == "ScalingActivityInProgress" else 500
+    proxy.error("SetDesiredCapacity", code, status=status, times=None)
+    async with connected(AwsAsg(proxy.moto.group(2), **parameters)) as target:
+        with pytest.raises(UnavailableError, match=code):
+            await target.scale(3)
+
+
+async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    proxy.stall(DESCRIBE, 30, times=None)
+    loop = asyncio.get_running_loop()
+    async with connected(AwsAsg("group", **parameters | {"timeout": timedelta(seconds=1)})) as target:
+        begun = loop.time()
+        with pytest.raises(EdgeTimeoutError, match=r"DescribeAutoScalingGroups"):
+            await target.describe()
+        assert loop.time() - begun < 8
+
+
+async def test_nothing_is_sent_any_more_once_the_time_is_over(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    """Or a size asked for once would be set again at some later time."""
+    proxy.stall("SetDesiredCapacity", 30, times=None)
+    async with connected(AwsAsg("group", **parameters | {"timeout": timedelta(seconds=0.5)})) as target:
+        with pytest.raises(EdgeTimeoutError):
+            await target.scale(3)
+        made = len(proxy.made("SetDesiredCapacity"))
+        await asyncio.sleep(1.5)
+        assert len(proxy.made("SetDesiredCapacity")) == made <= 3
+
+
+async def test_a_connection_cut_before_aws_heard_is_made_again(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    proxy.drop("SetDesiredCapacity")
+    async with connected(AwsAsg(group, **parameters)) as target:
+        await target.scale(3)
+        assert (await target.describe()).desired == 3
+
+
+async def test_a_size_set_though_the_answer_was_lost_is_seen(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    proxy.drop("SetDesiredCapacity", after=True, times=None)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        assert (await target.describe()).desired == 2
+        with pytest.raises(UnavailableError, match="no connection, or it broke off"):
+            await target.scale(3)
+        assert (await target.describe()).desired == 3
+
+
+@pytest.mark.parametrize("body", ["<html>Sign in</html>", "", "{}", "<a>"])
+async def test_an_answer_that_is_not_awss_is_an_error(proxy: Proxy, parameters: dict[str, Any], body: str) -> None:
+    proxy.answer(DESCRIBE, body)
+    with pytest.raises(EdgeError):
+        await described(AwsAsg("group", **parameters))
+
+
+async def test_a_group_without_its_numbers_is_an_error(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    proxy.rewrite(DESCRIBE, lambda text: re.sub("<DesiredCapacity>.*</DesiredCapacity>", "", text))
+    with pytest.raises(AnswerError, match="DesiredCapacity"):
+        await described(AwsAsg(proxy.moto.group(), **parameters))
+
+
+# ----------------------------------------------------------------------------------------------------------
+# reading our own writes
+
+
+async def test_an_old_answer_after_our_change_is_not_somebody_elses_change(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        proxy.echo(DESCRIBE, times=2)
+        assert (await target.describe()).desired == 2
+        await target.scale(5)
+        for _ in range(2):
+            status = await target.describe()
+            assert (status.desired, status.ready) == (5, 2)
+            assert "AWS still shows a desired capacity of 2" in status.remarks
+        status = await target.describe()
+        assert (status.desired, status.ready, status.remarks) == (5, 5, ())
+
+
+async def test_an_old_answer_after_the_echo_time_is_somebody_elses_change(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters, echo=timedelta(0))) as target:
+        proxy.echo(DESCRIBE, times=1)
+        assert (await target.describe()).desired == 2
+        await target.scale(5)
+        assert (await target.describe()).desired == 2
+
+
+async def test_somebody_elses_change_is_seen_at_once(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        await target.describe()
+        await target.scale(5)
+        proxy.moto.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=4)
+        assert (await target.describe()).desired == 4
+
+
+def test_sizes_of_several_changes_in_a_row_are_echoes() -> None:
+    sizes = Sizes(15)
+    sizes.accepted(5, 3, 0)
+    sizes.accepted(7, 5, 4)
+    assert [sizes.true(shown, 5) for shown in (3, 5, 7, 6)] == [7, 7, 7, 6]
+    sizes.accepted(3, 7, 8)
+    assert [sizes.true(shown, 9) for shown in (3, 5, 7)] == [3, 3, 3]
+    assert [sizes.true(shown, 24) for shown in (3, 5, 7)] == [3, 5, 7]
+
+
+async def test_an_answer_asked_for_before_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})) as target:
+        assert (await target.describe()).desired == 2
+        assert (await target.describe()).desired == 2
+        assert len(proxy.made(DESCRIBE)) == 1
+        await target.scale(5)
+        assert (await target.describe()).desired == 5
+        assert len(proxy.made(DESCRIBE)) == 2
+
+
+async def test_an_answer_on_its_way_during_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})) as target:
+        going = asyncio.Event()
+
+        async def slow(_: Any, forward: Any) -> Any:
+            answer = await forward()
+            await going.wait()
+            return answer
+
+        proxy.rule(DESCRIBE, slow)
+        before = asyncio.create_task(target.describe())
+        await until(lambda: proxy.made(DESCRIBE))
+        await target.scale(5)
+        after = asyncio.create_task(target.describe())
+        await until(lambda: len(proxy.made(DESCRIBE)) == 2)
+        assert (await after).desired == 5
+        going.set()
+        assert (await before).desired == 5
+
+
+# ----------------------------------------------------------------------------------------------------------
+# many groups
+
+
+async def fleet(proxy: Proxy, stack: AsyncExitStack, count: int, parameters: dict[str, Any]) -> list[Target]:
+    shared = await stack.enter_async_context(LocalShared())
+    targets = []
+    for number in range(count):
+        target = await stack.enter_async_context(AwsAsg(f"fleet-{number}", **parameters).connect(shared))
+        assert isinstance(target, Target)
+        targets.append(target)
+
+    async def canned(request: Any, _: Any) -> Any:
+        names = [value for key, value in (await request.post()).items() if key.startswith("AutoScalingGroupNames")]
+        members = "".join(
+            f"<member><AutoScalingGroupName>{name}</AutoScalingGroupName><MinSize>0</MinSize><MaxSize>9</MaxSize>"
+            "<DesiredCapacity>1</DesiredCapacity></member>"
+            for name in names
+        )
+        return web.Response(
+            text=f"<DescribeAutoScalingGroupsResponse {NAMESPACE}><DescribeAutoScalingGroupsResult><AutoScalingGroups>"
+            f"{members}</AutoScalingGroups></DescribeAutoScalingGroupsResult></DescribeAutoScalingGroupsResponse>",
+            content_type="text/xml",
+        )
+
+    proxy.rule(DESCRIBE, canned, None)
+    proxy.answer("DescribeScalingActivities", ACTIVITIES.format(""))
+    return targets
+
+
+async def test_groups_asked_about_at_once_are_one_call_for_each_hundred(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    async with AsyncExitStack() as stack:
+        targets = await fleet(proxy, stack, 250, parameters | {"fresh": timedelta(seconds=30)})
+        statuses = await asyncio.gather(*(target.describe() for target in targets))
+        assert {status.desired for status in statuses} == {1}
+        sizes = [sum(key.startswith("AutoScalingGroupNames") for key in c.parameters) for c in proxy.made(DESCRIBE)]
+        assert sorted(sizes) == [50, 100, 100]
+
+
+async def test_spread_ticks_share_calls_and_answers_are_never_older_than_allowed(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    """300 groups, ticks spread over 2 s, answers up to 1 s old: about three calls a round, not three hundred."""
+    interval, rounds = 2.0, 3
+    async with AsyncExitStack() as stack:
+        targets = await fleet(proxy, stack, 300, parameters | {"fresh": timedelta(seconds=1)})
+        loop = asyncio.get_running_loop()
+        member = [target._groups._members[f"fleet-{number}"] for number, target in enumerate(targets)]
+        ages: list[float] = []
+        begun = loop.time()
+
+        async def tick(number: int, target: Target) -> None:
+            for turn in range(rounds):
+                await asyncio.sleep(max(0.0, begun + (turn + number / 300) * interval - loop.time()))
+                await target.describe()
+                seen = member[number].seen
+                assert seen is not None
+                ages.append(loop.time() - seen.asked)
+
+        await asyncio.gather(*(tick(number, target) for number, target in enumerate(targets)))
+        calls = len(proxy.made(DESCRIBE))
+    # Three for each round; a machine that stumbles may need one more here and there.
+    assert calls <= 4 * rounds + 2
+    assert len(ages) == 900
+    assert max(ages[300:]) < 2  # the first answers of all may be older
+
+
+async def test_a_failure_is_asked_once_for_all_whom_it_concerns(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    proxy.error(DESCRIBE, "AccessDenied", status=403, times=None)
+    async with AsyncExitStack() as stack:
+        shared = await stack.enter_async_context(LocalShared())
+        targets = [
+            await stack.enter_async_context(AwsAsg(f"g{number}", **parameters).connect(shared)) for number in range(50)
+        ]
+        failures = await asyncio.gather(*(target.describe() for target in targets), return_exceptions=True)
+        assert all(isinstance(failure, RefusedError) for failure in failures)
+        assert len({id(failure) for failure in failures}) == 50
+    assert len(proxy.made(DESCRIBE)) == 1
+
+
+async def test_a_cancelled_caller_does_not_take_the_answer_from_the_others(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    group = proxy.moto.group(2)
+    proxy.stall(DESCRIBE, 0.3)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        first, second = (asyncio.create_task(target.describe()) for _ in range(2))
+        await until(lambda: proxy.made(DESCRIBE))
+        first.cancel()
+        assert (await second).desired == 2
+
+
+async def test_groups_of_another_identity_are_another_client(parameters: dict[str, Any]) -> None:
+    async with LocalShared() as shared:
+        one = await shared_groups(shared, (await place(parameters)))
+        two = await shared_groups(shared, (await place(parameters)))
+        other = await shared_groups(shared, (await place(parameters | {"timeout": timedelta(seconds=1)})))
+        assert one is two
+        assert one is not other
+        assert await shared_aws(shared, await place(parameters)) is one.aws
+
+
+async def place(parameters: dict[str, Any]) -> Any:
+    return place_of(AwsAsg("group", **parameters))
+
+
+def test_a_quiet_cluster_is_not_asked_along_for_ever() -> None:
+    member = aws_groups._Member("g")
+    assert member.due(100, 15) == 100
+    member.note(100)
+    assert member.due(101, 15) == 115
+    member.note(110)
+    assert member.due(111, 15) == 120
+    assert member.due(125, 15) == 120  # late, so urgent
+    assert member.due(141, 15) == float("inf")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# who else
+
+
+async def test_who_else_sets_the_size_is_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    autoscaling = proxy.moto.client("autoscaling")
+    for name, enabled in (("keep-cpu-at-50", True), ("not-any-more", False)):
+        autoscaling.put_scaling_policy(
+            AutoScalingGroupName=group,
+            PolicyName=name,
+            PolicyType="TargetTrackingScaling",
+            Enabled=enabled,
+            TargetTrackingConfiguration={
+                "PredefinedMetricSpecification": {"PredefinedMetricType": "ASGAverageCPUUtilization"},
+                "TargetValue": 50.0,
+            },
+        )
+    autoscaling.put_scheduled_update_group_action(
+        AutoScalingGroupName=group, ScheduledActionName="night", Recurrence="0 22 * * *", DesiredCapacity=1
+    )
+    off = "not-any-more</PolicyName>"
+    proxy.rewrite(
+        "DescribePolicies", lambda text: text.replace(off, f"{off}<Enabled>false</Enabled>")
+    )  # moto tells not
+    policy = "the scaling policy 'keep-cpu-at-50' (TargetTrackingScaling) also sets this group's size"
+    action = "the scheduled action 'night' also sets this group's size"
+    async with connected(AwsAsg(group, **parameters)) as target:
+        assert isinstance(target, Doctor)
+        assert isinstance(target, PicksWorkers)
+        found = await target.diagnose()
+        assert {(finding.severity, finding.problem) for finding in found} >= {
+            (Severity.WARNING, policy),
+            (Severity.WARNING, action),
+        }
+        remarks = (await target.describe()).remarks
+        assert policy in remarks
+        assert action in remarks
+        assert len(proxy.made("DescribePolicies")) == 1
+        assert not [remark for remark in remarks if "not-any-more" in remark]
+        autoscaling.suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["ScheduledActions"])
+        assert (await target.describe()).remarks == (policy,)
+
+
+async def test_the_doctor_finds_suspended_processes(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    proxy.moto.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
+    async with connected(AwsAsg(group, **parameters)) as target:
+        found = [finding for finding in await target.diagnose() if "Launch" in finding.problem]
+    assert found[0].cost == "the group cannot grow"
+    assert f"--auto-scaling-group-name {group}" in found[0].remedy
+
+
+async def test_a_missing_profile_is_refused_at_connecting(parameters: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="profile"):
+        async with connected(AwsAsg("group", **parameters, profile="nobody")):
+            pass
+
+
+async def test_missing_credentials_are_refused(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(RefusedError, match="instance profile, or set profile"):
+        await described(AwsAsg("group", **parameters))
+
+
+async def test_a_role_is_assumed(proxy: Proxy, parameters: dict[str, Any], identity: str) -> None:
+    role = "arn:aws:iam::123456789012:role/scaler"
+    status = await described(AwsAsg(proxy.moto.group(2), **parameters, role=role))
+    assert status.desired == 2
+    assert [call.key for call in proxy.made("AssumeRole")] == [identity]
+    assert identity not in {call.key for call in proxy.made(DESCRIBE)}
