@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from autoscaler.core.explain import explain
 from autoscaler.core.model import Rescale
 from autoscaler.daemon.records import plain
+from autoscaler.daemon.systemd import alive_and_status
 from autoscaler.ports import AutoscalerError, Record, StoreError
 
 if TYPE_CHECKING:
@@ -111,8 +112,10 @@ async def _health(request: web.Request) -> web.Response:
     daemon = request.app[_DAEMON]
     now = asyncio.get_running_loop().time()
     overdue = sorted(c.name for c in daemon.controllers.values() if c.overdue(now))
-    body = {"ok": not overdue, "clusters": len(daemon.controllers), "overdue": overdue}
-    return web.json_response(body, status=503 if overdue else 200)
+    # One bad cluster must not have all the others restarted: that is what /readyz is for.
+    alive, _ = alive_and_status(daemon, now)
+    body = {"ok": alive, "clusters": len(daemon.controllers), "overdue": overdue}
+    return web.json_response(body, status=200 if alive else 503)
 
 
 async def _ready(request: web.Request) -> web.Response:

@@ -110,6 +110,21 @@ async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) ->
     }
 
 
+async def test_one_cluster_whose_ticks_do_not_finish_is_named_and_has_nobody_restarted(house: House) -> None:
+    await house.ready()
+
+    def broken(*_: object) -> Any:
+        raise RuntimeError("a defect in one cluster's decisions")
+
+    house.daemon.controllers["a"]._decide = broken
+
+    async def named() -> bool:
+        async with house.session.get(house.daemon.url + "/healthz") as response:
+            return response.status == 200 and (await response.json())["overdue"] == ["a"]
+
+    await house.until(named)
+
+
 async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
     await house.ready()
     assert await house.get("/healthz") == {"ok": True, "clusters": 2, "overdue": []}
