@@ -1,0 +1,931 @@
+"""The target `kubernetes`. What needs no injected fault holds on a real API server as well, if one is named."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.core.model import Bound
+from autoscaler.ports import (
+    AnswerError,
+    EdgeError,
+    EdgeTimeoutError,
+    PluginError,
+    RefusedError,
+    TargetStatus,
+    UnavailableError,
+    Worker,
+)
+from autoscaler.targets.kubernetes import Kubernetes, Target, Watch
+from autoscaler.testing import LocalShared
+from tests.kubernetes.cluster import SERVERS, Cluster, kubeconfig, open_cluster, until
+from tests.kubernetes.server import (
+    COST,
+    DEPLOYMENTS,
+    FLINK,
+    HPAS,
+    NAMESPACES,
+    PODS,
+    QUOTAS,
+    REPLICA_SETS,
+    SCALED_OBJECTS,
+    STATEFUL_SETS,
+    Grants,
+    Json,
+    Kind,
+    Refusal,
+)
+
+KINDS = (DEPLOYMENTS, STATEFUL_SETS, REPLICA_SETS)
+SOON = timedelta(seconds=2)
+
+
+@pytest.fixture(params=SERVERS)
+async def any_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with open_cluster(request.param, tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with open_cluster(SERVERS[0], tmp_path) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def connected(*plugins: Kubernetes) -> AsyncIterator[list[Target]]:
+    async with LocalShared() as shared:
+        targets: list[Target] = []
+        contexts = [plugin.connect(shared) for plugin in plugins]
+        for context in contexts:
+            target = await context.__aenter__()
+            assert isinstance(target, Target)
+            targets.append(target)
+        try:
+            yield targets
+        finally:
+            for context in reversed(contexts):
+                await context.__aexit__(None, None, None)
+
+
+async def shows(target: Target, check: Callable[[TargetStatus], bool]) -> TargetStatus:
+    async def found() -> TargetStatus | None:
+        status = await target.describe()
+        return status if check(status) else None
+
+    return await until(found)
+
+
+async def fails(target: Target, error: type[EdgeError]) -> str:
+    async def found() -> str | None:
+        try:
+            await target.describe()
+        except error as caught:
+            return str(caught)
+        return None
+
+    return await until(found)
+
+
+class Engine:
+    """A workforce that says what it is told to."""
+
+    def __init__(self, *workers: Worker, error: EdgeError | None = None) -> None:
+        self._workers, self._error = workers, error
+
+    async def workers(self) -> Sequence[Worker]:
+        if self._error:
+            raise self._error
+        return self._workers
+
+    async def drain(self, worker: Worker) -> None:
+        raise RefusedError(f"{worker.id} stays")
+
+
+# -- sizes
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.plural)
+async def test_a_size_that_is_asked_for_is_shown_at_once_and_its_pods_as_they_come_up(
+    any_cluster: Cluster, kind: Kind
+) -> None:
+    await any_cluster.workload(kind, "tm", 1)
+    async with connected(any_cluster.target("tm", resource=kind.plural)) as [target]:
+        status = await shows(target, lambda status: status.desired == 1)
+        assert (status.ready, status.floor, status.ceiling) == (0, None, None)
+        await target.scale(3)
+        assert (await target.describe()).desired == 3
+        assert (await any_cluster.get(kind, "tm"))["spec"]["replicas"] == 3
+        pods = await any_cluster.pods("tm", 3)
+        await any_cluster.ready(pods[:2])
+        await shows(target, lambda status: status.ready == 2)
+        await any_cluster.ready(pods[2:])
+        await shows(target, lambda status: status == TargetStatus(3, 3))
+        await target.scale(0)
+        await shows(target, lambda status: status == TargetStatus(0, 0))
+        await any_cluster.pods("tm", 0)
+
+
+async def test_asking_for_the_size_it_has_changes_nothing(any_cluster: Cluster) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "tm", 2)
+    async with connected(any_cluster.target("tm")) as [target]:
+        await shows(target, lambda status: status.desired == 2)
+        await target.scale(2)
+        assert (await any_cluster.get(DEPLOYMENTS, "tm"))["metadata"]["generation"] == 1
+
+
+async def test_a_size_that_somebody_changed_since_it_was_shown_is_left_to_them_and_they_are_named(
+    any_cluster: Cluster,
+) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "tm", 2)
+    async with connected(any_cluster.target("tm")) as [target]:
+        await shows(target, lambda status: status.desired == 2)
+        await any_cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 5}}, by="a-person")
+        with pytest.raises(RefusedError, match="from 2 to 5 replicas by somebody else") as caught:
+            await target.scale(3)
+        assert "3 was not asked for" in str(caught.value)
+        status = await shows(target, lambda status: status.desired == 5)
+        assert "the size was changed from 2 to 5 by a-person" in status.remarks
+        assert not any("changed" in remark for remark in (await target.describe()).remarks)
+        await target.scale(3)
+        assert (await any_cluster.get(DEPLOYMENTS, "tm"))["spec"]["replicas"] == 3
+
+
+async def test_changes_that_leave_the_size_alone_are_no_obstacle(any_cluster: Cluster) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(any_cluster.target("tm")) as [target]:
+        await shows(target, lambda status: status.desired == 1)
+        for size in (2, 3, 4):
+            await any_cluster.patch(DEPLOYMENTS, "tm", {"metadata": {"annotations": {"note": str(size)}}})
+            await target.scale(size)
+        assert (await any_cluster.get(DEPLOYMENTS, "tm"))["spec"]["replicas"] == 4
+
+
+async def test_what_does_not_exist_is_refused_until_it_does_and_again_when_it_is_gone(any_cluster: Cluster) -> None:
+    async with connected(any_cluster.target("tm")) as [target]:
+        with pytest.raises(RefusedError, match=r"there is no tm among the deployments.apps in namespace"):
+            await target.describe()
+        with pytest.raises(RefusedError, match="there is no tm"):
+            await target.scale(1)
+        await any_cluster.workload(DEPLOYMENTS, "tm", 1)
+
+        async def found() -> TargetStatus | None:
+            try:
+                return await target.describe()
+            except RefusedError:
+                return None
+
+        assert (await until(found)).desired == 1
+        await any_cluster.delete(DEPLOYMENTS, "tm")
+        assert "tm" in await fails(target, RefusedError)
+
+
+@pytest.mark.parametrize("watch", list(Watch))
+async def test_one_watch_may_cover_an_object_a_namespace_or_everything(any_cluster: Cluster, watch: Watch) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "one", 1)
+    await any_cluster.workload(DEPLOYMENTS, "two", 2)
+    plugins = [any_cluster.target(name, watch=watch) for name in ("one", "two")]
+    async with connected(*plugins) as [one, two]:
+        await shows(one, lambda status: status.desired == 1)
+        await shows(two, lambda status: status.desired == 2)
+        await one.scale(4)
+        await any_cluster.patch(DEPLOYMENTS, "two", {"spec": {"replicas": 3}})
+        await shows(one, lambda status: status.desired == 4)
+        await shows(two, lambda status: status.desired == 3)
+
+
+async def test_all_targets_of_a_namespace_share_one_watch_and_looking_asks_nothing(cluster: Cluster) -> None:
+    names = [f"tm-{number}" for number in range(20)]
+    for name in names:
+        await cluster.workload(DEPLOYMENTS, name, 0)
+    async with connected(*(cluster.target(name, watch="namespace") for name in names)) as targets:
+        for _ in range(5):
+            for target in targets:
+                await target.describe()
+        await watching(cluster)
+        kinds = [request.kind for request in cluster.server.requests]
+        assert kinds.count(DEPLOYMENTS) <= 2  # one list, one watch
+        assert kinds.count(HPAS) <= 2
+        assert cluster.server.watches.count(DEPLOYMENTS) == 1
+    assert await until(lambda: _true(not cluster.server.watches))
+
+
+async def _true(value: bool) -> bool | None:
+    return value or None
+
+
+async def test_an_equal_name_in_another_namespace_is_another_target(cluster: Cluster) -> None:
+    cluster.server.create(*_namespace("other"))
+    cluster.server.create(DEPLOYMENTS, _bare("tm", 7), "other")
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm", watch="cluster")) as [target]:
+        await target.scale(2)
+        assert (await target.describe()).desired == 2
+    assert cluster.server.get(DEPLOYMENTS, "other", "tm")["spec"]["replicas"] == 7
+
+
+def _namespace(name: str) -> tuple[Kind, Json, str]:
+    return NAMESPACES, {"metadata": {"name": name}}, ""
+
+
+def _bare(name: str, replicas: int) -> Json:
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": {}}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+# -- other controllers
+
+
+async def test_an_hpa_on_the_same_target_is_named_and_nothing_is_scaled(any_cluster: Cluster) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "tm", 2)
+    await any_cluster.workload(DEPLOYMENTS, "jm", 1)
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "tm"}
+    await any_cluster.create(
+        HPAS,
+        {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference, "minReplicas": 2, "maxReplicas": 4}},
+    )
+    plugins = (
+        any_cluster.target("tm"),
+        any_cluster.target("jm"),
+        any_cluster.target("tm", despite_autoscalers=True),
+    )
+    async with connected(*plugins) as [held, free, bold]:
+        status = await shows(held, lambda status: status.floor is not None)
+        assert status.floor == status.ceiling == Bound(2, "the HorizontalPodAutoscaler by-cpu scales it too")
+        with pytest.raises(RefusedError, match="HorizontalPodAutoscaler by-cpu scales it too") as caught:
+            await held.scale(3)
+        assert "despite_autoscalers" in str(caught.value)
+        assert (await free.describe()).floor is None
+        assert (await bold.describe()).floor is None
+        await bold.scale(3)
+        await any_cluster.delete(HPAS, "by-cpu")
+        await shows(held, lambda status: status.floor is None and status.desired == 3)
+        await held.scale(4)
+
+
+@pytest.mark.parametrize(
+    ("reference", "annotations", "held"),
+    [
+        ({"name": "tm"}, {}, True),
+        ({"name": "tm", "kind": "Deployment", "apiVersion": "apps/v1"}, {}, True),
+        ({"name": "tm", "kind": "StatefulSet", "apiVersion": "apps/v1"}, {}, False),
+        ({"name": "other"}, {}, False),
+        ({"name": "tm"}, {"autoscaling.keda.sh/paused": "true"}, False),
+        ({"name": "tm"}, {"autoscaling.keda.sh/paused": "true", "autoscaling.keda.sh/paused-replicas": "2"}, True),
+    ],
+)
+async def test_a_scaled_object_of_keda_is_named_unless_it_is_paused(
+    cluster: Cluster, reference: Json, annotations: Json, held: bool
+) -> None:
+    cluster.server.kinds.append(SCALED_OBJECTS)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    metadata = {"name": "by-lag", "annotations": annotations}
+    await cluster.create(SCALED_OBJECTS, {"metadata": metadata, "spec": {"scaleTargetRef": reference}})
+    async with connected(cluster.target("tm")) as [target]:
+        status = await target.describe()
+        assert status.floor == (Bound(2, "the KEDA ScaledObject by-lag scales it too") if held else None)
+
+
+async def test_who_may_not_see_other_controllers_is_told_so_once(
+    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.server.kinds.append(SCALED_OBJECTS)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    rules = [
+        {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["apps"], "resources": ["deployments/scale"], "verbs": ["patch"]},
+    ]
+    grants = Grants([("jobs", rule) for rule in rules])
+    config = kubeconfig(tmp_path / "limited", cluster.server, "limited", grants)
+    with caplog.at_level(logging.WARNING, "autoscaler.targets"):
+        async with connected(cluster.target("tm", kubeconfig=config)) as [target]:
+            for size in (3, 4):
+                await target.scale(size)
+                assert (await target.describe()).desired == size
+    told = [record.__dict__["error"] for record in caplog.records]
+    assert len(told) == 2
+    for text in told:
+        assert "this needs list on" in text
+        assert "see deploy/kubernetes" in text
+
+
+# -- why pods do not come up
+
+
+async def test_pods_that_find_no_node_are_reported_with_the_schedulers_words(any_cluster: Cluster) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "tm", 2)
+    message = "0/3 nodes are available: 3 Insufficient cpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    for pod in await any_cluster.pods("tm", 2):
+        await any_cluster.pod_status(pod, {"conditions": [condition]})
+    async with connected(any_cluster.target("tm")) as [target]:
+        status = await shows(target, lambda status: bool(status.remarks))
+        assert status.remarks[0].startswith("2 pods pending: 0/")
+
+
+@pytest.mark.parametrize(
+    ("state", "remark"),
+    [
+        (
+            {"image": "flink:9", "state": {"waiting": {"reason": "ImagePullBackOff"}}},
+            "1 pod cannot get the image: flink:9 (ImagePullBackOff)",
+        ),
+        (
+            {
+                "image": "flink:2",
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            },
+            "1 pod cannot run: container main is in CrashLoopBackOff, last exit code 137, OOMKilled",
+        ),
+        (
+            {"image": "flink:2", "state": {"waiting": {"reason": "CreateContainerConfigError"}}},
+            "1 pod cannot run: container main is in CreateContainerConfigError",
+        ),
+    ],
+    ids=["image", "crash", "config"],
+)
+async def test_pods_that_cannot_run_are_reported_with_the_kubelets_words(
+    any_cluster: Cluster, state: Json, remark: str
+) -> None:
+    await any_cluster.workload(STATEFUL_SETS, "tm", 2)
+    pods = await any_cluster.pods("tm", 2)
+    await any_cluster.ready(pods[:1])
+    container = {"name": "main", "imageID": "", "ready": False, "restartCount": 1, **state}
+    await any_cluster.pod_status(pods[1], {"phase": "Pending", "containerStatuses": [container]})
+    async with connected(any_cluster.target("tm", resource="statefulsets")) as [target]:
+        status = await shows(target, lambda status: status.ready == 1)
+        assert remark in status.remarks
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.plural)
+async def test_pods_that_a_quota_forbids_are_reported_without_their_random_names(
+    any_cluster: Cluster, kind: Kind
+) -> None:
+    await any_cluster.create(QUOTAS, {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "1"}}})
+    await any_cluster.workload(kind, "tm", 3)
+    async with connected(any_cluster.target("tm", resource=kind.plural, max_age=timedelta(seconds=30))) as [target]:
+
+        def told(status: TargetStatus) -> bool:
+            target._looked = -1e9  # a look at the pods is taken every ten seconds
+            return any("exceeded quota" in remark for remark in status.remarks)
+
+        status = await shows(target, told)
+        [remark] = [remark for remark in status.remarks if "exceeded quota" in remark]
+        assert remark.startswith("pods are not created: exceeded quota: small, requested: pods=1")
+
+
+async def test_pods_are_looked_at_only_while_some_are_missing_and_not_at_every_tick(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    await cluster.workload(DEPLOYMENTS, "up", 1)
+    await cluster.ready(await cluster.pods("up", 1))
+    async with connected(cluster.target("tm"), cluster.target("up")) as [short, up]:
+        for _ in range(20):
+            await short.describe()
+            assert await up.describe() == TargetStatus(1, 1)
+    assert len(cluster.server.asked("list", PODS)) == 1
+
+
+async def test_pods_that_may_not_be_seen_are_a_remark_and_no_failure(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    cluster.server.fault("list", "refuse", PODS, refusal=Refusal(403, "Forbidden", "no"))
+    async with connected(cluster.target("tm")) as [target]:
+        status = await target.describe()
+    assert (status.desired, status.ready) == (2, 0)
+    assert "needs list on pods in namespace jobs" in status.remarks[0]
+
+
+# -- which pod goes
+
+
+async def test_the_pods_of_the_least_costly_workers_go_first(any_cluster: Cluster) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "tm", 4)
+    pods = await any_cluster.pods("tm", 4)
+    await any_cluster.ready(pods)
+    pods = await any_cluster.pods("tm", 4)
+    costs = dict(zip((pod["metadata"]["name"] for pod in pods), (5.0, 0.0, 9.0, 1.0), strict=True))
+    workers = [
+        Worker(f"worker {name}", frozenset({name} if cost > 4 else {_pod(pods, name)["status"]["podIP"]}), cost)
+        for name, cost in costs.items()
+    ]
+    async with connected(any_cluster.target("tm", choose_pods=True)) as [target]:
+        target.attach(lambda: Engine(*workers))
+        await shows(target, lambda status: status.ready == 4)
+        await target.scale(2)
+        left = await any_cluster.pods("tm", 2)
+        assert {costs[pod["metadata"]["name"]] for pod in left} == {5.0, 9.0}
+        assert not any(COST in pod["metadata"].get("annotations", {}) for pod in left)
+        assert (await target.describe()).remarks == ()
+
+
+def _pod(pods: Sequence[Json], name: str) -> Json:
+    return next(pod for pod in pods if pod["metadata"]["name"] == name)
+
+
+async def test_marks_of_a_change_that_did_not_come_about_are_taken_away(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 3)
+    pods = await cluster.pods("tm", 3)
+    await cluster.ready(pods)
+    await cluster.patch(PODS, pods[0]["metadata"]["name"], {"metadata": {"annotations": {COST: "-1"}}})
+    await cluster.patch(PODS, pods[1]["metadata"]["name"], {"metadata": {"annotations": {COST: "100"}}})
+    names = [pod["metadata"]["name"] for pod in pods]
+    workers = [Worker(name, frozenset({name}), cost) for name, cost in zip(names, (9.0, 5.0, 1.0), strict=True)]
+    async with connected(cluster.target("tm", choose_pods=True)) as [target]:
+        target.attach(lambda: Engine(*workers))
+        await target.describe()
+        await target.scale(2)
+    left = await cluster.pods("tm", 2)
+    assert [pod["metadata"].get("annotations", {}) for pod in left] == [{}, {COST: "100"}]
+    assert [pod["metadata"]["name"] for pod in left] == names[:2]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "remark"),
+    [
+        ("no engine", "no engine names the workers"),
+        ("engine silent", "the JobManager is away"),
+        ("strangers", "no pod is one of the engine's workers"),
+        ("forbidden", "needs patch on pods"),
+        ("slow", "no time left"),
+    ],
+)
+async def test_the_size_is_reached_also_when_pods_cannot_be_chosen(cluster: Cluster, trouble: str, remark: str) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    pods = await cluster.pods("tm", 2)
+    await cluster.ready(pods)
+    names = [pod["metadata"]["name"] for pod in pods]
+    engine = Engine(*(Worker(name, frozenset({name})) for name in names))
+    match trouble:
+        case "engine silent":
+            engine = Engine(error=UnavailableError("the JobManager is away"))
+        case "strangers":
+            engine = Engine(Worker("w", frozenset({"10.1.1.1"})))
+        case "forbidden":
+            cluster.server.fault("patch", "refuse", PODS, refusal=Refusal(403, "Forbidden", "no"))
+        case "slow":
+            cluster.server.fault("patch", "slow", PODS, seconds=5.0)
+    async with connected(cluster.target("tm", choose_pods=True, timeout=SOON)) as [target]:
+        if trouble != "no engine":
+            target.attach(lambda: engine)
+        await target.describe()
+        await target.scale(1)
+        assert (await cluster.get(DEPLOYMENTS, "tm"))["spec"]["replicas"] == 1
+        status = await target.describe()
+        assert any(remark in text and "Kubernetes chooses" in text for text in status.remarks)
+        await target.scale(2)
+        assert not any("Kubernetes chooses" in text for text in (await target.describe()).remarks)
+
+
+# -- custom resources
+
+
+def _flink(replicas: int) -> Json:
+    return {"metadata": {"name": "clicks"}, "spec": {"taskManager": {"replicas": replicas}}}
+
+
+@pytest.fixture
+async def flink(cluster: Cluster) -> Cluster:
+    cluster.server.kinds.append(FLINK)
+    await cluster.create(FLINK, _flink(2))
+    return cluster
+
+
+FLINK_NAME = "flink.apache.org/v1beta1/flinkdeployments"
+
+
+async def test_a_custom_resource_is_scaled_and_its_pods_are_counted(flink: Cluster) -> None:
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path=".spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        status = await target.describe()
+        assert (status.desired, status.ready) == (2, 0)
+        pods = await flink.pods("clicks", 2)
+        await flink.ready(pods)
+        await shows(target, lambda status: status == TargetStatus(2, 2))
+        await target.scale(3)
+        assert (await target.describe()).desired == 3
+        assert (await flink.get(FLINK, "clicks"))["spec"]["taskManager"]["replicas"] == 3
+
+
+async def test_a_custom_resource_may_say_itself_how_many_are_ready(flink: Cluster) -> None:
+    plugin = flink.target(
+        "clicks",
+        resource=FLINK_NAME,
+        replicas_path="spec.taskManager.replicas",
+        ready_path="status.taskManager.replicas",
+    )
+    async with connected(plugin) as [target]:
+        assert await target.describe() == TargetStatus(2, 2)
+    assert not flink.server.asked("watch", PODS)
+
+
+async def test_a_wrong_path_is_an_error_that_says_where_to_look(flink: Cluster) -> None:
+    nowhere = flink.target("clicks", resource=FLINK_NAME)
+    unready = flink.target(
+        "clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas", ready_path="status.nobody.replicas"
+    )
+    await flink.patch(FLINK, "clicks", {"spec": {"other": {"replicas": 9}}})
+    wrong = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.other.replicas")
+    async with connected(nowhere, unready, wrong) as [first, second, third]:
+        with pytest.raises(AnswerError, match=r"no size at spec.replicas.*specReplicasPath"):
+            await first.describe()
+        with pytest.raises(AnswerError, match=r"None at status.nobody.replicas"):
+            await second.describe()
+        with pytest.raises(AnswerError, match=r"size 9 at spec.other.replicas, but its scale subresource says 2"):
+            await third.describe()
+
+
+async def test_an_hpa_on_a_custom_resource_is_found_by_its_group_and_kind(flink: Cluster) -> None:
+    reference = {"apiVersion": "flink.apache.org/v1beta1", "kind": "FlinkDeployment", "name": "clicks"}
+    await flink.create(HPAS, {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}})
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        assert (await target.describe()).floor == Bound(2, "the HorizontalPodAutoscaler by-cpu scales it too")
+
+
+async def test_a_resource_that_is_not_installed_is_refused(cluster: Cluster) -> None:
+    async with connected(cluster.target("clicks", resource=FLINK_NAME)) as [target]:
+        with pytest.raises(RefusedError, match=r"no flinkdeployments.flink.apache.org.*CRD installed"):
+            await target.describe()
+
+
+# -- faults
+
+
+async def test_an_answer_that_was_lost_is_found_out_and_counts(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "lose", DEPLOYMENTS)
+        await target.scale(3)
+        assert (await target.describe()).desired == 3
+    assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 3
+
+
+async def test_what_we_changed_is_shown_before_the_watch_knows_it(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.fault("watch", "mute", DEPLOYMENTS, times=99)
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).desired == 1
+        await until(lambda: _true(DEPLOYMENTS in cluster.server.watches))
+        for size in (3, 5, 2):
+            await target.scale(size)
+            assert (await target.describe()).desired == size
+
+
+async def test_a_list_that_is_older_than_our_change_does_not_take_it_back(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        before = cluster.server.get(DEPLOYMENTS, "jobs", "tm")
+        await target.scale(4)
+        target._things._put(("jobs", "tm"), target._things.scope.keep(before))
+        assert (await target.describe()).desired == 4
+
+
+@pytest.mark.parametrize("code", [429, 500, 503])
+async def test_a_busy_server_is_asked_again_after_the_time_it_names(cluster: Cluster, code: int) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=Refusal(code, "Busy", "later", retry_after=1))
+        await target.scale(2)
+        first, second = cluster.server.asked("patch", DEPLOYMENTS)
+        assert second.at - first.at >= 1.0
+        assert (await target.describe()).desired == 2
+
+
+async def test_a_server_that_asks_to_wait_too_long_is_not_waited_for(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=Refusal(429, "Busy", "later", retry_after=60))
+        with pytest.raises(UnavailableError, match="429, asks to wait 60 s"):
+            await target.scale(2)
+        assert len(cluster.server.asked("patch")) == 1
+
+
+async def test_a_server_that_stays_silent_leaves_it_open_whether_the_size_was_accepted(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=0.6))) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "slow", DEPLOYMENTS, seconds=30.0, times=9)
+        with pytest.raises(EdgeTimeoutError, match="time"):
+            await target.scale(2)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error", "text"),
+    [
+        (Refusal(401, "Unauthorized", "Unauthorized"), RefusedError, "does not accept our credentials"),
+        (
+            Refusal(403, "Forbidden", "no"),
+            RefusedError,
+            "needs patch on deployments.apps/scale named tm in namespace jobs: see deploy/kubernetes",
+        ),
+        (Refusal(404, "NotFound", "gone"), RefusedError, "there is no tm"),
+        (Refusal(422, "Invalid", "too many"), RefusedError, "finds the request invalid.*too many"),
+        (Refusal(400, "BadRequest", "what?"), AnswerError, "answered 400"),
+    ],
+    ids=lambda value: str(value.code) if isinstance(value, Refusal) else "",
+)
+async def test_refusals_say_what_to_do(cluster: Cluster, refusal: Refusal, error: type[EdgeError], text: str) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=refusal, times=9)
+        with pytest.raises(error, match=text):
+            await target.scale(2)
+        assert (await target.describe()).desired == 1
+
+
+async def test_a_web_page_is_no_answer(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "nonsense", DEPLOYMENTS)
+        with pytest.raises(AnswerError, match="did not answer JSON"):
+            await target.scale(2)
+
+
+async def test_a_target_that_changes_all_the_time_is_given_up_after_some_attempts(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        refusal = Refusal(409, "Conflict", "the object has been modified")
+        cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=refusal, times=99)
+        with pytest.raises(UnavailableError, match="changed 5 times"):
+            await target.scale(2)
+        assert len(cluster.server.asked("patch")) == 5
+
+
+async def test_credentials_that_have_expired_are_read_anew(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        del cluster.server.users["daemon"]
+        kubeconfig(Path(cluster.kubeconfig), cluster.server, "next")
+        cluster.server.users["next"] = None
+        await target.scale(2)
+        assert (await target.describe()).desired == 2
+
+
+# -- watches
+
+
+async def watching(cluster: Cluster, kind: Kind = DEPLOYMENTS) -> None:
+    await until(lambda: _true(kind in cluster.server.watches))
+
+
+async def test_a_watch_that_breaks_off_goes_on_where_it_was(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        for size in (2, 3):
+            await watching(cluster)
+            cluster.server.cut_watches()
+            await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": size}})
+            await shows(target, lambda status, size=size: status.desired == size)  # type: ignore[misc]
+        assert len(cluster.server.asked("list", DEPLOYMENTS)) == 1
+
+
+async def test_a_line_that_is_cut_is_no_event(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.fault("watch", "cut", DEPLOYMENTS, times=2)
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).desired == 1
+        await watching(cluster)
+        await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 4}})
+        await shows(target, lambda status: status.desired == 4)
+
+
+async def test_versions_that_are_no_longer_kept_lead_to_a_new_list(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.bookmarks = 60.0
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        await watching(cluster)
+        cluster.server.cut_watches()
+        await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 6}})
+        cluster.server.compact()
+        await shows(target, lambda status: status.desired == 6)
+        assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
+
+
+async def test_a_watch_that_is_refused_as_too_old_leads_to_a_new_list(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.fault("watch", "refuse", DEPLOYMENTS, refusal=Refusal(410, "Expired", "too old"))
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        await watching(cluster)
+        assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
+
+
+async def test_bookmarks_keep_the_version_fresh_while_nothing_happens(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.bookmarks = 0.05
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        await watching(cluster)
+        await cluster.workload(DEPLOYMENTS, "unrelated", 1)
+        version = int(cluster.server.get(DEPLOYMENTS, "jobs", "unrelated")["metadata"]["resourceVersion"])
+        await until(lambda: _true(int(target._things._version or 0) >= version))
+        cluster.server._kept_from = version
+        cluster.server.cut_watches()
+        await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 2}})
+        await shows(target, lambda status: status.desired == 2)
+        assert len(cluster.server.asked("list", DEPLOYMENTS)) == 1
+
+
+async def test_a_watch_that_says_nothing_any_more_is_found_out(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.fault("watch", "mute", DEPLOYMENTS)
+    async with connected(cluster.target("tm", max_age=SOON)) as [target]:
+        assert (await target.describe()).desired == 1
+        await watching(cluster)
+        await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 4}})
+        await shows(target, lambda status: status.desired == 4)
+        assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
+
+
+async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+        async with connected(cluster.target("tm", max_age=SOON)) as [target]:
+            assert (await target.describe()).desired == 1
+            outage = cluster.server.fault("*", "drop", times=10**6)
+            cluster.server.cut_watches()
+            assert (await target.describe()).desired == 1  # a short outage is no reason to be blind
+            assert "the size known is stale" in await fails(target, UnavailableError)
+            with pytest.raises(UnavailableError):
+                await target.scale(3)
+            outage.times = 0
+            await until(lambda: _describes(target))
+            attempts = len(cluster.server.asked("watch", DEPLOYMENTS)) + len(cluster.server.asked("list", DEPLOYMENTS))
+            assert attempts < 20  # with pauses between them
+    told = [record.message for record in caplog.records if record.__dict__.get("resource") == "deployments.apps"]
+    assert told == ["a watch has ended", "watching again"]
+
+
+async def _describes(target: Target) -> TargetStatus | None:
+    try:
+        return await target.describe()
+    except EdgeError:
+        return None
+
+
+async def test_a_permission_that_is_taken_away_shows_once_the_size_is_stale(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm", max_age=SOON)) as [target]:
+        await target.describe()
+        for verb in ("watch", "list"):
+            refusal = Refusal(403, "Forbidden", "no more")
+            cluster.server.fault(verb, "refuse", DEPLOYMENTS, refusal=refusal, times=10**6)
+        cluster.server.cut_watches()
+        text = await fails(target, RefusedError)
+        assert "this needs" in text
+        assert "named tm in namespace jobs" in text
+
+
+async def test_long_lists_come_in_pages(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoscaler.targets.kubernetes_watch.PAGE", 4)
+    names = [f"tm-{number:02}" for number in range(10)]
+    for number, name in enumerate(names):
+        await cluster.workload(DEPLOYMENTS, name, number % 3)
+    refusal = Refusal(410, "Expired", "The provided continue parameter is too old")
+    fault = cluster.server.fault("list", "refuse", DEPLOYMENTS, refusal=refusal)
+    fault.to = lambda request: request.kind is DEPLOYMENTS and "continue" in request.query
+    async with connected(*(cluster.target(name, watch="namespace") for name in names)) as targets:
+        await until(lambda: _describes(targets[0]))
+        assert [(await target.describe()).desired for target in targets] == [number % 3 for number in range(10)]
+
+
+# -- the plug-in itself
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ({"name": ""}, "name must be"),
+        ({"name": "Tm"}, "name must be"),
+        ({"name": "../secrets"}, "name must be"),
+        ({"namespace": "a/b"}, "namespace must be"),
+        ({"resource": "daemonsets"}, "resource must be one of deployments, statefulsets, replicasets or group"),
+        ({"resource": "v1/pods"}, "resource must be"),
+        ({"resource": FLINK_NAME, "replicas_path": "spec[0]"}, "replicas_path must be"),
+        ({"resource": FLINK_NAME, "replicas_path": ""}, "replicas_path must be"),
+        ({"ready_path": "status.ready"}, "for custom resources"),
+        ({"resource": "statefulsets", "choose_pods": True}, "highest ordinal"),
+        ({"timeout": timedelta(0)}, "timeout must be above 0s"),
+        ({"max_age": timedelta(seconds=1)}, "max_age must be 2s or more"),
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(parameters: Json, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Kubernetes(**{"name": "tm", **parameters})
+
+
+async def test_a_missing_package_says_which_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes_asyncio.client", None)
+    async with LocalShared() as shared:
+        with pytest.raises(PluginError, match=r"pip install 'reactive-autoscaler\[kubernetes\]'"):
+            async with Kubernetes("tm").connect(shared):
+                pass
+
+
+@pytest.mark.parametrize("text", ["", "clusters: 3", "- a", "{"])
+async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    async with LocalShared() as shared:
+        with pytest.raises(PluginError, match=rf"no credentials for Kubernetes \({path}"):
+            async with Kubernetes("tm", kubeconfig=str(path)).connect(shared):
+                pass
+
+
+async def test_the_context_is_chosen_and_gives_the_namespace(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 3)
+    path = cluster.kubeconfig
+    async with connected(Kubernetes("tm", kubeconfig=path, context="test")) as [target]:
+        assert (await target.describe()).desired == 3
+    async with LocalShared() as shared:
+        with pytest.raises(PluginError, match="context nowhere"):
+            async with Kubernetes("tm", kubeconfig=path, context="nowhere").connect(shared):
+                pass
+
+
+async def test_in_a_pod_the_service_account_is_used(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kubernetes_asyncio.config import incluster_config  # noqa: PLC0415 - it belongs to an extra
+
+    await cluster.workload(DEPLOYMENTS, "tm", 3)
+    (tmp_path / "token").write_text("daemon")
+    (tmp_path / "namespace").write_text("jobs\n")
+    host, _, port = cluster.server.url.removeprefix("http://").partition(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setattr("autoscaler.targets.kubernetes_api.ACCOUNT", tmp_path)
+
+    def load(client_configuration: Any) -> None:  # the pod's files are elsewhere here, and the test server has no TLS
+        loader = incluster_config.InClusterConfigLoader(str(tmp_path / "token"), str(tmp_path / "token"))
+        loader._load_config()
+        loader.host = cluster.server.url
+        loader.ssl_ca_cert = None
+        loader._set_config(client_configuration)
+
+    monkeypatch.setattr("kubernetes_asyncio.config.load_incluster_config", load)
+    async with connected(Kubernetes("tm")) as [target]:
+        assert (await target.describe()).desired == 3
+
+
+# -- doctor
+
+
+async def test_the_doctor_finds_nothing_where_all_is_well(any_cluster: Cluster) -> None:
+    await any_cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(any_cluster.target("tm", choose_pods=True)) as [target]:
+        await shows(target, lambda status: status.desired == 1)
+        assert list(await target.diagnose()) == []
+
+
+async def test_the_doctor_names_missing_permissions_and_other_controllers(cluster: Cluster, tmp_path: Path) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"minReadySeconds": 30}})
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "tm"}
+    await cluster.create(HPAS, {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}})
+    rules = [
+        {"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": ["list", "watch"]},
+    ]
+    config = kubeconfig(tmp_path / "limited", cluster.server, "limited", Grants([("jobs", rule) for rule in rules]))
+    async with connected(cluster.target("tm", kubeconfig=config)) as [target]:
+        findings = [f"{finding.severity}: {finding.problem}" for finding in await target.diagnose()]
+    assert findings == [
+        "error: no permission: get on deployments.apps/scale named tm in namespace jobs",
+        "error: no permission: patch on deployments.apps/scale named tm in namespace jobs",
+        "warning: no permission: list on pods in namespace jobs",
+        "warning: no permission: list on scaledobjects.keda.sh in namespace jobs",
+        "warning: no permission: watch on scaledobjects.keda.sh in namespace jobs",
+        "error: the HorizontalPodAutoscaler by-cpu scales it too",
+        "info: minReadySeconds is 30",
+    ]
+
+
+async def test_a_cancelled_look_leaves_nothing_behind(cluster: Cluster) -> None:
+    before = asyncio.all_tasks()
+    async with connected(cluster.target("tm")) as [target]:
+        look = asyncio.create_task(target.describe())
+        await asyncio.sleep(0)
+        look.cancel()
+        await asyncio.wait((look,))
+    left = {task for task in asyncio.all_tasks() - before if "watch" in task.get_name()}
+    assert left == set()
