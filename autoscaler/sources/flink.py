@@ -424,8 +424,12 @@ class Work:
     true_rates: Mapping[str, float]
 
 
-def work(seen: Seen, query: FlinkQuery) -> Work:
-    """Put the vertices together. Raises AnswerError when one of them cannot be measured."""
+def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], rules.TargetRate]) -> Work:
+    """Put the vertices together. `target` says what a source must take.
+
+    Raises:
+        AnswerError: one of them cannot be measured.
+    """
     alive = {track.vertex.id: track for track in _some(seen.alive)}
     inputs = seen.job.inputs
     edges = tuple((start, end) for end in alive for start in inputs[end] if start in alive)
@@ -444,22 +448,27 @@ def work(seen: Seen, query: FlinkQuery) -> Work:
         rates[vertex] = rules.Rates(taken, given)
         true_rates[vertex] = _true_rate(track, source, query.aggregator)
         if source:
-            targets[vertex] = _target(track, taken, query)
+            targets[vertex] = target(track, query)
     ratios = rules.output_ratios(graph, rates)
     return Work(graph, rules.target_rates(graph, targets, ratios), true_rates)
 
 
-def _target(track: Track, taken: float, query: FlinkQuery) -> rules.TargetRate:
+def _taken(track: Track, _: FlinkQuery) -> rules.TargetRate:
+    """What a source takes now."""
+    return rules.TargetRate(read_rate(track))
+
+
+def _target(track: Track, query: FlinkQuery) -> rules.TargetRate:
     """What a source must take: a source that does not tell its lag, what it takes, as in Flink's autoscaler."""
     if track.last.pending is None:
-        return rules.TargetRate(taken)
+        return _taken(track, query)
     seconds = query.catch_up.total_seconds()
     return rules.TargetRate(_offered(track), waiting(track) / seconds if seconds else 0.0)
 
 
 def capacity(seen: Seen, query: FlinkQuery) -> float:
     """Records per second that the whole job could process at its sources, at its present parallelism."""
-    known = work(seen, query)
+    known = work(seen, query, _taken)
     found = rules.job_true_rate(known.graph, {v: target.rate for v, target in known.targets.items()}, known.true_rates)
     names = [seen.tracks[vertex].vertex.name for vertex in found.unknown if vertex not in known.graph.sources]
     if names:
@@ -469,7 +478,7 @@ def capacity(seen: Seen, query: FlinkQuery) -> float:
 
 def required_parallelism(seen: Seen, query: FlinkQuery) -> float:
     """Slots that the neediest vertex needs for what is offered, at the wished utilization."""
-    known = work(seen, query)
+    known = work(seen, query, _target)
     needed = []
     for track in seen.alive:
         vertex = track.vertex
