@@ -1,4 +1,4 @@
-"""`autoscaler demo`: a real Spark cluster and a real streaming job on this machine, scaled by the real daemon."""
+"""`autoscaler demo`: a real cluster and a real streaming job on this machine, scaled by the real daemon."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ SHORTEST = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's options to a parser."""
     parser.description = (
-        "Start a Spark standalone cluster and a streaming job on this machine, offer it a changing load, and let "
+        "Start a Spark or Flink cluster and a streaming job on this machine, offer it a changing load, and let "
         "the autoscaler scale its workers. Succeeds only if it scaled up, drained, scaled down, and every record "
         "that was offered arrived exactly once."
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("spark", "flink"),
+        default="spark",
+        help="what runs the job (default: spark); flink needs a Java compiler and the extra flink-test",
     )
     parser.add_argument(
         "--duration",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,27 +18,16 @@ daemon:
   directory: {state}
   listen: 127.0.0.1:{listen}
 sources:
-  job: &job                     # the job itself: its report (one line in the job) and Spark's own pages
-    type: spark
-    app: {app}
-    report: http://127.0.0.1:{report_port}
-    master: http://127.0.0.1:{master_ui_port}
-    driver: http://127.0.0.1:{driver_ui_port}
-    window: 10s
+  job: &job                     # {about_source}
+{source}
 clusters:
   {cluster}:
     interval: 2s
-    timeout: 1500ms
-    target:                     # what is scaled: workers of one core each on this machine
+    timeout: {timeout}
+    target:                     # {about_target}
       type: local
-      kind: spark-worker
-      directory: {pool}
-      master: spark://127.0.0.1:{master_port}
-      master_ui: http://127.0.0.1:{master_ui_port}
-      cores: 1
-      memory: {worker_memory}
-      worker_timeout: {worker_timeout}s
-    engine: *job                # what absorbs the change: Spark gives a new worker's cores to the job at once
+{target}
+    engine: *job                # what absorbs the change: {about_engine}
     slots_per_replica: 1
     min: 1
     max: 4
@@ -49,64 +40,81 @@ clusters:
       drain:                    # the fewest workers that keep up and work off the backlog within a minute
         type: backlog-drain
         within: 60s
-        restart: 15s
+        restart: {restart}s
         confirm: 3s             # a rate measured across a change of the load is neither the old nor the new
-        stops: false            # while new workers come up, the old ones go on working
+        stops: {stops}
     up: {{window: 0s}}
     down: {{window: {window}s, cooldown: 5s}}
-    settle: {{ready: 1m, registered: 1m, absorbed: 1m, running: 1m, caught_up: 3m, backlog_time: 5s}}
+    settle: {{{settle}, caught_up: 3m, backlog_time: 5s}}
     capacity:                   # records/s, until it has been seen how much it really is
-      per_replica: {per_worker}
+      per_replica: {per_worker:g}
       sustained: 12s            # a little more than the window the throughput is averaged over
-      warmup: 20s             # the first batches on new workers are slow
+      warmup: 20s             # the first records on new workers are slow
     max_age: 30s
     lookback: 3m
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Addresses:
-    """Ports of one run, all of the loopback address."""
+class Parts:
+    """What differs from engine to engine.
 
-    listen: int
-    master: int
-    master_ui: int
-    driver_ui: int
-    report: int
+    Attributes:
+        about_source, about_target, about_engine: comments.
+        source: parameters of the source, which are those of the engine.
+        target: parameters of the target `local`.
+        timeout: within this everything must have answered.
+        restart: seconds that the first rescale is assumed to take.
+        stops: the policy's `stops`, with a comment.
+        settle: deadlines of the first phases.
+        per_worker: records/s that a worker is assumed to process at first.
+    """
 
-    @property
-    def api(self) -> str:
-        """The daemon's page about the cluster."""
-        return f"http://127.0.0.1:{self.listen}/api/v1/clusters/{CLUSTER}"
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """The worker pool of one run."""
-
-    directory: Path
-    worker_memory: str
-    worker_timeout: int
+    about_source: str
+    source: Mapping[str, str | int]
+    about_target: str
+    target: Mapping[str, str | int]
+    about_engine: str
+    timeout: str
+    restart: int
+    stops: str
+    settle: str
     per_worker: float
 
 
-def configuration(app: str, addresses: Addresses, pool: Pool, state: Path, duration: float) -> str:
+def configuration(parts: Parts, listen: int, state: Path, duration: float) -> str:
     """The text of the configuration file for a load of this duration (seconds).
 
     A shorter demo is less patient before it scales down, or there would be no time left to see it.
     """
     return _TEXT.format(
-        app=app,
+        about_source=parts.about_source,
+        source=_lines(parts.source, 4),
+        about_target=parts.about_target,
+        target=_lines(parts.target, 6),
+        about_engine=parts.about_engine,
+        timeout=parts.timeout,
+        restart=parts.restart,
+        stops=parts.stops,
+        settle=parts.settle,
+        per_worker=parts.per_worker,
         cluster=CLUSTER,
         state=json.dumps(str(state)),
-        listen=addresses.listen,
-        report_port=addresses.report,
-        master_port=addresses.master,
-        master_ui_port=addresses.master_ui,
-        driver_ui_port=addresses.driver_ui,
-        pool=json.dumps(str(pool.directory)),
-        worker_memory=pool.worker_memory,
-        worker_timeout=pool.worker_timeout,
+        listen=listen,
         window=max(8, round(30 * min(1.0, duration / DURATION))),
-        per_worker=f"{pool.per_worker:g}",
     )
+
+
+def api(listen: int) -> str:
+    """The daemon's page about the cluster."""
+    return f"http://127.0.0.1:{listen}/api/v1/clusters/{CLUSTER}"
+
+
+def _lines(parameters: Mapping[str, str | int], indent: int) -> str:
+    return "\n".join(f"{' ' * indent}{name}: {_plain(value)}" for name, value in parameters.items())
+
+
+def _plain(value: str | int) -> str:
+    """A value as one would write it; what may hold a sign of YAML's in quotes."""
+    text = str(value)
+    return text if re.fullmatch(r"[\w./:-]+", text) else json.dumps(text)

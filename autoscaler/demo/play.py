@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shutil
 import signal
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,30 +17,24 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from autoscaler.demo.app import Settings
 from autoscaler.demo.clock import start_clock
-from autoscaler.demo.config import Addresses, Pool, configuration
+from autoscaler.demo.config import api, configuration
+from autoscaler.demo.flink_scene import FlinkScene
 from autoscaler.demo.load import Load, read_load, split, stretch, surge
 from autoscaler.demo.result import Rescale, Run, Sample, summary
+from autoscaler.demo.scene import PARTITIONS, Scene, get, require
 from autoscaler.demo.show import Moment, Show, show
-from autoscaler.demo.sink import account, read_sink
-from autoscaler.demo.stage import QUICK_START, DemoError, Stage, free_port, spark_environment
-from autoscaler.java import find_java
+from autoscaler.demo.sink import account
+from autoscaler.demo.spark_scene import SparkScene
+from autoscaler.demo.stage import DemoError, Stage, free_port
 from autoscaler.ports import AutoscalerError
 from autoscaler.targets.pool import ask
-from autoscaler.targets.workers import spark_home
 
-APP = "autoscaler-demo"
-PARTITIONS = 6  # useful sizes are 1, 2, 3 and 6 workers; more tasks would cost this small machine more than they give
-COST = 0.04  # seconds of waiting per record: 25 records/s per worker at best
-MOST = 1000  # records per batch, whatever their pace
-BATCH = 3.0  # seconds that a batch should take
-EXECUTOR_MEMORY = "640m"
-WORKER_MEMORY = "1g"
-WORKER_TIMEOUT = 60
+SCENES: dict[str, Callable[[Stage, Path], Scene]] = {"spark": SparkScene, "flink": FlinkScene}
 START_TIMEOUT = 240.0
 END_TIMEOUT = 180.0
 LOOK_EVERY = 1.0
+STALE = 3.0  # seconds: what a job says of its lag may be a little older
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -128,9 +119,11 @@ class _Demo:
         self._output = output
         self._options = options
         self._work = output / "work"
-        self._pool = Pool(self._work / "workers", WORKER_MEMORY, WORKER_TIMEOUT, 1 / COST)
-        self._stage = Stage(output / "logs", self._pool.directory)
-        self._addresses = Addresses(*(free_port() for _ in range(5)))
+        if not options.no_plot:
+            require(("matplotlib",), "plot")
+        self._stage = Stage(output / "logs", self._work / "workers")
+        self._scene = SCENES[options.engine](self._stage, self._work)
+        self._listen = free_port()
         self._start = 0.0
         self._seen = _Seen()
 
@@ -146,7 +139,7 @@ class _Demo:
         (self._output / "result.json").write_text(json.dumps(result, indent=2) + "\n")
         if not self._options.no_plot:
             self._draw(played)
-        self._sum_up(result)
+        self._sum_up(played, result)
         if not self._options.keep:
             shutil.rmtree(self._work, ignore_errors=True)
             if result["ok"]:
@@ -158,26 +151,21 @@ class _Demo:
     def _play(self) -> Run:
         self._prepare()
         with show(self._console) as shown:
-            self._wait_until(
-                (self._work / "ready").exists, START_TIMEOUT, shown, "starting", "the job to run on a worker"
-            )
+            self._wait_until(self._scene.running, START_TIMEOUT, shown, "starting", "the job to run on a worker")
             self._wait_until(self._daemon_sees, 60.0, shown, "starting", "the daemon to see the job")
             # A whole second ahead: nobody reads the clock's file later than the load begins.
             self._start = time.time() + 1.0
-            self._write_clock()
+            start_clock(self._work / "clock.json", self._load, self._start)
             while self._now() < self._load.duration:
                 self._look(shown, self._phase())
             drained = self._ending(shown)
         rescales = self._rescales()
-        failed_tasks = self._failed_tasks()
-        workers = len(list((self._pool.directory / "workers").glob("*.json")))
+        facts = self._scene.facts()
+        workers = len(list((self._stage.pool / "workers").glob("*.json")))
         # In this order: a daemon that saw the job go would have something to say about it.
         self._stage.stop("daemon", 20.0)
-        self._stage.stop("job", 60.0)
-        try:
-            arrivals = read_sink(self._work / "sink")
-        except (OSError, ValueError) as error:
-            raise DemoError(f"the sink cannot be read back: {error}") from error
+        ending = self._scene.finish()
+        arrivals = ending.arrivals
         heads = split(self._load.offered(self._load.duration), PARTITIONS)
         return Run(
             load=self._load,
@@ -188,63 +176,33 @@ class _Demo:
             rescales=rescales,
             drained=drained,
             workers=workers,
-            failed_tasks=failed_tasks,
+            facts=facts,
+            trouble=ending.problems,
         )
 
     def _prepare(self) -> None:
         """Write the configuration and start everything."""
-        for package in ("pyspark", "pyarrow", *(() if self._options.no_plot else ("matplotlib",))):
-            if importlib.util.find_spec(package) is None:
-                raise DemoError(f"the package {package} is not installed; say pip install 'reactive-autoscaler[demo]'")
-        home = spark_home()
-        java = find_java(self._output / "work" / "java")
-        self._say(f"Java: {java}")
-        at, python = self._addresses, sys.executable
-        environment = spark_environment(home, java, python, WORKER_TIMEOUT)
+        self._work.mkdir(exist_ok=True)
+        self._say(f"Java: {self._scene.java}")
         file = self._output / "autoscaler.yaml"
         state = self._work / "autoscaler"
-        file.write_text(configuration(APP, at, self._pool, state, self._load.duration))
+        file.write_text(configuration(self._scene.parts, self._listen, state, self._load.duration))
         self._say(f"configuration of the autoscaler: {file}")
         self._say(f"logs: {self._stage.logs}")
         # One worker is there before the load begins; from then on the daemon decides.
-        ask(self._pool.directory, 1)
-        spark_class = str(home / "bin" / "spark-class")
-        master = ["--host", "127.0.0.1", "--port", str(at.master), "--webui-port", str(at.master_ui)]
-        self._stage.start("master", [spark_class, "org.apache.spark.deploy.master.Master", *master], environment)
-        self._wait_until(
-            lambda: _get(f"http://127.0.0.1:{at.master_ui}/json/") is not None, 60.0, None, "", "the Spark Master"
-        )
-        self._stage.start("daemon", [python, "-m", "autoscaler", "run", str(file)], environment)
-        settings = Settings(
-            name=APP,
-            master=f"spark://127.0.0.1:{at.master}",
-            ui_port=at.driver_ui,
-            report_port=at.report,
-            clock=str(self._work / "clock.json"),
-            sink=str(self._work / "sink"),
-            checkpoint=str(self._work / "checkpoint"),
-            scratch=str(self._work / "scratch"),
-            ready=str(self._work / "ready"),
-            partitions=PARTITIONS,
-            most=MOST,
-            batch=BATCH,
-            cost=COST,
-            executor_memory=EXECUTOR_MEMORY,
-            java_options=QUICK_START,
-            worker_timeout=WORKER_TIMEOUT,
-        )
-        settings.write(self._work / "job.json")
-        self._stage.start("job", [python, "-m", "autoscaler.demo.app", str(self._work / "job.json")], environment)
-
-    def _write_clock(self) -> None:
-        start_clock(self._work / "clock.json", self._load, self._start)
+        ask(self._stage.pool, 1)
+        self._scene.start_cluster()
+        self._wait_until(self._scene.up, 60.0, None, "", "the cluster to answer")
+        daemon = [sys.executable, "-m", "autoscaler", "run", str(file)]
+        self._stage.start("daemon", daemon, self._scene.environment)
+        self._scene.start_job()
 
     def _ending(self, shown: Show) -> bool:
         """Let the job drain and the daemon finish what it does; whether all was read."""
         deadline = time.monotonic() + END_TIMEOUT
         drained = False
         while time.monotonic() < deadline:
-            drained = self._lag() == 0
+            drained = self._now() > self._load.duration + STALE and self._lag() == 0
             sizes = [sample.desired for sample in self._seen.samples if sample.desired is not None]
             calm = not self._seen.rescaling and sizes and sizes[-1] < max(sizes)
             if drained and (calm or max(sizes, default=1) == 1):
@@ -267,7 +225,7 @@ class _Demo:
         """Look once at everything, show it, and wait for the next time."""
         began = time.monotonic()
         self._stage.check()
-        cluster = _get(self._addresses.api) or {}
+        cluster = get(api(self._listen)) or {}
         self._note(cluster)
         if shown is not None:
             now = self._now()
@@ -301,24 +259,18 @@ class _Demo:
             self._seen.desired = rescale["to"]
 
     def _lag(self) -> int | None:
-        """Records offered and not yet in a committed batch, by the job's own report."""
-        report = _get(f"http://127.0.0.1:{self._addresses.report}/v1/progress")
-        if report is None or not report["queries"]:
-            return None
-        progress = report["queries"][-1]["progress"]
-        done = (progress[-1]["sources"][0]["end"] or 0) if progress else 0
-        return max(0, self._load.offered(self._now()) - done)
+        return self._scene.lag(self._load.offered(self._now()))
 
     def _daemon_sees(self) -> bool:
         """Whether the daemon sees a worker up and the job."""
-        cluster = _get(self._addresses.api) or {}
+        cluster = get(api(self._listen)) or {}
         observation = cluster.get("observation") or {}
         engine = observation.get("engine") or {}
         return cluster.get("ready") == 1 and engine.get("job") == "running"
 
     def _rescales(self) -> list[Rescale]:
         """What the daemon asked for since the load began, by its own log."""
-        answer = _get(self._addresses.api + "/decisions?limit=2000", seconds=10.0)
+        answer = get(api(self._listen) + "/decisions?limit=2000", seconds=10.0)
         if answer is None:
             raise DemoError(self._stage.told("daemon", "the daemon does not tell its decisions"))
         found: list[Rescale] = []
@@ -328,12 +280,6 @@ class _Demo:
             if decision["desired"] != decision["current"] and at >= 0:
                 found.append(Rescale(at, decision["current"], decision["desired"], decision["reason"]))
         return found
-
-    def _failed_tasks(self) -> int | None:
-        base = f"http://127.0.0.1:{self._addresses.driver_ui}/api/v1/applications"
-        applications = _get(base, seconds=5.0)
-        executors = _get(f"{base}/{applications[0]['id']}/allexecutors", seconds=5.0) if applications else None
-        return None if executors is None else sum(int(executor["failedTasks"]) for executor in executors)
 
     def _wait_until(self, done: Callable[[], bool], seconds: float, shown: Show | None, phase: str, what: str) -> None:
         deadline = time.monotonic() + seconds
@@ -352,7 +298,7 @@ class _Demo:
 
         draw(played, self._output / "plot.png")
 
-    def _sum_up(self, result: dict[str, Any]) -> None:
+    def _sum_up(self, played: Run, result: dict[str, Any]) -> None:
         def seconds(name: str) -> str:
             return "-" if result[name] is None else f"{result[name]:.0f} s"
 
@@ -367,7 +313,8 @@ class _Demo:
         )
         say(
             f"  {result['offered']} records offered, {result['processed']} processed, {result['lost']} lost, "
-            f"{result['duplicated']} duplicated; failed tasks: {result['failed_tasks']}"
+            f"{result['duplicated']} duplicated; "
+            + ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in played.facts.items())
         )
         say(f"  result: {self._output / 'result.json'}")
         if not self._options.no_plot:
@@ -392,12 +339,3 @@ def _thought(cluster: dict[str, Any], decision: dict[str, Any]) -> str:
     elif missing := cluster.get("missing"):
         parts.insert(0, f"cannot read {', '.join(missing)}")
     return "; ".join(parts)
-
-
-def _get(url: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of any shape
-    """The JSON at an address, or None while nobody (or nothing usable) answers there."""
-    try:
-        with urllib.request.urlopen(url, timeout=seconds) as answer:  # noqa: S310 - loopback addresses of our own
-            return json.load(answer)
-    except (urllib.error.URLError, OSError, ValueError):
-        return None

@@ -6,8 +6,8 @@ Times are in seconds since the load began.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autoscaler.demo.load import Load
@@ -55,7 +55,8 @@ class Run:
         rescales: what the daemon asked for, in order.
         drained: whether the job had read everything that was offered when it was stopped.
         workers: workers that were there when the run ended.
-        failed_tasks: tasks that failed; None when the driver did not say.
+        facts: what the engine tells of the run.
+        trouble: what shows that the job's own state was not exact.
     """
 
     load: Load
@@ -66,7 +67,8 @@ class Run:
     rescales: Sequence[Rescale]
     drained: bool
     workers: int
-    failed_tasks: int | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    trouble: Sequence[str] = ()
 
 
 def lags(run: Run, every: float = 1.0) -> list[tuple[float, int]]:
@@ -119,7 +121,7 @@ def summary(run: Run) -> dict[str, Any]:
         "lost": run.account.lost,
         "duplicated": run.account.duplicated,
         "strange": run.account.strange,
-        "failed_tasks": run.failed_tasks,
+        **run.facts,
         "scale_ups": len(ups),
         "scale_downs": len(downs),
         "most_workers": max((sample.ready or 0 for sample in run.samples), default=0),
@@ -161,7 +163,7 @@ def problems(run: Run) -> list[str]:
             f"the sink is not exact: {account.offered} offered, {account.processed} processed, {account.lost} lost, "
             f"{account.duplicated} duplicated, {account.strange} that nobody offered"
         )
-    return found
+    return [*found, *run.trouble]
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape

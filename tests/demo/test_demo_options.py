@@ -6,15 +6,20 @@ import argparse
 import io
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from autoscaler.demo import add_arguments, run
-from autoscaler.demo.config import Addresses, Pool, configuration
+from autoscaler.demo.config import configuration
+from autoscaler.demo.flink_scene import FlinkScene
+from autoscaler.demo.scene import Scene
 from autoscaler.demo.show import Moment, line, show, table
+from autoscaler.demo.spark_scene import SparkScene
 from autoscaler.demo.stage import DemoError, Stage
+from autoscaler.ports import AutoscalerError
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -44,17 +49,24 @@ def test_results_of_an_earlier_run_are_not_overwritten(tmp_path: Path, capsys: p
     assert "not an empty directory" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("scene", [SparkScene, FlinkScene])
 @pytest.mark.parametrize("directory", ["plain", "with a blank: and # more"])
-def test_the_configuration_file_is_a_valid_one(tmp_path: Path, directory: str) -> None:
+def test_the_configuration_file_is_a_valid_one(
+    scene: Callable[[Stage, Path], Scene], tmp_path: Path, directory: str
+) -> None:
     from autoscaler.config.load import load  # noqa: PLC0415 - the rest of this file does not need it
 
-    pool = Pool(tmp_path / directory, "1g", 60, 25.0)
+    work = tmp_path / directory
+    try:
+        parts = scene(Stage(tmp_path / "logs", work / "workers"), work).parts
+    except AutoscalerError as error:
+        pytest.skip(str(error))
     path = tmp_path / "autoscaler.yaml"
-    path.write_text(configuration("app", Addresses(1, 2, 3, 4, 5), pool, tmp_path / directory, 240.0))
+    path.write_text(configuration(parts, 1, work, 240.0))
     cluster = load(path, {}).clusters["demo"]
     assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (1, 4)
     assert cluster.spec.down.window.total_seconds() == 30
-    path.write_text(configuration("app", Addresses(1, 2, 3, 4, 5), pool, tmp_path / directory, 100.0))
+    path.write_text(configuration(parts, 1, work, 100.0))
     assert load(path, {}).clusters["demo"].spec.down.window.total_seconds() == 12
 
 

@@ -41,7 +41,7 @@ def good(**changes: Any) -> Run:
         rescales=[Rescale(12.0, 1, 2, "above"), Rescale(52.0, 2, 1, "below")],
         drained=True,
         workers=1,
-        failed_tasks=0,
+        facts={"failed_tasks": 0},
     )
     return replace(run, **changes)
 
@@ -52,6 +52,7 @@ def test_a_good_run_is_a_success_with_its_numbers() -> None:
     assert result["reasons"] == []
     assert (result["offered"], result["processed"], result["lost"], result["duplicated"]) == (1200, 1200, 0, 0)
     assert (result["scale_ups"], result["scale_downs"], result["most_workers"]) == (1, 1, 2)
+    assert result["failed_tasks"] == 0
     assert result["first_scale_up_after_s"] == 2.0
     assert result["first_scale_down_after_s"] == 12.0
     assert result["last_new_worker_first_task_s"] == pytest.approx(20, abs=0.2)
@@ -86,6 +87,7 @@ def test_the_first_task_of_a_worker_is_its_first_record() -> None:
         ({"arrivals": [arrival for arrival in processed() if arrival.worker == "first"]}, "no new worker"),
         ({"drained": False}, "did not drain"),
         ({"workers": 2}, "2 workers are left of 1"),
+        ({"trouble": ["the state is not exact"]}, "the state is not exact"),
         ({"account": Account(1200, 1199, 1, 0, 0)}, "1 lost"),
         ({"account": Account(1200, 1201, 0, 1, 0)}, "1 duplicated"),
         ({"account": Account(1200, 1201, 0, 0, 1)}, "1 that nobody offered"),

@@ -76,6 +76,7 @@ class FlinkCluster:
         )
         self._began = 0.0
         self._steps: list[tuple[float, float]] = []
+        self._end = FOREVER
 
     @property
     def rest(self) -> str:
@@ -126,6 +127,17 @@ class FlinkCluster:
         """Slots that the JobManager counts."""
         return int(self.get("/overview")["slots-total"])
 
+    def task_managers(self) -> set[str]:
+        """Names of the TaskManagers that the JobManager lists."""
+        return {each["id"] for each in self.get("/taskmanagers")["taskmanagers"]}
+
+    def pending(self) -> int | None:
+        """Records waiting, by the source's metric, which may be two seconds old; None while the job restarts."""
+        vertex = self.get(f"/jobs/{self.job_id()}")["vertices"][0]["id"]
+        path = f"/jobs/{self.job_id()}/vertices/{vertex}/subtasks/metrics?get=Source__log.pendingRecords&agg=sum"
+        found = self.get(path)
+        return int(found[0]["sum"]) if found else None
+
     # ---- the load
 
     def offer(self, rate: float) -> float:
@@ -133,24 +145,29 @@ class FlinkCluster:
         at = time.time() + SOON
         self._began = self._began or at
         self._steps.append((at - self._began, rate))
-        self._write(FOREVER)
+        self._write()
         return at
 
     def end_load(self) -> int:
         """Offer nothing any more from the next second on; how many records there are then in all."""
-        at = time.time() + SOON - self._began
-        self._write(at)
-        return self._load(at).offered(math.inf)
+        self._end = time.time() + SOON - self._began
+        self._write()
+        return self._load(self._end).offered(math.inf)
 
     def offered(self) -> int:
         """Records offered until now."""
-        return self._load(FOREVER).offered(time.time() - self._began) if self._steps else 0
+        return self._load(self._end).offered(time.time() - self._began) if self._steps else 0
 
     def _load(self, duration: float) -> Load:
         return Load(tuple(self._steps), duration)
 
-    def _write(self, duration: float) -> None:
-        start_clock(self.job.clock, self._load(duration), self._began)
+    def _write(self) -> None:
+        start_clock(self.job.clock, self._load(self._end), self._began)
+
+    def drained(self) -> bool:
+        """Whether the load has ended and nothing of it is waiting."""
+        # What Flink says of metrics may be two seconds old.
+        return time.time() > self._began + self._end + 3 and self.pending() == 0
 
     def stop_job(self, seconds: float = 60) -> None:
         """Stop the job with a last savepoint: all that was read is written. The JobManager ends with it."""

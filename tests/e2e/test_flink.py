@@ -1,0 +1,185 @@
+"""The daemon scales the TaskManagers of a real Flink in Reactive Mode, and the job's state survives it all.
+
+One job, one load that rises and falls, and in between a TaskManager that is killed and one that is stopped: the first
+keeps its slots until its heartbeat has run out (10 s here), the second gives them up at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.demo.flink import TASK_MANAGER_MEMORY, read_files
+from autoscaler.demo.load import split
+from autoscaler.demo.sink import account
+from autoscaler.demo.stage import QUICK_START, free_port
+from autoscaler.targets.pool import ask
+
+from .flink_cluster import FlinkCluster, flink_cluster, get, kill, until
+
+pytestmark = pytest.mark.e2e
+
+COST = 45  # milliseconds: 22 records/s per slot at best
+CALM, SURGE = 10.0, 46.0  # records/s: one slot is enough, two are not
+HEARTBEAT = 10.0  # seconds
+SETTLED = 150.0  # seconds that anything may take
+
+CONFIGURATION = """\
+daemon: {{directory: {directory}/state, listen: "127.0.0.1:{listen}"}}
+sources:
+  job: &job {{type: flink, url: "{rest}", job: surge, window: 10s}}
+clusters:
+  surge:
+    interval: 2s
+    timeout: 1800ms
+    target:
+      type: local
+      kind: flink-taskmanager
+      directory: {directory}/pool
+      flink_conf: {directory}/conf
+      flink_rest: "{rest}"
+      memory: {memory}
+    engine: *job
+    min: 1
+    max: 4
+    metrics:
+      lag: {{source: job, metric: lag}}
+      arrivals: {{source: job, metric: arrivals}}
+      throughput: {{source: job, metric: throughput}}
+      saturation: {{source: job, metric: saturation}}
+    policies:
+      drain: {{type: backlog-drain, within: 60s, restart: 15s, confirm: 3s}}
+    down: {{window: 12s, cooldown: 5s}}
+    settle: {{caught_up: 3m, backlog_time: 5s}}
+    capacity: {{per_replica: {per_replica:g}, sustained: 12s, warmup: 20s}}
+    max_age: 30s
+    lookback: 3m
+"""
+
+
+class Daemon:
+    """`autoscaler run` as a process of its own, seen through its API."""
+
+    def __init__(self, flink: FlinkCluster) -> None:
+        self._flink = flink
+        listen = free_port()
+        self._api = f"http://127.0.0.1:{listen}/api/v1/clusters/surge"
+        file = flink.directory / "autoscaler.yaml"
+        file.write_text(
+            CONFIGURATION.format(
+                directory=flink.directory,
+                listen=listen,
+                rest=flink.rest,
+                memory=TASK_MANAGER_MEMORY,
+                per_replica=1000 / COST,
+            )
+        )
+        environment = {**os.environ, "JAVA_HOME": str(flink.jdk), "FLINK_ENV_JAVA_OPTS": QUICK_START}
+        flink.stage.start("daemon", [sys.executable, "-m", "autoscaler", "run", str(file)], environment)
+
+    def settled_at(self, size: int) -> None:
+        """Wait until so many TaskManagers are there and the job runs on all of them and has caught up."""
+
+        def settled() -> bool:
+            self._flink.stage.check()
+            cluster = get(self._api)
+            sizes = (cluster["current"], cluster["ready"])
+            return sizes == (size, size) and cluster["rescale"] is None and self._flink.parallelism() == size
+
+        until(settled, SETTLED, f"for {size} TaskManagers to settle")
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """All decisions, oldest first."""
+        return [each["decision"] for each in reversed(get(f"{self._api}/decisions?limit=500")["decisions"])]
+
+    def says(self, text: str, start: float) -> None:
+        """Wait until a note of a decision from a time on has this in it."""
+        until(
+            lambda: any(text in note for each in self.since(start) for _, note in each["notes"]),
+            what=f"for the note {text!r}",
+        )
+
+    def since(self, start: float) -> list[dict[str, Any]]:
+        """The decisions from a time on (seconds since 1970)."""
+        return [each for each in self.decisions() if at(each) >= start]
+
+
+def at(decision: dict[str, Any]) -> float:
+    return datetime.fromisoformat(decision["at"]).timestamp()
+
+
+@pytest.fixture
+def flink(tmp_path: Path) -> Iterator[FlinkCluster]:
+    settings = {"heartbeat.timeout": f"{HEARTBEAT:g}s"}
+    with flink_cluster(tmp_path, settings, cost=COST) as cluster:
+        yield cluster
+
+
+def lose_one(flink: FlinkCluster, number: signal.Signals) -> tuple[float, float]:
+    """End the oldest TaskManager; when that was, and for how many seconds Flink went on counting its slots."""
+    record = min((flink.pool / "workers").glob("*.json"), key=lambda path: int(path.stem))
+    worker = json.loads(record.read_text())
+    name = f"{worker['address']}-{worker['number']}"
+    assert name in flink.task_managers()
+    lost = time.time()
+    if number == signal.SIGKILL:
+        kill(worker["pid"])
+    else:
+        os.kill(worker["pid"], number)
+    until(lambda: name not in flink.task_managers(), what=f"for {name} to be given up")
+    return lost, time.time() - lost
+
+
+def test_task_managers_follow_the_load_and_no_state_is_lost(flink: FlinkCluster) -> None:
+    ask(flink.pool, 1)
+    flink.start_job_manager()
+    daemon = Daemon(flink)
+    flink.offer(CALM)
+    daemon.settled_at(1)
+
+    # The load rises: from one to three in one step.
+    risen = flink.offer(SURGE)
+    daemon.settled_at(3)
+    ups = [each for each in daemon.since(risen) if each["desired"] > each["current"]]
+    assert [(each["current"], each["desired"]) for each in ups] == [(1, 3)]
+
+    # One is killed: its slots are counted, and the job stands still, until its heartbeat has run out.
+    killed, counted_killed = lose_one(flink, signal.SIGKILL)
+    daemon.says("the engine still counts their slots, as for workers that were killed or hang", killed)
+    daemon.settled_at(3)
+    assert counted_killed > HEARTBEAT / 2
+
+    # One is stopped: its slots are gone at once.
+    stopped, counted_stopped = lose_one(flink, signal.SIGTERM)
+    daemon.says("the engine has given up their slots, as for workers that were stopped", stopped)
+    daemon.settled_at(3)
+    assert counted_stopped < counted_killed
+
+    # What piled up meanwhile was not taken for load.
+    assert [each for each in daemon.since(killed) if each["desired"] != each["current"]] == []
+
+    # The load falls: back to one.
+    fallen = flink.offer(CALM)
+    daemon.settled_at(1)
+    assert all(each["desired"] <= each["current"] for each in daemon.since(fallen))
+
+    # Every record was read, counted and written exactly once.
+    offered = flink.end_load()
+    until(flink.drained, what="for the job to drain")
+    flink.stage.stop("daemon", 20)
+    flink.stop_job()
+    written = read_files(flink.job.sink)
+    heads = split(offered, flink.job.partitions)
+    found = account(heads, ((arrival.partition, arrival.offset) for arrival in written.arrivals))
+    assert found.exact, found
+    assert written.wrong == ()
+    assert len({arrival.worker for arrival in written.arrivals}) >= 5
