@@ -370,7 +370,7 @@ class History:
                 self._why = f"; {problem}"
         self._looks.append((at, sum(offsets.values())))
         self._offsets = dict(offsets)
-        while len(self._looks) > 2 and self._looks[1][0] <= at - self._window:  # noqa: PLR2004 - two make a rate
+        while len(self._looks) > 2 and self._looks[1][0] <= at - max(LONGEST_AT_LEAST, self._window):  # noqa: PLR2004 - two make a rate
             self._looks.popleft()
 
     def _problem(self, at: float, offsets: Offsets, *, grows: bool) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from aiokafka import errors
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
+from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.metadata import MetadataRequest
@@ -132,19 +133,20 @@ class Brokers:
         """Look. An error is returned: many may raise it, or nobody."""
         flight.begun = True
         groups = sorted(flight.groups)
+        before: list[str] = []
         try:
             async with asyncio.timeout(WITHIN * self._seconds):
-                await self._again(lambda: self._leaders(topic))
+                await self._again(lambda: self._leaders(topic), before)
                 committed = await asyncio.gather(*(self._committed(group, topic) for group in groups))
-                at, starts, ends = await self._again(lambda: self._offsets(topic, isolation))
+                at, starts, ends = await self._again(lambda: self._offsets(topic, isolation), before)
         except EdgeError as error:
             return error
         except TimeoutError:
-            return EdgeTimeoutError(f"topic {topic!r}: no answer within {self._seconds:g}s{self._links.trouble()}")
+            return EdgeTimeoutError("; ".join((f"topic {topic!r}: no answer within {self._seconds:g}s", *before[-1:])))
         return Look(topic, at, starts, ends, dict(zip(groups, committed, strict=True)))
 
-    async def _again(self, ask: Callable[[], Awaitable[V]]) -> V:
-        """Ask, and again while that is unavailable."""
+    async def _again(self, ask: Callable[[], Awaitable[V]], before: list[str]) -> V:
+        """Ask, and again while that is unavailable; why it was goes to `before`."""
         async for attempt in AsyncRetrying(
             stop=stop_after_attempt(self._plugin.attempts),
             wait=wait_random_exponential(multiplier=0.1, max=0.5),
@@ -152,7 +154,11 @@ class Brokers:
             reraise=True,
         ):
             with attempt:
-                answer = await ask()
+                try:
+                    answer = await ask()
+                except UnavailableError as error:
+                    before.append(str(error))
+                    raise
         return answer
 
     # ---- topics
@@ -197,20 +203,20 @@ class Brokers:
         if asked is None:
             asked = self._asked_groups[group] = _Together(lambda wanted: self._ask_group(group, wanted))
 
+        before: list[str] = []
+
         async def ask() -> dict[int, int | None]:
             wanted = (topic, tuple(await self._leaders(topic)))
             return (await asked.ask((wanted,)))[wanted]
 
         try:
             async with asyncio.timeout(GROUPS * self._seconds):
-                return await self._again(ask)
+                return await self._again(ask, before)
         except EdgeError as error:
             return error
         except TimeoutError:
-            seconds = f"{GROUPS * self._seconds:g}s"
-            return EdgeTimeoutError(
-                f"group {group!r}: no answer of its coordinator within {seconds}{self._links.trouble()}"
-            )
+            late = f"group {group!r}: no answer of its coordinator within {GROUPS * self._seconds:g}s"
+            return EdgeTimeoutError("; ".join((late, *before[-1:])))
 
     async def _ask_group(
         self, group: str, wanted: Collection[Partitions]
@@ -377,7 +383,7 @@ class _Links:
         self._seconds = plugin.timeout.total_seconds()
         self._open: dict[Address, AIOKafkaConnection] = {}
         self._opening: dict[Address, asyncio.Task[AIOKafkaConnection | EdgeError]] = {}
-        self._failed: dict[Address, tuple[float, str]] = {}
+        self._failed: dict[Address, float] = {}
 
     async def close(self) -> None:
         """Close them all."""
@@ -394,19 +400,15 @@ class _Links:
         """Those first that are connected, those last that have just failed."""
         return sorted(
             dict.fromkeys(addresses),
-            key=lambda address: (self._failed.get(address, (0.0, ""))[0], address not in self._open),
+            key=lambda address: (self._failed.get(address, 0.0), address not in self._open),
         )
-
-    def trouble(self) -> str:
-        """What is wrong with the brokers that do not answer now, to end a sentence with."""
-        return "".join(f"; {problem}" for _, problem in sorted(self._failed.values())[-TRIED:])
 
     async def send(self, address: Address, request: Any) -> Any:  # noqa: ANN401 - as in `Brokers._anybody`
         """Ask one broker. Raises EdgeError."""
         try:
             answer = await self._send(address, await self._connection(address), request)
-        except EdgeError as error:
-            self._failed[address] = (asyncio.get_running_loop().time(), str(error))
+        except EdgeError:
+            self._failed[address] = asyncio.get_running_loop().time()
             raise
         self._failed.pop(address, None)
         return answer
@@ -453,6 +455,7 @@ class _Links:
             token = await asyncio.to_thread(_token, plugin)
         except (OSError, ValueError) as error:  # an ssl.SSLError is an OSError
             return AnswerError(f"a file of the configuration cannot be used: {error}")
+        connection: AIOKafkaConnection | None = None
         try:
             async with asyncio.timeout(seconds):
                 connection = await create_conn(
@@ -466,7 +469,13 @@ class _Links:
                     sasl_plain_password=None if plugin.password is None else str(plugin.password),
                     sasl_oauth_token_provider=token,
                 )
+                if token is not None and (await connection.send(ApiVersionRequest())).error_code:
+                    # aiokafka takes the broker's complaint about a token for the end of the login.
+                    _closed(connection)
+                    return RefusedError(f"{_named(address)} refuses the token")
         except TimeoutError:
+            if connection is not None:
+                _closed(connection)
             return EdgeTimeoutError(f"{_named(address)} did not complete a connection in {seconds:g}s{self._hint()}")
         except ssl.SSLError as error:
             trusted = plugin.ca_file or "the system"

@@ -19,13 +19,17 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import OffsetAndMetadata
 
 from tests.sources.prometheus_server import Authority
 
 VERSION = "4.1.0"
-JARS = {"org.apache.kafka:kafka_2.13": VERSION, "org.slf4j:slf4j-simple": "1.7.36"}
+JARS = {
+    "org.apache.kafka:kafka_2.13": VERSION,
+    "org.apache.kafka:kafka-tools": VERSION,
+    "org.slf4j:slf4j-simple": "1.7.36",
+}
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 START_WITHIN = 90.0
 USERS = {"ann": "ann-secret", "ben": "ben-secret"}
@@ -190,7 +194,7 @@ class Broker:
         self.process.wait(30)
 
 
-def broker(directory: Path, node: int, controller: int, *, secure: Authority | None = None) -> Broker:
+def broker(directory: Path, node: int, controller: int, *, copies: int = 1, secure: Authority | None = None) -> Broker:
     """A broker that is not started yet; node 1 is the controller of all, at that port."""
     names = ["PLAINTEXT", *(("SSL", "SASL", "SASL_SSL") if secure else ())]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
@@ -208,7 +212,7 @@ def broker(directory: Path, node: int, controller: int, *, secure: Authority | N
         "log.dirs": str(directory / f"data-{node}"),
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
-        "offsets.topic.replication.factor": "1",
+        "offsets.topic.replication.factor": str(copies),
         "offsets.topic.num.partitions": "1",
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
@@ -259,7 +263,7 @@ def running(directory: Path, *, secure: Authority | None = None) -> Iterator[Bro
 def cluster(directory: Path) -> Iterator[tuple[Broker, Broker]]:
     """Two brokers of one cluster; the first is its controller."""
     controller = free_ports(1)[0]
-    both = broker(directory, 1, controller), broker(directory, 2, controller)
+    both = broker(directory, 1, controller, copies=2), broker(directory, 2, controller, copies=2)
     started: list[Broker] = []
     try:
         for each in both:
@@ -329,3 +333,13 @@ async def commit(address: str, group: str, topic: str, offsets: Mapping[int, int
     async with AIOKafkaConsumer(bootstrap_servers=address, group_id=group, enable_auto_commit=False) as consumer:
         consumer.assign([TopicPartition(topic, partition) for partition in offsets])
         await consumer.commit({TopicPartition(topic, p): OffsetAndMetadata(o, "") for p, o in offsets.items()})
+
+
+async def delete_records(address: str, topic: str, before: Mapping[int, int]) -> None:
+    """Delete the records before these offsets, as retention does."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=address)
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, p): RecordsToDelete(offset) for p, offset in before.items()})
+    finally:
+        await admin.close()

@@ -1,0 +1,395 @@
+"""The source `kafka`: its parameters, what it makes of offsets, and what it does when brokers answer with errors."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.ports import (
+    AnswerError,
+    EdgeError,
+    EdgeTimeoutError,
+    PluginError,
+    RefusedError,
+    Secret,
+    UnavailableError,
+)
+from autoscaler.sources.kafka import History, Kafka, Look, Metric, Query, Uncommitted, waiting
+from autoscaler.testing.contracts import LocalShared
+from tests.sources.kafka_stub import COMMITS, COORDINATOR, METADATA, OFFSETS, Stub, stub
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LAG = Query(Metric.LAG, ("orders",), "group")
+ARRIVALS = Query(Metric.ARRIVALS, ("orders",), window=timedelta(seconds=10))
+QUICK = timedelta(seconds=1)
+
+
+def plugin(server: Stub, **more: Any) -> Kafka:
+    return Kafka(server.address, **{"fresh": timedelta(0), **more})
+
+
+@asynccontextmanager
+async def opened(plugin: Kafka) -> AsyncIterator[Any]:
+    async with LocalShared() as shared, plugin.connect(shared) as source:
+        yield source
+
+
+async def read(plugin: Kafka, *queries: Query) -> list[Any]:
+    """What a source opened for them alone makes of queries that come together: readings or errors."""
+    async with opened(plugin) as source:
+        asked = (source.collect(query, NOW) for query in queries)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def value(plugin: Kafka, query: Query = LAG) -> float:
+    (outcome,) = await read(plugin, query)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return cast("float", outcome.value)
+
+
+def orders(**more: Any) -> dict[str, Any]:
+    """A topic with two partitions of 10 and 20 records, of which the group has left 5."""
+    return {"ends": {"orders": [10, 20]}, "commits": {("group", "orders"): [5, 20]}, **more}
+
+
+class TestParameters:
+    @pytest.mark.parametrize(
+        "servers",
+        ["kafka:9092", "a:1,b:2", " a:9092 , b:9092", "[::1]:9092", "10.0.0.1:65535", "kafka-1.example.org:9"],
+    )
+    def test_addresses_are_read(self, servers: str) -> None:
+        assert Kafka(servers).addresses()
+
+    @pytest.mark.parametrize(
+        "servers", ["", "kafka", "kafka:", "kafka:0", "kafka:70000", "http://kafka:9092", "a:1,,b:2"]
+    )
+    def test_what_is_no_address_is_said(self, servers: str) -> None:
+        with pytest.raises(ValueError, match="bootstrap_servers must look like kafka-1:9092,kafka-2:9092"):
+            Kafka(servers)
+
+    @pytest.mark.parametrize(
+        ("given_", "says"),
+        [
+            ({"security_protocol": "TLS"}, "TLS"),
+            ({"username": "ann"}, "username is of no use with PLAINTEXT; expected SASL_PLAINTEXT or SASL_SSL"),
+            ({"sasl_mechanism": "PLAIN"}, "sasl_mechanism is of no use with PLAINTEXT"),
+            ({"ca_file": "ca.pem"}, "ca_file is of no use with PLAINTEXT; expected SSL or SASL_SSL"),
+            ({"check_hostname": False}, "check_hostname is of no use"),
+            ({"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_mechanism: PLAIN, SCRAM-SHA-256"),
+            ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "PLAIN needs username and password"),
+            (
+                {
+                    "security_protocol": "SASL_SSL",
+                    "sasl_mechanism": "PLAIN",
+                    "username": "a",
+                    "password": Secret("x\n"),
+                },
+                "password must not be empty or contain a line break",
+            ),
+            (
+                {
+                    "security_protocol": "SASL_SSL",
+                    "sasl_mechanism": "OAUTHBEARER",
+                    "username": "a",
+                    "password": Secret("x"),
+                },
+                "OAUTHBEARER needs token or token_file",
+            ),
+            ({"security_protocol": "SSL", "key_file": "key.pem"}, "key_file and key_password need certificate_file"),
+            ({"timeout": timedelta(0)}, "timeout must be above 0s"),
+            ({"attempts": 0}, "attempts must be 1 or more, not 0"),
+            ({"fresh": timedelta(-1)}, "fresh must not be negative"),
+            ({"client_id": ""}, "client_id must not be empty"),
+        ],
+    )
+    def test_a_wrong_source_is_said(self, given_: Mapping[str, Any], says: str) -> None:
+        with pytest.raises(ValueError, match=says):
+            Kafka("kafka:9092", **given_)
+
+    @pytest.mark.parametrize(
+        ("given_", "says"),
+        [
+            ({"metric": "lags"}, "lags"),
+            ({"topics": ()}, "topics must name at least one topic"),
+            ({"topics": ("orders-*",)}, "'orders-.*' is not the name of a topic; patterns are not understood"),
+            ({"topics": ("a", "a")}, "topics must name each topic once"),
+            ({"group": None}, "lag needs group"),
+            ({"metric": "throughput", "group": None}, "throughput needs group"),
+            ({"group": ""}, "group must not be empty"),
+            ({"window": timedelta(0)}, "window must be above 0s"),
+        ],
+    )
+    def test_a_wrong_metric_is_said(self, given_: Mapping[str, Any], says: str) -> None:
+        with pytest.raises(ValueError, match=says):
+            Query(**{"metric": "lag", "topics": ("orders",), "group": "group", **given_})
+
+
+class TestWaiting:
+    """What waits for a group in a topic."""
+
+    def look(self, ends: list[int], committed: list[int | None], starts: list[int] | None = None) -> Look:
+        numbers = range(len(ends))
+        first = dict(zip(numbers, starts or [0] * len(ends), strict=True))
+        return Look("orders", 0.0, first, dict(enumerate(ends)), {"group": dict(enumerate(committed))})
+
+    def test_what_is_after_the_commits_waits(self) -> None:
+        assert waiting(self.look([10, 20, 5], [4, 20, 0]), LAG) == {0: 6, 1: 0, 2: 5}
+
+    def test_what_was_deleted_waits_no_more(self) -> None:
+        assert waiting(self.look([10, 20], [4, 6], starts=[7, 0]), LAG) == {0: 3, 1: 14}
+
+    def test_in_an_empty_partition_nothing_waits_whatever_was_committed(self) -> None:
+        assert waiting(self.look([10, 7], [4, None], starts=[0, 7]), LAG) == {0: 6, 1: 0}
+
+    def test_many_partitions_without_commits_are_not_all_named(self) -> None:
+        with pytest.raises(AnswerError, match=r"nothing committed for partitions 1, 2, 3, 4, 5 and 4 more of 10"):
+            waiting(self.look([1] * 10, [1] + [None] * 9), LAG)
+
+    def test_a_partition_that_was_not_asked_for_is_no_guess(self) -> None:
+        look = Look("orders", 0.0, {0: 0, 1: 0}, {0: 5, 1: 5}, {"group": {0: 1}})
+        with pytest.raises(AnswerError, match="a partition was added during the question"):
+            waiting(look, LAG)
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.none() | st.integers(0, 300)), min_size=1),
+        st.sampled_from(list(Uncommitted)),
+    )
+    def test_it_is_an_error_or_from_nothing_to_all_that_is_there(
+        self, partitions: list[tuple[int, int, int | None]], uncommitted: Uncommitted
+    ) -> None:
+        starts = [start for start, _, _ in partitions]
+        ends = [start + records for start, records, _ in partitions]
+        query = Query(Metric.LAG, ("orders",), "group", uncommitted)
+        try:
+            found = waiting(self.look(ends, [committed for *_, committed in partitions], starts), query)
+        except AnswerError:
+            return
+        assert found.keys() == set(range(len(ends)))
+        assert all(0 <= found[number] <= ends[number] - starts[number] for number in found)
+
+
+class TestHistory:
+    """Rates of offsets."""
+
+    WINDOW = timedelta(seconds=10)
+
+    def rate(self, *looks: tuple[float, dict[int, int]], grows: bool = True, window: timedelta = WINDOW) -> float:
+        history = History()
+        for at, offsets in looks:
+            history.add(at, offsets, grows=grows)
+        return history.rate(window)
+
+    def test_it_is_the_growth_over_the_window(self) -> None:
+        assert self.rate((0, {0: 5, 1: 5}), (10, {0: 25, 1: 15})) == 3.0
+        assert self.rate((0, {0: 0}), (5, {0: 1000}), (10, {0: 1100}), (15, {0: 1200})) == 20.0
+
+    def test_a_look_a_little_early_will_do(self) -> None:
+        assert self.rate((0, {0: 0}), (9.6, {0: 96})) == 10.0
+
+    def test_one_look_makes_no_rate(self) -> None:
+        with pytest.raises(AnswerError, match="a rate over 10s needs two looks so far apart, the first was 4 s ago"):
+            self.rate((0, {0: 0}), (4, {0: 100}))
+
+    def test_the_same_look_taken_twice_counts_once(self) -> None:
+        assert self.rate((0, {0: 0}), (0, {0: 0}), (10, {0: 10}), (10, {0: 10})) == 1.0
+
+    def test_a_partition_that_is_added_has_begun_at_nothing(self) -> None:
+        assert self.rate((0, {0: 100}), (10, {0: 110, 1: 40})) == 5.0
+
+    def test_the_first_commits_of_another_partition_are_no_rate(self) -> None:
+        with pytest.raises(AnswerError, match="it is the first with commits of another partition"):
+            self.rate((0, {0: 100}), (10, {0: 110, 1: 4_000_000}), grows=False)
+
+    @pytest.mark.parametrize(
+        ("after", "says"), [({0: 3, 1: 9}, "partition 0 went back from 5 to 3"), ({0: 7}, "a partition has gone")]
+    )
+    def test_nothing_is_counted_across_offsets_that_went_back(self, after: dict[int, int], says: str) -> None:
+        looks = ((0.0, {0: 5, 1: 5}), (10.0, after))
+        with pytest.raises(AnswerError, match=says):
+            self.rate(*looks)
+        grown = {number: offset + 20 for number, offset in after.items()}
+        assert self.rate(*looks, (20, grown)) == 2.0 * len(after)
+
+    def test_nothing_is_counted_across_a_long_silence(self) -> None:
+        history = History()
+        history.add(0, {0: 0}, grows=True)
+        history.add(10, {0: 10}, grows=True)
+        assert history.rate(self.WINDOW) == 1.0
+        history.add(100, {0: 1_000_000}, grows=True)
+        with pytest.raises(
+            AnswerError, match="the look before it was 90 s earlier, and 60 s is the most: give a longer"
+        ):
+            history.rate(self.WINDOW)
+
+    def test_it_forgets_what_no_window_needs(self) -> None:
+        history = History()
+        for second in range(10_000):
+            history.add(second, {0: second}, grows=True)
+            if second >= 60:
+                assert history.rate(timedelta(seconds=60)) == 1.0
+        assert len(history._looks) < 70
+
+
+class TestAnswers:
+    """What is made of the brokers' answers."""
+
+    async def test_a_tick_of_many_metrics_and_groups_costs_one_question_of_each_kind(self) -> None:
+        groups = [f"group-{number}" for number in range(20)]
+        commits = {(group, topic): [5, 5] for group in groups for topic in ("orders", "bills")}
+        async with stub(ends={"orders": [10, 20], "bills": [7, 7]}, commits=commits) as server:
+            queries = [
+                Query(metric, ("orders", "bills"), group) for group in groups for metric in (Metric.LAG, Metric.MAX_LAG)
+            ]
+            outcomes = await read(plugin(server), *queries, Query(Metric.LAG, ("orders",), "group-0"))
+            assert [outcome.value for outcome in outcomes] == [24.0, 15.0] * 20 + [20.0]
+            assert server.count(METADATA) == 1
+            assert server.count(COORDINATOR) == len(groups)
+            assert server.count(COMMITS) == len(groups)
+            assert server.count(OFFSETS) <= 4
+            assert server.connections == 1
+
+    async def test_offsets_are_asked_for_after_the_commits(self) -> None:
+        async with stub(**orders()) as server:
+            assert await value(plugin(server)) == 5.0
+            assert [kind for kind, _ in server.asked] == [METADATA, COORDINATOR, COMMITS, OFFSETS, OFFSETS]
+
+    async def test_answers_are_reused_while_they_are_fresh_and_say_how_old_they_are(self) -> None:
+        async with stub(**orders()) as server, opened(plugin(server, fresh=timedelta(seconds=30))) as source:
+            first = await source.collect(LAG, NOW)
+            await asyncio.sleep(0.05)
+            again = await source.collect(LAG, NOW)
+            assert server.count(COMMITS) == 1
+            assert first.at == NOW
+            assert NOW - timedelta(seconds=10) < again.at <= NOW - timedelta(seconds=0.05)
+
+    async def test_another_group_does_not_get_offsets_older_than_its_commits(self) -> None:
+        commits = {("group", "orders"): [5, 20], ("other", "orders"): [10, 20]}
+        reused = {"fresh": timedelta(seconds=30)}
+        async with stub(**orders(commits=commits)) as server, opened(plugin(server, **reused)) as source:
+            assert (await source.collect(LAG, NOW)).value == 5.0
+            server.ends["orders"] = [12, 22]
+            commits["other", "orders"] = [12, 22]
+            assert (await source.collect(Query(Metric.LAG, ("orders",), "other"), NOW)).value == 0.0
+
+    @pytest.mark.parametrize("kind", [METADATA, COORDINATOR, COMMITS, OFFSETS])
+    @pytest.mark.parametrize("code", [5, 6, 14, 15, 16])
+    async def test_what_passes_is_asked_again(self, kind: int, code: int) -> None:
+        async with stub(**orders(faults={kind: [code]})) as server:
+            assert await value(plugin(server)) == 5.0
+
+    @pytest.mark.parametrize(
+        ("kind", "code", "says"),
+        [
+            (METADATA, 5, "topic 'orders': it has no leader now"),
+            (OFFSETS, 6, "topic 'orders', partition 0: its leader has changed"),
+            (OFFSETS, 3, "topic 'orders', partition 0: it has no leader now"),
+            (COORDINATOR, 15, "group 'group': it has no coordinator now"),
+            (COMMITS, 14, "group 'group': its coordinator is still loading"),
+            (COMMITS, 16, "group 'group': its coordinator has changed"),
+        ],
+    )
+    async def test_what_does_not_pass_in_time_is_missing(self, kind: int, code: int, says: str) -> None:
+        async with stub(**orders(faults={kind: [code] * 100})) as server:
+            with pytest.raises(UnavailableError, match=says):
+                await value(plugin(server))
+
+    @pytest.mark.parametrize(
+        ("kind", "code", "error", "says"),
+        [
+            (METADATA, 29, RefusedError, "ACL operation Describe on the topic"),
+            (METADATA, 17, AnswerError, "InvalidTopicError"),
+            (COORDINATOR, 30, RefusedError, "ACL operation Describe on the group"),
+            (COMMITS, 30, RefusedError, "ACL operation Describe on the group"),
+            (COMMITS, 129, RefusedError, "ACL operation Describe on the topic"),
+            (COMMITS, 24, AnswerError, "group 'group': InvalidGroupIdError"),
+            (OFFSETS, 29, RefusedError, "topic 'orders', partition 0: not allowed"),
+            (OFFSETS, 99, AnswerError, r"UnknownError \(Kafka's error 99\)"),
+        ],
+    )
+    async def test_what_is_refused_is_not_asked_again(
+        self, kind: int, code: int, error: type[EdgeError], says: str
+    ) -> None:
+        async with stub(**orders(faults={kind: [code]})) as server:
+            with pytest.raises(error, match=says):
+                await value(plugin(server))
+
+    async def test_a_partition_without_a_leader_is_missing(self) -> None:
+        async with stub(**orders(leaderless={1})) as server:
+            for query in (LAG, ARRIVALS):
+                with pytest.raises(UnavailableError, match="topic 'orders', partition 1: it has no leader now"):
+                    await value(plugin(server), query)
+
+    async def test_a_group_that_cannot_be_asked_does_not_cost_the_arrivals(self) -> None:
+        async with stub(**orders(silent={COMMITS})) as server:
+            lag, arrivals = await read(plugin(server, timeout=QUICK), LAG, ARRIVALS)
+            assert isinstance(lag, EdgeTimeoutError)
+            assert "group 'group': no answer of its coordinator" in str(lag)
+            assert "needs two looks" in str(arrivals)
+
+    @pytest.mark.parametrize("kind", [METADATA, COORDINATOR, COMMITS, OFFSETS])
+    async def test_silence_is_missing_in_time(self, kind: int) -> None:
+        async with stub(**orders(silent={kind})) as server:
+            begun = time.monotonic()
+            with pytest.raises(EdgeTimeoutError, match=f"kafka {server.address}: .*{server.address} did not answer"):
+                await value(plugin(server, timeout=QUICK))
+            assert time.monotonic() - begun < 2
+
+    async def test_the_next_server_is_asked_when_one_is_gone(self) -> None:
+        async with stub(**orders()) as server:
+            for servers in (f"127.0.0.1:1,{server.address}", f"{server.address},127.0.0.1:1"):
+                assert await value(Kafka(servers)) == 5.0
+
+    @pytest.mark.parametrize(
+        "says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\4\0\0\0\0", b"\0\0\0\6\0\0\0\1\0\0", b"\xff" * 64]
+    )
+    async def test_what_is_no_broker_is_an_error(self, says: bytes) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(100)
+            writer.write(says)
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server:
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            with pytest.raises(EdgeError, match=address):
+                await value(Kafka(address, timeout=QUICK))
+
+    async def test_one_who_gives_up_while_the_broker_is_slow_takes_nothing_from_the_others(self) -> None:
+        async with stub(**orders(silent={OFFSETS})) as server, opened(plugin(server)) as source:
+            impatient, patient = (asyncio.create_task(source.collect(LAG, NOW)) for _ in range(2))
+            async with asyncio.timeout(10):
+                while not server.count(COMMITS):  # noqa: ASYNC110 - nothing tells
+                    await asyncio.sleep(0.01)
+            impatient.cancel()
+            server.silent.clear()
+            assert (await patient).value == 5.0  # the question is asked again
+            assert impatient.cancelled()
+
+    async def test_it_closes_while_brokers_are_silent(self) -> None:
+        async with stub(**orders(silent={OFFSETS})) as server:
+            async with opened(plugin(server, timeout=timedelta(minutes=5))) as source:
+                task = asyncio.create_task(source.collect(LAG, NOW))
+                async with asyncio.timeout(10):
+                    while not server.count(OFFSETS) + server.count(COMMITS):  # noqa: ASYNC110 - nothing tells
+                        await asyncio.sleep(0.01)
+            with pytest.raises(UnavailableError, match="the source was closed"):
+                await task
+
+
+async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiokafka", None)
+    monkeypatch.delitem(sys.modules, "autoscaler.sources.kafka_client", raising=False)
+    async with LocalShared() as shared:
+        with pytest.raises(PluginError, match=r"pip install 'reactive-autoscaler\[kafka\]'"):
+            async with Kafka("kafka:9092").connect(shared):
+                pass
