@@ -9,6 +9,7 @@ once the time-out is over.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import threading
 import time
@@ -338,11 +339,10 @@ class Aws:
 
     def _identity(self) -> Any:  # noqa: ANN401 - boto3's session
         place = self.place
-        session = self._boto3.Session(profile_name=place.profile, region_name=place.region)
+        session = self._begin(None)
         if place.role is None:
             return session
-        import botocore.session  # noqa: PLC0415 - it belongs to an extra
-        from botocore.credentials import (  # noqa: PLC0415 - likewise
+        from botocore.credentials import (  # noqa: PLC0415 - it belongs to an extra
             AssumeRoleCredentialFetcher,
             DeferredRefreshableCredentials,
         )
@@ -360,11 +360,18 @@ class Aws:
             role_arn=place.role,
             extra_args={"RoleSessionName": "reactive-autoscaler"},
         )
-        inner = botocore.session.Session(profile=place.profile)
-        inner._credentials = DeferredRefreshableCredentials(  # type: ignore[attr-defined] # noqa: SLF001 - no other way
-            refresh_using=fetcher.fetch_credentials, method="assume-role"
+        return self._begin(
+            DeferredRefreshableCredentials(refresh_using=fetcher.fetch_credentials, method="assume-role")
         )
-        return self._boto3.Session(botocore_session=inner, region_name=place.region)
+
+    def _begin(self, credentials: Any) -> Any:  # noqa: ANN401 - botocore's credentials, boto3's session
+        import botocore.session  # noqa: PLC0415 - it belongs to an extra
+
+        inner = botocore.session.Session(profile=self.place.profile)
+        inner.register_component("data_loader", _loader())
+        if credentials is not None:
+            inner._credentials = credentials  # type: ignore[attr-defined] # noqa: SLF001 - there is no other way
+        return self._boto3.Session(botocore_session=inner, region_name=self.place.region)
 
     def _name(self, service: str) -> str:
         where = f" at {self.place.endpoint_url}" if self.place.endpoint_url else ""
@@ -417,6 +424,14 @@ class Aws:
         if code.removesuffix("Fault").endswith("InternalError") or code == "InternalFailure":
             return UnavailableError(text)
         return InvalidRequestError(text) if code in INVALID else RefusedError(text)
+
+
+@functools.cache
+def _loader() -> Any:  # noqa: ANN401 - botocore's loader
+    """Reads the descriptions of the services: once for all places, for they are large."""
+    from botocore.loaders import create_loader  # noqa: PLC0415 - it belongs to an extra
+
+    return create_loader()
 
 
 async def _wait(future: Future[dict[str, Any]]) -> dict[str, Any]:

@@ -289,11 +289,16 @@ class Groups:
         return group
 
     def _ask(self, member: _Member, fresh: float, now: float) -> asyncio.Task[None]:
-        def behind(other: _Member) -> bool:  # whose answer would be too old when its tick comes
-            return other is not member and (other.flight is None or other.flight.done() or other.started <= other.since)
-
-        others = sorted((other.due(now, self._period), other.name) for other in self._members.values() if behind(other))
-        names = [member.name, *(name for due, name in others if due <= now + fresh)][:MOST]
+        """Ask about a group, and about those whose answer would be too old when their tick comes."""
+        soon = []
+        for other in self._members.values():
+            due = other.due(now, self._period)
+            asking = other.flight is not None and not other.flight.done() and other.started > other.since
+            holds = fresh if other.last is not None else max(fresh, GUESS)
+            known = other.seen is not None and other.seen.asked > other.since and due - other.seen.asked <= holds
+            if other is not member and due <= now + fresh and not asking and not known:
+                soon.append((due, other.name))
+        names = [member.name, *(name for _, name in sorted(soon))][:MOST]
         members = [self._members[name] for name in names]
         task = self._start(self._fetch(members, now))
         for asked in members:
