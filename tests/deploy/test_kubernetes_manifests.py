@@ -1,0 +1,268 @@
+"""deploy/kubernetes: held against Kubernetes' own API definition, and its Roles against what the target really asks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_asyncio.client import models
+
+from autoscaler.config import load
+from autoscaler.ports import RefusedError, Worker
+from autoscaler.targets.kubernetes import Kubernetes, Target
+from autoscaler.testing import LocalShared
+from tests.kubernetes.cluster import Cluster, kubeconfig, open_cluster, until
+from tests.kubernetes.server import DEPLOYMENTS, PODS, SCALED_OBJECTS, Grants, Json
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy" / "kubernetes"
+BASE = DEPLOY / "base"
+EXAMPLE = ROOT / "examples" / "flink-kubernetes.yaml"
+KUSTOMIZATIONS = sorted(DEPLOY.rglob("kustomization.yaml"))
+MANIFESTS = sorted(
+    path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml" and path != BASE / "config.yaml"
+)
+NAME = "flink-taskmanager"
+
+
+def read(path: Path) -> Json:
+    found = yaml.safe_load(path.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def base(name: str) -> Json:
+    return read(BASE / f"{name}.yaml")
+
+
+def problems(kind: str, found: Any, where: str) -> Iterator[str]:
+    """What in a manifest the API does not define, or misses. `kind` is a type in the words of the generated models."""
+    simple = {"str": str, "int": int, "bool": bool, "object": object, "float": (int, float)}
+    inner = re.fullmatch(r"list\[(.*)\]", kind)
+    values = re.fullmatch(r"dict\(str, (.*)\)", kind)
+    if inner:
+        if not isinstance(found, list):
+            yield f"{where} is no list"
+            return
+        for number, item in enumerate(found):
+            yield from problems(inner[1], item, f"{where}[{number}]")
+    elif values:
+        if not isinstance(found, dict):
+            yield f"{where} is no mapping"
+            return
+        for key, value in found.items():
+            yield from problems(values[1], value, f"{where}.{key}")
+    elif kind in simple:
+        if not isinstance(found, simple[kind]):  # type: ignore[arg-type] # types, or tuples of them
+            yield f"{where} is {found!r}, expected {kind}"
+    else:
+        yield from object_problems(getattr(models, kind), found, where)
+
+
+def object_problems(model: Any, found: Json, where: str) -> Iterator[str]:
+    names = {key: attribute for attribute, key in model.attribute_map.items()}
+    yield from (f"{where} has no {key}" for key in set(found) - set(names))
+    known = {names[key]: value for key, value in found.items() if key in names}
+    try:
+        model(**known)  # refuses what misses a required field or has no allowed value
+    except ValueError as error:
+        yield f"{where}: {error}"
+    for attribute, value in known.items():
+        yield from problems(model.openapi_types[attribute], value, f"{where}.{model.attribute_map[attribute]}")
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_every_manifest_is_what_the_api_defines(path: Path) -> None:
+    found = read(path)
+    assert list(problems(f"V1{found['kind']}", found, found["kind"])) == []
+    group = {"Deployment": "apps/v1"}.get(found["kind"], "v1")
+    assert found["apiVersion"] == ("rbac.authorization.k8s.io/v1" if "Role" in found["kind"] else group)
+    assert "namespace" not in found["metadata"]  # the overlay's affair
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    found = base("deployment")
+    pod = found["spec"]["template"]["spec"]
+    pod["container"] = pod.pop("containers")
+    found["spec"]["replicas"] = "1"
+    wrong = list(problems("V1Deployment", found, "Deployment"))
+    assert "Deployment.spec.replicas is '1', expected int" in wrong
+    assert "Deployment.spec.template.spec has no container" in wrong
+    assert any("`containers`, must not be `None`" in problem for problem in wrong)
+
+
+@pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
+def test_every_kustomization_names_files_that_are_there(path: Path) -> None:
+    found = read(path)
+    generated = [file for generator in found.get("configMapGenerator", ()) for file in generator["files"]]
+    named = [path.parent / name for name in (*found.get("resources", ()), *generated)]
+    assert [file for file in named if not file.exists()] == []
+    beside = {file for file in path.parent.glob("*.yaml") if file != path}
+    assert beside == {file for file in named if file.is_file()}
+    for patch in found.get("patches", ()):
+        assert patch["target"] == {"kind": "Role", "name": base("role")["metadata"]["name"]}
+        for operation in yaml.safe_load(patch["patch"]):
+            assert operation["op"] in {"add", "replace"}
+
+
+def test_the_parts_fit_each_other_the_image_and_the_configuration() -> None:
+    deployment, service, account = base("deployment"), base("service"), base("serviceaccount")
+    template = deployment["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    assert (
+        deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == template["metadata"]["labels"]
+    )
+    binding, role = base("rolebinding"), base("role")
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) == (role["kind"], role["metadata"]["name"])
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
+    assert template["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert volumes.keys() == mounts.keys()
+    claim = base("persistentvolumeclaim")["metadata"]["name"]
+    assert volumes["state"]["persistentVolumeClaim"]["claimName"] == claim
+    [generated] = read(BASE / "kustomization.yaml")["configMapGenerator"]
+    assert volumes["config"]["configMap"]["name"] == generated["name"]
+
+    config = load(BASE / "config.yaml", {})
+    assert Path(mounts["state"]) == config.daemon.directory
+    assert container["args"] == ["run", f"{mounts['config']}/{generated['files'][0]}"]
+    [port] = container["ports"]
+    assert config.daemon.listen == f"0.0.0.0:{port['containerPort']}"
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    target = config.clusters["clicks"].target
+    assert isinstance(target, Kubernetes)
+    assert target.name == NAME
+    dockerfile = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+    user = template["spec"]["securityContext"]["runAsUser"]
+    assert f"USER {user}:" in dockerfile
+    assert f'ENTRYPOINT ["autoscaler"]\nCMD ["run", "{container["args"][1]}"]' in dockerfile
+
+
+def test_the_container_has_no_more_rights_than_it_needs() -> None:
+    pod = base("deployment")["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "http"}
+
+
+def test_only_what_is_named_may_be_changed() -> None:
+    for rule in base("role")["rules"]:
+        if set(rule["verbs"]) - {"get", "list", "watch"}:
+            assert rule["resourceNames"] == [NAME]
+            assert rule["resources"] == ["deployments/scale"]
+        assert "*" not in {*rule["verbs"], *rule["resources"], *rule["apiGroups"]}
+    cluster = read(DEPLOY / "components" / "watch-cluster" / "clusterrole.yaml")
+    assert {verb for rule in cluster["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+
+
+def test_the_configuration_is_the_example_and_fits_in_25_lines() -> None:
+    assert (BASE / "config.yaml").read_text() == EXAMPLE.read_text()
+    lines = [line for line in EXAMPLE.read_text().splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 25
+    cluster = load(EXAMPLE, {}).clusters["clicks"]
+    assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (2, 24)
+    assert {"lag", "cpu"} <= set(cluster.spec.metrics)
+
+
+# -- RBAC
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with open_cluster("test server", tmp_path) as cluster:
+        cluster.server.kinds.append(SCALED_OBJECTS)
+        await cluster.workload(DEPLOYMENTS, NAME, 2)
+        await cluster.workload(DEPLOYMENTS, "somebody-elses", 2)
+        yield cluster
+
+
+def role(*components: str) -> list[tuple[str, Json]]:
+    rules = list(base("role")["rules"])
+    for name in components:
+        for patch in read(DEPLOY / "components" / name / "kustomization.yaml")["patches"]:
+            for operation in yaml.safe_load(patch["patch"]):
+                assert (operation["op"], operation["path"]) == ("add", "/rules/-")
+                rules.append(operation["value"])
+    return [("jobs", rule) for rule in rules]
+
+
+async def use(cluster: Cluster, plugin: Kubernetes) -> None:
+    """Everything that the target ever asks: sizes, a change that somebody else gets in the way of, missing pods."""
+    async with LocalShared() as shared, plugin.connect(shared) as target:
+        assert isinstance(target, Target)
+        assert (await target.describe()).desired == 2  # looks at the pods, as none is up
+        await cluster.ready(await cluster.pods(NAME))
+        pods = await cluster.pods(NAME)
+        workers = [Worker(pod["metadata"]["name"], frozenset({pod["metadata"]["name"]})) for pod in pods]
+
+        class Engine:
+            async def workers(self) -> list[Worker]:
+                return workers
+
+            async def drain(self, worker: Worker) -> None:
+                raise NotImplementedError
+
+        target.attach(Engine)
+
+        async def seen() -> bool | None:
+            return (await target.describe()).ready == 2 or None
+
+        await until(seen)
+        cluster.server.fault("patch", "lose", DEPLOYMENTS)
+        await target.scale(1)
+        assert (await target.describe()).desired == 1
+        assert (await target.describe()).remarks == ()
+        watched = {plugin.what.plural, "horizontalpodautoscalers", "scaledobjects"}
+
+        async def watching() -> bool | None:
+            return {kind.plural for kind in cluster.server.watches} == watched or None
+
+        await until(watching)
+
+
+async def test_the_role_is_enough_and_grants_nothing_that_is_not_used(cluster: Cluster, tmp_path: Path) -> None:
+    grants = Grants(role())
+    await use(cluster, cluster.target(NAME, kubeconfig=kubeconfig(tmp_path / "role", cluster.server, "role", grants)))
+    assert grants.unused == set()
+
+
+async def test_choosing_pods_needs_its_component_and_no_more(cluster: Cluster, tmp_path: Path) -> None:
+    grants = Grants(role("choose-pods"))
+    config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
+    await use(cluster, cluster.target(NAME, choose_pods=True, kubeconfig=config))
+    assert grants.unused == set()
+    assert cluster.server.asked("patch", PODS)
+
+
+async def test_one_watch_for_the_cluster_needs_its_component_and_no_more(cluster: Cluster, tmp_path: Path) -> None:
+    everywhere = read(DEPLOY / "components" / "watch-cluster" / "clusterrole.yaml")["rules"]
+    grants = Grants([*(("", rule) for rule in everywhere), *role()])
+    config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
+    await use(cluster, cluster.target(NAME, watch="cluster", kubeconfig=config))
+    assert {entry for entry in grants.unused if entry[0] < len(everywhere)} == set()
+
+
+async def test_the_role_does_not_reach_anything_else(cluster: Cluster, tmp_path: Path) -> None:
+    grants = Grants(role())
+    config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
+    for plugin in (
+        cluster.target("somebody-elses", kubeconfig=config),
+        cluster.target(NAME, watch="namespace", kubeconfig=config),
+        cluster.target(NAME, watch="cluster", kubeconfig=config),
+        cluster.target(NAME, resource="statefulsets", kubeconfig=config),
+    ):
+        async with LocalShared() as shared, plugin.connect(shared) as target:
+            with pytest.raises(RefusedError, match=r"this needs list on .* see deploy/kubernetes"):
+                await target.describe()
