@@ -326,7 +326,7 @@ class Source:
         period = batch[0].asked.period
         question: dict[str, Any] = {
             "MetricDataQueries": [known.asked.question(number) for number, known in enumerate(batch)],
-            "StartTime": now - 4 * period - LATE,
+            "StartTime": _beginning(now - 4 * period - LATE, period),
             "EndTime": now,
             "ScanBy": "TimestampDescending",
         }
@@ -394,6 +394,12 @@ def _settle(known: _Known, outcome: _Answer | EdgeError | None) -> None:
     waiting, known.waiting = known.waiting, None
     if waiting is not None and not waiting.done():
         waiting.set_result(None)
+
+
+def _beginning(at: datetime, period: timedelta) -> datetime:
+    """The beginning of the period that a time is in: datapoints are dated to such times."""
+    seconds = period.total_seconds()
+    return datetime.fromtimestamp(at.timestamp() // seconds * seconds, UTC)
 
 
 def _span(span: timedelta) -> str:

@@ -1,0 +1,323 @@
+"""The source `cloudwatch` against moto over HTTP, and against answers that moto does not give."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from autoscaler.core.model import Reading
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.sources import cloudwatch
+from autoscaler.sources.cloudwatch import CloudWatch, Query, Source
+from autoscaler.testing.contracts import LocalShared
+from tests.aws.server import REGION, Forward, Proxy, until
+
+pytest_plugins = ("tests.aws.fixtures",)
+
+GET = "GetMetricData"
+NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+START = NOW.replace(second=0) - MINUTE  # of the last period that is over
+LAG = Query("Lag", "Test", stat="Maximum")
+Result = dict[str, Any]
+
+
+@pytest.fixture
+def plugin(proxy: Proxy) -> CloudWatch:
+    return CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
+
+
+@asynccontextmanager
+async def connected(plugin: CloudWatch) -> AsyncIterator[Source]:
+    async with LocalShared() as shared, plugin.connect(shared) as source:
+        yield source
+
+
+async def collected(plugin: CloudWatch, query: Query, now: datetime = NOW) -> Reading:
+    async with connected(plugin) as source:
+        return await source.collect(query, now)
+
+
+def answer(proxy: Proxy, make: Callable[[Result], list[Result] | Result], **rest: Any) -> None:
+    """GetMetricData answers, for each query, what `make` makes of it."""
+
+    async def spoil(request: web.Request, _: Forward) -> web.Response:
+        results = []
+        for query in json.loads(await request.read())["MetricDataQueries"]:
+            made = make(query)
+            results += made if isinstance(made, list) else [made]
+        return sent({"MetricDataResults": results, **rest})
+
+    proxy.rule(GET, spoil, None)
+
+
+def sent(document: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(text=json.dumps(document), status=status, content_type="application/x-amz-json-1.0")
+
+
+def points(query: Result, *values: tuple[datetime, float], status: str = "Complete", label: str = "l") -> Result:
+    return {
+        "Id": query["Id"],
+        "Label": label,
+        "Timestamps": [at.timestamp() for at, _ in values],
+        "Values": [value for _, value in values],
+        "StatusCode": status,
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------
+# what a reading is
+
+
+async def test_a_metric_is_read_from_moto_and_dated_to_the_end_of_its_period(proxy: Proxy, plugin: CloudWatch) -> None:
+    namespace = f"Test/{secrets.token_hex(4)}"
+    for value, shard in ((7.0, "a"), (9.0, "a"), (99.0, "b")):
+        datum = {
+            "MetricName": "Lag",
+            "Value": value,
+            "Timestamp": START + timedelta(seconds=20),
+            "Dimensions": [{"Name": "Shard", "Value": shard}],
+        }
+        proxy.moto.client("cloudwatch").put_metric_data(Namespace=namespace, MetricData=[datum])
+    async with connected(plugin) as source:
+        query = Query("Lag", namespace, {"Shard": "a"}, "Maximum")
+        assert await source.collect(query, NOW) == Reading(9.0, START + MINUTE)
+        query = Query("Lag", namespace, {"Shard": "a"}, "Sum", scale=0.5)
+        assert await source.collect(query, NOW) == Reading(8.0, START + MINUTE)
+
+
+async def test_the_period_that_is_not_over_is_left_out(proxy: Proxy, plugin: CloudWatch) -> None:
+    answer(proxy, lambda query: points(query, (START + MINUTE, 1.0), (START, 5.0), (START - MINUTE, 4.0)))
+    assert await collected(plugin, LAG) == Reading(5.0, START + MINUTE)
+
+
+async def test_a_delay_leaves_out_the_period_that_late_values_may_still_join(proxy: Proxy, plugin: CloudWatch) -> None:
+    answer(proxy, lambda query: points(query, (START, 5.0), (START - MINUTE, 4.0)))
+    query = Query("Lag", "Test", stat="Maximum", delay=MINUTE)
+    assert await collected(plugin, query) == Reading(4.0, START)
+
+
+async def test_the_question_asks_for_what_was_configured(proxy: Proxy, plugin: CloudWatch) -> None:
+    answer(proxy, lambda query: points(query, (START - timedelta(minutes=4), 5.0)))
+    five = timedelta(minutes=5)
+    query = Query("GetRecords.IteratorAgeMilliseconds", "AWS/Kinesis", {"StreamName": "orders"}, "p99", five)
+    await collected(plugin, query)
+    asked = proxy.made(GET)[0].parameters
+    assert asked["MetricDataQueries"] == [
+        {
+            "Id": "q0",
+            "MetricStat": {
+                "Metric": {
+                    "Namespace": "AWS/Kinesis",
+                    "MetricName": "GetRecords.IteratorAgeMilliseconds",
+                    "Dimensions": [{"Name": "StreamName", "Value": "orders"}],
+                },
+                "Period": 300,
+                "Stat": "p99",
+            },
+            "ReturnData": True,
+        }
+    ]
+    assert asked["EndTime"] == NOW.timestamp()
+    assert asked["StartTime"] == datetime(2026, 11, 21, 11, 35, tzinfo=UTC).timestamp()
+
+
+async def test_an_expression_is_asked_as_it_is(proxy: Proxy, plugin: CloudWatch) -> None:
+    answer(proxy, lambda query: points(query, (START, 12.0)))
+    query = Query(expression="SUM(SEARCH('{AWS/Kafka,Topic} MetricName=\"SumOffsetLag\"', 'Maximum', 60))")
+    assert (await collected(plugin, query)).value == 12.0
+    assert proxy.made(GET)[0].parameters["MetricDataQueries"][0]["Expression"] == query.expression
+
+
+# ----------------------------------------------------------------------------------------------------------
+# what is missing
+
+
+@pytest.mark.parametrize(
+    ("results", "error", "message"),
+    [
+        (points, AnswerError, "no datapoint of the last 7 minutes"),
+        (lambda query: points(query, (START + MINUTE, 1.0)), AnswerError, "no datapoint"),
+        (lambda _: [], AnswerError, "no result"),
+        (lambda q: [points(q, (START, 1.0), label=label) for label in "ab"], AnswerError, r"2 series.*SUM"),
+        (lambda query: points(query, (START, 1.0), status="PartialData"), UnavailableError, "in part only"),
+        (lambda query: points(query, (START, 1.0), status="InternalError"), UnavailableError, "InternalError"),
+        (lambda query: points(query, status="Forbidden"), RefusedError, "may not be read"),
+    ],
+)
+async def test_what_cannot_be_read_is_an_error_and_never_zero(
+    proxy: Proxy,
+    plugin: CloudWatch,
+    results: Callable[[Result], list[Result] | Result],
+    error: type[EdgeError],
+    message: str,
+) -> None:
+    answer(proxy, results)
+    with pytest.raises(error, match=message) as caught:
+        await collected(plugin, LAG)
+    assert "CloudWatch in us-east-1: Maximum of Test Lag" in str(caught.value)
+
+
+async def test_a_value_that_is_no_number_is_an_error(proxy: Proxy, plugin: CloudWatch) -> None:
+    answer(proxy, lambda query: points(query, (START, math.nan)))
+    with pytest.raises(AnswerError, match=r"value is nan|cannot be read"):
+        await collected(plugin, LAG)
+
+
+async def test_a_part_is_completed_by_its_next_page(proxy: Proxy, plugin: CloudWatch) -> None:
+    pages = iter((("PartialData", START - MINUTE, 4.0, {"NextToken": "more"}), ("Complete", START, 5.0, {})))
+
+    async def spoil(request: web.Request, _: Forward) -> web.Response:
+        query = json.loads(await request.read())["MetricDataQueries"][0]
+        status, at, value, rest = next(pages)
+        return sent({"MetricDataResults": [points(query, (at, value), status=status)], **rest})
+
+    proxy.rule(GET, spoil, None)
+    assert await collected(plugin, LAG) == Reading(5.0, START + MINUTE)
+    assert [call.parameters.get("NextToken") for call in proxy.made(GET)] == [None, "more"]
+
+
+async def test_a_missing_permission_is_named(proxy: Proxy, plugin: CloudWatch) -> None:
+    proxy.error(GET, "AccessDenied", "not authorized", 403, times=None)
+    with pytest.raises(RefusedError, match="allow the action cloudwatch:GetMetricData on \\*"):
+        await collected(plugin, LAG)
+
+
+async def test_throttling_passes(proxy: Proxy, plugin: CloudWatch) -> None:
+    proxy.error(GET, "Throttling")
+    answer(proxy, lambda query: points(query, (START, 5.0)))
+    assert (await collected(plugin, LAG)).value == 5.0
+
+
+async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy) -> None:
+    proxy.stall(GET, 30, times=None)
+    plugin = CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=0.5))
+    with pytest.raises(EdgeTimeoutError):
+        await collected(plugin, LAG)
+
+
+async def test_who_waits_when_the_source_is_closed_hears_of_it(proxy: Proxy, plugin: CloudWatch) -> None:
+    proxy.stall(GET, 30, times=None)
+    async with connected(plugin) as source:
+        task = asyncio.create_task(source.collect(LAG, NOW))
+        await until(lambda: proxy.made(GET))
+    with pytest.raises(UnavailableError, match="closed"):
+        await task
+
+
+# ----------------------------------------------------------------------------------------------------------
+# how often it is asked
+
+
+async def test_metrics_asked_for_together_are_one_question_for_each_five_hundred(
+    proxy: Proxy, plugin: CloudWatch
+) -> None:
+    answer(proxy, lambda query: points(query, (START, 5.0)))
+    async with connected(plugin) as source:
+        queries = [Query(f"m{number}", "Test") for number in range(1200)]
+        readings = await asyncio.gather(*(source.collect(query, NOW) for query in queries))
+    assert {reading.value for reading in readings} == {5.0}
+    assert sorted(len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)) == [200, 500, 500]
+
+
+async def test_a_query_is_asked_once_a_period_whoever_reads_it(proxy: Proxy, plugin: CloudWatch) -> None:
+    answer(proxy, lambda query: points(query, (START, 5.0)))
+    async with connected(plugin) as source:
+        for scale in (1.0, 1.0, 0.001):
+            await source.collect(Query("Lag", "Test", stat="Maximum", scale=scale), NOW)
+        assert len(proxy.made(GET)) == 1
+
+
+async def test_after_its_period_a_query_is_asked_again_and_takes_others_along(proxy: Proxy) -> None:
+    answer(proxy, lambda query: points(query, (START, 5.0)))
+    plugin = CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9), fresh=timedelta(0))
+    async with connected(plugin) as source:
+        other = Query("Other", "Test")
+        await source.collect(other, NOW)
+        await source.collect(LAG, NOW)
+        await source.collect(LAG, NOW)
+    assert [len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)] == [1, 2, 2]
+
+
+async def test_periods_are_asked_apart(proxy: Proxy, plugin: CloudWatch) -> None:
+    """The time that is asked for is one for the whole question."""
+    answer(proxy, lambda query: points(query, (START - timedelta(minutes=4), 5.0)))
+    async with connected(plugin) as source:
+        queries = [Query("Lag", "Test", period=timedelta(minutes=minutes)) for minutes in (1, 5)]
+        await asyncio.gather(*(source.collect(query, NOW) for query in queries))
+    assert len(proxy.made(GET)) == 2
+
+
+async def test_one_bad_query_does_not_spoil_the_others(proxy: Proxy, plugin: CloudWatch) -> None:
+    def bad(request: dict[str, Any]) -> bool:
+        return any("Expression" in query for query in request["MetricDataQueries"])
+
+    async def refuse(request: web.Request, _: Forward) -> web.Response:
+        asked = json.loads(await request.read())
+        if bad(asked):
+            body = {"__type": "com.amazonaws.cloudwatch#ValidationError", "message": "Error in expression 'q7'"}
+            return sent(body, 400)
+        results = [points(query, (START, 5.0)) for query in asked["MetricDataQueries"]]
+        return sent({"MetricDataResults": results})
+
+    proxy.rule(GET, refuse, None)
+    async with connected(plugin) as source:
+        queries = [Query(f"m{number}", "Test") for number in range(20)]
+        wrong = Query(expression="SELECT nonsense")
+        *readings, failure = await asyncio.gather(
+            *(source.collect(query, NOW) for query in (*queries, wrong)), return_exceptions=True
+        )
+        assert [reading.value for reading in readings if isinstance(reading, Reading)] == [5.0] * 20
+        assert isinstance(failure, RefusedError)
+        assert "SELECT nonsense" in str(failure)
+
+
+async def test_after_a_failure_it_is_asked_again_soon(
+    proxy: Proxy, plugin: CloudWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloudwatch, "FAILED", 0.0)
+    proxy.error(GET, "InternalFailure", status=500, times=3)
+    answer(proxy, lambda query: points(query, (START, 5.0)))
+    async with connected(plugin) as source:
+        with pytest.raises(UnavailableError):
+            await source.collect(LAG, NOW)
+        assert (await source.collect(LAG, NOW)).value == 5.0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({}, "give metric"),
+        ({"metric": "Lag"}, "namespace"),
+        ({"metric": "Lag", "namespace": "N", "expression": "e"}, "not both"),
+        ({"expression": "e", "stat": "Sum"}, "belong to metric"),
+        ({"metric": "Lag", "namespace": "N", "stat": "max"}, "Maximum"),
+        ({"metric": "Lag", "namespace": "N", "period": timedelta(seconds=15)}, "period"),
+        ({"metric": "Lag", "namespace": "N", "period": timedelta(seconds=90)}, "period"),
+        ({"metric": "Lag", "namespace": "N", "scale": math.inf}, "scale"),
+        ({"metric": "Lag", "namespace": "N", "scale": 0.0}, "scale"),
+        ({"metric": "Lag", "namespace": "N", "delay": timedelta(seconds=-1)}, "delay"),
+    ],
+)
+def test_a_query_that_cannot_be_is_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Query(**parameters)
+
+
+@pytest.mark.parametrize("stat", ["Average", "p99", "p99.9", "tm90", "IQM", "TM(2%:98%)", "SampleCount"])
+def test_statistics_of_cloudwatch_are_taken(stat: str) -> None:
+    assert Query("Lag", "N", stat=stat).stat == stat
+
+
+def test_a_time_to_keep_answers_that_is_negative_is_refused() -> None:
+    with pytest.raises(ValueError, match="fresh"):
+        CloudWatch(REGION, fresh=timedelta(seconds=-1))
