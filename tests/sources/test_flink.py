@@ -1,0 +1,560 @@
+"""The source `flink` on recorded answers of Flink 1.18, 1.20 and 2.3, and on what a test makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from autoscaler.core.model import Reading
+from autoscaler.flink import Aggregate
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, UnavailableError
+from autoscaler.sources.flink import (
+    NEEDS_VERTEX,
+    Flink,
+    FlinkQuery,
+    FlinkSource,
+    Metric,
+    Sample,
+    follows,
+    sample,
+    wanted,
+)
+from tests.flink.stub import BUSY, HELD, IDLE, SOURCE, SUM, VERSIONS, WORK, FakeFlink, Shared, serve
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Rig:
+    """The source, connected to a fake JobManager."""
+
+    def __init__(self, flink: FakeFlink, url: str, shared: Shared) -> None:
+        self.flink, self.url, self.shared = flink, url, shared
+        self.source: FlinkSource | None = None
+        self.now = START
+
+    async def open(self, **changes: Any) -> FlinkSource:
+        if self.source is None:
+            self.source = await self.shared.stack.enter_async_context(Flink(self.url, **changes).connect(self.shared))
+        return self.source
+
+    def tick(self) -> None:
+        """The next observation asks anew."""
+        self.now += timedelta(seconds=15)
+        self.shared.forget()
+
+    async def collect(self, metric: str, **query: Any) -> Reading:
+        return await (await self.open()).collect(FlinkQuery(metric, **query), self.now)
+
+    async def value(self, metric: str, **query: Any) -> float:
+        found = (await self.collect(metric, **query)).value
+        assert isinstance(found, float)
+        return found
+
+    async def look(self, seconds: float, rates: dict[str, float], shares: dict[str, tuple[float, float]]) -> None:
+        """Let time pass, and look at all there is."""
+        self.flink.pass_time(seconds, rates, shares)
+        self.tick()
+        await self.collect("busy", vertex=WORK)
+
+    async def steady(self, rates: dict[str, float], shares: dict[str, tuple[float, float]]) -> None:
+        """Look twice at a job that goes on like this."""
+        await self.look(10, rates, shares)
+        await self.look(10, rates, shares)
+
+
+async def _rig(release: str = "2.3", scene: str = "running") -> AsyncIterator[Rig]:
+    flink, shared = FakeFlink(release, scene), Shared()
+    async with serve(flink) as url, shared.stack:
+        yield Rig(flink, url, shared)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    async for known in _rig():
+        yield known
+
+
+def all_of(rate: float) -> dict[str, float]:
+    return dict.fromkeys((SOURCE, WORK, SUM), rate)
+
+
+# rates
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+@pytest.mark.parametrize("scene", ["running", "rescaled"])
+async def test_rates_and_shares_are_those_between_two_looks(release: str, scene: str) -> None:
+    async for rig in _rig(release, scene):
+        await rig.steady(all_of(500), {SOURCE: (0.25, 0.5), WORK: (0.5, 0.0), SUM: (0.125, 0.0)})
+        assert await rig.value("throughput") == pytest.approx(500)
+        assert await rig.value("arrivals") == pytest.approx(500)
+        assert await rig.value("records_in", vertex="work") == pytest.approx(500)
+        assert await rig.value("records_out", vertex=WORK) == pytest.approx(500)
+        assert await rig.value("records_in", vertex="Source: numbers") == pytest.approx(500)
+        assert await rig.value("lag") == 2001.0
+        assert await rig.value("busy", vertex="work") == pytest.approx(0.5)
+        assert await rig.value("idle", vertex="sum") == pytest.approx(0.875)
+        assert await rig.value("backpressured") == pytest.approx(0.5)
+        assert await rig.value("utilization") == pytest.approx(0.5)
+        assert await rig.value("saturation") == pytest.approx(0.75)
+
+
+async def test_at_the_first_look_flinks_own_mean_over_a_minute_must_do(rig: Rig) -> None:
+    told = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
+    assert await rig.value("throughput") == pytest.approx(told)
+    assert await rig.value("saturation") == pytest.approx(1.0)
+    with pytest.raises(AnswerError, match="how its lag grows needs two looks"):
+        await rig.collect("arrivals")
+
+
+async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:
+    async for rig in _rig("1.18"):
+        with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two looks at its counters"):
+            await rig.collect("throughput")
+
+
+async def test_arrivals_are_what_is_read_and_what_the_lag_grows_by(rig: Rig) -> None:
+    await rig.look(10, all_of(500), {})
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5001)
+    await rig.look(10, all_of(500), {})
+    assert await rig.value("lag") == 5001
+    assert await rig.value("arrivals") == pytest.approx(500 + 300)
+
+
+async def test_arrivals_are_never_below_nothing(rig: Rig) -> None:
+    """The log was cut while nothing was read."""
+    await rig.look(10, all_of(0), {})
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
+    await rig.look(10, all_of(0), {})
+    assert await rig.value("arrivals") == 0
+
+
+async def test_a_rate_has_the_subtasks_own_clock(rig: Rig) -> None:
+    """It does not matter that the second look comes a moment later on ours."""
+    await rig.steady(all_of(300), {})
+    await rig.look(0.0001, {}, {})
+    assert await rig.value("throughput") == pytest.approx(300, rel=0.001)
+
+
+async def test_what_the_job_manager_has_not_gathered_anew_is_not_a_new_sample(rig: Rig) -> None:
+    await rig.steady(all_of(300), {})
+    before = await rig.collect("throughput")
+    await asyncio.sleep(0.3)
+    rig.tick()
+    after = await rig.collect("throughput")
+    assert after.value == before.value
+    assert rig.now - after.at >= timedelta(seconds=0.3), "it is as old as when it was gathered"
+
+
+async def test_a_reading_is_dated_when_flink_gathered_it(rig: Rig) -> None:
+    rig.flink.ages.clear()
+    rig.flink.ages.append(4_000)
+    rig.flink.unset("metrics.fetcher.update-interval")
+    found = await rig.collect("lag")
+    assert timedelta(seconds=4) <= rig.now - found.at < timedelta(seconds=6)
+
+
+async def test_only_the_window_counts(rig: Rig) -> None:
+    await rig.open(window=timedelta(seconds=0.05))
+    await rig.look(10, all_of(100), {})
+    await rig.look(10, all_of(100), {})
+    await asyncio.sleep(0.1)
+    await rig.look(10, all_of(900), {})
+    assert await rig.value("throughput") == pytest.approx(900)
+
+
+# what is missing is missing
+
+
+@pytest.mark.parametrize("state", ["CREATED", "RESTARTING", "FAILING", "INITIALIZING", "FAILED", "FINISHED"])
+async def test_a_job_that_does_not_run_has_no_metrics(rig: Rig, state: str) -> None:
+    await rig.steady(all_of(500), {})
+    rig.flink.line["state"] = state
+    rig.tick()
+    for metric in ("lag", "throughput", "saturation", "heap", "checkpoint_age"):
+        with pytest.raises(AnswerError, match=f"job 'recorded' is {state}"):
+            await rig.collect(metric)
+
+
+async def test_a_job_that_is_shown_with_its_state_of_before_has_no_metrics(rig: Rig) -> None:
+    rig.flink.job["state"] = "RESTARTING"
+    with pytest.raises(AnswerError, match="is RESTARTING"):
+        await rig.collect("lag")
+
+
+async def test_no_job_is_named(rig: Rig) -> None:
+    await rig.open(job="other")
+    with pytest.raises(AnswerError, match="runs no job named 'other'"):
+        await rig.collect("lag")
+
+
+async def test_a_job_that_has_started_anew_is_measured_anew(rig: Rig) -> None:
+    await rig.steady(all_of(500), {})
+    rig.flink.job["timestamps"]["RUNNING"] = rig.flink.job["now"] - 5_000
+    for vertex in (SOURCE, WORK, SUM):
+        for name in (BUSY, IDLE, HELD):
+            rig.flink.report(vertex, name, 0)
+    rig.tick()
+    with pytest.raises(AnswerError, match=r"report no metrics|0 of its 2|two looks"):
+        await rig.collect("throughput")
+    await rig.steady(all_of(200), {})
+    assert await rig.value("throughput") == pytest.approx(200)
+
+
+async def test_metrics_of_the_run_before_are_not_taken(rig: Rig) -> None:
+    rig.flink.ages.clear()
+    rig.flink.ages.append(-3600_000)
+    with pytest.raises(AnswerError, match="has just started: Flink has no metrics of this run yet"):
+        await rig.collect("lag")
+
+
+async def test_a_vertex_of_which_a_subtask_does_not_report_is_missing(rig: Rig) -> None:
+    await rig.steady(all_of(500), {WORK: (0.5, 0.0)})
+    for one in rig.flink.metrics[SUM].values():
+        one["sum"] = one["avg"]  # one of two
+    rig.tick()
+    with pytest.raises(AnswerError, match=r"vertex 'sum -> out: Writer': 1 of its 2 running subtasks report"):
+        await rig.collect("utilization")
+    assert await rig.value("busy", vertex=WORK) == pytest.approx(0.5), "the others are not harmed"
+    assert await rig.value("throughput") == pytest.approx(500)
+
+
+async def test_a_vertex_that_is_being_deployed_is_missing(rig: Rig) -> None:
+    rig.flink.vertex(SUM)["tasks"] |= {"RUNNING": 1, "DEPLOYING": 1}
+    with pytest.raises(AnswerError, match="not all of its subtasks run"):
+        await rig.collect("saturation")
+
+
+async def test_a_vertex_without_metrics_is_missing(rig: Rig) -> None:
+    known = rig.flink.metrics.pop(WORK)
+    with pytest.raises(AnswerError, match=r"vertex 'work': its subtasks report no metrics yet"):
+        await rig.collect("saturation")
+    rig.flink.metrics[WORK] = known
+    rig.tick()
+    assert await rig.value("saturation") == pytest.approx(1.0), "names are asked for again"
+
+
+async def test_a_counter_that_went_back_begins_anew(rig: Rig) -> None:
+    await rig.steady(all_of(500), {})
+    rig.flink.report(WORK, "numRecordsIn", 7)
+    await rig.look(10, all_of(500), {})
+    last = (await rig.open())._samples[WORK]
+    assert len(last) == 1
+
+
+async def test_a_source_that_does_not_tell_its_lag_is_told_where_to_read_it(rig: Rig) -> None:
+    del rig.flink.metrics[SOURCE]["Source__numbers.pendingRecords"]
+    await rig.steady(all_of(500), {SOURCE: (0.3, 0.1)})
+    with pytest.raises(AnswerError, match=r"does not report pendingRecords .* by the source kafka or prometheus"):
+        await rig.collect("lag")
+    assert await rig.value("arrivals") == pytest.approx(500), "it reads all that comes while it is not busy"
+    for _ in range(4):
+        await rig.look(20, all_of(500), {SOURCE: (0.3, 0.7)})
+    with pytest.raises(AnswerError, match="so it may read less than arrives"):
+        await rig.collect("arrivals")
+
+
+@pytest.mark.parametrize("pending", [-5.0, math.nan])
+async def test_a_lag_that_is_no_number_of_records_is_refused(rig: Rig, pending: float) -> None:
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", pending)
+    with pytest.raises(AnswerError, match="pendingRecords"):
+        await rig.collect("lag")
+
+
+async def test_a_job_manager_that_is_gone_is_unavailable(rig: Rig) -> None:
+    async def gone(_: web.Request) -> web.Response:
+        return web.json_response({"errors": ["leader election"]}, status=503)
+
+    rig.flink.special["/jobs/overview"] = gone
+    with pytest.raises(UnavailableError, match="leader election"):
+        await rig.collect("lag")
+
+
+async def test_a_reading_ends_in_time(rig: Rig) -> None:
+    async def slow(_: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    rig.flink.special[f"/jobs/{rig.flink.jid}"] = slow
+    await rig.open(timeout=timedelta(seconds=0.5))
+    async with asyncio.timeout(5):
+        with pytest.raises(EdgeTimeoutError):
+            await rig.collect("lag")
+
+
+# saturation
+
+
+async def test_a_source_that_is_held_up_counts_as_saturated(rig: Rig) -> None:
+    """A hot key: one subtask of two works all the time, and holds up the source."""
+    await rig.steady(all_of(500), {SOURCE: (0.1, 0.9), WORK: (0.5, 0.0)})
+    assert await rig.value("saturation") == pytest.approx(1.0)
+    assert await rig.value("utilization") == pytest.approx(0.5)
+    rig.flink.report(WORK, "busyTimeMsPerSecond", 1000, most=1000)
+    rig.tick()
+    await rig.look(10, all_of(500), {SOURCE: (0.1, 0.9), WORK: (0.5, 0.0)})
+    assert await rig.value("busy", vertex=WORK, aggregate="max") == pytest.approx(0.5, abs=0.2)
+
+
+async def test_a_busy_time_that_is_not_measured_is_left_out(rig: Rig) -> None:
+    """Legacy sources have none: their tasks do not know when they wait."""
+    for name in (BUSY, "busyTimeMsPerSecond"):
+        rig.flink.report(SOURCE, name, math.nan)
+    rig.flink.report(SOURCE, IDLE, 0)
+    await rig.open()
+    for seconds in (10, 10):
+        rig.flink.pass_time(seconds, all_of(500), {WORK: (0.6, 0.0)})
+        for name in (BUSY, "busyTimeMsPerSecond"):
+            rig.flink.report(SOURCE, name, math.nan)
+        rig.tick()
+        await rig.collect("busy", vertex=WORK)
+    assert await rig.value("utilization") == pytest.approx(0.6)
+    assert await rig.value("saturation") == pytest.approx(0.6)
+    with pytest.raises(AnswerError, match="does not tell busyTimeMsPerSecond"):
+        await rig.collect("busy", vertex="numbers")
+
+
+async def test_a_vertex_that_has_come_to_its_end_is_left_out(rig: Rig) -> None:
+    rig.flink.vertex(SOURCE)["tasks"] = {"FINISHED": 2}
+    rig.flink.metrics[SOURCE] = {}
+    assert await rig.value("utilization") > 0
+    with pytest.raises(AnswerError, match="no vertex that still runs"):
+        await rig.collect("throughput")
+
+
+# capacity by Flink's rules
+
+RATES = all_of(400)
+SHARES = {SOURCE: (0.1, 0.5), WORK: (0.8, 0.0), SUM: (0.2, 0.0)}
+
+
+async def test_the_capacity_is_that_of_the_vertex_that_limits_it(rig: Rig) -> None:
+    await rig.steady(RATES, SHARES)
+    assert await rig.value("true_rate", vertex="work") == pytest.approx(400 / 0.8)
+    assert await rig.value("true_rate", vertex="sum") == pytest.approx(400 / 0.2)
+    assert await rig.value("true_rate", vertex="numbers") == pytest.approx(400 / 0.1)
+    assert await rig.value("capacity") == pytest.approx(500)
+
+
+async def test_a_source_with_a_backlog_is_measured_by_what_it_does(rig: Rig) -> None:
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 1_000_000)
+    await rig.steady(RATES, SHARES)
+    assert await rig.value("true_rate", vertex="numbers") == pytest.approx(400 / (1 - 0.5))
+
+
+async def test_a_vertex_that_multiplies_records_limits_by_what_it_gets(rig: Rig) -> None:
+    """The sum gets ten records for each that the source reads."""
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
+    await rig.steady({SOURCE: 40, WORK: 40, SUM: 400}, {SOURCE: (0.1, 0), WORK: (0.2, 0), SUM: (0.8, 0)})
+    assert await rig.value("capacity") == pytest.approx(50)
+
+
+async def test_the_hottest_subtask_limits_unless_told_otherwise(rig: Rig) -> None:
+    for _ in range(2):
+        rig.flink.pass_time(10, RATES, SHARES)
+        rig.flink.report(WORK, "busyTimeMsPerSecond", 1600, most=1000)
+        rig.tick()
+        await rig.collect("lag")
+    assert await rig.value("capacity") == pytest.approx(400)
+    assert await rig.value("capacity", aggregate="avg") == pytest.approx(500)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, 3),  # 400 / 0.7 = 571 of 500 with 2
+        ({"utilization": 1.0}, 2),
+        ({"utilization": 0.4}, 4),
+        ({"catch_up": timedelta(seconds=2)}, 7),  # and 2001 waiting in 2 s
+        ({"catch_up": timedelta(minutes=1), "restart": timedelta(minutes=2)}, 6),  # and 2 minutes of standing still
+    ],
+)
+async def test_the_neediest_vertex_says_how_many_slots(rig: Rig, query: dict[str, Any], expected: float) -> None:
+    await rig.steady(RATES, SHARES)
+    assert await rig.value("required_parallelism", **query) == expected
+
+
+async def test_no_more_slots_are_needed_than_the_vertex_can_use(rig: Rig) -> None:
+    for vertex in (SOURCE, WORK, SUM):
+        rig.flink.vertex(vertex)["maxParallelism"] = 3
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 100_000)
+    await rig.steady(RATES, SHARES)
+    assert await rig.value("required_parallelism", catch_up=timedelta(seconds=60)) == 3
+
+
+async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot(rig: Rig) -> None:
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
+    await rig.steady(all_of(0), {})
+    with pytest.raises(AnswerError, match="capacity of the job cannot be seen while no records flow"):
+        await rig.collect("capacity")
+    assert await rig.value("required_parallelism") == 1
+    assert await rig.value("throughput") == 0
+    assert await rig.value("saturation") == 0
+
+
+async def test_a_vertex_that_tells_no_busy_time_makes_the_capacity_unknown(rig: Rig) -> None:
+    for seconds in (10, 10):
+        rig.flink.pass_time(seconds, RATES, SHARES)
+        for name in (BUSY, "busyTimeMsPerSecond"):
+            rig.flink.report(WORK, name, math.nan)
+        rig.tick()
+        await rig.collect("lag")
+        await asyncio.sleep(1.05)  # without it there is no clock but ours, and rates need a second of it
+    rig.tick()
+    with pytest.raises(AnswerError, match="work cannot be measured"):
+        await rig.collect("capacity")
+    with pytest.raises(AnswerError, match="what 'work' needs is unknown"):
+        await rig.collect("required_parallelism")
+
+
+# the rest
+
+
+async def test_taskmanagers_are_measured_together(rig: Rig) -> None:
+    known = rig.flink.workers
+    known["Status.JVM.Memory.Heap.Used"] = {"min": 25.0, "max": 75.0, "avg": 50.0, "sum": 100.0}
+    known["Status.JVM.Memory.Heap.Max"] = {"min": 100.0, "max": 100.0, "avg": 100.0, "sum": 200.0}
+    known["Status.JVM.GarbageCollector.All.TimeMsPerSecond"] = {"min": 0.0, "max": 50.0, "avg": 25.0, "sum": 50.0}
+    known["Status.JVM.CPU.Load"] = {"min": 0.2, "max": 0.6, "avg": 0.4, "sum": 0.8}
+    assert await rig.value("heap") == 0.5
+    assert await rig.value("gc") == 0.025
+    assert await rig.value("cpu") == 0.4
+    known["Status.JVM.CPU.Load"] = {"min": -1.0, "max": -1.0, "avg": -1.0, "sum": -2.0}
+    known.pop("Status.JVM.Memory.Heap.Used")
+    rig.tick()
+    with pytest.raises(AnswerError, match=r"report -1.0 as the load"):
+        await rig.collect("cpu")
+    with pytest.raises(AnswerError, match=r"no TaskManager reports Status.JVM.Memory.Heap.Used"):
+        await rig.collect("heap")
+
+
+async def test_checkpoints_tell_their_duration_and_age(rig: Rig) -> None:
+    latest = rig.flink.answers[f"/jobs/{rig.flink.jid}/checkpoints"]["answer"]["latest"]
+    latest["completed"] |= {"end_to_end_duration": 1500, "trigger_timestamp": rig.flink.job["now"] - 7_000}
+    assert await rig.value("checkpoint_duration") == 1.5
+    assert await rig.value("checkpoint_age") == 7
+    latest["completed"] = None
+    rig.tick()
+    for metric in ("checkpoint_duration", "checkpoint_age"):
+        with pytest.raises(AnswerError, match="no checkpoint has completed"):
+            await rig.collect(metric)
+
+
+async def test_watermarks_and_event_times_are_spans_or_missing(rig: Rig) -> None:
+    with pytest.raises(AnswerError, match="has no watermarks"):
+        await rig.collect("watermark_lag")
+    with pytest.raises(AnswerError, match="does not tell currentEmitEventTimeLag"):
+        await rig.collect("event_lag")
+    now = rig.flink.job["now"]
+    for vertex, behind in ((WORK, 2_000), (SUM, 9_000)):
+        name = "currentInputWatermark"
+        rig.flink.metrics[vertex][name] = dict.fromkeys(("min", "max", "avg"), float(now - behind)) | {"sum": 0.0}
+    rig.flink.report(SOURCE, "Source__numbers.currentEmitEventTimeLag", 3_000, most=2_500)
+    rig.flink.report(SOURCE, "Source__numbers.sourceIdleTime", 8_000)
+    await rig.look(1, {}, {})
+    assert await rig.value("watermark_lag") == pytest.approx(9 + 1, abs=0.5)
+    assert await rig.value("event_lag") == 2.5
+    assert await rig.value("source_idle") == 4
+
+
+async def test_a_vertex_is_found_by_its_id_its_name_or_a_part_of_it(rig: Rig) -> None:
+    await rig.steady(all_of(5), {WORK: (0.5, 0)})
+    for name in (WORK, "work", "wor"):
+        assert await rig.value("busy", vertex=name) == pytest.approx(0.5)
+    with pytest.raises(AnswerError, match="no vertex named 'map'; it has 'Source: numbers', 'work'"):
+        await rig.collect("busy", vertex="map")
+    with pytest.raises(AnswerError, match="3 vertices named 'r'"):
+        await rig.collect("busy", vertex="r")
+
+
+async def test_all_metrics_of_a_tick_cost_one_look(rig: Rig) -> None:
+    queries = [FlinkQuery(metric, vertex=WORK if metric in NEEDS_VERTEX else None) for metric in Metric]
+    source = await rig.open()
+
+    async def ask() -> int:
+        rig.flink.asked.clear()
+        found = await asyncio.gather(*(source.collect(q, rig.now) for q in queries), return_exceptions=True)
+        unexpected = [one for one in found if not isinstance(one, Reading | EdgeError)]
+        assert not unexpected
+        return len(rig.flink.asked)
+
+    # Jobs, the job, the settings, how old the metrics are; two a vertex; checkpoints; three of TaskManagers.
+    assert await ask() <= 4 + 2 * 3 + 1 + 3
+    rig.flink.pass_time(10, all_of(5), {})
+    rig.tick()
+    assert await ask() <= 4 + 3 + 1 + 3
+
+
+async def test_clusters_that_share_a_source_each_look_at_their_own_time(rig: Rig) -> None:
+    source = await rig.open()
+    await source.collect(FlinkQuery("lag"), START)
+    before = len(rig.flink.asked)
+    await source.collect(FlinkQuery("lag"), START)
+    assert len(rig.flink.asked) == before
+    rig.shared.forget()
+    await source.collect(FlinkQuery("lag"), START + timedelta(seconds=1))
+    assert len(rig.flink.asked) > before
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ({"metric": "lagg"}, "metric must be one of lag, arrivals"),
+        ({"metric": "records_in"}, "records_in needs a vertex"),
+        ({"metric": "lag", "vertex": "x"}, "vertex has no meaning for lag"),
+        ({"metric": "busy", "aggregate": "mean"}, "aggregate must be avg, max or min, not 'mean'"),
+        ({"metric": "required_parallelism", "utilization": 0}, "utilization must be above 0"),
+        ({"metric": "required_parallelism", "catch_up": timedelta(-1)}, "catch_up must not be negative"),
+    ],
+)
+def test_wrong_queries_are_named(query: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FlinkQuery(**query)
+
+
+def test_names_that_would_split_a_request_are_left_out() -> None:
+    names = {
+        "busyTimeMsPerSecond",
+        "Source__a.pendingRecords",
+        "Source__a,b.pendingRecords",
+        "Source__a.numRecordsInPerSecond",
+        "Map.numRecordsIn",
+        "Source__a.split.1.watermark.currentOutputWatermark",
+        "Shuffle.Netty.Input.numBuffersInLocal",
+    }
+    assert wanted(frozenset(names)) == {
+        "busyTimeMsPerSecond",
+        "Source__a.pendingRecords",
+        "Source__a.numRecordsInPerSecond",
+    }
+
+
+def aggregate(total: float, count: int) -> Aggregate:
+    return Aggregate(id="x", min=total / count, max=total / count, avg=total / count, sum=total)
+
+
+@pytest.mark.parametrize(("count", "expected", "good"), [(2, 2, True), (1, 2, False), (3, 2, False)])
+def test_subtasks_are_counted_by_their_age(count: int, expected: int, good: bool) -> None:
+    metrics = {BUSY: aggregate(1000 * count, count), IDLE: aggregate(0, count), HELD: aggregate(500 * count, count)}
+    found = sample(metrics, 0.0, expected)
+    assert isinstance(found, Sample) == good
+    if isinstance(found, Sample):
+        assert found.clock == 1500
+
+
+def test_a_run_that_begins_anew_does_not_follow() -> None:
+    def at(clock: float | None, records: float, count: int = 2) -> Sample:
+        return Sample(0.0, clock, count, {"numRecordsIn": aggregate(records, 2)})
+
+    assert follows(at(10, 5), at(20, 5))
+    assert follows(at(None, 5), at(None, 6))
+    assert not follows(at(10, 5), at(5, 6))
+    assert not follows(at(10, 5), at(20, 4))
+    assert not follows(at(10, 5), at(None, 6))
+    assert not follows(at(10, 5), at(20, 6, count=1))
