@@ -37,7 +37,8 @@ class Moto:
         )
 
     def post(self, path: str, body: str = "") -> None:
-        with urllib.request.urlopen(f"{self.url}{path}", data=body.encode(), timeout=10):  # noqa: S310 - loopback
+        request = urllib.request.Request(f"{self.url}{path}", body.encode(), {"Content-Type": "text/plain"})  # noqa: S310 - loopback
+        with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - loopback
             pass
 
     def group(self, size: int = 2, minimum: int = 0, maximum: int = 10, **parameters: Any) -> str:
