@@ -29,6 +29,7 @@ clusters:
 {target}
     engine: *job                # what absorbs the change: {about_engine}
     slots_per_replica: 1
+    partitions: {partitions}               # of the log: more slots than that would have nothing to read
     min: 1
     max: 4
     metrics:
@@ -82,7 +83,7 @@ class Parts:
     per_worker: float
 
 
-def configuration(parts: Parts, listen: int, state: Path, duration: float) -> str:
+def configuration(parts: Parts, partitions: int, listen: int, state: Path, duration: float) -> str:
     """The text of the configuration file for a load of this duration (seconds).
 
     A shorter demo is less patient before it scales down, or there would be no time left to see it.
@@ -98,6 +99,7 @@ def configuration(parts: Parts, listen: int, state: Path, duration: float) -> st
         stops=parts.stops,
         settle=parts.settle,
         per_worker=parts.per_worker,
+        partitions=partitions,
         cluster=CLUSTER,
         state=json.dumps(str(state)),
         listen=listen,

@@ -62,7 +62,7 @@ class FlinkScene:
             },
             about_engine="Reactive Mode restarts the job on all the slots there are",
             timeout="1800ms",
-            restart=15,
+            restart=10,
             stops="true             # the whole job restarts, from its latest checkpoint",
             settle="ready: 1m, registered: 1m, absorbed: 1m, running: 1m",
             per_worker=1000 / COST,

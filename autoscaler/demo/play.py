@@ -186,7 +186,7 @@ class _Demo:
         self._say(f"Java: {self._scene.java}")
         file = self._output / "autoscaler.yaml"
         state = self._work / "autoscaler"
-        file.write_text(configuration(self._scene.parts, self._listen, state, self._load.duration))
+        file.write_text(configuration(self._scene.parts, PARTITIONS, self._listen, state, self._load.duration))
         self._say(f"configuration of the autoscaler: {file}")
         self._say(f"logs: {self._stage.logs}")
         # One worker is there before the load begins; from then on the daemon decides.

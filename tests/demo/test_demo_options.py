@@ -62,11 +62,11 @@ def test_the_configuration_file_is_a_valid_one(
     except AutoscalerError as error:
         pytest.skip(str(error))
     path = tmp_path / "autoscaler.yaml"
-    path.write_text(configuration(parts, 1, work, 240.0))
+    path.write_text(configuration(parts, 6, 1, work, 240.0))
     cluster = load(path, {}).clusters["demo"]
     assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (1, 4)
     assert cluster.spec.down.window.total_seconds() == 30
-    path.write_text(configuration(parts, 1, work, 100.0))
+    path.write_text(configuration(parts, 6, 1, work, 100.0))
     assert load(path, {}).clusters["demo"].spec.down.window.total_seconds() == 12
 
 
