@@ -219,7 +219,7 @@ class _Requirements:
     def _remarks(self, seen: _Seen, running: int, upper: int) -> tuple[str, ...]:
         remarks = []
         if seen.job.state != "RUNNING":
-            remarks.append(f"the job is {seen.job.state.lower()}")
+            remarks.append(f"the job is not running: its state is {seen.job.state}")
         elif running < upper and not seen.overview.slots_available:
             remarks.append(
                 f"no slot of the cluster is free: the job runs at {running} of {upper} until TaskManagers come"

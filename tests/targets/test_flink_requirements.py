@@ -184,7 +184,11 @@ async def test_a_job_that_restarts_has_nothing_ready_and_says_so(flink: FakeFlin
     flink.state, flink.running = "RESTARTING", dict.fromkeys(flink.running, 0)
     async with opened() as target:
         status = await target.describe()
-    assert (status.desired, status.ready, status.remarks) == (1, 0, ("the job is restarting",))
+    assert (status.desired, status.ready, status.remarks) == (
+        1,
+        0,
+        ("the job is not running: its state is RESTARTING",),
+    )
 
 
 async def test_a_job_is_followed_by_its_name(flink: FakeFlink, opened: Opened) -> None:
