@@ -96,8 +96,8 @@ class Query:
             `auto.offset.reset`, counts all its records or none. A group without any commit is always an error.
         isolation: `read_uncommitted` (default) counts every record; `read_committed` those before the first open
             transaction, which is as far as consumers get whose `isolation.level` is that.
-        window: seconds over which a rate is averaged; above the time between two commits, of `throughput` at least
-            three times. Default 60s.
+        window: time over which a rate is averaged; above the time between two commits, of `throughput` at least
+            three times. Default 30s.
     """
 
     metric: Metric
@@ -105,7 +105,7 @@ class Query:
     group: str | None = None
     uncommitted: Uncommitted = Uncommitted.ERROR
     isolation: Isolation = Isolation.READ_UNCOMMITTED
-    window: timedelta = timedelta(seconds=60)
+    window: timedelta = timedelta(seconds=30)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", Metric(self.metric))

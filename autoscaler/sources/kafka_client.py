@@ -347,7 +347,7 @@ class _Together(Generic[K, V]):
         found = {}
         for key, future in futures.items():
             if future.cancelled():
-                raise UnavailableError("the source was closed")
+                raise UnavailableError("the question was given up")
             answer = future.result()
             if isinstance(answer, EdgeError):
                 raise type(answer)(*answer.args)  # a new one: a shared one would gather all their tracebacks
@@ -365,14 +365,15 @@ class _Together(Generic[K, V]):
             asked, self._next = self._next, {}
             try:
                 answers = await self._ask(tuple(asked))
+                for key, future in asked.items():
+                    future.set_result(answers.get(key, UnavailableError("the broker left it out of its answer")))
             except EdgeError as error:
-                answers = dict.fromkeys(asked, error)
-            except BaseException:
-                for future in (*asked.values(), *self._next.values()):
+                for future in asked.values():
+                    future.set_result(error)
+            finally:
+                # Cancelled, or a defect of ours, which the task's own exception shows: nobody waits for it forever.
+                for future in asked.values():
                     future.cancel()
-                raise
-            for key, future in asked.items():
-                future.set_result(answers[key])
 
 
 class _Links:

@@ -1,0 +1,60 @@
+"""What the source `kafka` costs with many clusters, against a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from autoscaler.sources.kafka import Kafka, Metric, Query
+from autoscaler.testing.contracts import LocalShared
+from tests.sources import kafka_broker
+from tests.sources.kafka_broker import commit
+
+pytestmark = pytest.mark.benchmark
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CLUSTERS, PARTITIONS, ROUNDS, INTERVAL = 300, 4, 10, 15.0
+
+
+async def make(address: str, names: list[str]) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=address, request_timeout_ms=120_000)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names])
+    finally:
+        await admin.close()
+    for name in names:
+        await commit(address, name, name, dict.fromkeys(range(PARTITIONS), 0))
+
+
+async def test_many_clusters_on_one_broker(tmp_path: Path) -> None:
+    kafka_broker.java()
+    with kafka_broker.running(tmp_path / "kafka") as broker:
+        names = [f"topic-{number}" for number in range(CLUSTERS)]
+        await make(broker.address, names)
+        plugin = Kafka(broker.address, fresh=timedelta(0), timeout=timedelta(seconds=10))
+        queries = [Query(metric, (name,), name) for name in names for metric in (Metric.LAG, Metric.MAX_LAG)]
+        queries += [Query(Metric.ARRIVALS, (name,), window=timedelta(milliseconds=1)) for name in names]
+        async with LocalShared() as shared, plugin.connect(shared) as source:
+            took, cpu, sent = [], [], []
+            for _ in range(ROUNDS):
+                before = sum(link._correlation_id for link in source._brokers._links._open.values())
+                begun, used = time.perf_counter(), time.process_time()
+                answers = await asyncio.gather(*(source.collect(q, NOW) for q in queries), return_exceptions=True)
+                took.append(time.perf_counter() - begun)
+                cpu.append(time.process_time() - used)
+                sent.append(sum(link._correlation_id for link in source._brokers._links._open.values()) - before)
+                await asyncio.sleep(0.01)
+            assert not any(isinstance(answer, BaseException) for answer in answers), answers[-1]
+            links = len(source._brokers._links._open)
+    print(  # noqa: T201 - the figures are what it is for
+        f"\nkafka: {CLUSTERS} clusters x 3 metrics, {PARTITIONS} partitions each, on one broker: the first look took "
+        f"{took[0] * 1000:.0f} ms and {sent[0]} requests; a later one {min(took[1:]) * 1000:.0f} to "
+        f"{max(took[1:]) * 1000:.0f} ms, {min(cpu[1:]) * 1000:.0f} ms of CPU ({min(cpu[1:]) / INTERVAL:.2%} of a core "
+        f"at {INTERVAL:g} s) and {sent[-1]} requests over {links} connection"
+    )
