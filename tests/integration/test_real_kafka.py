@@ -365,7 +365,7 @@ async def test_a_broker_that_hangs_is_missing_in_time_and_comes_back(broker: Bro
                 begun = time.monotonic()
                 with pytest.raises(EdgeTimeoutError, match=broker.address):
                     await asker.ask("lag", "hangs", group="group")
-                assert time.monotonic() - begun < 2 * QUICK.total_seconds()
+                assert time.monotonic() - begun < 10  # aiokafka's own time-out is 40 s
         finally:
             broker.signal(signal.SIGCONT)
         await asker.until(is_reading, "lag", "hangs", group="group")
@@ -441,7 +441,7 @@ async def test_a_leader_that_hangs_does_not_cost_topics_of_other_brokers(two: tu
             for _ in range(20):
                 begun = time.monotonic()
                 assert await asker.value("arrivals", "here", window=window) == 0.0
-                assert time.monotonic() - begun < 1.5
+                assert time.monotonic() - begun < 2.5  # the other one takes 3 s
             with pytest.raises(EdgeTimeoutError, match=second.address):
                 await missing
         finally:

@@ -220,7 +220,7 @@ async def test_a_server_that_hangs_is_missing_in_time() -> None:
         begun = time.monotonic()
         with pytest.raises(EdgeTimeoutError, match=f"{server.url}: no answer to its end within 0.3s"):
             await reading(Http(server.url, timeout=timedelta(seconds=0.3)), "busy")
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 10
 
 
 async def test_a_document_that_is_too_large_is_refused() -> None:

@@ -342,7 +342,7 @@ class TestAnswers:
             begun = time.monotonic()
             with pytest.raises(EdgeTimeoutError, match=f"kafka {server.address}: .*{server.address} did not answer"):
                 await value(plugin(server, timeout=QUICK))
-            assert time.monotonic() - begun < 2
+            assert time.monotonic() - begun < 10  # aiokafka's own time-out is 40 s
 
     async def test_the_next_server_is_asked_when_one_is_gone(self) -> None:
         async with stub(**orders()) as server:
