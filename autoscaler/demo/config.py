@@ -46,7 +46,7 @@ clusters:
         stops: {stops}
     up: {{window: 0s}}
     down: {{window: {window}s, cooldown: 5s}}
-    settle: {{{settle}, caught_up: 3m, backlog_time: 5s}}
+    settle: {{{settle}caught_up: 3m, backlog_time: 5s}}
     capacity:                   # records/s, until it has been seen how much it really is
       per_replica: {per_worker:g}
       sustained: 12s            # a little more than the window the throughput is averaged over
@@ -67,7 +67,7 @@ class Parts:
         timeout: within this everything must have answered.
         restart: seconds that the first rescale is assumed to take.
         stops: the policy's `stops`, with a comment.
-        settle: deadlines of the first phases.
+        settle: deadlines of the first phases, unless they follow from the engine's own settings.
         per_worker: records/s that a worker is assumed to process at first.
     """
 
@@ -79,7 +79,7 @@ class Parts:
     timeout: str
     restart: int
     stops: str
-    settle: str
+    settle: Mapping[str, str]
     per_worker: float
 
 
@@ -97,7 +97,7 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
         timeout=parts.timeout,
         restart=parts.restart,
         stops=parts.stops,
-        settle=parts.settle,
+        settle="".join(f"{phase}: {limit}, " for phase, limit in parts.settle.items()),
         per_worker=parts.per_worker,
         partitions=partitions,
         cluster=CLUSTER,

@@ -64,7 +64,7 @@ class FlinkScene:
             timeout="1800ms",
             restart=10,
             stops="true             # the whole job restarts, from its latest checkpoint",
-            settle="ready: 1m, registered: 1m, absorbed: 1m, running: 1m",
+            settle={},
             per_worker=1000 / COST,
         )
 

@@ -65,7 +65,7 @@ class SparkScene:
             timeout="1500ms",
             restart=15,
             stops="false            # while new workers come up, the old ones go on working",
-            settle="ready: 1m, registered: 1m, absorbed: 1m, running: 1m",
+            settle=dict.fromkeys(("ready", "registered", "absorbed", "running"), "1m"),
             per_worker=1 / COST,
         )
 

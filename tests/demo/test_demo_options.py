@@ -70,6 +70,24 @@ def test_the_configuration_file_is_a_valid_one(
     assert load(path, {}).clusters["demo"].spec.down.window.total_seconds() == 12
 
 
+@pytest.mark.parametrize(
+    ("engine", "package"), [("spark", "pyspark"), ("flink", "apache-flink-libraries"), ("flink", "javac")]
+)
+def test_what_is_not_installed_is_named_with_what_to_do(
+    engine: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if package == "javac":
+        monkeypatch.setattr("autoscaler.demo.flink_scene.flink_home", lambda: tmp_path)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+    else:
+        monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert run(parsed("--engine", engine, "--no-plot", "--output", str(tmp_path / "out"))) == 1
+    said = capsys.readouterr().out
+    assert package in said
+    assert "pip install 'reactive-autoscaler[" in said or "apt-get install openjdk-17-jdk-headless" in said
+
+
 MOMENT = Moment(51.0, 240.0, "surge", 48.0, 204, 3, 1, "3 [are] needed", ("46 s: 1 -> 3 workers",))
 
 

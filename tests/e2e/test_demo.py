@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from autoscaler.java import JavaNotFoundError, find_java
+from autoscaler.java import JavaNotFoundError, find_java, find_jdk
+from autoscaler.ports import AutoscalerError
 from autoscaler.targets import processes
+from autoscaler.targets.workers import flink_home
 
 pytestmark = pytest.mark.e2e
 
@@ -31,6 +33,11 @@ def _everything_is_installed(tmp_path_factory: pytest.TempPathFactory) -> None:
         find_java(tmp_path_factory.mktemp("java"))
     except JavaNotFoundError as error:
         problems.append(str(error))
+    missing(problems)
+
+
+def missing(problems: list[str]) -> None:
+    """Skip, unless everything has to be there."""
     if problems and os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
         pytest.fail("; ".join(problems))
     if problems:
@@ -52,10 +59,10 @@ def left_behind(directory: Path) -> list[str]:
     return found
 
 
-def test_the_demo_scales_up_and_down_and_loses_nothing(tmp_path: Path) -> None:
-    output = tmp_path / "output"
+def played(output: Path, *options: str) -> dict[str, Any]:
+    """Play a demo that succeeds; its result."""
     answer = subprocess.run(
-        [sys.executable, "-m", "autoscaler", "demo", "--duration", "110", "--json", "--output", str(output)],
+        [sys.executable, "-m", "autoscaler", "demo", "--json", "--output", str(output), *options],
         capture_output=True,
         text=True,
         timeout=900,
@@ -66,8 +73,8 @@ def test_the_demo_scales_up_and_down_and_loses_nothing(tmp_path: Path) -> None:
     assert result == json.loads((output / "result.json").read_text())
     assert result["ok"] is True
     assert result["reasons"] == []
-    assert result["offered"] == result["processed"] > 2000
-    assert (result["lost"], result["duplicated"], result["strange"], result["failed_tasks"]) == (0, 0, 0, 0)
+    assert result["offered"] == result["processed"] > 1500
+    assert (result["lost"], result["duplicated"], result["strange"]) == (0, 0, 0)
     assert result["scale_ups"] >= 1
     assert result["scale_downs"] >= 1
     assert result["most_workers"] >= 2
@@ -76,10 +83,25 @@ def test_the_demo_scales_up_and_down_and_loses_nothing(tmp_path: Path) -> None:
     assert result["last_new_worker_first_task_s"] is not None
     assert result["workers"][0][1:] == [1, 1]
     assert (output / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert (output / "autoscaler.yaml").exists()
     # without --keep only the results stay
     assert sorted(path.name for path in output.iterdir()) == ["autoscaler.yaml", "plot.png", "result.json"]
     assert left_behind(output) == []
+    return result
+
+
+def test_the_demo_scales_up_and_down_and_loses_nothing(tmp_path: Path) -> None:
+    assert played(tmp_path / "output", "--duration", "110")["failed_tasks"] == 0
+
+
+def test_the_demo_does_the_same_with_flink(tmp_path: Path) -> None:
+    try:
+        flink_home()
+        find_jdk()
+    except AutoscalerError as error:
+        missing([str(error)])
+    result = played(tmp_path / "output", "--engine", "flink", "--duration", "90")
+    assert result["restarts"] >= 2
+    assert result["checkpoints"] > 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
