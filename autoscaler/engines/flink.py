@@ -496,9 +496,17 @@ def restarting(facts: Facts) -> Iterator[Finding]:
 
 def mode(facts: Facts) -> Iterator[Finding]:
     """Only a reactive job takes the slots that come."""
-    if facts.reactive:
+    if facts.job.kind == "BATCH":
+        yield Finding(
+            Severity.ERROR,
+            "batch job",
+            "the job is a batch job, which Flink runs with a parallelism of its own choice",
+            "it reads what there is and ends: lag and arrivals have no meaning, and slots come and go with its stages",
+            "do not scale it by this autoscaler; see the adaptive batch scheduler of Flink",
+        )
+    elif facts.reactive:
         return
-    if facts.adaptive:
+    elif facts.adaptive:
         yield Finding(
             Severity.WARNING,
             "scheduler-mode",

@@ -41,6 +41,7 @@ HEAP_USED, HEAP_MAX = "Status.JVM.Memory.Heap.Used", "Status.JVM.Memory.Heap.Max
 GC, CPU = "Status.JVM.GarbageCollector.All.TimeMsPerSecond", "Status.JVM.CPU.Load"
 
 NAMES_KEPT = 60.0
+NAMES_TRIED = 10.0  # Flink's Kafka source has no pendingRecords before its first record
 SHORTEST = 1000.0  # ms between two samples that make a rate
 AVERAGED = 65.0  # Flink's own rates are means over 60 s, and too low before a task has run that long
 BLIND_AT_LEAST = 60.0
@@ -826,13 +827,19 @@ class FlinkSource:
         return Track(vertex, tuple(samples))
 
     async def _metrics(self, job: Job, vertex: Vertex) -> Mapping[str, Aggregate]:
+        """What its subtasks report; the names are asked for again when they have gone, or may have come."""
         kept = self._names.get(vertex.id)
-        if kept is None or time.monotonic() - kept[0] > NAMES_KEPT:
-            names = wanted(await self._api.vertex_metric_names(job.jid, vertex.id))
-            kept = self._names[vertex.id] = (time.monotonic(), names)
-        if not kept[1]:
+        now = time.monotonic()
+        if kept is not None and now - kept[0] <= (NAMES_KEPT if kept[1] >= TASK else NAMES_TRIED):
+            found = await self._api.vertex_metrics(job.jid, vertex.id, kept[1])
+            if found:
+                return found
+        names = wanted(await self._api.vertex_metric_names(job.jid, vertex.id))
+        if not names:
             return {}
-        return await self._api.vertex_metrics(job.jid, vertex.id, kept[1])
+        lazy = vertex in job.sources and not any(name.endswith("." + PENDING) for name in names)
+        self._names[vertex.id] = (now - (NAMES_KEPT - NAMES_TRIED if lazy else 0), names)
+        return await self._api.vertex_metrics(job.jid, vertex.id, names)
 
 
 def _one(metric: Metric) -> list[str]:

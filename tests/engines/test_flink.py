@@ -394,6 +394,13 @@ def test_a_good_job_has_no_finding() -> None:
             "default scheduler",
             "scheduler-mode: reactive",
         ),
+        (
+            good(job=facts(scene="plain").job.model_copy(update={"kind": "BATCH"})),
+            "error",
+            "batch job",
+            "a parallelism of its own choice",
+            "do not scale it",
+        ),
         (without("heartbeat.timeout"), "warning", "heartbeat.timeout", "after 50 s", "heartbeat.timeout: 15 s"),
         (
             without("jobmanager.adaptive-scheduler.executing.resource-stabilization-timeout"),

@@ -238,6 +238,9 @@ async def test_a_vertex_without_metrics_is_missing(rig: Rig) -> None:
     rig.flink.metrics[WORK] = known
     rig.tick()
     assert await rig.value("saturation") == pytest.approx(1.0), "names are asked for again"
+    del known["numRecordsInPerSecond"]  # a name that has gone makes Flink answer nothing at all
+    rig.tick()
+    assert await rig.value("saturation") == pytest.approx(1.0)
 
 
 async def test_a_counter_that_went_back_begins_anew(rig: Rig) -> None:
