@@ -1,0 +1,62 @@
+"""The page on Flink is held against the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler.config import load
+from autoscaler.engines.flink import CHECKS
+from autoscaler.engines.flink import Flink as Engine
+from autoscaler.sources.flink import Flink, FlinkQuery, Metric
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "flink.md").read_text()
+
+
+def rows() -> dict[str, str]:
+    """Name in the first column of a table -> its second column."""
+    found = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", PAGE, re.MULTILINE)
+    return {name: default for names, default in found for name in re.findall(r"`(\w+)`", names)}
+
+
+@pytest.mark.parametrize("plugin", [Flink, Engine, FlinkQuery])
+def test_every_parameter_is_on_the_page_with_its_default(plugin: type) -> None:
+    known = rows()
+    for field in dataclasses.fields(plugin):
+        assert field.name in known
+        assert f"        {field.name}: " in (plugin.__doc__ or "")
+        match field.default:
+            case dataclasses.MISSING:
+                assert known[field.name] == "required"
+            case timedelta() as default:
+                assert known[field.name] == f"`{default.total_seconds():g}s`"
+            case float(default):
+                assert known[field.name] == f"`{default}`"
+            case _:
+                assert known[field.name]
+
+
+def test_every_metric_is_on_the_page() -> None:
+    assert set(Metric) <= rows().keys()
+
+
+def test_the_examples_are_configurations_that_load(tmp_path: Path) -> None:
+    needed = "    policies: {p: {type: backlog-drain, within: 1m}}\n"
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) > 1
+    for block in blocks:
+        file = tmp_path / "autoscaler.yaml"
+        rest = "" if "policies:" in block else needed
+        file.write_text(f"{block}{rest}    target: {{type: null}}\n    max: 4\n")
+        config = load(file, {"FLINK_TOKEN": "hunter2"})
+        assert isinstance(config.sources["job"], Flink)
+
+
+def test_the_doctors_table_has_a_row_for_each_check() -> None:
+    table = PAGE.split("## The doctor")[1]
+    assert len(re.findall(r"^\| ", table, re.MULTILINE)) - 1 >= len(CHECKS)
