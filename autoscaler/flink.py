@@ -100,6 +100,7 @@ class Vertex(Answer):
     """One vertex of the job graph.
 
     Attributes:
+        parallelism: its subtasks; -1 while a batch job has not decided yet.
         tasks: state of a subtask -> how many are in it.
         start: when its first subtask was deployed, -1 for not yet.
     """
@@ -107,7 +108,7 @@ class Vertex(Answer):
     id: str
     name: str
     max_parallelism: Annotated[int, Field(alias="maxParallelism", ge=-1, le=2**31)] = -1
-    parallelism: Count
+    parallelism: Annotated[int, Field(ge=-1, le=2**31)]
     status: str
     start: Annotated[Millis, Field(alias="start-time")] = -1
     tasks: dict[str, Count] = {}
@@ -192,9 +193,8 @@ class Job(Answer):
 class Execution(Answer):
     """How a job is executed."""
 
-    restart_strategy: Annotated[str, Field(alias="restart-strategy")] = ""
-    parallelism: Annotated[int, Field(alias="job-parallelism")] = -1
-    user: Annotated[dict[str, Any], Field(alias="user-config")] = {}
+    restart_strategy: Annotated[str | None, Field(alias="restart-strategy")] = None
+    parallelism: Annotated[int | None, Field(alias="job-parallelism")] = None
 
 
 class JobConfig(Answer):
@@ -208,15 +208,10 @@ class JobConfig(Answer):
 class CheckpointConfig(Answer):
     """How a job checkpoints; times in milliseconds."""
 
-    mode: str = ""
     interval: Amount
     timeout: Amount
-    pause: Annotated[Amount, Field(alias="min_pause")] = 0
-    concurrent: Annotated[int, Field(alias="max_concurrent")] = 1
-    storage: Annotated[str, Field(alias="checkpoint_storage")] = ""
-    backend: Annotated[str, Field(alias="state_backend")] = ""
-    unaligned: Annotated[bool, Field(alias="unaligned_checkpoints")] = False
-    tolerable_failures: Annotated[int, Field(alias="tolerable_failed_checkpoints")] = 0
+    storage: Annotated[str | None, Field(alias="checkpoint_storage")] = None
+    unaligned: Annotated[bool | None, Field(alias="unaligned_checkpoints")] = None
 
     @property
     def periodic(self) -> float | None:

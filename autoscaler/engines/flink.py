@@ -388,7 +388,8 @@ class Restart:
 
 def restart(facts: Facts) -> Restart:
     """The job's restart strategy: its own where it tells, else the cluster's, else the version's default."""
-    own = facts.config.execution.restart_strategy.lower() if facts.config.execution else ""
+    execution = facts.config.execution
+    own = (execution.restart_strategy or "").lower() if execution else ""
     if "deactivated" in own:
         return Restart("none")
     if own.startswith("restart with fixed delay"):
