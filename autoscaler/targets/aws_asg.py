@@ -353,9 +353,13 @@ class Target:
         return True
 
     async def _leave(self, instance: str, workers: frozenset[str]) -> None:
-        why = await self._staff.leave(workers, self._parameters.drain.total_seconds(), _rest)
-        if why:
-            self._tell(f"the worker on {instance} was terminated before it had let go: {why}")
+        try:
+            why = await self._staff.leave(workers, self._parameters.drain.total_seconds(), _rest)
+        except RefusedError as error:
+            self._tell(f"workers are not drained: {error}")
+        else:
+            if why:
+                self._tell(f"the worker on {instance} was terminated before it had let go: {why}")
         for _ in range(TRIES):
             async with self._one:
                 if await self._terminate(instance):
@@ -416,9 +420,13 @@ class Target:
                 except EdgeError as error:
                     self._tell(f"the lifecycle hook {name!r} got no heartbeat for {instance}: {error}")
 
-        why = await self._drained(instance, beat)
-        if why:
-            self._tell(f"the worker on {instance} had not let go when its instance was released: {why}")
+        try:
+            why = await self._drained(instance, beat)
+        except RefusedError as error:
+            self._tell(f"workers are not drained: {error}")
+        else:
+            if why:
+                self._tell(f"the worker on {instance} was released before it had let go: {why}")
         await self._change("CompleteLifecycleAction", {**parameters, "LifecycleActionResult": "CONTINUE"})
         # Until AWS shows that it goes on; a second answer would be refused.
         await asyncio.sleep(self._sizes.echo)
@@ -428,8 +436,8 @@ class Target:
         while True:
             try:
                 workers = await self._staff.on(instance)
-            except RefusedError as error:
-                return str(error)
+            except RefusedError:
+                raise
             except EdgeError as error:
                 if self._loop.time() >= deadline:
                     return str(error)

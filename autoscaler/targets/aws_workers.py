@@ -65,7 +65,10 @@ class Staff:
             beat: called again and again while they are waited for.
 
         Returns:
-            Why they have not gone by themselves, or the empty text.
+            Why they have not gone in time, or the empty text.
+
+        Raises:
+            RefusedError: the engine cannot drain workers.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
@@ -82,8 +85,8 @@ class Staff:
                     if worker.id not in asked:
                         await workforce.drain(worker)
                         asked.add(worker.id)
-            except RefusedError as error:
-                return str(error)
+            except RefusedError:
+                raise
             except EdgeError as error:
                 trouble = f": {error}"
             if loop.time() >= deadline:

@@ -78,7 +78,7 @@ def test_every_question_to_aws_is_on_the_page() -> None:
         "being drained before they are terminated",
         "also sets this group's size",
         "instances went without being drained:",
-        "was terminated before it had let go:",
+        "workers are not drained:",
         "is not terminated yet",
         "cannot be terminated:",
     ],

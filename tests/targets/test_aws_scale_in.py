@@ -206,7 +206,7 @@ async def test_an_engine_that_cannot_drain_does_not_keep_the_instance(proxy: Pro
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(1)
         await until(lambda: not target._leaving)
-        assert any("no door" in remark for remark in (await target.describe()).remarks)
+        assert any("workers are not drained: no door" in remark for remark in (await target.describe()).remarks)
     assert proxy.moto.shown(group)["DesiredCapacity"] == 1
 
 
@@ -461,7 +461,8 @@ async def test_an_instance_is_released_all_the_same(
     async with connected(plugin, None if case == "no engine" else engine) as target:
         await target.describe()
         await until(lambda: hooked.completed)
-        assert any("had not let go" in remark for remark in (await target.describe()).remarks)
+        wanted = "before it had let go" if case == "deadline" else "workers are not drained"
+        assert any(wanted in remark for remark in (await target.describe()).remarks)
 
 
 async def test_who_only_looks_completes_nothing(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
