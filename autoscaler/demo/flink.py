@@ -33,6 +33,9 @@ appender.console.name = Console
 appender.console.type = CONSOLE
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss,SSS} %-5p %c{1} - %m%n
+# Flink's file sink registers one of its metrics anew at each checkpoint.
+logger.metrics.name = org.apache.flink.metrics.MetricGroup
+logger.metrics.level = ERROR
 """
 
 _SETTINGS: Mapping[str, str] = {

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from autoscaler.config import load
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
 from autoscaler.targets.local import Local, WorkerKind
 from autoscaler.targets.pool import Kind, Place
@@ -54,6 +56,40 @@ FLINK = {"directory": Path("pool"), "kind": WorkerKind.FLINK_TASKMANAGER}
 def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Local(**parameters)
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "local-target.md").read_text()
+
+
+def test_every_parameter_is_on_the_page_with_its_default() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, re.MULTILINE))
+    for field in fields(Local):
+        told = rows[field.name]
+        assert f"        {field.name}: " in (Local.__doc__ or "")
+        if field.default is MISSING:
+            assert told == "required"
+        elif field.default == "":
+            assert told == "needed" or told.startswith("none")
+        elif isinstance(field.default, timedelta):
+            assert told == f"`{field.default.total_seconds():g}s`"
+        else:
+            assert told == f"`{field.default}`"
+
+
+def test_the_targets_on_the_page_load(tmp_path: Path) -> None:
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "type: local" in block]
+    kinds = []
+    for block in blocks:
+        cluster = block.replace("\n", "\n    ").rstrip()
+        metrics = ", ".join(f"{name}: {{source: s, metric: {name}}}" for name in ("lag", "arrivals"))
+        more = f"    metrics: {{{metrics}}}\n    policies: {{p: {{type: backlog-drain}}}}\n    max: 4\n"
+        file = tmp_path / "autoscaler.yaml"
+        source = "sources: {s: {type: flink, url: 'http://127.0.0.1:8081'}}\n"
+        file.write_text(f"{source}clusters:\n  c:\n    {cluster}\n{more}")
+        target = load(file, {}).clusters["c"].target
+        assert isinstance(target, Local)
+        kinds.append(target.kind)
+    assert kinds == list(WorkerKind)
 
 
 # ---- when a worker counts
