@@ -2,7 +2,6 @@
 
 It has the scale and status subresources, resource versions with conflicts, merge patches, lists in pages, watches
 with bookmarks and versions that are no longer kept, RBAC by verb and resource name, quotas, and faults on demand.
-`python tests/kubernetes/server.py COUNT` serves COUNT Deployments and prints its port (for the benchmark).
 """
 
 from __future__ import annotations
@@ -163,6 +162,7 @@ class ApiServer:
         bookmarks: seconds between bookmarks of a watch.
         startup: seconds until a new pod is ready; None: until a test says so.
         url: where it listens.
+        routes: whatever else is served there.
     """
 
     def __init__(self) -> None:
@@ -174,6 +174,7 @@ class ApiServer:
         self.bookmarks = 0.2
         self.startup: float | None = None
         self.url = ""
+        self.routes: list[web.RouteDef] = []
         self._version = 100
         self._kept_from = 0
         self._log: list[tuple[int, str, Kind, Json]] = []
@@ -186,6 +187,7 @@ class ApiServer:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[ApiServer]:
         app = web.Application(client_max_size=16 * 2**20)
+        app.add_routes(self.routes)
         app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()

@@ -911,7 +911,8 @@ def test_every_parameter_is_on_the_page_with_its_default() -> None:
 
 
 def test_the_examples_on_the_page_are_configurations_that_load(tmp_path: Path) -> None:
-    needed = "    max: 4\n    metrics: {lag: {source: flink, metric: lag}}\n    policies: {p: {type: target-tracking, metric: lag, target: 1}}\n"
+    needed = "    max: 4\n    metrics: {lag: {source: flink, metric: lag}}\n"
+    needed += "    policies: {p: {type: target-tracking, metric: lag, target: 1}}\n"
     needed += "sources: {flink: {type: flink, url: 'http://flink:8081'}}\n"
     blocks = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
     assert len(blocks) == 3
