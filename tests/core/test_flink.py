@@ -376,6 +376,15 @@ def test_capacity_is_for_keeping_up_catching_up_and_restarts() -> None:
     assert target_capacity(target, 7, seconds(2)) == 1050  # no more than busy all the time
 
 
+def test_what_piles_up_while_the_job_stops_is_worked_off_too() -> None:
+    # 150/s for 30 s are 4,500 records, in two minutes 37.5/s
+    assert target_capacity(TargetRate(150, 8.5), 0.75, seconds(120), seconds(30)) == 246
+
+
+def test_by_default_vertices_may_be_busy_between_four_tenths_and_all_of_the_time() -> None:
+    assert thresholds(TargetRate(500), Utilization(), seconds(0), seconds(0)) == (500, 1250)
+
+
 def test_spans_count_in_whole_seconds() -> None:
     assert target_capacity(TargetRate(100), 1, seconds(2.9), seconds(1.9)) == 150
 
@@ -412,6 +421,12 @@ def test_the_vertex_with_the_least_room_limits_the_job() -> None:
     targets = {"a": 100.0, "b": 150.0, "c": 150.0, "d": 120.0}
     true_rates = {"a": 400.0, "b": 300.0, "c": INF, "d": 480.0}
     assert job_true_rate(DIAMOND, targets, true_rates) == JobRate(200, "b")
+
+
+def test_a_job_of_less_than_one_record_a_second_is_known_too() -> None:
+    graph = Graph(("a", "b"), (("a", "b"),))
+    assert job_true_rate(graph, {"a": 0.5, "b": 0.25}, {"a": 4, "b": 1}) == JobRate(2, "b")
+    assert job_true_rate(graph, {"a": 0.5, "b": 0.25}, {"a": 4}) == JobRate(4, "a", ("b",))
 
 
 def test_several_sources_keep_their_mix() -> None:

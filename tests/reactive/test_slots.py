@@ -103,6 +103,11 @@ def test_one_group_needs_as_many_slots_as_its_widest_vertex() -> None:
     assert slots_needed([], []) == 0
 
 
+def test_a_group_without_vertices_needs_nothing() -> None:
+    assert required_slots([[Bounds(1, 5)], []]) == 5
+    assert slot_allocation([[Bounds(1, 5)], []], 1) == ((1,), ())
+
+
 def test_groups_that_need_different_numbers_need_more_than_their_sum() -> None:
     groups = [[Bounds(1, 128)], [Bounds(1, 128)]]
     assert slots_needed(groups, [[4], [1]]) == 8  # of seven one group has three, and nobody knows which
