@@ -403,7 +403,7 @@ class History:
                 return (total - before) / (now - at)
         raise AnswerError(
             f"a rate over {format_duration(window)} needs two looks so far apart, "
-            f"the first was {now - self._looks[0][0]:.0f} s ago{self._why}"
+            f"the first was {now - self._looks[0][0]:.0f} s ago (it comes by itself){self._why}"
         )
 
 

@@ -5,18 +5,48 @@ python tests/e2e/kafka_job.py SETTINGS.json
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQueryListener
 
 from autoscaler.demo.app import call_service
 from autoscaler.injob import report
 
 SCHEMA = "partition int, offset long, worker string, at double"
+
+
+class CommitProgress(StreamingQueryListener):  # type: ignore[misc] # PySpark has no types here
+    """Commits what a batch has read to a Kafka group, for all who watch lag there; as docs/kafka.md shows it."""
+
+    def __init__(self, servers: str, group: str) -> None:
+        self._servers, self._group = servers, group
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        asyncio.run(self._commit(json.loads(event.progress.sources[0].endOffset)))
+
+    async def _commit(self, ends: dict[str, dict[str, int]]) -> None:
+        offsets = {TopicPartition(topic, int(p)): end for topic, parts in ends.items() for p, end in parts.items()}
+        client = AIOKafkaConsumer(bootstrap_servers=self._servers, group_id=self._group, enable_auto_commit=False)
+        async with client as consumer:
+            consumer.assign(list(offsets))
+            await consumer.commit(offsets)
+
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - likewise
+        pass
+
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - likewise
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - likewise
+        pass
 
 
 def main(path: str) -> int:
@@ -29,6 +59,7 @@ def main(path: str) -> int:
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     report(spark, port=settings["report_port"])
+    spark.streams.addListener(CommitProgress(settings["servers"], settings["group"]))
 
     # The first tasks start the Python workers and warm the JVM up; they should not count as slow batches.
     warm = spark.range(settings["partitions"], numPartitions=settings["partitions"])

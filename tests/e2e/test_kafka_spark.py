@@ -24,7 +24,7 @@ from tests.sources.kafka_broker import Broker, missing
 
 pytestmark = pytest.mark.e2e
 
-TOPIC, PARTITIONS = "orders", 6
+TOPIC, PARTITIONS, GROUP = "orders", 6, "orders-job"
 COST = 0.04  # seconds of waiting per record: 25 records/s per worker at best
 LOW, HIGH = 8.0, 60.0  # records/s: one worker has time to spare, three have enough to do
 SURGE = 40.0  # seconds
@@ -68,7 +68,7 @@ clusters:
     max: 4
     metrics:
       arrivals: {{source: kafka, metric: arrivals, topics: [{topic}], window: 6s}}
-      lag: {{source: job, metric: lag}}
+      lag: {{source: kafka, metric: lag, group: {group}, topics: [{topic}]}}
       throughput: {{source: job, metric: throughput}}
       saturation: {{source: job, metric: saturation}}
     policies:
@@ -195,6 +195,7 @@ class World:
             "conf": conf,
             "servers": self.broker.address,
             "topic": TOPIC,
+            "group": GROUP,
             "partitions": PARTITIONS,
             "most": 300,
             "cost": COST,
@@ -209,6 +210,7 @@ class World:
             pool=json.dumps(str(self.directory / "pool")),
             servers=self.broker.address,
             topic=TOPIC,
+            group=GROUP,
             worker_timeout=WORKER_TIMEOUT,
             per_worker=1 / COST,
             **self.ports,
@@ -275,8 +277,9 @@ async def test_a_job_on_kafka_is_scaled_up_and_down_and_loses_nothing(
             producer.rate = LOW
             await world.until(lambda: world.cluster().get("desired") == 1, "scaled down", 150)
             await world.until(lambda: (world.metric("lag") or 1e9) < 10 * LOW, "the backlog is gone", 30)
-            partitions = world.cluster()["observation"]["metrics"]["arrivals"]["partitions"]
+            metrics = world.cluster()["observation"]["metrics"]
         await world.until(lambda: world.done() == sum(producer.sent), "every record is processed", 60)
+        await world.until(lambda: world.metric("lag") == 0.0, "nothing waits", 30)
         decisions = world.decisions()
         await asyncio.to_thread(world.stage.stop, "job", 60)
     finally:
@@ -286,7 +289,7 @@ async def test_a_job_on_kafka_is_scaled_up_and_down_and_loses_nothing(
     exact = account(producer.sent, [(arrival.partition, arrival.offset) for arrival in arrived])
     assert exact.exact, exact
     assert len({arrival.worker for arrival in arrived}) >= 3
-    assert partitions == PARTITIONS
+    assert [metrics[name]["partitions"] for name in ("lag", "arrivals")] == [PARTITIONS] * 2
     assert quiet is not None
     assert quiet < 2 * LOW
     assert busy == pytest.approx(HIGH, rel=0.25)

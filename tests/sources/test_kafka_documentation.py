@@ -63,6 +63,12 @@ def test_the_examples_are_configurations_that_load(page: str, tmp_path: Path) ->
         assert load(file, {"KAFKA_PASSWORD": "hunter2", "QUEUE_TOKEN": "hunter2"}).clusters
 
 
+def test_the_listener_on_the_page_is_the_one_of_the_end_to_end_test() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PAGES["kafka"], re.DOTALL)
+    job = (DOCS.parent / "tests" / "e2e" / "kafka_job.py").read_text()
+    assert block.partition("\n\n\n")[0] in re.sub(r"  # .*", "", job)
+
+
 def test_every_message_on_the_page_is_one_that_is_said() -> None:
     sources = Path(str(kafka.__file__)).parent
     code = "".join((sources / name).read_text() for name in ("kafka.py", "kafka_client.py"))
