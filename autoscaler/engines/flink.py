@@ -393,8 +393,8 @@ def restart(facts: Facts) -> Restart:
     if "deactivated" in own:
         return Restart("none")
     if own.startswith("restart with fixed delay"):
-        attempts = re.search(r"#(\d+)", own)
-        return Restart("fixed-delay", _told_delay(own, r"\(([^)]*)\)"), _attempts(attempts[1] if attempts else None))
+        told = re.search(r"#(\d+)", own)
+        return Restart("fixed-delay", _told_delay(own, r"\(([^)]*)\)"), _attempts(told[1] if told else None))
     if own.startswith("failure rate"):
         return Restart("failure-rate", _told_delay(own, r"fixed delay (\S+)"), 1)
     if own.startswith("restart with exponential delay"):
@@ -406,8 +406,10 @@ def restart(facts: Facts) -> Restart:
     if kind in {"none", "off", "disable"}:
         return Restart("none")
     if kind == "fixed-delay":
-        attempts_given = facts.settings.get(key + "fixed-delay.attempts", "1" if given else None)
-        return Restart(kind, setting(facts.settings, 1.0, key + "fixed-delay.delay"), _attempts(attempts_given))
+        if given is None:
+            return Restart(kind, 1.0)  # the default of Flink 1.18 does not look at its own settings
+        attempts = facts.settings.get(key + "fixed-delay.attempts", "1")
+        return Restart(kind, setting(facts.settings, 1.0, key + "fixed-delay.delay"), _attempts(attempts))
     if kind == "failure-rate":
         return Restart(kind, setting(facts.settings, 1.0, key + "failure-rate.delay"), 1)
     longest = setting(facts.settings, timing(facts).longest, key + "exponential-delay.max-backoff")

@@ -240,6 +240,13 @@ A = "jobmanager__adaptive_scheduler__"
     [
         # 1.18 rescales at once; its default restart strategy waits 1 s.
         ("1.18", {}, 50, 0 + 1, 1),
+        (
+            "1.18",
+            {"restart_strategy__fixed_delay__delay": "9 s", "restart_strategy__fixed_delay__attempts": "3"},
+            50,
+            1,
+            1,
+        ),
         # 1.19 and 1.20 wait 30 s between rescales; exponential delay up to 60 s with 10 % jitter.
         ("1.20", {}, 50, 30 + 66, 66),
         ("1.20", {A + "scaling_interval__min": "5 s"}, 50, 5 + 66, 66),
