@@ -158,7 +158,10 @@ class FlinkEngine:
             if finding.severity is not Severity.INFO and told not in self._told:
                 self._told.add(told)
                 log.warning(
-                    "the job cannot be scaled well",
+                    "job %s cannot be scaled well: %s: %s",
+                    facts.line.name,
+                    finding.subject,
+                    finding.problem,
                     extra={
                         "job": facts.line.name,
                         "subject": finding.subject,

@@ -328,17 +328,18 @@ def arrivals(seen: Seen, _: FlinkQuery) -> float:
 
 def _offered(track: Track) -> float:
     rate = read_rate(track)
+    name = track.vertex.name
+    why = f"{name!r} reports no pendingRecords"
     if track.last.pending is not None:
         waiting(track)
         grows = track.grown(lambda sample: sample.pending)
-        if math.isnan(grows):
-            raise AnswerError(f"{track.vertex.name!r}: how its lag grows needs two looks; this was the first")
-        return max(0.0, rate + grows)
+        if not math.isnan(grows):
+            return max(0.0, rate + grows)
+        why = f"how its lag grows needs two looks, and this was the first at {name!r}"
     if _full(track) < UNSATURATED:
         return rate  # it reads all that comes
     raise AnswerError(
-        f"what arrives at {track.vertex.name!r} is unknown: it reports no pendingRecords, and it is busy all the time, "
-        "so it may read less than arrives"
+        f"what arrives at {name!r} is unknown: {why}; it is busy all the time, so it may read less than arrives"
     )
 
 

@@ -113,6 +113,12 @@ async def test_at_the_first_look_flinks_own_mean_over_a_minute_must_do(rig: Rig)
         await rig.collect("arrivals")
 
 
+async def test_a_source_that_is_not_busy_reads_all_that_comes_also_at_the_first_look(rig: Rig) -> None:
+    rig.flink.pass_time(10, all_of(500), {SOURCE: (0.3, 0.1)})
+    told = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
+    assert await rig.value("arrivals") == pytest.approx(told)
+
+
 async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:
     async for rig in _rig("1.18"):
         with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two looks at its counters"):
