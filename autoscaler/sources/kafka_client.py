@@ -88,16 +88,17 @@ class Brokers:
         self._topics: dict[str, _Topic] = {}
         self._coordinators: dict[str, Address] = {}
         self._flights: dict[tuple[str, Isolation], _Flight] = {}
+        self._flying: set[asyncio.Task[Look | EdgeError]] = set()  # also those that a newer one has replaced
         self._asked_topics = _Together(self._ask_topics)
         self._asked_groups: dict[str, _Together[Partitions, dict[int, int | None]]] = {}
         self._asked_leaders: dict[tuple[Address, int, int], _Together[Partitions, dict[int, int]]] = {}
 
     async def close(self) -> None:
         """End what is under way and close the connections."""
-        flights = [flight.task for flight in self._flights.values()]
-        for task in flights:
+        flying = list(self._flying)
+        for task in flying:
             task.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        await asyncio.gather(*flying, return_exceptions=True)
         await self._asked_topics.close()
         for groups in self._asked_groups.values():
             await groups.close()
@@ -116,6 +117,8 @@ class Brokers:
         if flight is None or not flight.serves(group, loop.time() - self._plugin.fresh.total_seconds()):
             flight = _Flight(loop.time())
             flight.task = loop.create_task(self._fly(topic, isolation, flight))
+            self._flying.add(flight.task)
+            flight.task.add_done_callback(self._flying.discard)
             self._flights[topic, isolation] = flight
         if group is not None:
             flight.groups.add(group)
@@ -424,7 +427,7 @@ class _Links:
         except (errors.KafkaConnectionError, OSError) as error:
             problem = UnavailableError(f"{_named(address)} closed the connection{_cause(error)}{self._hint()}")
         except (errors.KafkaError, NotImplementedError) as error:
-            problem = AnswerError(f"{_named(address)} does not understand us: {_cause(error)}")
+            problem = AnswerError(f"{_named(address)} does not understand us{_cause(error)}")
         if self._open.get(address) is connection:
             del self._open[address]
         _closed(connection)

@@ -24,7 +24,7 @@ EARLIEST = -2
 
 @dataclass
 class Stub:
-    """A broker that leads all partitions and coordinates all groups.
+    """A broker that leads all partitions and, if no other does, coordinates all groups.
 
     Attributes:
         ends: topic -> end offsets by partition.
@@ -33,6 +33,7 @@ class Stub:
         faults: what is asked -> error codes of the next answers, one after the other.
         leaderless: partitions (of any topic) that have no leader.
         silent: what is not answered at all.
+        coordinator: port of the broker that coordinates all groups, if it is not this one.
         asked: what was asked, in order, with the topics or the group.
         connections: how many were opened.
     """
@@ -43,6 +44,7 @@ class Stub:
     faults: dict[int, list[int]] = field(default_factory=dict)
     leaderless: set[int] = field(default_factory=set)
     silent: set[int] = field(default_factory=set)
+    coordinator: int = 0
     asked: list[tuple[int, Any]] = field(default_factory=list)
     connections: int = 0
     port: int = 0
@@ -66,7 +68,8 @@ class Stub:
                 requests = {each.API_VERSION: each for each in SPOKEN[kind][1]._CLASSES}
                 request = requests[version].decode(frame)
                 if kind in self.silent:
-                    continue
+                    await reader.read()  # nor is anything that comes after it, as a connection is answered in order
+                    return
                 fields = self.answer(kind, request)
                 answer = struct.pack(">i", number) + request.RESPONSE_TYPE(*fields).encode()
                 writer.write(struct.pack(">i", len(answer)) + answer)
@@ -92,7 +95,7 @@ class Stub:
             return 0, broker, "stub", 0, [self.topic(name, code) for name in request.topics]
         if kind == COORDINATOR:
             self.asked.append((kind, request.coordinator_key))
-            return 0, code, None, 0, "127.0.0.1", self.port
+            return 0, code, None, 0, "127.0.0.1", self.coordinator or self.port
         topics = [(topic, partitions) for topic, partitions in request.topics]
         if kind == COMMITS:
             self.asked.append((kind, (request.consumer_group, topics)))
