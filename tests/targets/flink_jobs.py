@@ -42,16 +42,13 @@ class FakeFlink:
         self.upper = {vertex["id"]: 1 for vertex in SEEN["job"]["vertices"]}
         self.lower = dict.fromkeys(self.upper, 1)
         self.running = dict(self.upper)
+        self.maximum = {vertex["id"]: vertex["maxParallelism"] for vertex in SEEN["job"]["vertices"]}
         self.failing: web.Response | None = None
         self.refusal: web.Response | None = None
 
     def follow(self) -> None:
         """Let the job follow its bounds as far as there are slots."""
         self.running = {vertex: min(upper, self.slots) for vertex, upper in self.upper.items()}
-
-    @property
-    def maximum(self) -> dict[str, int]:
-        return {vertex["id"]: vertex["maxParallelism"] for vertex in SEEN["job"]["vertices"]}
 
     def job(self, jid: str) -> dict[str, Any]:
         job: dict[str, Any] = copy.deepcopy(SEEN["job"]) | {"jid": jid, "name": self.name, "state": self.state}
@@ -60,6 +57,7 @@ class FakeFlink:
             job["vertices"] = []
         for vertex in job["vertices"]:
             vertex["parallelism"] = self.running[vertex["id"]]
+            vertex["maxParallelism"] = self.maximum[vertex["id"]]
             vertex["tasks"]["RUNNING"] = self.running[vertex["id"]]
         return job
 
@@ -81,7 +79,7 @@ class FakeFlink:
         for vertex, (lower, upper) in bounds.items():
             if not 1 <= lower <= upper:
                 return answer({"errors": [f"The requested lower bound [{lower}] is higher than [{upper}]."]}, 400)
-            if upper > self.maximum[vertex]:
+            if 0 < self.maximum[vertex] < upper:
                 return answer(SEEN["put_above_maximum_400"], 400)
         self.puts.append(dict(wished))
         self.lower = {vertex: lower for vertex, (lower, _) in bounds.items()}

@@ -103,6 +103,28 @@ async def test_where_slots_are_lacking_it_says_so(opened: Opened) -> None:
     assert status.remarks == ("no slot of the cluster is free: the job runs at 4 of 10 until TaskManagers come",)
 
 
+async def test_a_job_that_has_all_it_asked_for_lacks_nothing_though_no_slot_is_free(opened: Opened) -> None:
+    async with opened() as target:
+        await target.scale(4)
+        status = await target.describe()
+    assert (status.desired, status.ready, status.remarks) == (4, 4, ())
+
+
+async def test_a_maximum_parallelism_that_flink_does_not_tell_bounds_nothing(flink: FakeFlink, opened: Opened) -> None:
+    flink.maximum = dict.fromkeys(flink.maximum, -1)
+    async with opened() as target:
+        assert (await target.describe()).ceiling is None
+        await target.scale(200)
+    assert bounds(flink.puts[-1]) == {SOURCE: (1, 200), NARROW: (1, 200), SINK: (1, 200)}
+
+
+async def test_a_vertex_of_which_no_second_subtask_is_possible_stays_at_one(flink: FakeFlink, opened: Opened) -> None:
+    flink.maximum[NARROW] = 1
+    async with opened() as target:
+        await target.scale(3)
+    assert bounds(flink.puts[-1]) == {SOURCE: (1, 3), NARROW: (1, 1), SINK: (1, 3)}
+
+
 async def test_the_job_cannot_go_beyond_its_maximum_parallelism(flink: FakeFlink, opened: Opened) -> None:
     async with opened() as target:
         status = await target.describe()
@@ -134,6 +156,17 @@ async def test_a_replica_may_stand_for_several_slots(flink: FakeFlink, opened: O
         assert (status.desired, status.ready) == (3, 1)
         assert status.ceiling is not None
         assert status.ceiling.replicas == 64
+
+
+async def test_the_last_replica_may_be_used_in_part(flink: FakeFlink, opened: Opened) -> None:
+    async with opened(slots_per_replica=3) as target:
+        await target.scale(43)
+        assert bounds(flink.puts[-1]) == {SOURCE: (1, 128), NARROW: (1, 2), SINK: (1, 128)}
+        status = await target.describe()
+        assert status.ceiling is not None
+        assert (status.desired, status.ceiling.replicas) == (43, 43)
+        with pytest.raises(RefusedError, match="a parallelism of 132 is more"):
+            await target.scale(44)
 
 
 async def test_the_least_parallelism_is_kept_below_the_most(flink: FakeFlink, opened: Opened) -> None:
@@ -191,7 +224,10 @@ async def test_a_job_that_restarts_has_nothing_ready_and_says_so(flink: FakeFlin
     )
 
 
-async def test_a_job_is_followed_by_its_name(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_job_is_followed_by_its_name(
+    flink: FakeFlink, opened: Opened, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "autoscaler.targets")
     async with opened() as target:
         await target.scale(3)
         flink.jids = ["f" * 32]
@@ -199,6 +235,7 @@ async def test_a_job_is_followed_by_its_name(flink: FakeFlink, opened: Opened) -
         await shown(target, desired=2, ready=2)  # a new start begins with bounds of its own
         await target.scale(3)
         assert (await target.describe()).desired == 3
+    assert [record.getMessage() for record in caplog.records] == ["scaling this job"] * 2  # once for each start
 
 
 async def test_the_only_job_needs_no_name(opened: Opened) -> None:
@@ -287,7 +324,7 @@ async def test_pins_on_everything_leave_nothing_to_scale(opened: Opened) -> None
 
 
 async def test_the_doctor_finds_a_least_parallelism_that_the_cluster_cannot_give(opened: Opened) -> None:
-    async with opened(lower_bound=5) as target, opened() as usual:
+    async with opened(lower_bound=5) as target, opened(lower_bound=4) as usual:
         assert isinstance(target, Doctor)
         assert isinstance(usual, Doctor)
         assert [finding.problem for finding in await target.diagnose()] == [
