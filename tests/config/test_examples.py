@@ -51,6 +51,14 @@ def yaml_blocks(path: Path) -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
 
 
+def test_the_readme_shows_the_examples_as_they_are_in_at_most_25_lines() -> None:
+    shown = [block for block in yaml_blocks(ROOT / "README.md") if "\nclusters:" in f"\n{block}"]
+    names = ("flink-kubernetes.yaml", "flink-asg.yaml", "spark-asg.yaml")
+    for block, name in zip(shown, names, strict=True):
+        assert block == re.sub(r"\A(#.*\n|\n)*", "", (ROOT / "examples" / name).read_text())
+        assert len(block.splitlines()) <= 25
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/configuration.md", "docs/writing-a-plugin.md"])
 def test_whole_files_shown_in_the_docs_load(name: str, tmp_path: Path) -> None:
     whole = [block for block in yaml_blocks(ROOT / name) if "\nclusters:" in f"\n{block}"]
