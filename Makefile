@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+FLINK := $(VENV)/installed-flink
 
 .PHONY: demo test e2e bench lint clean
 
@@ -13,13 +14,19 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
+$(FLINK): $(STAMP)
+	@echo "==> adding a real Flink to $(VENV): 330 MB, once"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev,flink-test]'
+	@touch $@
+
+# make demo ARGS="--engine flink"
+demo: $(if $(findstring flink,$(ARGS)),$(FLINK),$(STAMP))
 	@$(BIN)/autoscaler demo $(ARGS)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest $(ARGS)
 
-e2e: $(STAMP)
+e2e: $(FLINK)
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
 
 bench: $(STAMP)
