@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 TOPIC, PARTITIONS, GROUP = "orders", 6, "orders-job"
 COST = 0.04  # seconds of waiting per record: 25 records/s per worker at best
 LOW, HIGH = 8.0, 60.0  # records/s: one worker has time to spare, three have enough to do
-SURGE = 40.0  # seconds
+SURGE = 30.0  # seconds
 WORKER_TIMEOUT = 60
 
 # The connector of Spark's own version where Maven Central has it; these are the newest that it had.
@@ -262,7 +262,8 @@ async def test_a_job_on_kafka_is_scaled_up_and_down_and_loses_nothing(
         world.start()
         async with producing(broker.address) as producer:
             await world.until((tmp_path / "ready").exists, "the job runs", 180)
-            await world.until(lambda: world.metric("arrivals") is not None, "arrivals are seen", 60)
+            await world.until(lambda: (world.metric("lag") or 1e9) < 10 * LOW, "what came before it is worked off", 120)
+            await world.until(lambda: world.metric("saturation") is not None, "its saturation is known", 60)
             await world.until(lambda: world.cluster().get("desired") == 1, "one worker", 60)
             quiet = await asyncio.to_thread(world.metric, "arrivals")
 

@@ -208,21 +208,20 @@ async def test_rates_are_of_what_was_appended_and_committed_meanwhile(broker: Br
     await filled(broker, "rates", {0: 100, 1: 100}, {0: 10, 1: 10})
     window = timedelta(seconds=0.5)
     async with source(broker) as asker:
+        begun = time.monotonic()
         for metric in ("arrivals", "throughput"):
             with pytest.raises(
-                AnswerError, match=rf"{metric} of .*needs two looks so far apart, the first was 0 s ago"
+                AnswerError, match=rf"{metric} of .*needs two looks so far apart, the first was \d+ s ago"
             ):
                 await asker.ask(metric, "rates", group="group", window=window)
-        begun = time.monotonic()
         await produce(broker.address, "rates", {0: 300, 1: 200})
         await commit(broker.address, "group", "rates", {0: 60})
         await asyncio.sleep(0.6)
-        # One after the other, so that both see the same: each look is a little later than the one before.
         arrivals = await asker.value("arrivals", "rates", group="group", window=window)
         throughput = await asker.value("throughput", "rates", group="group", window=window)
         took = time.monotonic() - begun
-        assert 500 / (took + 0.5) < arrivals < 500 / 0.5
-        assert 50 / (took + 0.5) < throughput < 50 / 0.5
+        assert 500 / took <= arrivals < 500 / 0.5
+        assert 50 / took <= throughput < 50 / 0.5
         await asker.until(is_value(0.0), "arrivals", "rates", window=window)
 
 
