@@ -200,8 +200,8 @@ class Api:
             response = await self._send(ask, query, body, patience)
             if response.status == 401:  # noqa: PLR2004 - Unauthorized
                 response.close()
-                if await self._renewed_since():
-                    response = await self._send(ask, query, body, patience)
+                await self._renew_credentials()
+                response = await self._send(ask, query, body, patience)
             try:
                 if response.status // 100 != 2:  # noqa: PLR2004 - the successes
                     raise await self._refusal(ask, response)
@@ -239,8 +239,8 @@ class Api:
             )
         return response
 
-    async def _renewed_since(self) -> bool:
-        """Read the credentials anew, but not more often than every ten seconds; whether that was done just now."""
+    async def _renew_credentials(self) -> None:
+        """Read the credentials anew, but not more often than every ten seconds, for all who wait for it."""
         loop = asyncio.get_running_loop()
         async with self._renewing:
             if loop.time() - self._renewed >= RENEW:
@@ -250,7 +250,6 @@ class Api:
                     raise RefusedError(str(error)) from error
                 self._renewed = loop.time()
                 _log.info("credentials were read anew", extra={"server": self.server})
-        return True
 
     async def _object(self, ask: Ask, response: aiohttp.ClientResponse) -> Json:
         try:

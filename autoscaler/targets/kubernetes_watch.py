@@ -37,6 +37,7 @@ LISTING = 30.0  # seconds for one page
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 10.0
 REFUSED_PAUSE = 30.0  # longest, when it is not allowed: somebody has to change a Role
+PATIENT = 3  # times that a server may say it cannot answer; then it may be that it has gone back behind our version
 OPTIONAL_PAUSE = 300.0  # until what may be missing (a CRD, a permission) is tried again
 LOOKS_EVERY = 0.2  # seconds between two lists of pods, of whatever target
 LONGEST_WAIT = 60.0  # of what a server may ask us to wait
@@ -196,17 +197,15 @@ class Collection:
         return max(pause, min(asked, LONGEST_WAIT))
 
     def _failed(self, error: EdgeError) -> None:
-        if (
-            self._heard is None
-            or not isinstance(error, UnavailableError)
-            or isinstance(error, GoneError | StalledError)
-        ):
+        answers = isinstance(error, BusyError) and self._failures >= PATIENT
+        lost = isinstance(error, UnavailableError) and not isinstance(error, GoneError | StalledError)
+        if self._heard is None or answers or not lost:
             self._version = None
         # One lost connection or old version is a watch's everyday life.
         routine = self._failures == 1 and isinstance(error, UnavailableError) and self._heard is not None
         if self.error is None and not routine:
             level = logging.INFO if self.scope.optional and isinstance(error, AbsentError) else logging.WARNING
-            _log.log(level, "a watch has ended", extra={**self._known, "error": str(error)})
+            _log.log(level, "cannot watch", extra={**self._known, "error": str(error)})
         if not routine:
             self.error = error
         self._tried.set()
@@ -226,6 +225,7 @@ class Collection:
     async def _list(self) -> None:
         found: dict[Key, Json] = {}
         following = version = ""
+        known = dict(self._written)  # a list that is asked for from now on has seen these
         while True:
             query = {"limit": PAGE, **self.scope.query(), **({"continue": following} if following else {})}
             answer = await self._api.call(self.scope.ask("list"), query, limit=LISTING)
@@ -246,6 +246,7 @@ class Collection:
         self._index = {}
         for key, kept in found.items():
             self._put(key, kept)
+        self._written = {key: change for key, change in self._written.items() if known.get(key) != change}
         self._version = version
         self._hear()
 

@@ -775,7 +775,7 @@ async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: py
             attempts = len(cluster.server.asked("watch", DEPLOYMENTS)) + len(cluster.server.asked("list", DEPLOYMENTS))
             assert attempts < 20  # with pauses between them
     told = [record.message for record in caplog.records if record.__dict__.get("resource") == "deployments.apps"]
-    assert told == ["a watch has ended", "watching again"]
+    assert told == ["cannot watch", "watching again"]
 
 
 async def _describes(target: Target) -> TargetStatus | None:
@@ -796,6 +796,31 @@ async def test_a_permission_that_is_taken_away_shows_once_the_size_is_stale(clus
         text = await fails(target, RefusedError)
         assert "this needs" in text
         assert "named tm in namespace jobs" in text
+
+
+async def test_a_server_that_has_gone_back_in_time_is_listed_again(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        await target.scale(5)
+        await watching(cluster)
+        refusal = Refusal(504, "Timeout", "Too large resource version: 200, current: 100")
+        cluster.server.fault("watch", "refuse", DEPLOYMENTS, refusal=refusal, times=3)
+        restored = cluster.server.get(DEPLOYMENTS, "jobs", "tm")
+        restored["spec"]["replicas"] = 2
+        cluster.server._version = 50
+        cluster.server.compact()
+        cluster.server.put(DEPLOYMENTS, restored)
+        cluster.server.cut_watches()
+        await shows(target, lambda status: status.desired == 2)
+        assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
+
+
+async def test_a_slow_list_is_waited_for(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.fault("list", "slow", DEPLOYMENTS, seconds=0.3)
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).desired == 1
 
 
 async def test_long_lists_come_in_pages(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
