@@ -41,6 +41,7 @@ from autoscaler.ports import (
 
 MOST = 500  # queries in one GetMetricData
 WINDOW = 0.02  # seconds within which questions are gathered
+EARLY = 0.05  # share of a period by which a query may be asked before it is over: ticks do not meet its end
 AHEAD = 0.1  # share of a period: what becomes due within it is asked along
 WANTED = 3.0  # periods after which a query that nobody reads is not asked along any more
 LATE = timedelta(minutes=3)  # how long a datapoint may take to appear
@@ -266,7 +267,7 @@ class Source:
         """For how many seconds the last outcome is used."""
         if isinstance(known.outcome, UnavailableError):
             return FAILED
-        return (known.asked.period if self._fresh is None else self._fresh).total_seconds()
+        return (known.asked.period * (1 - EARLY) if self._fresh is None else self._fresh).total_seconds()
 
     def _put(self, known: _Known) -> None:
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -83,8 +84,8 @@ class AwsAsg:
     timeout: timedelta = timedelta(seconds=5)
 
     def __post_init__(self) -> None:
-        if not self.group:
-            raise ValueError("group must be the name of an Auto Scaling group")
+        if not re.fullmatch(r"[^:\x00-\x1f]{1,255}", self.group):
+            raise ValueError(f"group must be the name of an Auto Scaling group, not {self.group!r}")
         aws.validate(self)
         for name in ("fresh", "echo"):
             if getattr(self, name) < timedelta(0):
@@ -150,7 +151,7 @@ class Target:
             f"arn:aws:autoscaling:{parameters.region}:*:autoScalingGroup:*:autoScalingGroupName/{parameters.group}"
         )
         self._staff = Staff(groups.aws, poll)
-        self._one = asyncio.Lock()
+        self._deciding, self._one = asyncio.Lock(), asyncio.Lock()
         self._goal: int | None = None
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._hook: tuple[str, float] | None = None
@@ -205,10 +206,11 @@ class Target:
         """
         if replicas < 0:
             raise RefusedError(f"a size is 0 or more, not {replicas}")
-        if self._parameters.scale_in is ScaleIn.DRAIN and await self._drain_to(replicas):
-            return
-        async with self._one:
-            await self._set(replicas)
+        async with self._deciding:
+            if self._parameters.scale_in is ScaleIn.DRAIN and await self._drain_to(replicas):
+                return
+            async with self._one:  # not while an instance is being terminated
+                await self._set(replicas)
 
     async def diagnose(self) -> Sequence[Finding]:
         """Look for what makes scaling useless or dangerous. Raises EdgeError when the group cannot be seen."""
@@ -354,7 +356,7 @@ class Target:
 
     async def _leave(self, instance: str, workers: frozenset[str]) -> None:
         try:
-            why = await self._staff.leave(workers, self._parameters.drain.total_seconds(), _rest)
+            why = await self._staff.leave(workers, self._parameters.drain.total_seconds())
         except RefusedError as error:
             self._tell(f"workers are not drained: {error}")
         else:
@@ -442,7 +444,7 @@ class Target:
                 if self._loop.time() >= deadline:
                     return str(error)
                 await beat()
-                await _rest()
+                await asyncio.sleep(1.0)
             else:
                 return await self._staff.leave(workers, max(0.0, deadline - self._loop.time()), beat)
 
@@ -488,10 +490,6 @@ class Target:
             expected = error is None or isinstance(error, EdgeError)
             _log.warning(text, extra={"group": self._parameters.group}, exc_info=None if expected else error)
         self._told[text] = self._loop.time()
-
-
-async def _rest() -> None:
-    await asyncio.sleep(1.0)
 
 
 def progress(group: Group, desired: int) -> list[str]:

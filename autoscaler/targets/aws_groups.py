@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from autoscaler.aws import Aws, Place, shared_aws
+from autoscaler.aws import Aws, InvalidRequestError, Place, shared_aws
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Shared, UnavailableError
 
 MOST = 100  # names in one question: AWS's limit
@@ -25,6 +25,7 @@ SIDE = 3.0  # seconds between two questions about single groups
 REFRESH = 30.0  # seconds for which an answer about instance refreshes holds
 ACTIVITY = 60.0  # seconds for which an answer about failed launches holds
 OTHERS = 3600.0  # seconds for which the list of scaling policies and scheduled actions holds
+AGAIN = 300.0  # seconds until it is asked for again when that failed
 
 UNDER_WAY = frozenset({"Pending", "InProgress", "Cancelling", "RollbackInProgress"})
 PASSIVE = frozenset({"ForecastOnly"})
@@ -188,6 +189,11 @@ class _Member:
         return self.last + period if now - self.last <= 3 * period else float("inf")
 
 
+def _fail(members: Iterable[_Member], error: EdgeError) -> None:
+    for member in members:
+        member.failure = (error, asyncio.get_running_loop().time())
+
+
 async def shared_groups(shared: Shared, place: Place) -> Groups:
     """The groups of a place. Raises as `shared_aws` does."""
     aws = await shared_aws(shared, place)
@@ -212,6 +218,7 @@ class Groups:
         self._members: dict[str, _Member] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._side = float("-inf")
+        self._waiting: dict[tuple[str, str], tuple[_Asked, Callable[[], Any]]] = {}
         self._period = GUESS
         self._others: dict[str, tuple[str, ...]] = {}
         self._others_at = float("-inf")
@@ -229,6 +236,7 @@ class Groups:
             member.users -= 1
             if not member.users:
                 del self._members[name]
+                self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[1] != name}
 
     async def close(self) -> None:
         """End what is under way."""
@@ -311,9 +319,8 @@ class Groups:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _fetch(self, members: Iterable[_Member], asked: float) -> None:
+    async def _fetch(self, members: Sequence[_Member], asked: float) -> None:
         """Ask about several groups. A failure is kept with each of them."""
-        members = tuple(members)
         names = [member.name for member in members]
         seconds = self.aws.place.timeout.total_seconds()
         try:
@@ -327,15 +334,26 @@ class Groups:
                     )
             except TimeoutError:
                 raise EdgeTimeoutError(f"DescribeAutoScalingGroups: not all pages within {seconds:g} s") from None
-            found = {group.name: group for group in map(read_group, answers)}
+        except InvalidRequestError as error:
+            if len(members) > 1:
+                # One bad name spoils the question: find it, and let the others have their answer.
+                middle = len(members) // 2
+                await asyncio.gather(self._fetch(members[:middle], asked), self._fetch(members[middle:], asked))
+                return
+            _fail(members, error)
         except EdgeError as error:
+            _fail(members, error)
+        else:
+            found = {str(answer.get("AutoScalingGroupName")): answer for answer in answers}
             for member in members:
-                member.failure = (error, asyncio.get_running_loop().time())
-            return
-        for member in members:
-            member.failure = None
-            if member.seen is None or member.seen.asked < asked:
-                member.seen = Seen(found.get(member.name), asked)
+                try:
+                    group = read_group(found[member.name]) if member.name in found else None
+                except AnswerError as error:
+                    _fail((member,), error)
+                    continue
+                member.failure = None
+                if member.seen is None or member.seen.asked < asked:
+                    member.seen = Seen(group, asked)
 
     # ------------------------------------------------------------------------------------------------------
     # questions about single groups, and about who else scales them
@@ -346,26 +364,36 @@ class Groups:
         It is asked only when something hints at one (instances of different versions, or coming or going), for each
         group every 30 s at most, and for all groups together every 3 s: the rest of the time the last answer holds.
         """
-        member = self._members[group.name]
+        asked, key = self._members[group.name].refresh, ("refresh", group.name)
         if not group.unsettled:
-            member.refresh = _Asked()
-            return ""
-        await self._side_question(member.refresh, REFRESH, until, lambda: self._refresh(group.name))
-        return member.refresh.text
+            return self._settled(key, asked)
+        await self._side_question(key, asked, REFRESH, until, lambda: self._refresh(group.name))
+        return asked.text
 
     async def failing(self, group: Group, until: float) -> str:
         """Why AWS could not start the last instance that it tried to, or the empty text; asked as rarely."""
-        member = self._members[group.name]
+        asked, key = self._members[group.name].activity, ("activity", group.name)
         if group.count("InService", "Pending") >= group.desired:
-            member.activity = _Asked()
-            return ""
-        await self._side_question(member.activity, ACTIVITY, until, lambda: self._activity(group.name))
-        return member.activity.text
+            return self._settled(key, asked)
+        await self._side_question(key, asked, ACTIVITY, until, lambda: self._activity(group.name))
+        return asked.text
 
-    async def _side_question(self, asked: _Asked, holds: float, until: float, ask: Callable[[], Any]) -> None:
+    def _settled(self, key: tuple[str, str], asked: _Asked) -> str:
+        """There is nothing to ask any more."""
+        self._waiting.pop(key, None)
+        asked.text, asked.at = "", float("-inf")
+        return ""
+
+    async def _side_question(
+        self, key: tuple[str, str], asked: _Asked, holds: float, until: float, ask: Callable[[], Any]
+    ) -> None:
+        """Ask about the group that has waited longest, if it is time: this one, or another."""
         now = asyncio.get_running_loop().time()
-        if now - asked.at < holds or now - self._side < SIDE:
+        if now - asked.at >= holds:
+            self._waiting.setdefault(key, (asked, ask))
+        if not self._waiting or now - self._side < SIDE:
             return
+        asked, ask = self._waiting.pop(next(iter(self._waiting)))
         self._side = asked.at = now
         try:
             async with asyncio.timeout_at(until):
@@ -391,7 +419,8 @@ class Groups:
             "autoscaling", "DescribeScalingActivities", {"AutoScalingGroupName": name, "MaxRecords": 1}
         )
         for activity in answer.get("Activities") or ():
-            if activity.get("StatusCode") == "Failed":
+            launch = str(activity.get("Description") or "Launch").startswith("Launch")
+            if launch and activity.get("StatusCode") == "Failed":
                 said = activity.get("StatusMessage") or activity.get("Description") or "no reason is given"
                 return f"the last launch failed: {' '.join(str(said).split())[:200]}"
         return ""
@@ -428,7 +457,9 @@ class Groups:
                 text = f"the scheduled action {action.get('ScheduledActionName')!r}"
                 found.setdefault(str(action.get("AutoScalingGroupName")), []).append(text)
         except EdgeError as error:
-            self.blind = str(error)
-            log.warning("cannot see who else scales Auto Scaling groups", extra={"error": self.blind})
+            self._others_at += AGAIN - OTHERS
+            if str(error) != self.blind:
+                self.blind = str(error)
+                log.warning("cannot see who else scales Auto Scaling groups", extra={"error": self.blind})
             return
         self._others = {name: tuple(texts) for name, texts in found.items()}

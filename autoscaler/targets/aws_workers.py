@@ -10,6 +10,7 @@ from autoscaler.aws import Aws
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, Worker, Workforce
 from autoscaler.targets.aws_groups import Instance
 
+FILTERED = 200  # values in one filter: EC2's limit
 POLL = 1.0  # seconds between two looks whether a worker has gone
 
 
@@ -56,7 +57,9 @@ class Staff:
         workers = await self.workforce().workers()
         return frozenset(worker.id for worker in _on((await self._addresses([instance]))[instance], workers))
 
-    async def leave(self, workers: Collection[str], seconds: float, beat: Callable[[], Awaitable[None]]) -> str:
+    async def leave(
+        self, workers: Collection[str], seconds: float, beat: Callable[[], Awaitable[None]] | None = None
+    ) -> str:
         """Let workers finish, and wait until the engine has none of them.
 
         Args:
@@ -91,7 +94,8 @@ class Staff:
                 trouble = f": {error}"
             if loop.time() >= deadline:
                 return f"not gone within {seconds:g} s{trouble}"
-            await beat()
+            if beat is not None:
+                await beat()
             await asyncio.sleep(self._poll)
 
     def forget(self, present: Collection[str]) -> None:
@@ -100,8 +104,10 @@ class Staff:
 
     async def _addresses(self, instances: Sequence[str]) -> Mapping[str, frozenset[str]]:
         unknown = [instance for instance in instances if instance not in self._names]
-        if unknown:
-            reservations = await self._aws.pages("ec2", "DescribeInstances", {"InstanceIds": unknown}, "Reservations")
+        for start in range(0, len(unknown), FILTERED):
+            # By a filter, since an id that is no more would spoil the whole question.
+            wanted = [{"Name": "instance-id", "Values": unknown[start : start + FILTERED]}]
+            reservations = await self._aws.pages("ec2", "DescribeInstances", {"Filters": wanted}, "Reservations")
             for reservation in reservations:
                 for found in reservation.get("Instances") or ():
                     self._names[found.get("InstanceId", "")] = names_of(found)
@@ -126,7 +132,7 @@ def _on(names: frozenset[str], workers: Sequence[Worker]) -> list[Worker]:
     return [
         worker
         for worker in workers
-        if any((host := host_.lower()) in names or host.startswith(ids) for host_ in worker.hosts)
+        if any(host in names or host.startswith(ids) for host in (host.lower().strip("[]") for host in worker.hosts))
     ]
 
 

@@ -44,6 +44,8 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moto]:
                     pytest.skip(reason)
                 time.sleep(0.05)
         yield server
+        for client in server.clients.values():
+            client.close()
     finally:
         process.kill()
         process.wait()

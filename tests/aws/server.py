@@ -26,15 +26,18 @@ class Moto:
     """The server, and what a test arranges on it, past the proxy."""
 
     url: str
+    clients: dict[str, Any] = field(default_factory=dict)
 
     def client(self, service: str) -> Any:
-        return boto3.client(  # type: ignore[call-overload] # the service is given as a variable
-            service,
-            region_name=REGION,
-            endpoint_url=self.url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        if service not in self.clients:
+            self.clients[service] = boto3.client(  # type: ignore[call-overload] # the service is given as a variable
+                service,
+                region_name=REGION,
+                endpoint_url=self.url,
+                aws_access_key_id="test",
+                aws_secret_access_key="test",
+            )
+        return self.clients[service]
 
     def post(self, path: str, body: str = "") -> None:
         request = urllib.request.Request(f"{self.url}{path}", body.encode(), {"Content-Type": "text/plain"})  # noqa: S310 - loopback

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from autoscaler.ports import (
     EdgeError,
     EdgeTimeoutError,
     PicksWorkers,
+    PluginError,
     RefusedError,
     Severity,
     TargetStatus,
@@ -31,7 +33,7 @@ from autoscaler.targets.aws_asg import AwsAsg, Sizes, Target
 from autoscaler.targets.aws_groups import shared_groups
 from autoscaler.testing import virtual_time
 from autoscaler.testing.contracts import LocalShared
-from tests.aws.server import REGION, Proxy, until
+from tests.aws.server import REGION, Forward, Proxy, failure, until
 
 pytest_plugins = ("tests.aws.fixtures",)
 
@@ -610,6 +612,67 @@ async def test_a_failure_is_asked_once_for_all_whom_it_concerns(proxy: Proxy, pa
         assert all(isinstance(failure, RefusedError) for failure in failures)
         assert len({id(failure) for failure in failures}) == 50
     assert len(proxy.made(DESCRIBE)) == 1
+
+
+async def test_one_group_that_cannot_be_read_does_not_spoil_the_others(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    good, bad = proxy.moto.group(2), proxy.moto.group(3)
+    proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3</DesiredCapacity>", ""))
+    async with LocalShared() as shared, AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(AwsAsg(name, **parameters).connect(shared)) for name in (good, bad)]
+        one, other = await asyncio.gather(*(target.describe() for target in targets), return_exceptions=True)
+        assert isinstance(one, TargetStatus)
+        assert one.desired == 2
+        assert isinstance(other, AnswerError)
+    assert len(proxy.made(DESCRIBE)) == 1
+
+
+async def test_one_name_that_aws_refuses_does_not_spoil_the_others(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    names = [proxy.moto.group(1) for _ in range(4)]
+
+    async def refuse(request: web.Request, forward: Forward) -> web.Response:
+        if names[2] in (await request.text()):
+            return failure(request, "ValidationError", "1 validation error detected", 400)
+        return await forward()
+
+    proxy.rule(DESCRIBE, refuse, None)
+    async with LocalShared() as shared, AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(AwsAsg(name, **parameters).connect(shared)) for name in names]
+        seen = await asyncio.gather(*(target.describe() for target in targets), return_exceptions=True)
+    assert [isinstance(one, TargetStatus) for one in seen] == [True, True, False, True]
+    assert isinstance(seen[2], RefusedError)
+
+
+async def test_questions_about_single_groups_take_turns(
+    proxy: Proxy, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aws_groups, "SIDE", 0.1)
+    proxy.rewrite(DESCRIBE, lambda text: text.replace(">InService<", ">Terminating<", 1))
+    for action in ("DescribeInstanceRefreshes", "DescribeScalingActivities"):
+        proxy.answer(action, f"<{action}Response {NAMESPACE}><{action}Result/></{action}Response>")
+    names = [proxy.moto.group(2) for _ in range(3)]
+
+    def asked() -> set[str]:
+        return {call.parameters["AutoScalingGroupName"] for call in proxy.made("DescribeInstanceRefreshes")}
+
+    async with LocalShared() as shared, AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(AwsAsg(name, **parameters).connect(shared)) for name in names]
+        async with asyncio.timeout(20):
+            while asked() != set(names):
+                # The first is always there first.
+                for target in targets:
+                    await target.describe()
+                await asyncio.sleep(0.05)
+        made = proxy.made("DescribeInstanceRefreshes") + proxy.made("DescribeScalingActivities")
+        assert len(made) == len({(call.action, call.parameters["AutoScalingGroupName"]) for call in made})
+
+
+async def test_without_boto3_the_extra_is_named(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(PluginError, match=r"pip install 'reactive-autoscaler\[aws\]'"):
+        async with connected(AwsAsg("group", **parameters)):
+            pass
 
 
 async def test_a_cancelled_caller_does_not_take_the_answer_from_the_others(

@@ -16,7 +16,7 @@ from aiohttp import web
 from autoscaler.ports import EdgeError, RefusedError, Severity, UnavailableError, Worker, Workforce
 from autoscaler.targets.aws_asg import AwsAsg, ScaleIn, Target
 from autoscaler.targets.aws_groups import shared_groups
-from autoscaler.targets.aws_workers import names_of
+from autoscaler.targets.aws_workers import _on, names_of
 from autoscaler.testing.contracts import LocalShared
 from tests.aws.server import REGION, Forward, Proxy, until
 
@@ -127,6 +127,7 @@ async def test_several_go_and_never_more_than_asked(proxy: Proxy, parameters: di
         await until(lambda: not target._leaving)
         assert (await target.describe()).desired == 2
     assert len(proxy.made(TERMINATE)) == 3
+    assert len(engine.drained) == len(set(engine.drained)) == 3
     assert set(proxy.moto.instances(group)) == set(list(instances)[3:])
 
 
@@ -324,6 +325,23 @@ async def test_a_defect_of_an_engine_is_told(
     assert status.desired == 2
     assert any("could not be let go" in remark for remark in status.remarks)
     assert any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("10.0.0.12", True),
+        ("ip-10-0-0-12", True),
+        ("I-0ABC.eu-central-1.compute.internal", True),
+        ("[2001:db8::1]", True),
+        ("10.0.0.1", False),
+        ("i-0abcd.eu-central-1.compute.internal", False),
+    ],
+)
+def test_a_worker_is_found_by_its_host(host: str, found: bool) -> None:
+    names = frozenset({"i-0abc", "10.0.0.12", "ip-10-0-0-12", "2001:db8::1"})
+    worker = Worker("w", frozenset({host}))
+    assert (_on(names, [worker]) == [worker]) == found
 
 
 def test_an_instance_is_known_by_all_its_names() -> None:
