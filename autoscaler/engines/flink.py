@@ -33,6 +33,7 @@ LONG_HEARTBEAT = 30.0
 LONG_CHECKPOINT_INTERVAL = 60.0
 LONG_STABILIZATION = 20.0
 LARGEST_DELAY = 86400.0
+JITTER = 1.1  # of the exponential delay, by default
 
 log = logging.getLogger("autoscaler.engines")
 
@@ -401,7 +402,7 @@ def restart(facts: Facts) -> Restart:
     if own.startswith("failure rate"):
         return Restart("failure-rate", _told_delay(own, r"fixed delay (\S+)"), 1)
     if own.startswith("restart with exponential delay"):
-        return Restart("exponential-delay", _told_delay(own, r"with maximum ([^\s.]+)"))
+        return Restart("exponential-delay", _told_delay(own, r"with maximum ([^\s.]+)") * JITTER)
     given = facts.settings.get("restart-strategy.type", facts.settings.get("restart-strategy"))
     kind = given or (timing(facts).restart if facts.interval is not None else "none")
     kind = kind.strip().strip("'\"").lower().replace("fixeddelay", "fixed-delay").replace("failurerate", "failure-rate")
@@ -416,7 +417,7 @@ def restart(facts: Facts) -> Restart:
     if kind == "failure-rate":
         return Restart(kind, setting(facts.settings, 1.0, key + "failure-rate.delay"), 1)
     longest = setting(facts.settings, timing(facts).longest, key + "exponential-delay.max-backoff")
-    return Restart("exponential-delay", longest * 1.1)  # its jitter is 10 %
+    return Restart("exponential-delay", longest * JITTER)
 
 
 def _attempts(text: str | None) -> int | None:

@@ -1,0 +1,151 @@
+"""The source and engine `flink` on a real Flink, held against the truth.
+
+The truth is what the job cannot influence: the rate at which its log grows, how long it takes for one record, and
+which processes there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler.core.model import EngineStatus, JobState, Phase
+from autoscaler.engines.flink import Flink as FlinkPlugin
+from autoscaler.engines.flink import FlinkEngine
+from autoscaler.ports import EdgeError
+from autoscaler.sources.flink import Flink, FlinkQuery, FlinkSource, Metric
+from tests.flink.stub import Shared
+
+from .flink_cluster import FlinkCluster, flink_cluster, until
+
+pytestmark = pytest.mark.e2e
+
+COST = 45  # milliseconds
+PER_SLOT = 1000 / COST
+PATIENCE = 120.0  # seconds that anything may take on a busy machine
+
+
+class Rig:
+    """A cluster with its source and engine."""
+
+    def __init__(self, cluster: FlinkCluster, source: FlinkSource, engine: FlinkEngine) -> None:
+        self.cluster, self.source, self.engine = cluster, source, engine
+
+    async def read(self, *metrics: str, **query: float) -> dict[str, float]:
+        """What can be read of these now."""
+        now = datetime.now(UTC)  # noqa: TID251 - a real daemon's clock
+        found = await asyncio.gather(
+            *(self.source.collect(FlinkQuery(metric, **query), now) for metric in metrics),  # type: ignore[arg-type]
+            return_exceptions=True,
+        )
+        values: dict[str, float] = {}
+        for metric, reading in zip(metrics, found, strict=True):
+            if isinstance(reading, EdgeError):
+                continue
+            assert not isinstance(reading, BaseException), reading
+            assert isinstance(reading.value, float)
+            values[metric] = reading.value
+        return values
+
+    async def comes_to(self, expected: dict[str, Callable[[float], bool]]) -> dict[str, float]:
+        """Look every two seconds until all are as expected."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            found = await self.read(*expected)
+            if found.keys() == expected.keys() and all(holds(found[metric]) for metric, holds in expected.items()):
+                return found
+            assert time.monotonic() < deadline, f"last seen: {found}"
+            await asyncio.sleep(2)
+
+    async def status(self, holds: Callable[[EngineStatus], bool]) -> tuple[EngineStatus, list[EngineStatus]]:
+        """Look until the status is as expected; and all that was seen on the way."""
+        deadline = time.monotonic() + PATIENCE
+        seen: list[EngineStatus] = []
+        while True:
+            seen.append(await self.engine.describe())
+            if holds(seen[-1]):
+                return seen[-1], seen
+            assert time.monotonic() < deadline, f"last seen: {seen[-1]}"
+            await asyncio.sleep(0.5)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    shared = Shared()
+    with flink_cluster(tmp_path, cost=COST) as cluster:
+        cluster.start_job_manager()
+        for number in (1, 2):
+            cluster.start_task_manager(number)
+        await asyncio.to_thread(until, lambda: cluster.parallelism() == 2, PATIENCE, "for two slots")
+        window = timedelta(seconds=10)
+        async with (
+            shared.stack,
+            Flink(cluster.rest, "surge", window).connect(shared) as source,
+            FlinkPlugin(cluster.rest, "surge", window).connect(shared) as engine,
+        ):
+            yield Rig(cluster, source, engine)
+
+
+def about(value: float, share: float = 0.15) -> Callable[[float], bool]:
+    return lambda found: abs(found - value) <= share * value
+
+
+async def test_the_numbers_are_those_of_the_job(rig: Rig) -> None:
+    rig.cluster.offer(20.0)
+    await rig.comes_to(
+        {
+            Metric.LAG: lambda lag: lag < 20,
+            Metric.ARRIVALS: about(20),
+            Metric.THROUGHPUT: about(20),
+            Metric.SATURATION: about(20 / (2 * PER_SLOT), 0.25),
+            Metric.UTILIZATION: about(20 / (2 * PER_SLOT), 0.25),
+            Metric.CAPACITY: about(2 * PER_SLOT, 0.25),
+            Metric.REQUIRED_PARALLELISM: lambda slots: slots == 2,
+        }
+    )
+    rig.cluster.offer(100.0)
+    await rig.comes_to(
+        {
+            Metric.LAG: lambda lag: lag > 500,
+            Metric.ARRIVALS: about(100),
+            Metric.THROUGHPUT: about(2 * PER_SLOT),
+            Metric.SATURATION: lambda share: share >= 0.95,
+            Metric.CAPACITY: about(2 * PER_SLOT),
+            Metric.REQUIRED_PARALLELISM: lambda slots: 6 <= slots <= 8,  # 100 / 0.7 of 22 each
+        }
+    )
+    pending = await asyncio.to_thread(rig.cluster.pending)
+    lag = (await rig.read(Metric.LAG))[Metric.LAG]
+    assert pending is not None
+    assert abs(lag - pending) <= 100 * 5, "they are up to some seconds apart"
+    others = (Metric.HEAP, Metric.GC, Metric.CPU, Metric.CHECKPOINT_AGE, Metric.CHECKPOINT_DURATION)
+    found = await rig.read(*others)
+    assert found.keys() == set(others)
+    assert 0 < found[Metric.HEAP] < 1
+
+
+async def test_a_stopped_worker_gives_its_slots_up_at_once_and_nothing_is_made_up(rig: Rig) -> None:
+    rig.cluster.offer(20.0)
+    before, _ = await rig.status(lambda seen: seen.job is JobState.RUNNING and seen.parallelism == 2)
+    assert (before.slots, before.max_parallelism) == (2, 120)
+    # By its settings: 10 s heartbeat; 5 s cooldown, 2 s stabilization, 3 s for a checkpoint, 1 s more, 5 s restart.
+    margin = timedelta(minutes=1)
+    assert before.deadlines[Phase.REGISTERED] - margin == timedelta(seconds=10)
+    assert before.deadlines[Phase.ABSORBED] - margin == timedelta(seconds=5 + 2 + 3 + 1 + 5.5)
+    assert len(await rig.engine.workers()) == 2
+    findings = {finding.subject for finding in await rig.engine.diagnose()}
+    assert findings == {"high-availability.type"}
+    await asyncio.to_thread(rig.cluster.stage.stop, "taskmanager-2", 20)
+    after, seen = await rig.status(lambda seen: seen.job is JobState.RUNNING and seen.parallelism == 1)
+    assert after.slots == 1
+    assert before.running_since is not None
+    assert after.running_since is not None
+    assert after.running_since > before.running_since
+    assert {known.job for known in seen} <= {JobState.RUNNING, JobState.RESTARTING}
+    found = await rig.comes_to({Metric.THROUGHPUT: lambda rate: rate > 0})
+    assert found[Metric.THROUGHPUT] < 1.3 * PER_SLOT
