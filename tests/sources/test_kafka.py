@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +26,21 @@ from autoscaler.ports import (
     Secret,
     UnavailableError,
 )
-from autoscaler.sources.kafka import History, Kafka, Look, Metric, Query, Uncommitted, waiting
+from autoscaler.sources.kafka import (
+    History,
+    Kafka,
+    Look,
+    Metric,
+    Query,
+    SaslMechanism,
+    SecurityProtocol,
+    Uncommitted,
+    waiting,
+)
+from autoscaler.sources.kafka_client import _context
 from autoscaler.testing.contracts import LocalShared
 from tests.sources.kafka_stub import COMMITS, COORDINATOR, METADATA, OFFSETS, Stub, stub
+from tests.sources.prometheus_server import Authority
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LAG = Query(Metric.LAG, ("orders",), "group")
@@ -391,6 +406,66 @@ class TestAnswers:
                     await task
             servers = {task for task in asyncio.all_tasks() if "connected" in repr(task.get_coro())}
             assert asyncio.all_tasks() - before - servers == set()
+
+
+class TestFiles:
+    """Certificates and keys."""
+
+    @pytest.fixture
+    def locked(self, tmp_path: Path) -> Authority:
+        """An authority whose key has the password `opensesame`."""
+        authority = Authority.make(tmp_path)
+        key = serialization.load_pem_private_key(authority.key.read_bytes(), None)
+        lock = serialization.BestAvailableEncryption(b"opensesame")
+        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        authority.key.write_bytes(key.private_bytes(pem, pkcs8, lock))
+        return authority
+
+    def plugin(self, locked: Authority, password: Secret | None) -> Kafka:
+        return Kafka(
+            "127.0.0.1:1",
+            security_protocol=SecurityProtocol.SSL,
+            ca_file=locked.ca,
+            certificate_file=locked.certificate,
+            key_file=locked.key,
+            key_password=password,
+        )
+
+    async def test_a_key_is_unlocked_by_its_password(self, locked: Authority) -> None:
+        with pytest.raises(UnavailableError, match=r"broker 127\.0\.0\.1:1 cannot be reached"):
+            await value(self.plugin(locked, Secret("opensesame")))
+
+    @pytest.mark.parametrize("password", [None, Secret("guessed")])
+    async def test_a_key_that_stays_locked_is_an_error_and_asks_nobody(
+        self, locked: Authority, password: Secret | None
+    ) -> None:
+        with pytest.raises(AnswerError, match="a file of the configuration cannot be used"):
+            await value(self.plugin(locked, password))
+
+    async def test_a_file_that_is_not_there_is_an_error(self, tmp_path: Path) -> None:
+        plugin = Kafka("127.0.0.1:1", security_protocol=SecurityProtocol.SSL, ca_file=tmp_path / "none.pem")
+        with pytest.raises(AnswerError, match=r"a file of the configuration cannot be used: .*No such file"):
+            await value(plugin)
+
+    def test_host_names_are_checked_unless_told_otherwise(self) -> None:
+        for check in (True, False):
+            plugin = Kafka("kafka:9093", security_protocol=SecurityProtocol.SSL, check_hostname=check)
+            context = _context(plugin)
+            assert context.check_hostname is check
+            assert context.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_no_secret_shows() -> None:
+    plugin = Kafka(
+        "kafka:9093",
+        security_protocol=SecurityProtocol.SASL_SSL,
+        sasl_mechanism=SaslMechanism.PLAIN,
+        username="ann",
+        password=Secret("hunter2"),
+        certificate_file=Path("a.pem"),
+        key_password=Secret("hunter3"),
+    )
+    assert "hunter" not in f"{plugin!r} {plugin}"
 
 
 async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
