@@ -295,14 +295,24 @@ def _number(value: object) -> object:
 Figure = Annotated[float, BeforeValidator(_number)]
 
 
-class Aggregate(Answer):
-    """One metric over the subtasks or TaskManagers that report it; NaN where one of them says NaN."""
+class ToldAggregate(Answer):
+    """One metric over the subtasks or TaskManagers that report it."""
 
     id: str
     min: Figure = math.nan
     max: Figure = math.nan
     avg: Figure = math.nan
     sum: Figure = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One metric over the subtasks or TaskManagers that report it; NaN where one of them says NaN."""
+
+    min: float
+    max: float
+    avg: float
+    sum: float
 
 
 class MetricValue(Answer):
@@ -325,6 +335,8 @@ class Requirement(Answer):
     parallelism: Bounds
 
 
+FIGURES = ("min", "max", "avg", "sum")
+
 OVERVIEW = TypeAdapter(Overview)
 JOB_LINES = TypeAdapter(JobLines)
 JOB = TypeAdapter(Job)
@@ -333,7 +345,7 @@ SETTINGS = TypeAdapter(list[Setting])
 CHECKPOINT_CONFIG = TypeAdapter(CheckpointConfig)
 CHECKPOINTS = TypeAdapter(Checkpoints)
 TASKMANAGERS = TypeAdapter(TaskManagers)
-AGGREGATES = TypeAdapter(list[Aggregate])
+AGGREGATES = TypeAdapter(list[ToldAggregate])
 VALUES = TypeAdapter(list[MetricValue])
 REQUIREMENTS = TypeAdapter(dict[str, Requirement])
 ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
@@ -617,7 +629,9 @@ class FlinkApi:
     async def _aggregates(self, path: str, names: Iterable[str]) -> dict[str, Aggregate]:
         found: dict[str, Aggregate] = {}
         for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
-            found |= {value.id: value for value in await self._ask(f"{path}?get={_list(part)}", AGGREGATES)}
+            told = {one.id: one for one in await self._ask(f"{path}?get={_list(part)}", AGGREGATES)}
+            # Under the names as they were given: samples of many clusters are kept, and texts take room.
+            found |= {name: Aggregate(*(getattr(told[name], key) for key in FIGURES)) for name in part if name in told}
         return found
 
     async def _ask(self, path: str, shape: TypeAdapter[T], kept: float = KEPT) -> T:

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import ClassVar
 from autoscaler.core import flink as rules
 from autoscaler.core.model import Reading
 from autoscaler.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
-from autoscaler.ports import AnswerError, EdgeTimeoutError, Secret, Shared
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, Secret, Shared
 
 BUSY, IDLE, HELD = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
 NOW_BUSY, NOW_IDLE, NOW_HELD = "busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond"
@@ -658,6 +658,16 @@ def sample(metrics: Mapping[str, Aggregate], at: float, expected: int) -> Sample
     return Sample(at, mean if whole else None, expected, metrics, sum(pending) if pending else None)
 
 
+def slim(known: Sample) -> Sample:
+    """A sample as it is kept for the window: what grows, and the shares of the hottest subtask."""
+    kept = {
+        name: value
+        for name, value in known.metrics.items()
+        if name in {BUSY, IDLE, HELD, NOW_BUSY, NOW_IDLE, NOW_HELD} or name.endswith((RECORDS_IN, RECORDS_OUT))
+    }
+    return replace(known, metrics=kept)
+
+
 def follows(before: Sample, after: Sample) -> bool:
     """Whether no counter has gone back: else subtasks have started anew in between."""
     if (before.clock is None) != (after.clock is None) or before.count != after.count:
@@ -731,6 +741,7 @@ class FlinkSource:
         self._names: dict[str, tuple[float, frozenset[str]]] = {}
         self._looking: asyncio.Task[Look] | None = None
         self._asked: datetime | None = None
+        self._missed = False
 
     async def close(self) -> None:
         """Give up a look that is under way."""
@@ -794,6 +805,15 @@ class FlinkSource:
         return job, time.monotonic() - age
 
     async def _vertices(self) -> Look:
+        try:
+            look = await self._tracks()
+        except EdgeError:
+            self._missed = True
+            raise
+        self._missed = False
+        return look
+
+    async def _tracks(self) -> Look:
         job, at = await self._job()
         run = (job.jid, job.since("RUNNING"), tuple((vertex.id, vertex.parallelism) for vertex in job.vertices))
         if run != self._run:
@@ -818,10 +838,13 @@ class FlinkSource:
         samples = self._samples.setdefault(vertex.id, deque())
         if samples:
             last = samples[-1]
-            if not follows(last, found) or at - last.at > max(BLIND_AT_LEAST, BLIND_WINDOWS * self._window):
-                samples.clear()  # another life of its subtasks, or what was done while nobody could look
+            blind = self._missed and at - last.at > max(BLIND_AT_LEAST, BLIND_WINDOWS * self._window)
+            if blind or not follows(last, found):
+                samples.clear()  # what was done while nobody could look, or another life of its subtasks
             elif found.clock is not None and found.clock == last.clock:
                 return Track(vertex, tuple(samples))  # the JobManager has gathered nothing new since
+            else:
+                samples[-1] = slim(last)
         samples.append(found)
         while len(samples) > 2 and samples[1].at <= at - self._window:  # noqa: PLR2004 - a rate lies between two
             samples.popleft()

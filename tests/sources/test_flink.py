@@ -175,6 +175,25 @@ async def test_only_the_window_counts(rig: Rig) -> None:
     assert await rig.value("throughput") == pytest.approx(900)
 
 
+async def test_what_happened_while_nobody_could_look_is_no_rate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoscaler.sources.flink.BLIND_AT_LEAST", 0.2)
+    await rig.open(window=timedelta(seconds=0.04))
+    await rig.steady(all_of(500), {})
+    await asyncio.sleep(0.3)
+    await rig.look(300, all_of(100), {})
+    assert await rig.value("throughput") == pytest.approx(100), "looked rarely, but looked"
+    rig.flink.line["state"] = "RESTARTING"
+    rig.tick()
+    with pytest.raises(AnswerError):
+        await rig.collect("throughput")
+    rig.flink.line["state"] = "RUNNING"
+    await asyncio.sleep(0.3)
+    await rig.look(300, all_of(100), {})
+    assert len((await rig.open())._samples[WORK]) == 1
+    await rig.look(10, all_of(700), {})
+    assert await rig.value("throughput") == pytest.approx(700)
+
+
 # what is missing is missing
 
 
@@ -545,7 +564,7 @@ def test_names_that_would_split_a_request_are_left_out() -> None:
 
 
 def aggregate(total: float, count: int) -> Aggregate:
-    return Aggregate(id="x", min=total / count, max=total / count, avg=total / count, sum=total)
+    return Aggregate(min=total / count, max=total / count, avg=total / count, sum=total)
 
 
 @pytest.mark.parametrize(("count", "expected", "good"), [(2, 2, True), (1, 2, False), (3, 2, False)])
