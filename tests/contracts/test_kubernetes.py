@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -15,10 +18,29 @@ from tests.kubernetes.server import DEPLOYMENTS, ApiServer
 
 class TestKubernetes(TargetContract):
     @pytest.fixture(params=SERVERS)
-    async def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Kubernetes]:
-        async with open_cluster(request.param, tmp_path) as cluster:
-            await cluster.workload(DEPLOYMENTS, "tm", 1)
-            yield cluster.target("tm")
+    def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubernetes]:
+        """The server has a loop of its own, as the contract counts the tasks of the test's."""
+        found: Future[Kubernetes] = Future()
+        loop = asyncio.new_event_loop()
+        stop = asyncio.Event()
+
+        async def serve() -> None:
+            async with open_cluster(request.param, tmp_path) as cluster:
+                await cluster.workload(DEPLOYMENTS, "tm", 1)
+                found.set_result(cluster.target("tm"))
+                await stop.wait()
+
+        def run() -> None:
+            try:
+                loop.run_until_complete(serve())
+            finally:
+                loop.close()
+
+        thread = Thread(target=run)
+        thread.start()
+        yield found.result(timeout=30)
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
 
     @pytest.fixture
     def unreachable(self, tmp_path: Path) -> Kubernetes:

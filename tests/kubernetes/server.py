@@ -179,6 +179,7 @@ class ApiServer:
         self._kept_from = 0
         self._log: list[tuple[int, str, Kind, Json]] = []
         self._pages: dict[str, tuple[int, list[Json]]] = {}
+        self._closing = False
         self._changed = asyncio.Event()
         self._watches: dict[int, tuple[web.Request, Kind]] = {}
         self._numbers = itertools.count(1)
@@ -189,7 +190,7 @@ class ApiServer:
         app = web.Application(client_max_size=16 * 2**20)
         app.add_routes(self.routes)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -198,7 +199,8 @@ class ApiServer:
         finally:
             for timer in self._starting:
                 timer.cancel()
-            self.cut_watches()
+            self._closing = True
+            self._changed.set()  # for the watches to see it
             await runner.cleanup()
 
     def asked(self, verb: str, kind: Kind | None = None) -> list[Request]:
@@ -459,7 +461,7 @@ class ApiServer:
         marks = asked.query.get("allowWatchBookmarks") == "true"
         self._watches[id(request)] = (request, asked.kind)
         try:
-            while time.monotonic() < ends:
+            while time.monotonic() < ends and not self._closing:
                 if version < self._kept_from:
                     gone = Refusal(410, "Expired", f"too old resource version: {version} ({self._kept_from})")
                     await _send(response, "ERROR", gone.status)
