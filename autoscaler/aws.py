@@ -348,7 +348,9 @@ class Aws:
         )
 
         def sts(service: str, **options: Any) -> Any:  # noqa: ANN401 - boto3's client
-            config = self._config(connect_timeout=self._seconds, read_timeout=self._seconds)
+            share = SHARE * self._seconds
+            retries = {"mode": "standard", "total_max_attempts": 2}
+            config = self._config(connect_timeout=share, read_timeout=share, retries=retries)
             return session.client(service, endpoint_url=place.endpoint_url, config=config, **options)
 
         source = session.get_credentials()
@@ -381,6 +383,10 @@ class Aws:
         """What an error of botocore means."""
         errors, what = self._errors, f"{self._name(service)}: {operation}".rstrip(": ")
         if isinstance(error, errors.ClientError):
+            if error.operation_name not in {operation, ""}:
+                # What botocore asks by itself, to assume the role.
+                what = f"{self._name('sts')}: {error.operation_name}"
+                return self._answered(error, what, f"sts:{error.operation_name}", self.place.role or "*")
             return self._answered(error, what, f"{service}:{operation}", resource)
         text = short(error)
         if isinstance(error, errors.ConnectTimeoutError | errors.ReadTimeoutError):

@@ -8,13 +8,26 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import botocore.session
 import pytest
 from aiohttp import web
 
 from autoscaler.aws import Place, place_of, shared_aws
+from autoscaler.core.model import (
+    Behaviour,
+    ClusterSpec,
+    ClusterState,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Reason,
+    Recommendation,
+    View,
+)
+from autoscaler.core.step import step
 from autoscaler.daemon.controller import splay
 from autoscaler.ports import (
     AnswerError,
@@ -29,8 +42,8 @@ from autoscaler.ports import (
     UnavailableError,
 )
 from autoscaler.targets import aws_groups
-from autoscaler.targets.aws_asg import AwsAsg, Sizes, Target
-from autoscaler.targets.aws_groups import shared_groups
+from autoscaler.targets.aws_asg import AwsAsg, Sizes, Target, progress
+from autoscaler.targets.aws_groups import Group, Instance, shared_groups
 from autoscaler.testing import virtual_time
 from autoscaler.testing.contracts import LocalShared
 from tests.aws.server import REGION, Forward, Proxy, failure, until
@@ -612,6 +625,59 @@ async def test_a_failure_is_asked_once_for_all_whom_it_concerns(proxy: Proxy, pa
         assert all(isinstance(failure, RefusedError) for failure in failures)
         assert len({id(failure) for failure in failures}) == 50
     assert len(proxy.made(DESCRIBE)) == 1
+
+
+async def test_a_role_that_may_not_be_assumed_is_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    role = "arn:aws:iam::123456789012:role/scaler"
+    proxy.error("AssumeRole", "AccessDenied", "not authorized", 403, times=None)
+    with pytest.raises(RefusedError, match=f"allow the action sts:AssumeRole on {role}"):
+        await described(AwsAsg("group", **parameters, role=role))
+
+
+def test_every_state_that_aws_knows_is_counted_or_told() -> None:
+    model: Any = botocore.session.Session().get_service_model("autoscaling")
+    for state in model.shape_for("LifecycleState").enum:
+        instance = Instance("i-1", state, healthy=True, protected=False, version="")
+        group = Group("g", "", 0, 9, 1, (instance,), {}, "", "")
+        told = bool(progress(group, 1))
+        silent = state.startswith("Warmed:") or state in {"InService", "Terminated"}
+        assert told != silent, state
+        assert instance.serving == (state == "InService")
+        assert group.unsettled == (state != "InService" and not state.startswith("Warmed:"))
+    assert set(model.shape_for("InstanceRefreshStatus").enum) >= aws_groups.UNDER_WAY
+
+
+@pytest.mark.parametrize(("echo", "superseded"), [(15, False), (0, True)])
+async def test_an_old_answer_does_not_end_a_rescale(
+    proxy: Proxy, parameters: dict[str, Any], echo: int, superseded: bool
+) -> None:
+    """What the core makes of it: with `echo` the rescale goes on, without it somebody seems to have set it back."""
+    group = proxy.moto.group(2)
+    limits = Limits(1, 9)
+    spec = ClusterSpec("c", limits, (NamedPolicy("five", Five()),), down=Behaviour(window=timedelta(0)))
+    state, notes, at = ClusterState(), [], datetime(2026, 1, 1, tzinfo=UTC)
+    async with connected(AwsAsg(group, **parameters, echo=timedelta(seconds=echo))) as target:
+        for turn in range(5):
+            status = await target.describe()
+            observation = Observation(at + timedelta(seconds=15 * turn), status.desired, status.ready)
+            state, decision = step(spec, state, observation)
+            notes += [reason for reason, _ in decision.notes]
+            if decision.rescale:
+                await target.scale(decision.desired)
+            if turn == 1:
+                # AWS has shown the new size, and shows the old one once more.
+                proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>5", "<DesiredCapacity>2"), times=1)
+    assert (Reason.SUPERSEDED in notes) == superseded
+    assert proxy.moto.shown(group)["DesiredCapacity"] == 5
+
+
+@dataclass(frozen=True)
+class Five:
+    """Asks for five."""
+
+    def evaluate(self, view: View) -> Recommendation:
+        reason = Reason.STEADY if view.current == 5 else Reason.ABOVE if view.current < 5 else Reason.BELOW
+        return Recommendation(5, reason, {}, "five")
 
 
 async def test_one_group_that_cannot_be_read_does_not_spoil_the_others(
