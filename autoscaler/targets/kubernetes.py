@@ -218,6 +218,7 @@ class Target:
         remarks = [*changed, *_rollout(found), *await self._why_short(found, desired, ready)]
         if self._left:
             remarks.append(self._left)
+            self._left = self._left if ready > desired else ""
         return TargetStatus(desired, ready, tuple(remarks), hold, hold)
 
     async def scale(self, replicas: int) -> None:

@@ -408,6 +408,25 @@ async def test_pods_that_may_not_be_seen_are_a_remark_and_no_failure(cluster: Cl
     assert "needs list on pods in namespace jobs" in status.remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ({"replicas": 4, "updatedReplicas": 1}, "a rollout is under way: 1 of 4 pods are of the newest version"),
+        ({"replicas": 4, "updatedReplicas": 4}, None),
+        ({"replicas": 4, "updatedReplicas": 1, "updateRevision": "2", "currentRevision": "1"}, "1 of 4 pods"),
+        ({"replicas": 4, "updatedReplicas": 0, "updateRevision": "1", "currentRevision": "1"}, None),
+    ],
+)
+async def test_a_rollout_is_told_while_it_is_under_way(cluster: Cluster, status: Json, told: str | None) -> None:
+    metadata = {"name": "tm", "namespace": "jobs"}
+    found = {**_bare("tm", 4), "metadata": metadata, "status": {"readyReplicas": 4, **status}}
+    cluster.server.put(DEPLOYMENTS, found, "ADDED")
+    async with connected(cluster.target("tm")) as [target]:
+        remarks = (await target.describe()).remarks
+    assert [told in remark for remark in remarks if told] == ([True] if told else [])
+    assert bool(remarks) == bool(told)
+
+
 # -- which pod goes
 
 
@@ -485,8 +504,7 @@ async def test_the_size_is_reached_also_when_pods_cannot_be_chosen(cluster: Clus
         assert (await cluster.get(DEPLOYMENTS, "tm"))["spec"]["replicas"] == 1
         status = await target.describe()
         assert any(remark in text and "Kubernetes chooses" in text for text in status.remarks)
-        await target.scale(2)
-        assert not any("Kubernetes chooses" in text for text in (await target.describe()).remarks)
+        await shows(target, lambda status: status == TargetStatus(1, 1))
 
 
 # -- custom resources
