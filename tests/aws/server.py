@@ -41,7 +41,7 @@ class Moto:
 
     def post(self, path: str, body: str = "") -> None:
         request = urllib.request.Request(f"{self.url}{path}", body.encode(), {"Content-Type": "text/plain"})  # noqa: S310 - loopback
-        with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - loopback
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10):
             pass
 
     def group(self, size: int = 2, minimum: int = 0, maximum: int = 10, **parameters: Any) -> str:

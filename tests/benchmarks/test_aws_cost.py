@@ -81,6 +81,7 @@ def test_a_thousand_groups_cost_ten_calls_a_tick(stub: int, tmp_path: Path) -> N
         "AWS_ACCESS_KEY_ID": f"AKIA{secrets.token_hex(8).upper()}",
         "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20),
         "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "127.0.0.1",
     }
     log = tmp_path / "log"
     with log.open("wb") as stderr:
