@@ -186,10 +186,15 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _is_bad(checked: Checked) -> bool:
-    return any(checked.doubts.values()) or any(
+    return any(_failed(checked, name) for name in checked.doubts) or any(
         examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
         for examined in checked.examined
     )
+
+
+def _failed(checked: Checked, cluster: str) -> set[str]:
+    """What could not be read there; what only has no value yet is no failure."""
+    return set(checked.doubts[cluster]) - checked.awaited[cluster]
 
 
 def _show_checked(config: Config, checked: Checked) -> None:
@@ -202,8 +207,11 @@ def _show_checked(config: Config, checked: Checked) -> None:
         for what, text in readings(observation):
             doubt = doubts.get(what)
             rows.append((name, what, "failed" if doubt else "ok", doubt or text))
+        awaited = checked.awaited[name]
         shown = {what for what, _ in readings(observation)}
-        rows.extend((name, what, "failed", why) for what, why in doubts.items() if what not in shown)
+        for what, why in doubts.items():
+            if what not in shown:
+                rows.append((name, what, "not yet" if what in awaited else "failed", why))
         rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
     _table(("cluster", "what", "result", ""), rows)
     for examined in checked.examined:
@@ -218,7 +226,7 @@ def _show_checked(config: Config, checked: Checked) -> None:
                 _hang("  remedy:  ", finding.remedy),
             )
     findings = [finding for examined in checked.examined for finding in examined.findings]
-    failed = sum(len(doubts) for doubts in checked.doubts.values())
+    failed = sum(len(_failed(checked, name)) for name in checked.doubts)
     _say(
         "",
         f"{_many(len(config.clusters), 'cluster')}, {_many(failed, 'reading')} failed, "
@@ -236,6 +244,7 @@ def _checked_json(config: Config, checked: Checked, *, ok: bool) -> object:
             name: {
                 "observation": plain(observation),
                 "doubts": checked.doubts[name],
+                "awaited": sorted(checked.awaited[name]),
                 "remarks": list(checked.remarks[name]),
             }
             for name, observation in checked.observations.items()

@@ -54,6 +54,10 @@ class AnswerError(EdgeError):
     """It answered something that is not usable (HTML, no sample, NaN, too much). A retry would not help."""
 
 
+class NotYetError(AnswerError):
+    """Nothing is wrong, but there is no value yet: a rate needs two looks. It comes by itself."""
+
+
 class RefusedError(EdgeError):
     """It understood and said no (401, 403, 404, a policy of the target). A retry would not help."""
 

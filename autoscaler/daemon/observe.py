@@ -11,7 +11,7 @@ from typing import Any
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.model import Bound, EngineStatus, Observation, Reading
 from autoscaler.daemon.connections import INSIDE, Connection, Connections, told
-from autoscaler.ports import EdgeError, PicksWorkers, RefusedError, ScaleTarget, TargetStatus, Workforce
+from autoscaler.ports import EdgeError, NotYetError, PicksWorkers, RefusedError, ScaleTarget, TargetStatus, Workforce
 
 log = logging.getLogger("autoscaler.daemon.observe")
 
@@ -87,6 +87,7 @@ class Observer:
 
     Attributes:
         status: what the target showed last, for its remarks.
+        awaited: what had no value yet at the last look, though nothing is wrong.
     """
 
     def __init__(self, cluster: Cluster, edges: Edges, utc: Callable[[], datetime]) -> None:
@@ -96,6 +97,7 @@ class Observer:
         self._hanging: dict[str, asyncio.Task[Any]] = {}
         self._unexpected: dict[str, str] = {}
         self.status: TargetStatus | None = None
+        self.awaited: frozenset[str] = frozenset()
 
     async def observe(self) -> Observation:
         """Look once. What cannot be read is in `missing`, with the reason; it never fails."""
@@ -140,13 +142,17 @@ class Observer:
                 if not task.done():
                     self._give_up(name, task)
         answers: dict[str, object] = {}
+        awaited = set()
         for name, task in tasks.items():
             why = self._why_not(name, task)
             if why:
                 missing[_short(name)] = why
+                if task.done() and not task.cancelled() and isinstance(task.exception(), NotYetError):
+                    awaited.add(_short(name))
             else:
                 answers[name] = task.result()
                 self._unexpected.pop(name, None)
+        self.awaited = frozenset(awaited)
         return answers, missing
 
     def _give_up(self, name: str, task: asyncio.Task[object]) -> None:

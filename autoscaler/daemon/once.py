@@ -46,12 +46,14 @@ class Checked:
     Attributes:
         observations: cluster -> what was seen.
         doubts: cluster -> name -> why it could not be read or cannot be trusted.
+        awaited: cluster -> those of them that have no value yet, though nothing is wrong.
         remarks: cluster -> what its target says to people.
         examined: what the doctors said.
     """
 
     observations: dict[str, Observation]
     doubts: dict[str, dict[str, str]]
+    awaited: dict[str, frozenset[str]]
     remarks: dict[str, tuple[str, ...]]
     examined: tuple[Examined, ...]
 
@@ -88,7 +90,10 @@ async def check(config: Config) -> Checked:
                 parts.setdefault(connection, (name, part))
         examined = await asyncio.gather(*(_examine(connection, *parts[connection]) for connection in parts))
     limits = [_limits(config.clusters[name], observation) for name, observation in observations.items()]
-    return Checked(observations, doubts, remarks, tuple(found for found in (*limits, *examined) if found is not None))
+    awaited = {name: observer.awaited for name, observer in observers.items()}
+    return Checked(
+        observations, doubts, awaited, remarks, tuple(found for found in (*limits, *examined) if found is not None)
+    )
 
 
 @asynccontextmanager

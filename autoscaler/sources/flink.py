@@ -26,7 +26,7 @@ from typing import ClassVar
 from autoscaler.core import flink as rules
 from autoscaler.core.model import Reading
 from autoscaler.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, Secret, Shared
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Secret, Shared
 
 BUSY, IDLE, HELD = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
 NOW_BUSY, NOW_IDLE, NOW_HELD = "busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond"
@@ -257,7 +257,7 @@ def records(track: Track, name: str) -> float:
     mean = last.metrics.get(name + PER_SECOND)
     if mean is not None and last.clock is not None and last.clock >= AVERAGED * 1000 and math.isfinite(mean.sum):
         return max(0.0, mean.sum)
-    raise AnswerError(f"vertex {track.vertex.name!r}: a rate needs two looks at its counters; this was the first")
+    raise NotYetError(f"vertex {track.vertex.name!r}: a rate needs two looks at its counters; this was the first")
 
 
 def read_rate(track: Track) -> float:
@@ -329,16 +329,16 @@ def arrivals(seen: Seen, _: FlinkQuery) -> float:
 def _offered(track: Track) -> float:
     rate = read_rate(track)
     name = track.vertex.name
-    why = f"{name!r} reports no pendingRecords"
+    why, error = f"{name!r} reports no pendingRecords", AnswerError
     if track.last.pending is not None:
         waiting(track)
         grows = track.grown(lambda sample: sample.pending)
         if not math.isnan(grows):
             return max(0.0, rate + grows)
-        why = f"how its lag grows needs two looks, and this was the first at {name!r}"
+        why, error = f"how its lag grows needs two looks, and this was the first at {name!r}", NotYetError
     if _full(track) < UNSATURATED:
         return rate  # it reads all that comes
-    raise AnswerError(
+    raise error(
         f"what arrives at {name!r} is unknown: {why}; it is busy all the time, so it may read less than arrives"
     )
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.durations import format_duration
-from autoscaler.ports import AnswerError, EdgeError, PluginError, Secret, Shared
+from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Secret, Shared
 
 if TYPE_CHECKING:
     from autoscaler.sources.kafka_client import Brokers
@@ -392,7 +392,7 @@ class History:
         """Records/s over the window that ends with the last look.
 
         Raises:
-            AnswerError: it has not been looked for long enough.
+            NotYetError: it has not been looked for long enough.
         """
         seconds = window.total_seconds()
         self._window = max(self._window, seconds)
@@ -401,7 +401,7 @@ class History:
             if now - at >= SLACK * seconds:
                 self._why = ""
                 return (total - before) / (now - at)
-        raise AnswerError(
+        raise NotYetError(
             f"a rate over {format_duration(window)} needs two looks so far apart, "
             f"the first was {now - self._looks[0][0]:.0f} s ago (it comes by itself){self._why}"
         )

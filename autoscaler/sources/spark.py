@@ -23,7 +23,7 @@ from statistics import median
 from typing import ClassVar
 
 from autoscaler.core.model import Reading
-from autoscaler.ports import AnswerError, EdgeError, Shared
+from autoscaler.ports import AnswerError, EdgeError, NotYetError, Shared
 from autoscaler.spark import Batch, Executor, Report, Run, SparkApi, find_run, milliseconds, shared_api, validate
 
 AHEAD = 5.0
@@ -669,4 +669,4 @@ class SparkSource:
             return value.value, max(0.0, report.now - value.at)
         if not last.executors:
             raise AnswerError(f"application {self._api.key.app!r} has no executor, so no busy share")
-        raise AnswerError("the busy share of the slots needs two looks at the executors; this was the first")
+        raise NotYetError("the busy share of the slots needs two looks at the executors; this was the first")

@@ -12,7 +12,7 @@ import pytest
 from autoscaler import cli
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.core.model import ClusterSpec, EngineStatus, JobState, Limits
-from autoscaler.ports import Finding, Severity, UnavailableError
+from autoscaler.ports import Finding, NotYetError, Severity, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeQuery, FakeSource, FakeTarget
 
 WAIT = Finding(
@@ -39,7 +39,7 @@ class Examined(FakeEngine):
         return self.findings
 
 
-def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, source: FakeSource | None = None) -> None:
     second = timedelta(seconds=1)
     plugin = Fake(engine)
     clusters = {
@@ -53,8 +53,8 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine) -> None:
         )
         for name in ("a", "b")
     }
-    source = Fake(FakeSource({"lag": 7.0}))
-    config = Config(Path("config.yaml"), DaemonSpec(Path("nowhere")), {"source": source}, clusters)
+    plugged = Fake(source or FakeSource({"lag": 7.0}))
+    config = Config(Path("config.yaml"), DaemonSpec(Path("nowhere")), {"source": plugged}, clusters)
     monkeypatch.setattr(cli, "_load", lambda _: config)
 
 
@@ -99,3 +99,17 @@ def test_a_maximum_beyond_what_the_job_can_use_is_found(
     out = capsys.readouterr().out
     assert "WARNING: max (limits of cluster a)" in out
     assert "max 5 gives 5 slots, of which the job can use 3" in out
+
+
+def test_what_has_no_value_yet_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use(monkeypatch, Examined(), FakeSource(failures={"lag": NotYetError("a rate needs two looks")}))
+    assert cli.main(["check", "--online", "config.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "not yet" in out
+    assert "2 clusters, 0 readings failed" in out
+    assert cli.main(["check", "--online", "config.yaml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["clusters"]["a"]["awaited"] == ["lag"]
+    use(monkeypatch, Examined(), FakeSource(failures={"lag": UnavailableError("gone")}))
+    assert cli.main(["check", "--online", "config.yaml"]) == 1
