@@ -243,7 +243,7 @@ class Target:
                 Finding(
                     Severity.INFO,
                     name,
-                    f"not all of it can be seen: {self._groups.blind}",
+                    f"not all of it can be seen: {'; '.join(self._groups.blind.values())}",
                     "scaling policies, scheduled actions or instance refreshes may work against us unseen",
                     "allow the Describe actions of deploy/aws/policy.json",
                 )

@@ -211,7 +211,11 @@ async def _groups(aws: Aws) -> AsyncIterator[Groups]:
 
 
 class Groups:
-    """All the groups of one place that clusters scale."""
+    """All the groups of one place that clusters scale.
+
+    Attributes:
+        blind: what could not be seen when it was last asked about (`refresh`, `activity`, `others`) -> why.
+    """
 
     def __init__(self, aws: Aws) -> None:
         self.aws = aws
@@ -223,7 +227,7 @@ class Groups:
         self._others: dict[str, tuple[str, ...]] = {}
         self._others_at = float("-inf")
         self._others_task: asyncio.Task[None] | None = None
-        self.blind = ""
+        self.blind: dict[str, str] = {}
 
     @contextmanager
     def member(self, name: str) -> Any:  # noqa: ANN401 - a context manager
@@ -378,6 +382,11 @@ class Groups:
         await self._side_question(key, asked, ACTIVITY, until, lambda: self._activity(group.name))
         return asked.text
 
+    def _blinded(self, kind: str, why: str) -> None:
+        if self.blind.get(kind) != why:
+            log.warning("cannot see all of the Auto Scaling groups", extra={"asked": kind, "error": why})
+        self.blind[kind] = why
+
     def _settled(self, key: tuple[str, str], asked: _Asked) -> str:
         """There is nothing to ask any more."""
         self._waiting.pop(key, None)
@@ -393,17 +402,17 @@ class Groups:
             self._waiting.setdefault(key, (asked, ask))
         if not self._waiting or now - self._side < SIDE:
             return
-        asked, ask = self._waiting.pop(next(iter(self._waiting)))
+        kind, name = next(iter(self._waiting))
+        asked, ask = self._waiting.pop((kind, name))
         self._side = asked.at = now
         try:
             async with asyncio.timeout_at(until):
                 asked.text = await ask()
         except (EdgeError, TimeoutError) as error:
             # It is one more thing to know: without it the size is still known, and the last answer holds.
-            text = str(error) or "no time was left to ask"
-            if text != self.blind:
-                self.blind = text
-                log.warning("cannot see all of an Auto Scaling group", extra={"error": self.blind})
+            self._blinded(kind, str(error) or f"no time was left to ask about {name}")
+        else:
+            self.blind.pop(kind, None)
 
     async def _refresh(self, name: str) -> str:
         answer = await self.aws.call(
@@ -458,8 +467,7 @@ class Groups:
                 found.setdefault(str(action.get("AutoScalingGroupName")), []).append(text)
         except EdgeError as error:
             self._others_at += AGAIN - OTHERS
-            if str(error) != self.blind:
-                self.blind = str(error)
-                log.warning("cannot see who else scales Auto Scaling groups", extra={"error": self.blind})
+            self._blinded("others", str(error))
             return
+        self.blind.pop("others", None)
         self._others = {name: tuple(texts) for name, texts in found.items()}
