@@ -31,12 +31,14 @@ pytestmark = pytest.mark.e2e
 COST = 45  # milliseconds: 22 records/s per slot at best
 CALM, SURGE = 10.0, 46.0  # records/s: one slot is enough, two are not
 HEARTBEAT = 10.0  # seconds
+# When one is killed, 230 to 330 records are waiting, and 46/s come for at least 8 s of heartbeat and 3 s of restart.
+MUCH = 600
 SETTLED = 150.0  # seconds that anything may take
 
 CONFIGURATION = """\
 daemon: {{directory: {directory}/state, listen: "127.0.0.1:{listen}"}}
 sources:
-  job: &job {{type: flink, url: "{rest}", job: surge, window: 10s}}
+  job: &job {{type: flink, url: "{rest}", job: surge, window: 6s}}
 clusters:
   surge:
     interval: 2s
@@ -57,9 +59,11 @@ clusters:
       throughput: {{source: job, metric: throughput}}
       saturation: {{source: job, metric: saturation}}
     policies:
-      drain: {{type: backlog-drain, within: 90s, restart: 10s, confirm: 3s}}
+      drain: {{type: backlog-drain, within: 90s, restart: 10s, confirm: 6s}}
+      # Knows nothing of rescales: it takes what piles up while the job stands still for load.
+      naive: {{type: threshold, up: [{{metric: lag, above: {much}}}]}}
     down: {{window: 12s, cooldown: 5s}}
-    settle: {{caught_up: 3m, backlog_time: 5s}}
+    settle: {{caught_up: 3m, backlog_time: 5s, short: 0.4}}
     capacity: {{per_replica: {per_replica:g}, sustained: 12s, warmup: 20s}}
     max_age: 30s
     lookback: 3m
@@ -80,6 +84,7 @@ class Daemon:
                 listen=listen,
                 rest=flink.rest,
                 memory=TASK_MANAGER_MEMORY,
+                much=MUCH,
                 per_replica=1000 / COST,
             )
         )
@@ -96,6 +101,15 @@ class Daemon:
             return sizes == (size, size) and cluster["rescale"] is None and self._flink.parallelism() == size
 
         until(settled, SETTLED, f"for {size} TaskManagers to settle")
+
+    def sees_arrivals(self, rate: float) -> None:
+        """Wait until the daemon has measured this many records/s, to within a fifth."""
+
+        def seen() -> bool:
+            found = get(self._api)["observation"]["metrics"].get("arrivals")
+            return found is not None and abs(found["value"] - rate) < rate / 5
+
+        until(seen, what=f"for the daemon to see {rate} records/s")
 
     def decisions(self) -> list[dict[str, Any]]:
         """All decisions, oldest first."""
@@ -145,6 +159,7 @@ def test_task_managers_follow_the_load_and_no_state_is_lost(flink: FlinkCluster)
     daemon = Daemon(flink)
     flink.offer(CALM)
     daemon.settled_at(1)
+    daemon.sees_arrivals(CALM)
 
     # The load rises: more are asked for until there are three.
     risen = flink.offer(SURGE)
@@ -165,7 +180,10 @@ def test_task_managers_follow_the_load_and_no_state_is_lost(flink: FlinkCluster)
     daemon.settled_at(3)
     assert counted_stopped < counted_killed
 
-    # What piled up meanwhile was not taken for load.
+    # What piled up meanwhile was not taken for load, though one policy did: there a guard said no.
+    verdicts = [verdict for each in daemon.since(killed) for verdict in each["verdicts"]]
+    held = {(each["guard"], each["before"], each["after"]) for each in verdicts if each["before"] != each["after"]}
+    assert held == {("settling", 4, 3)}
     assert [each for each in daemon.since(killed) if each["desired"] != each["current"]] == []
 
     # The load falls: back to one.
