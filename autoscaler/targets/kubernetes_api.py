@@ -199,7 +199,7 @@ class Api:
         try:
             response = await self._send(ask, query, body, patience)
             if response.status == 401:  # noqa: PLR2004 - Unauthorized
-                response.close()
+                _let_go(response)
                 await self._renew_credentials()
                 response = await self._send(ask, query, body, patience)
             try:
@@ -207,7 +207,7 @@ class Api:
                     raise await self._refusal(ask, response)
                 yield response
             finally:
-                response.close()
+                _let_go(response)
         except TimeoutError as error:
             raise EdgeTimeoutError(self._late(ask)) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -300,6 +300,13 @@ def refusal(ask: Ask, code: int, said: str, server: str, after: float | None = N
     return AnswerError(f"the API server {server} answered {code} to {ask}: {said}")
 
 
+def _let_go(response: aiohttp.ClientResponse) -> None:
+    """End an answer that was not read to its end at once, and not after a farewell that the other side may not give."""
+    if response.connection is not None and response.connection.transport is not None:
+        response.connection.transport.abort()
+    response.close()
+
+
 async def _read(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for chunk in response.content.iter_chunked(256 * 1024):
@@ -354,6 +361,7 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
     client.user_agent = MANAGER
     async with client:
         yield Api(access, client, renew, _namespace(access, config))
+    await asyncio.sleep(0)  # in which connections that were ended are closed
 
 
 async def _credentials(access: Access, config: Any, settings: Any) -> None:  # noqa: ANN401 - see Api

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
@@ -20,26 +20,21 @@ class TestKubernetes(TargetContract):
     @pytest.fixture(params=SERVERS)
     def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kubernetes]:
         """The server has a loop of its own, as the contract counts the tasks of the test's."""
-        found: Future[Kubernetes] = Future()
-        loop = asyncio.new_event_loop()
-        stop = asyncio.Event()
+        found: Future[tuple[Kubernetes, Callable[[], object]]] = Future()
 
         async def serve() -> None:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
             async with open_cluster(request.param, tmp_path) as cluster:
                 await cluster.workload(DEPLOYMENTS, "tm", 1)
-                found.set_result(cluster.target("tm"))
+                found.set_result((cluster.target("tm"), lambda: loop.call_soon_threadsafe(stop.set)))
                 await stop.wait()
 
-        def run() -> None:
-            try:
-                loop.run_until_complete(serve())
-            finally:
-                loop.close()
-
-        thread = Thread(target=run)
+        thread = Thread(target=lambda: asyncio.run(serve()))
         thread.start()
-        yield found.result(timeout=30)
-        loop.call_soon_threadsafe(stop.set)
+        plugin, stop = found.result(timeout=30)
+        yield plugin
+        stop()
         thread.join()
 
     @pytest.fixture

@@ -10,14 +10,15 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from autoscaler.targets.kubernetes import Kubernetes
-from autoscaler.targets.kubernetes_api import Access, Api, Ask, Resource, connect_api
+from autoscaler.targets.kubernetes_api import AbsentError, Access, Api, Ask, Resource, connect_api
+from autoscaler.targets.kubernetes_pods import is_ready
 from tests.kubernetes.server import NAMESPACES, ApiServer, Grants, Json, Kind
 
 REAL = "AUTOSCALER_TEST_KUBECONFIG"
@@ -95,6 +96,19 @@ class Cluster:
             conditions = [{"type": "Ready", "status": "True"}]
             status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
             await self.pod_status(pod, status)
+
+    async def up(self, app: str, count: int) -> None:
+        """Let so many pods of a workload be up, whatever becomes of single ones."""
+
+        async def are_up() -> bool | None:
+            pods = await self.pods(app)
+            ready = [pod for pod in pods if is_ready(pod)]
+            for pod in [pod for pod in pods if not is_ready(pod)][: count - len(ready)]:
+                with suppress(AbsentError):
+                    await self.ready([pod])
+            return len(ready) == count or None
+
+        await until(are_up)
 
 
 def _name(found: Json) -> str:

@@ -127,10 +127,9 @@ async def test_a_size_that_is_asked_for_is_shown_at_once_and_its_pods_as_they_co
         await target.scale(3)
         assert (await target.describe()).desired == 3
         assert (await any_cluster.get(kind, "tm"))["spec"]["replicas"] == 3
-        pods = await any_cluster.pods("tm", 3)
-        await any_cluster.ready(pods[:2])
+        await any_cluster.up("tm", 2)
         await shows(target, lambda status: status.ready == 2)
-        await any_cluster.ready(pods[2:])
+        await any_cluster.up("tm", 3)
         await shows(target, lambda status: status == TargetStatus(3, 3))
         await target.scale(0)
         await shows(target, lambda status: status == TargetStatus(0, 0))
@@ -332,8 +331,12 @@ async def test_pods_that_find_no_node_are_reported_with_the_schedulers_words(any
     for pod in await any_cluster.pods("tm", 2):
         await any_cluster.pod_status(pod, {"conditions": [condition]})
     async with connected(any_cluster.target("tm")) as [target]:
-        status = await shows(target, lambda status: bool(status.remarks))
-        assert status.remarks[0].startswith("2 pods pending: 0/")
+
+        def told(status: TargetStatus) -> bool:
+            target._looked = -1e9  # a look at the pods is taken every ten seconds
+            return any(remark.startswith("2 pods pending: 0/") for remark in status.remarks)
+
+        await shows(target, told)
 
 
 @pytest.mark.parametrize(
@@ -432,8 +435,7 @@ async def test_a_rollout_is_told_while_it_is_under_way(cluster: Cluster, status:
 
 async def test_the_pods_of_the_least_costly_workers_go_first(any_cluster: Cluster) -> None:
     await any_cluster.workload(DEPLOYMENTS, "tm", 4)
-    pods = await any_cluster.pods("tm", 4)
-    await any_cluster.ready(pods)
+    await any_cluster.up("tm", 4)
     pods = await any_cluster.pods("tm", 4)
     costs = dict(zip((pod["metadata"]["name"] for pod in pods), (5.0, 0.0, 9.0, 1.0), strict=True))
     workers = [
