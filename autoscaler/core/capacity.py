@@ -40,12 +40,16 @@ def source_partitions(spec: ClusterSpec, engine: EngineStatus | None, past: tupl
 
 
 def _read(past: tuple[Observation, ...]) -> int | None:
-    """Partitions of the logs that metrics were read from: those read last, as they are still there when one fails."""
+    """Partitions of the widest log that a metric was read from; they are still there when it cannot be read."""
+    counts: dict[str, int | None] = {}
     for seen in reversed(past):
-        counts = [reading.partitions for reading in seen.metrics.values() if reading.partitions]
-        if counts:
-            return max(counts)
-    return None
+        for name, reading in seen.metrics.items():
+            if name not in counts:
+                counts[name] = reading.partitions
+        if not seen.missing:
+            # All there are: to go through the whole past for every decision would be slow.
+            break
+    return max(filter(None, counts.values()), default=None)
 
 
 def usable_slots(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:

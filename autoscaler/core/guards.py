@@ -30,7 +30,7 @@ from autoscaler.core.model import (
     Select,
     Verdict,
 )
-from autoscaler.core.settle import waits_for, why_not
+from autoscaler.core.settle import told, waits_for, why_not
 
 _ANY = sys.maxsize
 
@@ -109,7 +109,7 @@ def settling(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     if s.rescale is None and not s.unsettled:
         return wanted, lowest, highest, Reason.SETTLING, ""
     if s.rescale is not None:
-        why = f"{s.rescale.before} to {s.rescale.to} is on its way, not yet {waits_for(s.rescale)}"
+        why = f"{told(s.rescale)} is on its way, not yet {waits_for(s.rescale)}"
         why += why_not(s.rescale, s.remarks)
     else:
         why = s.unsettled
@@ -217,12 +217,17 @@ def useful_size(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     if partitions is None:
         return wanted, lowest, highest, Reason.USEFUL_SIZE, ""
     maximum = s.spec.limits.maximum
-    useful = next_useful(min(wanted, maximum), partitions, s.spec.slots_per_replica, maximum)
+    why = ""
+    if s.ceiling is not None and wanted > s.current and s.ceiling.replicas < min(wanted, maximum):
+        maximum = max(1, s.ceiling.replicas)
+        why = f" ({s.ceiling.reason})"
+    possible = min(wanted, maximum)
+    useful = next_useful(possible, partitions, s.spec.slots_per_replica, maximum)
     useful = max(useful, s.current) if wanted > s.current else min(useful, s.current)
-    if useful == wanted:
+    if useful in (wanted, possible):
         return wanted, lowest, highest, Reason.USEFUL_SIZE, ""
-    detail = f"{partitions} partitions give {wanted} no more capacity than a smaller size; {useful} is worth its cost"
-    return useful, lowest, highest, Reason.USEFUL_SIZE, detail
+    detail = f"{partitions} partitions give {possible} no more capacity than a smaller size"
+    return useful, lowest, highest, Reason.USEFUL_SIZE, f"{detail}; {useful} is worth its cost{why}"
 
 
 def contention(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
@@ -230,16 +235,23 @@ def contention(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
 
     Two controllers that take turns disturb the job for ever; one that stands back for a while is seen and named.
     """
-    if wanted == s.current:
+    detail = "" if wanted == s.current else _contended(s)
+    if not detail:
         return wanted, lowest, highest, Reason.CONTENTION, ""
+    return s.current, s.current, s.current, Reason.CONTENTION, detail
+
+
+def _contended(s: Situation) -> str:
+    """Why nothing is requested for a while, or nothing."""
+    if len(s.overruled) < OVERRULED:
+        return ""
     recent = [at for at in s.overruled if s.at - at <= WITHIN]
     if len(recent) < OVERRULED or s.at - recent[-1] >= PAUSE:
-        return wanted, lowest, highest, Reason.CONTENTION, ""
-    detail = (
-        f"sizes requested here were changed from outside {len(recent)} times within {_span(WITHIN)}: is there another "
-        f"controller? Nothing is requested until {_span(PAUSE)} after the last time"
+        return ""
+    return (
+        f"sizes requested here did not last, {len(recent)} times within {_span(WITHIN)}: is there another controller? "
+        f"Nothing is requested until {_span(PAUSE)} after the last time"
     )
-    return s.current, s.current, s.current, Reason.CONTENTION, detail
 
 
 def target(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
@@ -292,18 +304,19 @@ def _passed(name: Reason, size: int) -> Verdict:
 def bounds(s: Situation, size: int) -> Verdict:
     """Hold the size within the limits. A size above them stays while nothing may be lowered.
 
-    Where the target does not go as far as the limits, nothing is requested: it would be refused again and again.
+    Where the target does not go as far as the limits, nothing is requested: it would be refused again and again. Nor
+    is it while we back off: somebody who puts back what the limits ask for would be fought at every tick.
     """
     limits = s.spec.limits
     after = max(limits.minimum, min(size, limits.maximum))
     if after < s.current and s.holds:
         after = s.current
-    detail = f"{limits.minimum} to {limits.maximum} is allowed"
-    beyond = _beyond(s, after)
-    if beyond:
-        after, detail = s.current, f"{detail}, but {beyond}"
-    if after == size and not beyond:
+    but = "" if after == s.current else _contended(s) or _beyond(s, after)
+    if but:
+        after = s.current
+    elif after == size:
         return _passed(Reason.BOUNDS, size)
+    detail = f"{limits.minimum} to {limits.maximum} is allowed{', but ' if but else ''}{but}"
     return Verdict(Reason.BOUNDS, size, after, Reason.BOUNDS, detail)
 
 

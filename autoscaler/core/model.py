@@ -155,8 +155,11 @@ class Bound:
     reason: str
 
     def __post_init__(self) -> None:
-        if self.replicas < 0:
-            raise ValueError(f"a bound must be 0 or more replicas, not {self.replicas}")
+        replicas: object = self.replicas
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
+            raise ValueError(f"a bound must be a whole number of replicas, 0 or more, not {replicas!r}")
+        if not self.reason:
+            raise ValueError("a bound must have a reason: nobody could tell why the size is held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,8 +539,9 @@ class ClusterState:
         ended: when the last rescale ended; cooldowns count from here.
         missed: the last rescale that missed a deadline, while what it missed is still so.
         warm_from: when the last disturbance of the job was absorbed; capacity is learned some time after it.
-        requested: when we last requested a size.
-        overruled: when sizes that we had requested were changed from outside, the last few, oldest first.
+        requested: when we last requested a size; None when that call failed.
+        overruled: when sizes that we had requested were changed from outside, or accepted and never shown: the last
+            few, oldest first.
         past: observations within the lookback, oldest first. Restored from the decision log.
         learned: capacity and durations.
     """

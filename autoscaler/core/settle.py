@@ -84,11 +84,14 @@ def disturbed(
         return begin(ready, desired, at, Cause.LOSS), text
     if engine is None:
         return None
-    whole = desired * spec.slots_per_replica
+    # A surge, as of a rolling update, has more replicas than desired: their slots are nobody's that is gone.
+    here = max(desired, ready or 0)
+    whole = here * spec.slots_per_replica
     if slots is not None and slots > whole and last_run is not None and (last_run.slots or 0) <= whole:
         # Replaced before anybody noticed: the heartbeat of the one before has still to run out.
         lost = replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.READY)
-        return lost, f"the engine counts {slots} slots where {desired} replicas have {whole}: a worker was killed"
+        text = f"the engine counts {slots} slots where {here} replicas have {whole}"
+        return lost, f"{text}, as when a worker was killed and is replaced already"
     if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
         # Every replica is there: only the job has to come back and catch up.
         return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED), "the job restarts"
@@ -137,12 +140,12 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
             limit = deadline(spec, rescale, phase).total_seconds()
             if took <= limit:
                 return Settling(rescale=rescale, notes=tuple(notes))
-            text = f"{_name(rescale)} was not {_words(phase)} within {limit:.0f} s and is no longer waited for"
+            text = f"{told(rescale)} was not {_words(phase)} within {limit:.0f} s and is no longer waited for"
             text += why_not(rescale, observation.remarks)
             return Settling(missed=rescale, notes=(*notes, (Reason.DEADLINE, text)))
         rescale = replace(rescale, phase=phase, since=at, durations={**rescale.durations, phase: took})
-        notes.append((Reason.SETTLING, f"{_name(rescale)} is {_words(phase)} after {took:.0f} s"))
-    text = f"{_name(rescale)} has settled after {(at - rescale.at).total_seconds():.0f} s"
+        notes.append((Reason.SETTLING, f"{told(rescale)} is {_words(phase)} after {took:.0f} s"))
+    text = f"{told(rescale)} has settled after {(at - rescale.at).total_seconds():.0f} s"
     return Settling(settled=rescale, notes=(*notes, (Reason.SETTLED, text)))
 
 
@@ -159,24 +162,29 @@ def waits_for(rescale: Rescale) -> str:
     return _words(PHASES[PHASES.index(rescale.phase) + 1])
 
 
-def why_not(rescale: Rescale, remarks: tuple[str, ...]) -> str:
-    """What the target says about replicas that do not come up or go, to be added to a sentence; or nothing."""
-    return f" ({'; '.join(remarks)})" if remarks and rescale.phase is Phase.REQUESTED else ""
-
-
-def _words(phase: Phase) -> str:
-    return phase.value.replace("_", " ")
-
-
-def _name(rescale: Rescale) -> str:
+def told(rescale: Rescale) -> str:
+    """A rescale in words, as the subject of a sentence."""
     if rescale.cause is Cause.LOSS and rescale.before == rescale.to:
-        return f"the job's restart on {rescale.to}"
+        return f"the job's recovery on {rescale.to}"
     words = {
         Cause.REQUEST: "the rescale",
         Cause.EXTERNAL: "the rescale from outside",
         Cause.LOSS: "the replacement",
     }
     return f"{words[rescale.cause]} from {rescale.before} to {rescale.to}"
+
+
+def why_not(rescale: Rescale, remarks: tuple[str, ...]) -> str:
+    """What the target shows and says of replicas that do not come up or go, to be added to a sentence; or nothing."""
+    if rescale.phase is not Phase.REQUESTED:
+        return ""
+    shown = () if rescale.confirmed else (f"the target still shows {rescale.before}",)
+    said = "; ".join((*shown, *remarks))
+    return f" ({said})" if said else ""
+
+
+def _words(phase: Phase) -> str:
+    return phase.value.replace("_", " ")
 
 
 def _reached(

@@ -75,7 +75,8 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
         state = _settle(spec, state, observation, metrics, notes)
         # What has just settled may have lost a replica since it was ready. Its own restart is over.
         state = _disturb(spec, state, observation, desired, notes, settled=True)
-    overruled = _overruled(state, at, notes)
+    if any(reason is Reason.SUPERSEDED for reason, _ in notes):
+        state = replace(state, overruled=_overruled(state, at))
     rescale = state.rescale
     current = rescale.to if rescale is not None and not rescale.confirmed else desired
     learned = _learn(spec, state, past, metrics, doubts)
@@ -114,7 +115,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
             observation.floor,
             observation.ceiling,
             observation.remarks,
-            overruled,
+            state.overruled,
         )
     )
     wanted = verdicts[-1].after
@@ -147,7 +148,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
             state.warm_from,
             state.missed,
             state.requested if wanted == current else at,
-            overruled,
+            state.overruled,
             past,
             learned,
         ),
@@ -159,7 +160,8 @@ def call_failed(state: ClusterState, error: str) -> ClusterState:
     """Note that the scale call failed. What the target shows next tells whether it worked all the same."""
     if state.rescale is None or state.rescale.confirmed:
         return state
-    return replace(state, rescale=replace(state.rescale, error=error))
+    # What may never have arrived is not counted as undone by somebody else.
+    return replace(state, rescale=replace(state.rescale, error=error), requested=None)
 
 
 def call_withheld(state: ClusterState) -> ClusterState:
@@ -293,13 +295,15 @@ def _disturb(
     return replace(state, rescale=lost)
 
 
-def _overruled(state: ClusterState, at: datetime, notes: list[Note]) -> tuple[datetime, ...]:
-    """When sizes that we had requested were changed from outside. People may change it as often as they like."""
+def _overruled(state: ClusterState, at: datetime) -> tuple[datetime, ...]:
+    """When sizes that we had requested were changed from outside, now as well if the last one was requested by us.
+
+    People may change it as often as they like.
+    """
     before = state.overruled
-    ours = state.requested is not None and (not before or state.requested >= before[-1])
-    if ours and any(reason is Reason.SUPERSEDED for reason, _ in notes):
-        return (*before, at)[-OVERRULED:]
-    return before
+    if state.requested is None or (before and state.requested < before[-1]):
+        return before
+    return (*before, at)[-OVERRULED:]
 
 
 def _last_run(state: ClusterState, observation: Observation) -> EngineStatus | None:
@@ -335,7 +339,9 @@ def _settle(
         events = tuple(event for event in state.events if event.at != settling.dropped.at)
         return replace(state, rescale=None, events=events)
     if settling.missed is not None:
-        return replace(state, rescale=None, missed=settling.missed, ended=at, warm_from=at)
+        # Accepted and never shown: somebody was quicker in putting it back than we in looking.
+        overruled = state.overruled if settling.missed.confirmed else _overruled(state, at)
+        return replace(state, rescale=None, missed=settling.missed, ended=at, warm_from=at, overruled=overruled)
     if settling.settled is not None:
         done = settling.settled
         learned = learn_durations(state.learned, done) if done.cause is Cause.REQUEST else state.learned

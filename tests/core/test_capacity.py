@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.capacity import beyond_use, effective_slots, learn_durations, learn_rate, rate, restart_time
+from autoscaler.core.capacity import (
+    beyond_use,
+    effective_slots,
+    learn_durations,
+    learn_rate,
+    rate,
+    restart_time,
+    source_partitions,
+)
 from autoscaler.core.model import (
     CapacitySpec,
     Cause,
@@ -18,7 +26,9 @@ from autoscaler.core.model import (
     JobState,
     Learned,
     Limits,
+    Observation,
     Phase,
+    Reading,
     Rescale,
     SizeCapacity,
 )
@@ -145,3 +155,31 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> Non
 def test_a_maximum_is_beyond_use_by_whole_replicas(maximum: int, partitions: int | None, told: str) -> None:
     s = spec(limits=Limits(1, maximum), slots_per_replica=2, partitions=partitions)
     assert beyond_use(s, EngineStatus(JobState.RUNNING), ()) == told
+
+
+def observed(second: float, *missing: str, **partitions: int | None) -> Observation:
+    metrics = {name: Reading(5.0, at(second), count) for name, count in partitions.items()}
+    return Observation(at(second), 2, 2, metrics, dict.fromkeys(missing, "no broker"))
+
+
+def test_the_widest_log_that_a_metric_was_read_from_tells_the_partitions() -> None:
+    s = spec(metrics=("wide", "narrow", "cpu"), partitions=3)
+    both = observed(0, wide=8, narrow=2, cpu=None)
+    assert source_partitions(s, None, (both,)) == 8
+    assert source_partitions(s, None, (observed(0, cpu=None),)) == 3
+    assert source_partitions(s, None, ()) == 3
+
+
+def test_a_log_that_cannot_be_read_for_once_keeps_its_partitions_also_beside_another() -> None:
+    """Otherwise a reading that is missing would keep the size from being raised."""
+    s = spec(metrics=("wide", "narrow"))
+    both = observed(0, wide=8, narrow=2)
+    one, none = observed(15, "wide", narrow=2), observed(30, "wide", "narrow")
+    assert source_partitions(s, None, (both, one)) == 8
+    assert source_partitions(s, None, (both, one, none)) == 8
+
+
+def test_what_a_metric_says_now_holds_and_not_what_it_once_said() -> None:
+    s = spec(metrics=("lag",))
+    assert source_partitions(s, None, (observed(0, lag=8), observed(15, lag=12))) == 12
+    assert source_partitions(s, None, (observed(0, lag=8), observed(15, lag=None))) is None

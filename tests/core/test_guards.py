@@ -434,3 +434,38 @@ def test_somebody_who_keeps_changing_the_size_is_given_way_to_for_a_while(
     long_ago = replace(s, at=at(800 + 900))
     assert guard(long_ago)[-1].after == 6
     assert guard(replace(s, proposed=2, proposals=()))[-1].after == 2
+
+
+@pytest.mark.parametrize(("current", "limits"), [(1, Limits(4, 9)), (12, Limits(4, 9))])
+def test_whoever_undoes_what_the_limits_ask_for_is_given_way_to_as_well(current: int, limits: Limits) -> None:
+    overruled = tuple(at(moment) for moment in (970, 985, 1000))
+    s = situation(current, current, spec=spec(limits=limits), overruled=overruled)
+    last = guard(s)[-1]
+    assert last.after == current
+    assert last.detail.startswith("4 to 9 is allowed, but sizes requested here did not last, 3 times")
+    assert limits.minimum <= guard(replace(s, at=at(1900)))[-1].after <= limits.maximum
+
+
+@pytest.mark.parametrize(
+    ("current", "wanted", "ceiling", "after"),
+    [
+        (4, 8, 6, 4),  # 8 partitions on 6 take as many waves as on 4
+        (3, 8, 6, 4),
+        (4, 8, 8, 8),
+        (4, 8, 20, 8),
+        (2, 8, 4, 4),
+        (0, 8, 0, 0),
+        (8, 9, 6, 8),
+    ],
+)
+def test_a_step_cut_short_by_the_target_does_not_stop_at_a_size_that_adds_nothing(
+    current: int, wanted: int, ceiling: int, after: int
+) -> None:
+    s = spec(limits=Limits(0, 10), partitions=8)
+    verdicts = guard(situation(current, wanted, spec=s, ceiling=Bound(ceiling, "the quota is used up")))
+    assert verdicts[-1].after == after
+    useful = next(v for v in verdicts if v.guard is Reason.USEFUL_SIZE)
+    if (current, ceiling) == (4, 6):
+        assert useful.detail == (
+            "8 partitions give 6 no more capacity than a smaller size; 4 is worth its cost (the quota is used up)"
+        )

@@ -376,7 +376,9 @@ def test_a_useless_size_is_never_paid_for_when_no_rate_limit_cuts_the_step(
     for _, observation, after, decision in live(free, history, start):
         partitions = source_partitions(free, observation.engine, after.past)
         by_user = decision.desired in (free.limits.minimum, free.limits.maximum)
-        if decision.rescale and partitions is not None and not by_user:
+        # Down to what the target keeps is not paid for.
+        by_target = observation.floor is not None and decision.desired == observation.floor.replicas
+        if decision.rescale and partitions is not None and not (by_user or by_target):
             slots = free.slots_per_replica
             waves = math.ceil(partitions / (decision.desired * slots))
             smaller = math.ceil(partitions / ((decision.desired - 1) * slots)) if decision.desired > 1 else 0

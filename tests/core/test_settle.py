@@ -286,7 +286,7 @@ def test_a_job_that_restarts_by_itself_is_followed_until_it_has_caught_up(engine
     assert (Reason.SETTLING, "the job restarts") in notes
     state, notes = lived(tick(0, fine, 0), tick(15, engine, 900), tick(30, running(3, restarts=1), 10), s=s)
     assert state.rescale is None
-    assert notes[-1][1] == "the job's restart on 3 has settled after 15 s"
+    assert notes[-1][1] == "the job's recovery on 3 has settled after 15 s"
 
 
 def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None:
@@ -356,11 +356,24 @@ def test_a_killed_worker_that_was_replaced_unseen_is_noticed_by_its_slots_and_wa
     assert state.rescale is not None
     assert (state.rescale.cause, state.rescale.phase) == (Cause.LOSS, Phase.READY)
     assert notes == [
-        (Reason.SETTLING, "the engine counts 4 slots where 3 replicas have 3: a worker was killed"),
+        (
+            Reason.SETTLING,
+            "the engine counts 4 slots where 3 replicas have 3, as when a worker was killed and is replaced already",
+        ),
     ]
     after, notes = lived(fine, replaced, seen(30, 3, engine=replace(running(3), slots=3)))
     assert after.rescale is None
-    assert (Reason.SETTLED, "the job's restart on 3 has settled after 15 s") in notes
+    assert (Reason.SETTLED, "the job's recovery on 3 has settled after 15 s") in notes
+
+
+def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_nobody() -> None:
+    fine, surge = seen(0, 3, engine=running(3)), seen(15, 3, ready=4, engine=replace(running(3), slots=4))
+    state, notes = lived(fine, surge)
+    assert state.rescale is None
+    assert notes == []
+    state, notes = lived(fine, replace(surge, engine=replace(running(3), slots=5)))
+    assert state.rescale is not None
+    assert "counts 5 slots where 4 replicas have 4" in notes[0][1]
 
 
 def test_slots_that_were_always_more_than_the_replicas_have_lost_nobody() -> None:
@@ -403,8 +416,29 @@ def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
     assert pending not in now(WATCHED, up, replace(waiting, at=at(61))).notes[-1][1]
 
 
+def test_a_request_that_the_target_does_not_show_is_told_as_that() -> None:
+    unseen = replace(world(5, 2, 2, running(2)), remarks=("1 pod pending",))
+    state = replace(ClusterState(), rescale=UP, since=T0)
+    _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, unseen)
+    why = "the rescale from 2 to 4 is on its way, not yet ready (the target still shows 2; 1 pod pending)"
+    assert decision.verdicts[1].detail == why
+    late = now(WATCHED, UP, world(61, 2, 2, running(2)))
+    assert late.notes[-1][1].endswith("within 60 s and is no longer waited for (the target still shows 2)")
+
+
+def test_a_job_that_recovers_is_not_told_as_a_change_of_size() -> None:
+    restart = replace(begin(3, 3, T0, Cause.LOSS), phase=Phase.ABSORBED)
+    state = replace(ClusterState(), rescale=restart, since=T0, desired=3)
+    watched = replace(WATCHED, policies=spec(Fixed(2)).policies)
+    _, decision = step(watched, state, world(5, 3, 3, EngineStatus(JobState.RESTARTING, 3, 3)))
+    assert decision.verdicts[1].detail == "the job's recovery on 3 is on its way, not yet running"
+
+
 def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="the deadline of absorbed must be above 0s"):
         EngineStatus(JobState.RUNNING, deadlines={Phase.ABSORBED: seconds(0)})
-    with pytest.raises(ValueError, match="a bound must be 0 or more replicas, not -1"):
-        Bound(-1, "odd")
+    for odd in (-1, 2.5, True, "3"):
+        with pytest.raises(ValueError, match=f"a bound must be a whole number of replicas, 0 or more, not {odd!r}"):
+            Bound(odd, "odd")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a bound must have a reason"):
+        Bound(3, "")

@@ -26,6 +26,7 @@ from autoscaler.core.model import (
     Reading,
     Reason,
     Recommendation,
+    SettleSpec,
     View,
 )
 from autoscaler.core.step import call_failed, call_withheld, rebase, step
@@ -408,6 +409,42 @@ def test_a_size_that_is_changed_from_outside_again_and_again_makes_us_back_off()
     assert requests == [0, 15, 30, 945, 1860, 2775]
     assert "changed from outside: 6 to 2" in notes[0]
     assert len(state.overruled) == 3
+
+
+def test_another_controller_that_is_quicker_than_we_look_is_given_way_to_as_well() -> None:
+    """It has put 2 back before we have ever seen our 6."""
+    s = spec(Fixed(6), settle=SettleSpec(ready=seconds(60)))
+    state, second, requests, notes = ClusterState(), 0, [], []
+    while second < 3600:
+        state, decision = step(s, state, seen(second, 2))
+        notes += [text for _, text in decision.notes]
+        if decision.rescale:
+            requests.append(second)
+        second += 15
+    assert requests == [0, 75, 150, 1125, 2100, 3075]
+    assert notes[0].endswith("was not ready within 60 s and is no longer waited for (the target still shows 2)")
+
+
+def test_limits_that_somebody_undoes_are_not_fought_for_at_every_tick() -> None:
+    s = spec(Fixed(2), limits=Limits(2, 6))
+    state, requests = ClusterState(), []
+    for second in range(0, 900, 15):
+        state, decision = step(s, state, seen(second, 1))
+        if decision.rescale:
+            requests.append(second)
+            state, _ = step(s, state, seen(second + 5, 2))
+    assert requests == [0, 15, 30]
+
+
+def test_a_request_that_was_refused_is_not_one_that_somebody_undid() -> None:
+    s = spec(Fixed(6))
+    state = ClusterState()
+    for second in range(0, 600, 15):
+        # Somebody changes the size again and again; none of our requests has ever arrived.
+        state, decision = step(s, state, seen(second, 2 + second // 30 % 2))
+        if decision.rescale:
+            state = call_failed(state, "not allowed")
+    assert state.overruled == ()
 
 
 def test_people_may_change_the_size_as_often_as_they_like() -> None:
