@@ -778,7 +778,12 @@ async def test_a_watch_that_says_nothing_any_more_is_found_out(cluster: Cluster)
         assert (await target.describe()).desired == 1
         await watching(cluster)
         await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 4}})
-        await shows(target, lambda status: status.desired == 4)
+
+        async def found() -> bool | None:
+            status = await _describes(target)  # for a moment the size may be too old to be shown
+            return (status is not None and status.desired == 4) or None
+
+        await until(found)
         assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
 
 
