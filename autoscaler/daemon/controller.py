@@ -59,14 +59,15 @@ class Told:
         sizes: current and desired of the last decision.
         reasons: of the decisions since these sizes.
         refused: why scale calls have failed since the last one that did not.
-        beyond_use: how the largest size is more than the job can use.
+        beyond_use: the maximum that was more than the job could use: a Spark job's stages may be as wide as the last
+            batch was large, which is no news with every batch.
     """
 
     missing: dict[str, int] = field(default_factory=dict)
     sizes: tuple[int, int] | None = None
     reasons: set[Reason] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
-    beyond_use: str = ""
+    beyond_use: int | None = None
 
     def refusal(self, why: str) -> bool:
         """Whether this is new."""
@@ -218,12 +219,11 @@ class Controller:
         self._set_problem("")
         self._tell(state, after, observation, decision, status)
         self.state, self.observation, self.decision, self.status = after, observation, decision, status
-        try:
-            await self._sink.write(record)
-        except StoreError:
-            log.debug("a record is not in the history", extra={"cluster": self.name})  # The sink has told why.
+        # At the same time: what is acted on is in the store, and no request waits for the sink's disk.
+        written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:
             await self._scale(decision.desired)
+        await written
 
     async def _state(self) -> ClusterState:
         if self.state is None:
@@ -233,6 +233,12 @@ class Controller:
                 state = call_failed(state, UNANSWERED)
             self.state = state
         return self.state
+
+    async def _write(self, record: Record) -> None:
+        try:
+            await self._sink.write(record)
+        except StoreError:
+            log.debug("a record is not in the history", extra={"cluster": self.name})  # The sink has told why.
 
     async def _scale(self, replicas: int) -> None:
         self._scaling = True
@@ -285,9 +291,12 @@ class Controller:
                 continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
         self._tell_decision(decision)
-        problem = beyond_use(self.cluster.spec, observation.engine, after.past)
-        if problem and problem != self.told.beyond_use:
-            self.told.beyond_use = problem
+        maximum = self.cluster.spec.limits.maximum
+        problem = (
+            "" if self.told.beyond_use == maximum else beyond_use(self.cluster.spec, observation.engine, after.past)
+        )
+        if problem:
+            self.told.beyond_use = maximum
             log.warning("the maximum is beyond use: %s", problem, extra={"cluster": self.name})
         self._count_phases(before, after)
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from autoscaler.core.model import Bound, EngineStatus, JobState, Phase, Reading, Reason
+from autoscaler.core.model import Bound, EngineStatus, JobState, Limits, Phase, Reading, Reason
 from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, splay
 from autoscaler.ports import EdgeError, RefusedError, UnavailableError, Worker, Workforce
 from autoscaler.testing import virtual_time
@@ -180,7 +180,36 @@ def test_state_is_kept_before_the_target_is_called() -> None:
         await world.start()
         await world.until(10)
         await world.fleet.stop()
-        assert store.journal == [("save", "a"), ("write", "a"), ("scale", 3)]
+        assert store.journal[0] == ("save", "a")
+        assert sorted(store.journal[1:]) == [("scale", 3), ("write", "a")]
+
+    virtual_time.run(main())
+
+
+def test_a_request_does_not_wait_for_the_history() -> None:
+    async def main() -> None:
+        world = World("a")
+        target, store = world.targets["a"], world.store
+        asked: list[float] = []
+
+        async def write(record: object) -> None:
+            del record
+            await asyncio.sleep(7)
+            store.journal.append("written")
+
+        async def scale(replicas: int) -> None:
+            del replicas
+            asked.append(asyncio.get_running_loop().time())
+
+        store.write = write  # type: ignore[method-assign]
+        target.scale = scale  # type: ignore[method-assign]
+        world.source.values["load"] = 300.0
+        await world.start()
+        await world.until(10)
+        await world.fleet.stop()
+        assert asked == pytest.approx(world.ticks("a")[:1])
+        # It is written all the same, also by a daemon that stops meanwhile.
+        assert store.journal == [("save", "a"), "written"]
 
     virtual_time.run(main())
 
@@ -472,6 +501,17 @@ class Picky(FakeTarget):
         await super().scale(replicas)
 
 
+class Stubborn(Picky):
+    """A target that is not always able to take the engine."""
+
+    ripe = False
+
+    def attach(self, workforce: Callable[[], Workforce]) -> None:
+        if not self.ripe:
+            raise RuntimeError("not yet")
+        super().attach(workforce)
+
+
 class Staffed(FakeEngine):
     """An engine that can name its workers."""
 
@@ -540,3 +580,63 @@ def test_a_maximum_beyond_what_the_job_can_use_is_told_once(caplog: pytest.LogCa
     assert messages(caplog) == [
         "the maximum is beyond use: max 10 gives 10 slots, of which the job can use 4",
     ]
+
+
+def test_stages_of_another_width_with_every_batch_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a", engine=True)
+        await world.start()
+        for number in range(60):
+            tasks = 2 + number % 5
+            world.engines["a"].status = EngineStatus(JobState.RUNNING, slots=1, parallelism=1, partitions=tasks)
+            await world.until(10 * number + 10)
+        world.clusters["a"] = make_cluster("a", world.plugins["a"], world.engine_plugins["a"], limits=Limits(1, 12))
+        await world.fleet.apply(world.config)
+        await world.until(700)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.WARNING, "autoscaler")
+    virtual_time.run(main())
+    assert [message.split(", of which")[0] for message in messages(caplog)] == [
+        "the maximum is beyond use: max 10 gives 10 slots",
+        "the maximum is beyond use: max 12 gives 12 slots",
+    ]
+
+
+def test_a_target_that_cannot_take_the_engine_is_missing_with_its_reason_and_asked_again() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = Stubborn()
+        world.clusters["a"] = make_cluster("a", Fake(target))
+        await world.start()
+        await world.until(10)
+        assert world.store.records[0].observation.missing == {"target": "RuntimeError: not yet"}
+        target.ripe = True
+        await world.until(20)
+        await world.fleet.stop()
+        assert world.store.records[-1].observation.desired == 3
+        assert len(target.attached) == 1
+
+    virtual_time.run(main())
+
+
+def test_a_reload_with_another_engine_hands_that_to_the_target() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = Picky()
+        plugin = Fake(target)
+        world.clusters["a"] = make_cluster("a", plugin, Fake(FakeEngine()))
+        await world.start()
+        await world.until(15)
+        world.clusters["a"] = make_cluster("a", plugin, Fake(Staffed()))
+        await world.fleet.apply(world.config)
+        await world.until(40)
+        assert len(plugin.opened) == 1
+        workers = await target.attached[-1]().workers()
+        await world.fleet.stop()
+        assert [worker.id for worker in workers] == ["w-1"]
+        # Whoever still holds the one before is told so, and asks no engine that was closed.
+        with pytest.raises(EdgeError, match="closed"):
+            target.attached[0]()
+
+    virtual_time.run(main())
