@@ -40,6 +40,8 @@ T = TypeVar("T")
 
 LARGEST_ANSWER = 32 * 1024 * 1024
 KEPT = 0.5
+CONNECTIONS = 512  # to all JobManagers together: below the 1,024 open files that a process usually may have
+TOGETHER = 8  # requests to one JobManager at a time
 ATTEMPTS = 2
 SHARE = 0.45  # of the time-out for one answer: the job's number is asked before the job
 PAUSE = 0.1
@@ -427,7 +429,8 @@ async def _session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
         headers={"Accept": "application/json", "Accept-Encoding": "identity"},
         auto_decompress=False,
-        connector=aiohttp.TCPConnector(limit=64, limit_per_host=8),
+        # Not limited by host: many JobManagers may be behind one proxy, and one that hangs must not cost the others.
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS),
     ) as session:
         yield session
 
@@ -456,6 +459,7 @@ class FlinkApi:
         self._timeout = key.timeout.total_seconds() * SHARE
         self._asked: dict[str, asyncio.Task[Any]] = {}
         self._until: dict[str, float] = {}
+        self._turns = asyncio.Semaphore(TOGETHER)
         self._headers = _authorization(key)
         self._tls = _tls(key)
 
@@ -616,9 +620,10 @@ class FlinkApi:
             RefusedError: Flink said no. It does so with 400, 404 and 409, and with 500 too when the job's scheduler
                 cannot do it (`UnsupportedOperationException`); the message has its words.
             UnavailableError: it could not be reached, or said that it cannot now.
+            AnswerError: somebody else answered, such as a proxy with its login page: nobody knows who took it.
         """
         body = await self._fetch("PUT", path, json.dumps(document).encode())
-        return json.loads(body) if body.strip() else None
+        return self._read(path, body, ANYTHING) if body.strip() else None
 
     def forget(self) -> None:
         """Let the next question be asked anew, whatever was answered a moment ago."""
@@ -672,18 +677,26 @@ class FlinkApi:
                         body = await self._fetch("GET", path, None)
         except TimeoutError:
             raise EdgeTimeoutError(f"{url} did not answer in full within {self._timeout:g} s") from None
+        return self._read(path, body, shape)
+
+    def _read(self, path: str, body: bytes, shape: TypeAdapter[T]) -> T:
+        url = self.key.url + path
         try:
             return shape.validate_json(body)
         except ValidationError as error:
-            if body.lstrip()[:1] not in {b"{", b"["}:
+            first = error.errors(include_url=False, include_input=False)[0]
+            if first["type"] == "json_invalid" or body.lstrip()[:1] not in {b"{", b"["}:
                 raise AnswerError(
                     f"{url}: expected JSON of Flink's REST API, got {body[:60].decode(errors='replace')!r}"
                 ) from None
-            first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "answer"
             raise AnswerError(f"{url}: expected an answer of Flink's REST API, but {where}: {first['msg']}") from None
 
     async def _fetch(self, method: str, path: str, document: bytes | None) -> bytes:
+        async with self._turns:
+            return await self._exchange(method, path, document)
+
+    async def _exchange(self, method: str, path: str, document: bytes | None) -> bytes:
         url = self.key.url + path
         self.requests += 1
         headers = self._headers if document is None else {**self._headers, "Content-Type": "application/json"}
@@ -786,10 +799,12 @@ def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
 def _said(body: bytes) -> str:
     """What an error of Flink says, without the stack trace."""
     try:
-        errors = json.loads(body).get("errors", [])
-    except (ValueError, AttributeError):
+        errors = json.loads(body)["errors"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        errors = None
+    if not isinstance(errors, list):
         return body[:80].decode(errors="replace").strip()
-    lines = [str(error) for error in errors if isinstance(error, str)]
+    lines = [error for error in errors if isinstance(error, str)]
     causes = [
         line.strip().removeprefix("Caused by: ")
         for text in lines
@@ -849,7 +864,7 @@ def seconds(text: str) -> float | None:
     plain = text.strip().strip("'\"").lower()
     found = re.fullmatch(r"(-?\d+)\s*([a-zµ]*)", plain)
     if found and found[2] in _UNITS:
-        return int(found[1]) * _UNITS[found[2]]
+        return float(found[1]) * _UNITS[found[2]]
     iso = re.fullmatch(r"p(?:(\d+)d)?(?:t(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?)?", plain)
     if iso and any(iso.groups()):
         days, hours, minutes, secs = (float(part or 0) for part in iso.groups())

@@ -215,6 +215,48 @@ async def test_what_flink_cannot_answer_is_named(
     assert len(newest.flink.asked) == (2 if error is UnavailableError else 1)
 
 
+@pytest.mark.parametrize("said", [{"errors": 5}, {"errors": None}, {"errors": {"a": 1}}, {"errors": [7]}, 5, None, []])
+async def test_an_error_without_flinks_words_is_an_error_all_the_same(newest: Rig, said: Any) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.json_response(said, status=404)
+
+    newest.flink.special["/jobs/overview"] = refuse
+    with pytest.raises(RefusedError, match="/jobs/overview answered 404: "):
+        await (await newest.api()).jobs()
+
+
+@pytest.mark.parametrize("body", ["<html>login</html>", "[" * 100_000, "{"])
+async def test_a_document_that_a_proxy_takes_was_not_put(newest: Rig, body: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=body)
+
+    newest.flink.special["/jobs/x"] = answer
+    with pytest.raises(AnswerError, match="/jobs/x: expected JSON of Flink's REST API, got "):
+        await (await newest.api()).put("/jobs/x", {})
+
+
+async def test_a_job_manager_that_hangs_takes_nothing_from_others_behind_the_same_proxy(newest: Rig) -> None:
+    release = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        await release.wait()
+        return web.json_response({})
+
+    asked = [f"/hanging/jobs/{number}" for number in range(100)]
+    newest.flink.special = dict.fromkeys(asked, hang)
+    newest.flink.answers["/good/overview"] = newest.flink.answers["/overview"]
+    slow = await shared_api(newest.shared, Access(newest.url + "/hanging", timeout=timedelta(minutes=5)))
+    good = await shared_api(newest.shared, Access(newest.url + "/good"))
+    waiting = [asyncio.create_task(slow.get(path.removeprefix("/hanging"))) for path in asked]
+    async with asyncio.timeout(10):
+        while len(newest.flink.asked) < 8:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.01)
+    assert (await good.overview()).slots_total
+    assert len(newest.flink.asked) == 8 + 1  # nor is one asked for everything at once
+    release.set()
+    assert await asyncio.gather(*waiting) == [{}] * len(asked)
+
+
 async def test_a_job_without_checkpoints_may_have_no_configuration_of_them(newest: Rig) -> None:
     async def none(_: web.Request) -> web.Response:
         return web.json_response({"errors": ["Checkpointing has not been enabled."]}, status=404)
@@ -339,6 +381,7 @@ def test_wrong_parameters_are_named(changes: dict[str, Any], text: str) -> None:
         ("P1DT1S", 86401.0),
         ("PT0S", 0.0),
         ("-1", -0.001),
+        ("9" * 400 + " s", math.inf),
         ("'5 s'", 5.0),
         ("soon", None),
         ("P", None),
