@@ -237,7 +237,9 @@ class _Source:
     def _pick(self, path: str, document: _Document) -> object:
         try:
             found: object = self._jmespath.search(path, document.content)
-        except self._jmespath.exceptions.JMESPathError as error:
+        except (ValueError, TypeError, OverflowError) as error:
+            # A JMESPathError is a ValueError; its functions let through what Python says of NaN, of large integers and
+            # of values that cannot be compared.
             raise AnswerError(f"{self._where(path)} cannot be applied: {_first_line(error)}") from None
         if found is None:
             raise AnswerError(f"{self._where(path)} finds nothing in the document")

@@ -139,6 +139,17 @@ async def test_what_is_not_finite_is_missing(number: str) -> None:
             await reading(Http(server.url), "lag")
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["ceil(nan)", "floor(endless)", "sum([large, nan])", "avg([large, `1.5`])", "max_by(mixed, &@)", "mixed[::0]"],
+)
+async def test_what_an_expression_stumbles_over_is_missing(path: str) -> None:
+    body = f'{{"nan": NaN, "endless": Infinity, "large": 1{"0" * 400}, "mixed": [1, "a"]}}'
+    async with serving(Server(body.encode())) as server:
+        with pytest.raises(AnswerError, match=rf"{server.url}: path .* cannot be applied: "):
+            await reading(Http(server.url), path)
+
+
 @pytest.mark.parametrize("body", [b"", b"<html>login</html>", b"{", b"[" * 100_000, b"\xff\xfe\x00"])
 async def test_what_is_no_json_is_missing(body: bytes) -> None:
     async with serving(Server(body)) as server:
