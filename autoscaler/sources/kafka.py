@@ -450,7 +450,7 @@ class _Source:
         try:
             return self._arrived[look.topic, query.isolation].rate(query.window)
         except AnswerError as error:
-            raise AnswerError(f"arrivals of topic {look.topic!r}: {error}") from None
+            raise type(error)(f"arrivals of topic {look.topic!r}: {error}") from None
 
     def _throughput(self, look: Look, query: Query) -> float:
         assert query.group is not None  # noqa: S101 - for the type checker; the query has looked
@@ -460,4 +460,4 @@ class _Source:
         try:
             return history.rate(query.window)
         except AnswerError as error:
-            raise AnswerError(f"throughput of group {query.group!r}, topic {look.topic!r}: {error}") from None
+            raise type(error)(f"throughput of group {query.group!r}, topic {look.topic!r}: {error}") from None

@@ -21,6 +21,7 @@ from autoscaler.ports import (
     AnswerError,
     EdgeError,
     EdgeTimeoutError,
+    NotYetError,
     PluginError,
     RefusedError,
     Secret,
@@ -350,6 +351,12 @@ class TestAnswers:
             assert isinstance(lag, EdgeTimeoutError)
             assert f"broker {other.address} did not answer" in str(lag)
             assert "needs two looks" in str(arrivals)
+
+    @pytest.mark.parametrize("metric", [Metric.ARRIVALS, Metric.THROUGHPUT])
+    async def test_a_rate_of_the_first_look_is_not_there_yet_and_no_failure(self, metric: Metric) -> None:
+        async with stub(**orders()) as server:
+            with pytest.raises(NotYetError, match=f"{metric} of .*orders.* needs two looks .*it comes by itself"):
+                await value(plugin(server), Query(metric, ("orders",), "group"))
 
     @pytest.mark.parametrize("kind", [METADATA, COORDINATOR, COMMITS, OFFSETS])
     async def test_silence_is_missing_in_time(self, kind: int) -> None:
