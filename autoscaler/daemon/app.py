@@ -66,7 +66,7 @@ class Fleet:
         decide: Step = step,
     ) -> None:
         self.controllers: dict[str, Controller] = {}
-        self.connections = Connections()
+        self.connections = Connections(dry_run=dry_run)
         self._config: Config | None = None
         self._running: dict[str, _Running] = {}
         self._store = store

@@ -138,9 +138,14 @@ class Connection:
 
 
 class Connections:
-    """All connections of a daemon, and the `Shared` that its plug-ins are given."""
+    """All connections of a daemon, and the `Shared` that its plug-ins are given.
 
-    def __init__(self) -> None:
+    Attributes:
+        dry_run: nothing may be changed: for plug-ins that do something without being asked to scale.
+    """
+
+    def __init__(self, *, dry_run: bool = False) -> None:
+        self.dry_run = dry_run
         self._open: dict[tuple[Hashable, ...], Connection] = {}
         self._shared: dict[Hashable, _Holder] = {}
 

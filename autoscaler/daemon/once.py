@@ -98,7 +98,7 @@ async def check(config: Config) -> Checked:
 
 @asynccontextmanager
 async def _edges(config: Config) -> AsyncIterator[dict[str, Edges]]:
-    connections = Connections()
+    connections = Connections(dry_run=True)
     try:
         edges = {name: Edges(config, config.clusters[name], connections) for name in sorted(config.clusters)}
         await connections.tried()

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,12 +32,13 @@ from autoscaler.ports import (
     UnavailableError,
     Workforce,
 )
-from autoscaler.targets.aws_groups import Group, Groups, shared_groups
+from autoscaler.targets.aws_groups import Group, Groups, Instance, shared_groups
 from autoscaler.targets.aws_workers import Staff
 
 REST = 3.0  # seconds before anything is done unasked: who only looks (`autoscaler plan`) changes nothing
 TOLD = 300.0  # seconds for which a failure of the background work is remarked
 TRIES = 5
+STAYS = frozenset({"InService", "Pending", "Pending:Wait", "Pending:Proceed"})
 LONGEST_BEAT = 600.0
 
 _log = logging.getLogger("autoscaler.targets")
@@ -106,7 +109,8 @@ class AwsAsg:
         """
         groups = await shared_groups(shared, aws.place_of(self))
         with groups.member(self.group):
-            target = Target(self, groups)
+            # Who only looks changes nothing, and in a dry run somebody else may take care of the hooks.
+            target = Target(self, groups, rest=math.inf if getattr(shared, "dry_run", False) else REST)
             try:
                 yield target
             finally:
@@ -154,6 +158,7 @@ class Target:
         self._deciding, self._one = asyncio.Lock(), asyncio.Lock()
         self._goal: int | None = None
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._terminated: set[str] = set()  # until AWS shows it
         self._hook: tuple[str, float] | None = None
         self._told: dict[str, float] = {}
         self._unasked = self._loop.time() + rest
@@ -182,14 +187,16 @@ class Target:
         failing = await self._groups.failing(group, until)
         now = self._loop.time()
         true = self._sizes.true(group.desired, now)
-        desired = true if self._goal is None else self._goal
+        desired = self._planned(group, true)
         if self._parameters.scale_in is ScaleIn.HOOK and now >= self._unasked:
             self._watch(group)
-        ready = sum(1 for instance in group.instances if instance.serving and instance.id not in self._leaving)
+        self._staff.forget([instance.id for instance in group.instances])
+        self._terminated &= {instance.id for instance in group.instances}
+        ready = sum(1 for instance in self._staying(group) if instance.serving)
         remarks = [*progress(group, desired), refreshing, failing]
         if true != group.desired:
             remarks.append(f"AWS still shows a desired capacity of {group.desired}")
-        if self._goal is not None:
+        if self._leaving and self._parameters.scale_in is ScaleIn.DRAIN:
             remarks.append(f"{len(self._leaving)} being drained before they are terminated")
         remarks += [f"{other} also sets this group's size" for other in self._others(group)]
         self._told = {text: at for text, at in self._told.items() if now - at <= TOLD}
@@ -233,7 +240,7 @@ class Target:
                 name,
                 f"its process {process} is suspended{why}",
                 "the group cannot grow" if process == "Launch" else "the group cannot shrink",
-                f"aws autoscaling resume-processes --auto-scaling-group-name {group.name} "
+                f"aws autoscaling resume-processes --auto-scaling-group-name {shlex.quote(group.name)} "
                 f"--scaling-processes {process}",
             )
             for process, why in suspended(group).items()
@@ -328,19 +335,24 @@ class Target:
 
     async def _drain_to(self, replicas: int) -> bool:
         """Begin to drain what is too much. False: there is nothing to drain, or nobody can; set the size instead."""
-        group = await self._look()
-        if replicas < group.minimum:
-            raise RefusedError(f"{replicas} is below the minimum ({group.minimum}) of the group {group.name!r}")
-        desired = self._sizes.true(group.desired, self._loop.time())
-        self._goal = replicas if self._leaving else None
-        if replicas >= desired:
-            return False  # those that still leave are replaced: see `_terminate`
-        count = desired - replicas - len(self._leaving)
-        candidates = [
-            instance
-            for instance in group.instances
-            if instance.state == "InService" and not instance.protected and instance.id not in self._leaving
-        ]
+        async with self._one:  # not while an instance is being terminated
+            group = await self._look()
+            if replicas < group.minimum:
+                raise RefusedError(f"{replicas} is below the minimum ({group.minimum}) of the group {group.name!r}")
+            desired = self._sizes.true(group.desired, self._loop.time())
+            if replicas >= desired:
+                self._goal = None  # those that still leave are replaced: see `_terminate`
+                return False
+            self._goal = replicas if self._leaving else None
+            there = sum(1 for instance in group.instances if instance.counts and instance.id not in self._terminated)
+            if there < desired:
+                # What AWS could not launch goes before anything that works.
+                desired = max(replicas, there)
+                await self._set(desired)
+        count = desired - replicas - self._owed(group)
+        candidates = [i for i in self._staying(group) if i.state in STAYS and not i.protected]
+        if count <= 0 and not self._leaving:
+            return True
         if count > 0:
             try:
                 chosen = await self._staff.choose(candidates, count)
@@ -353,6 +365,22 @@ class Target:
             return False  # nothing that may be terminated by us: the group has to find it
         self._goal = replicas
         return True
+
+    def _staying(self, group: Group) -> list[Instance]:
+        """The instances that are not on their way out by us."""
+        return [i for i in group.instances if i.id not in self._leaving and i.id not in self._terminated]
+
+    def _owed(self, group: Group) -> int:
+        """The instances that are still to be taken off the desired capacity."""
+        return sum(
+            1
+            for instance in group.instances
+            if instance.id in self._leaving and instance.id not in self._terminated and instance.state in STAYS
+        )
+
+    def _planned(self, group: Group, desired: int) -> int:
+        """The size there will be once those that leave have left, as far as it is ours to say."""
+        return desired if self._goal is None else min(desired, max(self._goal, desired - self._owed(group)))
 
     async def _leave(self, instance: str, workers: frozenset[str]) -> None:
         try:
@@ -375,7 +403,7 @@ class Target:
         try:
             group = await self._look()
             found = next((known for known in group.instances if known.id == instance), None)
-            if found is None or found.state != "InService":
+            if found is None or found.state not in STAYS:
                 return True
             if found.protected:
                 self._tell(f"{instance} was drained, but is now protected from scale-in")
@@ -395,6 +423,7 @@ class Target:
             self._tell(f"{instance} cannot be terminated: {error}")
             return True
         self._sizes.accepted(desired - fewer, desired, self._loop.time())
+        self._terminated.add(instance)
         return True
 
     # ------------------------------------------------------------------------------------------------------
@@ -406,12 +435,11 @@ class Target:
         for instance in waiting:
             if instance not in self._leaving:
                 self._begin(instance, self._release(instance))
-        self._staff.forget([instance.id for instance in group.instances])
 
     async def _release(self, instance: str) -> None:
         name, timeout = await self._hook_of_group()
         parameters = {"LifecycleHookName": name, "AutoScalingGroupName": self._parameters.group, "InstanceId": instance}
-        beaten = self._loop.time()
+        beaten = -math.inf  # at once: nobody knows how long it has waited before this daemon began
 
         async def beat() -> None:
             nonlocal beaten
@@ -429,7 +457,11 @@ class Target:
         else:
             if why:
                 self._tell(f"the worker on {instance} was released before it had let go: {why}")
-        await self._change("CompleteLifecycleAction", {**parameters, "LifecycleActionResult": "CONTINUE"})
+        try:
+            await self._change("CompleteLifecycleAction", {**parameters, "LifecycleActionResult": "CONTINUE"})
+        except RefusedError:
+            self._hook = None  # it may have been replaced
+            raise
         # Until AWS shows that it goes on; a second answer would be refused.
         await asyncio.sleep(self._sizes.echo)
 

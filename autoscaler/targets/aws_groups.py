@@ -29,6 +29,9 @@ AGAIN = 300.0  # seconds until it is asked for again when that failed
 
 UNDER_WAY = frozenset({"Pending", "InProgress", "Cancelling", "RollbackInProgress"})
 PASSIVE = frozenset({"ForecastOnly"})
+OUTSIDE = frozenset(
+    {"Terminating", "Terminated", "Detaching", "Detached", "EnteringStandby", "Standby", "Warmed", "Quarantined"}
+)
 
 log = logging.getLogger("autoscaler.targets")
 
@@ -52,6 +55,11 @@ class Instance:
     def serving(self) -> bool:
         """Whether it is up and stays."""
         return self.state == "InService" and self.healthy
+
+    @property
+    def counts(self) -> bool:
+        """Whether the desired capacity includes it."""
+        return self.state.partition(":")[0] not in OUTSIDE
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from autoscaler.daemon.connections import Connections
 from autoscaler.ports import EdgeError, RefusedError, Severity, UnavailableError, Worker, Workforce
 from autoscaler.targets.aws_asg import AwsAsg, ScaleIn, Target
 from autoscaler.targets.aws_groups import shared_groups
@@ -294,6 +295,111 @@ async def test_fewer_asked_for_while_draining_adds_to_what_leaves(proxy: Proxy, 
     assert set(proxy.moto.instances(group)) == {list(instances)[3]}
 
 
+async def test_a_larger_size_that_aws_refuses_is_not_shown(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    """Or the decision would count on instances that nobody was ever asked for."""
+    group = proxy.moto.group(3)
+    _, engine = staffed(proxy, group)
+    async with connected(AwsAsg(group, **parameters), engine) as target:
+        await target.scale(2)
+        await until(lambda: engine.drained)
+        proxy.error("SetDesiredCapacity", "ValidationError", "above max value")
+        with pytest.raises(RefusedError, match="above max value"):
+            await target.scale(12)
+        status = await target.describe()
+        assert (status.desired, status.ready) == (3, 2)
+        assert "1 being drained before they are terminated" in status.remarks
+        engine.gone.update(engine.drained)
+        await until(lambda: not target._leaving)
+    assert proxy.moto.shown(group)["DesiredCapacity"] == 3
+
+
+@pytest.mark.parametrize(("theirs", "shown"), [(6, 5), (2, 2), (1, 1)])
+async def test_somebody_elses_change_during_a_drain_is_seen(
+    proxy: Proxy, parameters: dict[str, Any], theirs: int, shown: int
+) -> None:
+    """Less those that still leave, down to what we asked for."""
+    group = proxy.moto.group(3)
+    _, engine = staffed(proxy, group)
+    async with connected(AwsAsg(group, **parameters), engine) as target:
+        await target.scale(2)
+        await until(lambda: engine.drained)
+        assert (await target.describe()).desired == 2
+        proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3<", f"<DesiredCapacity>{theirs}<"))
+        assert (await target.describe()).desired == shown
+
+
+async def test_an_instance_that_dies_during_its_drain_is_not_counted_as_gone(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    """The group replaces it: the size that AWS shows is the one there is."""
+    group = proxy.moto.group(3)
+    instances, engine = staffed(proxy, group)
+    dead = Hooked(group, next(iter(instances)), completed=True)
+    proxy.answer("DescribeInstanceRefreshes", f"<DescribeInstanceRefreshesResponse {NAMESPACE}/>")
+    proxy.answer("DescribeScalingActivities", f"<DescribeScalingActivitiesResponse {NAMESPACE}/>")
+    async with connected(AwsAsg(group, **parameters), engine) as target:
+        await target.scale(2)
+        await until(lambda: engine.drained)
+        proxy.rewrite(DESCRIBE, dead.rewrite)
+        assert (await target.describe()).desired == 3
+        engine.gone.update(engine.drained)
+        await until(lambda: not target._leaving)
+    assert not proxy.made(TERMINATE)
+
+
+@pytest.mark.parametrize(("size", "set_to", "drained"), [(4, "4", 0), (3, "3", 0), (2, "3", 1)])
+async def test_instances_that_were_never_launched_go_before_those_that_work(
+    proxy: Proxy, parameters: dict[str, Any], size: int, set_to: str, drained: int
+) -> None:
+    group = proxy.moto.group(3)
+    _, engine = staffed(proxy, group)
+    proxy.answer("DescribeScalingActivities", f"<DescribeScalingActivitiesResponse {NAMESPACE}/>")
+    rule = proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3<", "<DesiredCapacity>5<"))
+    async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
+        assert (await target.describe()).desired == 5
+        await target.scale(size)
+        proxy.rules.remove(rule)
+        assert [call.parameters["DesiredCapacity"] for call in proxy.made("SetDesiredCapacity")] == [set_to]
+        assert (await target.describe()).desired == size
+        if drained:
+            await until(lambda: engine.drained)
+    assert len(engine.drained) == drained
+
+
+async def test_a_pending_instance_without_a_worker_goes_first(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(3)
+    instances, engine = staffed(proxy, group)
+    pending = list(instances)[2]
+    del engine.costs[instances[pending]]
+
+    def change(text: str) -> str:
+        members = re.split("(?=<member>)", text)
+        return "".join(m.replace(">InService<", ">Pending:Wait<") if pending in m else m for m in members)
+
+    proxy.rewrite(DESCRIBE, change)
+    async with connected(AwsAsg(group, **parameters), engine) as target:
+        await target.scale(2)
+        await until(lambda: not target._leaving)
+    assert [call.parameters["InstanceId"] for call in proxy.made(TERMINATE)] == [pending]
+    assert engine.drained == []
+
+
+async def test_an_instance_is_terminated_once_however_old_the_answers_are(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    group = proxy.moto.group(4)
+    instances, engine = staffed(proxy, group)
+    engine.obedient = True
+    async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
+        proxy.echo(DESCRIBE, times=40)
+        await target.scale(3)
+        await until(lambda: not target._leaving)
+        assert (await target.describe()).ready == 3
+        await target.scale(2)
+        await until(lambda: not target._leaving)
+    assert [call.parameters["InstanceId"] for call in proxy.made(TERMINATE)] == list(instances)[:2]
+
+
 async def test_the_end_of_the_connection_ends_the_drain(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     _, engine = staffed(proxy, group)
@@ -463,6 +569,61 @@ async def test_a_long_drain_has_heartbeats(
         engine.gone.add(instances[hooked.instance])
         await until(lambda: hooked.completed)
     assert proxy.made("RecordLifecycleActionHeartbeat")[0].parameters["LifecycleHookName"] == "drain"
+
+
+async def test_a_restarted_daemon_beats_at_once(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
+    """Nobody knows how much of the time-out was over before."""
+    _, engine = staffed(proxy, hooked.group)
+    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
+        await target.describe()
+        await until(lambda: proxy.made("RecordLifecycleActionHeartbeat"), 8)
+    assert not hooked.completed
+
+
+async def test_a_hook_that_was_replaced_is_found_again(
+    proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
+) -> None:
+    _, engine = staffed(proxy, hooked.group)
+    engine.obedient = True
+    proxy.error("CompleteLifecycleAction", "ValidationError", "No Lifecycle Hook found")
+    proxy.rules.insert(0, proxy.rules.pop())
+    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
+        await target.describe()
+        await until(lambda: not target._leaving)
+        autoscaling = proxy.moto.client("autoscaling")
+        autoscaling.delete_lifecycle_hook(AutoScalingGroupName=hooked.group, LifecycleHookName="drain")
+        autoscaling.put_lifecycle_hook(
+            AutoScalingGroupName=hooked.group,
+            LifecycleHookName="other",
+            LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
+        )
+        await target.describe()
+        await until(lambda: hooked.completed)
+    assert proxy.made("CompleteLifecycleAction")[-1].parameters["LifecycleHookName"] == "other"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_a_dry_run_answers_no_hook(
+    proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    monkeypatch.setattr("autoscaler.targets.aws_asg.REST", 0.0)
+    _, engine = staffed(proxy, hooked.group)
+    engine.obedient = True
+    connections = Connections(dry_run=dry_run)
+    plugin = AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
+    connection = connections.lease(plugin)
+    try:
+        await connection.tried()
+        target = connection.get()
+        target.attach(lambda: engine)
+        status = await target.describe()
+        assert "1 terminating (1 wait for a lifecycle hook)" in status.remarks
+        assert bool(target._leaving) != dry_run
+    finally:
+        await connections.close()
+    if dry_run:
+        assert not engine.drained
+        assert not hooked.completed
 
 
 @pytest.mark.parametrize("case", ["deadline", "no engine", "cannot drain"])
