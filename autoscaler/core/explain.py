@@ -92,6 +92,8 @@ def _why(decision: Decision) -> str:
             f"although the policies asked for {way} ({decision.proposed}), "
             f"because of {_guard(last)}{_detail(last.detail)}"
         )
+    if decision.reason is Reason.BOUNDS:
+        return f"because of {_GUARDS[Reason.BOUNDS]}{_detail(decision.verdicts[-1].detail)}"
     said = {recommendation.reason for recommendation in decision.recommendations}
     if Reason.STEADY in said:
         return "because what there is fits the load"

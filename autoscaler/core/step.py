@@ -452,9 +452,9 @@ def _reason(
     recommendations: tuple[Recommendation, ...],
     verdicts: tuple[Verdict, ...],
 ) -> Reason:
-    """The last guard that changed the size; when none did, what the policies said."""
+    """The last guard that changed the size, or the bounds where they are not kept; else what the policies said."""
     for verdict in reversed(verdicts):
-        if verdict.before != verdict.after:
+        if verdict.before != verdict.after or (verdict.guard is Reason.BOUNDS and verdict.detail):
             return verdict.reason
     if proposed != current:
         return Reason.ABOVE if proposed > current else Reason.BELOW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from textwrap import dedent
 
@@ -11,6 +12,7 @@ import pytest
 from autoscaler.core.explain import explain, readings
 from autoscaler.core.model import (
     Behaviour,
+    Bound,
     ClusterSpec,
     ClusterState,
     Decision,
@@ -262,3 +264,12 @@ def test_what_the_target_says_is_told() -> None:
     text = explain(state.past[-1], decision)
     assert "The target says: 2 pods pending: Insufficient cpu." in text
     assert "lag was 5 (12 partitions), just now." in text
+
+
+def test_limits_that_the_target_does_not_reach_are_the_reason_and_not_the_load() -> None:
+    held = Observation(NOW, 2, 2, ceiling=Bound(3, "the quota is used up"))
+    limited = replace(spec(Says(2, Reason.STEADY)), limits=Limits(4, 9))
+    state, decision = step(limited, ClusterState(), held)
+    assert decision.reason is Reason.BOUNDS
+    text = explain(state.past[-1], decision)
+    assert "stays at 2, because of the bounds: 4 to 9 is allowed, but the quota is used up." in text

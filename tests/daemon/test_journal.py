@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.core.model import (
+    Bound,
     Cause,
     ClusterState,
     Decision,
@@ -42,6 +43,7 @@ from autoscaler.ports import Record, StoreError
 from .conftest import spec
 
 NOW = datetime(2026, 1, 31, 17, 5, 3, 250_000, tzinfo=UTC)
+DATA = Path(__file__).parent / "data"
 
 
 def a_record(at: datetime = NOW, cluster: str = "a") -> Record:
@@ -129,6 +131,46 @@ def test_every_kind_of_number_survives() -> None:
     assert back.observation.metrics["inf"].value == (math.inf, -math.inf, 1e-300)
     assert back.dry_run
     assert load_record(dump_record(a_record())) == a_record()
+
+
+def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> None:
+    """Written by the version that knew no remarks, floors, ceilings, deadlines and partitions of a reading."""
+    record = load_record((DATA / "trace-1.jsonl").read_bytes())
+    seen = record.observation
+    assert (seen.floor, seen.ceiling, seen.remarks) == (None, None, ())
+    assert seen.engine is not None
+    assert seen.engine.deadlines == {}
+    assert seen.metrics["lag"].partitions is None
+    state = load_state((DATA / "state-1.json").read_bytes())
+    assert (state.requested, state.overruled) == (None, ())
+    assert state.rescale is not None
+    assert state.rescale.deadlines == {}
+    state = replace(state, past=(seen,))
+    later = replace(seen, at=seen.at + timedelta(seconds=15), ready=6)
+    after, decision = step(spec("orders", engine=True), state, later)
+    assert (Reason.SETTLING, "the rescale from 3 to 6 is ready after 30 s") in decision.notes
+    assert load_state(dump_state(after)) == replace(after, past=())
+
+
+def test_all_that_a_target_and_an_engine_may_say_survives() -> None:
+    record, state = a_record(), a_state()
+    engine = EngineStatus(
+        JobState.RUNNING, deadlines={Phase.ABSORBED: timedelta.max, Phase.RUNNING: timedelta(seconds=72.5)}
+    )
+    observation = replace(
+        record.observation,
+        engine=engine,
+        floor=Bound(1, "one is protected"),
+        ceiling=Bound(9, "the group's own maximum is 9"),
+        remarks=("1 pod pending: Insufficient cpu",),
+        metrics={"lag": Reading(1.0, NOW, 12)},
+    )
+    record = replace(record, observation=observation)
+    assert load_record(dump_record(record)) == record
+    assert state.rescale is not None
+    rescale = replace(state.rescale, deadlines=engine.deadlines)
+    state = replace(state, past=(), rescale=rescale, requested=NOW, overruled=(NOW, NOW))
+    assert load_state(dump_state(state)) == state
 
 
 @pytest.mark.parametrize(
