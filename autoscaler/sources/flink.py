@@ -27,6 +27,7 @@ from autoscaler.core import flink as rules
 from autoscaler.core.model import Reading
 from autoscaler.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Secret, Shared
+from autoscaler.reactive.slots import MOST_MAX_PARALLELISM, Bounds, slots_needed
 
 BUSY, IDLE, HELD = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
 NOW_BUSY, NOW_IDLE, NOW_HELD = "busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond"
@@ -61,6 +62,7 @@ class Metric(StrEnum):
     UTILIZATION = "utilization"
     CAPACITY = "capacity"
     REQUIRED_PARALLELISM = "required_parallelism"
+    REQUIRED_SLOTS = "required_slots"
     BUSY = "busy"
     IDLE = "idle"
     BACKPRESSURED = "backpressured"
@@ -83,6 +85,7 @@ OF_A_VERTEX = frozenset(
 """Metrics that a vertex can be named for; the last three must."""
 NEEDS_VERTEX = frozenset({Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE})
 OF_WORKERS = frozenset({Metric.HEAP, Metric.GC, Metric.CPU})
+OF_NEED = frozenset({Metric.REQUIRED_PARALLELISM, Metric.REQUIRED_SLOTS})
 OF_CHECKPOINTS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AGE})
 
 
@@ -91,18 +94,19 @@ class FlinkQuery:
     """One metric of a Flink job.
 
     Attributes:
-        metric: lag, arrivals, throughput, saturation, utilization, capacity, required_parallelism; of a vertex busy,
-            idle, backpressured, records_in, records_out, true_rate; of time watermark_lag, event_lag, source_idle; of
+        metric: lag, arrivals, throughput, saturation, utilization, capacity, required_parallelism, required_slots; of
+            a vertex busy, idle, backpressured, records_in, records_out, true_rate; of time watermark_lag, event_lag, source_idle; of
             the TaskManagers heap, gc, cpu; of checkpoints checkpoint_duration, checkpoint_age.
         vertex: which vertex: its id, its name, or a part of its name that no other has; busy, idle and backpressured
             without it are those of the vertex that has most. Default: none.
         aggregate: over the subtasks of a vertex avg, max (the hottest) or min; for busy, idle, backpressured,
-            capacity, required_parallelism and true_rate. Default: max for the last three, as in Flink's own
-            autoscaler, else avg.
-        utilization: how busy the busiest vertex may be, above 0 to 1, for required_parallelism; default 0.7.
-        catch_up: in what time the lag, and what piles up during a restart, is to be gone, for required_parallelism;
-            default 0s: nothing is added for them.
-        restart: how long a restart takes, for required_parallelism; default 0s.
+            capacity, required_parallelism, required_slots and true_rate. Default: max for the last four, as in
+            Flink's own autoscaler, else avg.
+        utilization: how busy the busiest vertex may be, above 0 to 1, for required_parallelism and required_slots;
+            default 0.7.
+        catch_up: in what time the lag, and what piles up during a restart, is to be gone, for required_parallelism
+            and required_slots; default 0s: nothing is added for them.
+        restart: how long a restart takes, for required_parallelism and required_slots; default 0s.
     """
 
     metric: str
@@ -130,7 +134,7 @@ class FlinkQuery:
     @property
     def aggregator(self) -> rules.Aggregator:
         """How busy times of subtasks become one."""
-        hottest = self.metric in {Metric.CAPACITY, Metric.REQUIRED_PARALLELISM, Metric.TRUE_RATE}
+        hottest = self.metric in {Metric.CAPACITY, Metric.TRUE_RATE, *OF_NEED}
         return rules.Aggregator((self.aggregate or ("max" if hottest else "avg")).upper())
 
 
@@ -422,6 +426,7 @@ class Work:
     """What every vertex must do, and could do, by Flink's rules."""
 
     graph: rules.Graph
+    rates: Mapping[str, rules.Rates]
     targets: Mapping[str, rules.TargetRate]
     true_rates: Mapping[str, float]
 
@@ -452,7 +457,7 @@ def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], ru
         if source:
             targets[vertex] = target(track, query)
     ratios = rules.output_ratios(graph, rates)
-    return Work(graph, rules.target_rates(graph, targets, ratios), true_rates)
+    return Work(graph, rates, rules.target_rates(graph, targets, ratios), true_rates)
 
 
 def _taken(track: Track, _: FlinkQuery) -> rules.TargetRate:
@@ -479,9 +484,34 @@ def capacity(seen: Seen, query: FlinkQuery) -> float:
 
 
 def required_parallelism(seen: Seen, query: FlinkQuery) -> float:
-    """Slots that the neediest vertex needs for what is offered, at the wished utilization."""
+    """Parallelism that the neediest vertex needs for what is offered, at the wished utilization."""
+    return float(max(_needed(seen, query).values()))
+
+
+def required_slots(seen: Seen, query: FlinkQuery) -> float:
+    """Slots with which every vertex gets the parallelism it needs: where all share slots, that of the neediest.
+
+    Flink before 1.20 does not tell the slot sharing groups; there all vertices are taken to be in one, as is the
+    default.
+    """
+    needed = _needed(seen, query)
+    # A vertex that is over, or whose need is not known, still has its share of the slots when it is deployed anew.
+    groups: dict[str | None, list[tuple[Bounds, int]]] = {}
+    for vertex in seen.job.vertices:
+        most = vertex.max_parallelism if vertex.max_parallelism > 0 else MOST_MAX_PARALLELISM
+        groups.setdefault(vertex.slot_sharing_group, []).append((Bounds(1, most), needed.get(vertex.id, 1)))
+    return float(
+        slots_needed(
+            [[bounds for bounds, _ in group] for group in groups.values()],
+            [[wanted for _, wanted in group] for group in groups.values()],
+        )
+    )
+
+
+def _needed(seen: Seen, query: FlinkQuery) -> dict[str, int]:
+    """Vertex -> the parallelism it needs. Raises AnswerError unless that is known of every one that matters."""
     known = work(seen, query, _target)
-    needed = []
+    needed = {}
     for track in seen.alive:
         vertex = track.vertex
         target, rate = known.targets[vertex.id], known.true_rates[vertex.id]
@@ -490,12 +520,17 @@ def required_parallelism(seen: Seen, query: FlinkQuery) -> float:
             continue  # a legacy source: how much it needs is not known, and it is rarely what limits
         if math.isnan(rate) or math.isnan(wanted):
             raise AnswerError(f"what {vertex.name!r} needs is unknown: its rates cannot be measured")
+        if known.rates[vertex.id].records_in == 0 and wanted > 0:
+            # By Flink's rules it could do anything, which would shrink a job that is stuck.
+            raise AnswerError(
+                f"what {vertex.name!r} needs is unknown: it takes nothing, and is offered {target.rate:g} records/s"
+            )
         most = vertex.max_parallelism if vertex.max_parallelism > 0 else None
         # Subtasks of a source that have come to their end take no part.
-        needed.append(rules.needed_parallelism(track.last.count, rate, wanted, most))
+        needed[vertex.id] = rules.needed_parallelism(track.last.count, rate, wanted, most)
     if not needed:
         raise AnswerError("no vertex tells what it could process")
-    return float(max(needed))
+    return needed
 
 
 def _finite(value: float, what: str) -> float:
@@ -608,6 +643,7 @@ PURE: dict[Metric, Callable[[Seen, FlinkQuery], float]] = {
     Metric.UTILIZATION: utilization,
     Metric.CAPACITY: capacity,
     Metric.REQUIRED_PARALLELISM: required_parallelism,
+    Metric.REQUIRED_SLOTS: required_slots,
     Metric.BUSY: _share(BUSY, NOW_BUSY),
     Metric.IDLE: _share(IDLE, NOW_IDLE),
     Metric.BACKPRESSURED: _share(HELD, NOW_HELD),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from autoscaler.config import load
+from autoscaler.core.model import Learned, Observation, Reading, View
 from autoscaler.engines.flink import CHECKS
 from autoscaler.engines.flink import Flink as Engine
 from autoscaler.sources.flink import Flink, FlinkQuery, Metric
@@ -55,6 +57,24 @@ def test_the_examples_are_configurations_that_load(tmp_path: Path) -> None:
         file.write_text(f"{block}{rest}    target: {{type: null}}\n    max: 4\n")
         config = load(file, {"FLINK_TOKEN": "hunter2"})
         assert isinstance(config.sources["job"], Flink)
+
+
+def test_the_documented_policy_asks_for_the_workers_that_give_the_slots_needed(tmp_path: Path) -> None:
+    """Whatever the size is: needed workers = ceil(slots needed / slots per worker)."""
+    (block,) = (block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "required_slots" in block)
+    file = tmp_path / "autoscaler.yaml"
+    file.write_text(f"{block}    target: {{type: null}}\n    max: 24\n")
+    cluster = load(file, {"FLINK_TOKEN": "hunter2"}).clusters["orders"]
+    (named,) = cluster.spec.policies
+    (metric,) = named.policy.metrics
+    query = cluster.metrics[metric].query
+    assert query.metric == "required_slots"
+    for slots, size in product(range(1, 49), range(1, 25)):
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        readings = {metric: Reading(float(slots), now)}
+        seen = Observation(now, size, size, readings)
+        view = View(now, size, size, readings, (seen,), cluster.spec.limits, Learned(), cluster.spec)
+        assert named.policy.evaluate(view).replicas == -(-slots // cluster.spec.slots_per_replica), (slots, size)
 
 
 def test_the_doctors_table_has_a_row_for_each_check() -> None:

@@ -416,6 +416,48 @@ async def test_no_more_slots_are_needed_than_the_vertex_can_use(rig: Rig) -> Non
     assert await rig.value("required_parallelism", catch_up=timedelta(seconds=60)) == 3
 
 
+async def test_groups_that_share_no_slots_need_slots_of_their_own(rig: Rig) -> None:
+    """The work needs 3 and the others 1; every group gets as many slots as the next, so a third group costs 3 too."""
+    await rig.steady(RATES, SHARES)
+    assert await rig.value("required_slots") == 3
+    for vertex, group in ((SOURCE, "a"), (WORK, "b"), (SUM, "b")):
+        rig.flink.vertex(vertex)["slotSharingGroupId"] = group
+    rig.tick()
+    assert await rig.value("required_slots") == 3 + 3
+    assert await rig.value("required_parallelism") == 3
+    rig.flink.vertex(SUM)["slotSharingGroupId"] = "c"
+    rig.tick()
+    assert await rig.value("required_slots") == 3 + 3 + 3
+    for vertex in (SOURCE, SUM):
+        rig.flink.vertex(vertex)["maxParallelism"] = 1
+    rig.tick()
+    assert await rig.value("required_slots") == 1 + 3 + 1
+
+
+async def test_a_vertex_that_is_over_still_takes_its_groups_share_of_the_slots(rig: Rig) -> None:
+    for vertex, group in ((SOURCE, "a"), (WORK, "a"), (SUM, "b")):
+        rig.flink.vertex(vertex)["slotSharingGroupId"] = group
+        rig.flink.vertex(vertex)["maxParallelism"] = -1
+    await rig.steady(RATES, SHARES)
+    tasks = rig.flink.vertex(SUM)["tasks"]
+    tasks["RUNNING"], tasks["FINISHED"] = 0, tasks["RUNNING"]
+    rig.tick()
+    assert await rig.value("required_parallelism") == 3
+    assert await rig.value("required_slots") == 3 + 3
+
+
+async def test_a_source_that_stands_still_while_records_come_does_not_need_fewer_slots(rig: Rig) -> None:
+    """By Flink's rules a vertex without input could process anything: it would shrink the job that is stuck."""
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
+    await rig.look(10, all_of(0), {SOURCE: (0.0, 1.0)})
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 5000)
+    await rig.look(10, all_of(0), {SOURCE: (0.0, 1.0)})
+    for metric in ("required_parallelism", "required_slots"):
+        with pytest.raises(AnswerError, match=r"'Source: numbers' needs is unknown: it takes nothing, and is offered"):
+            await rig.collect(metric)
+    assert await rig.value("arrivals") == pytest.approx(500)
+
+
 async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot(rig: Rig) -> None:
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
     await rig.steady(all_of(0), {})
