@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import http.client
 import json
+import logging
 import os
 import signal
 import sys
@@ -176,6 +177,8 @@ def _check(arguments: argparse.Namespace) -> int:
         return OK
     from autoscaler.daemon.once import check
 
+    # What an engine would log of a job's settings is in the report; Python's last resort would show it a second time.
+    logging.getLogger("autoscaler.engines").addHandler(logging.NullHandler())
     checked = asyncio.run(check(config))
     bad = _is_bad(checked)
     if arguments.json:

@@ -517,10 +517,11 @@ def mode(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             "scheduler-mode",
-            "the adaptive scheduler runs the job, but not in Reactive Mode",
-            "more TaskManagers than its upper bounds of parallelism ask for are paid for and stay empty",
-            "on an application cluster set scheduler-mode: reactive; elsewhere scale it by the target "
-            "flink-requirements, which changes these bounds",
+            "the adaptive scheduler runs the job, but not in Reactive Mode, so only the target flink-requirements "
+            "scales it (if that is its target, all is well)",
+            "with any other target, TaskManagers beyond its upper bounds of parallelism are paid for and stay empty",
+            "on an application cluster set scheduler-mode: reactive; elsewhere use the target flink-requirements, "
+            "which changes these bounds, and then nothing is to be done",
         )
     else:
         yield Finding(
@@ -697,8 +698,9 @@ def company(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "session cluster",
             f"{facts.others} other {'job shares' if facts.others == 1 else 'jobs share'} the TaskManagers",
-            "their load shows in the workers' metrics, and taking a TaskManager away restarts them too",
-            "give the job an application cluster of its own, or scale it by the target flink-requirements",
+            "their load shows in the workers' metrics, and a target that takes TaskManagers away restarts them too",
+            "give the job an application cluster of its own, or scale it by the target flink-requirements, which takes "
+            "none away",
         )
 
 

@@ -95,8 +95,8 @@ class FlinkQuery:
 
     Attributes:
         metric: lag, arrivals, throughput, saturation, utilization, capacity, required_parallelism, required_slots; of
-            a vertex busy, idle, backpressured, records_in, records_out, true_rate; of time watermark_lag, event_lag, source_idle; of
-            the TaskManagers heap, gc, cpu; of checkpoints checkpoint_duration, checkpoint_age.
+            a vertex busy, idle, backpressured, records_in, records_out, true_rate; of time watermark_lag, event_lag,
+            source_idle; of the TaskManagers heap, gc, cpu; of checkpoints checkpoint_duration, checkpoint_age.
         vertex: which vertex: its id, its name, or a part of its name that no other has; busy, idle and backpressured
             without it are those of the vertex that has most. Default: none.
         aggregate: over the subtasks of a vertex avg, max (the hottest) or min; for busy, idle, backpressured,

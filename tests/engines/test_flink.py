@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -394,7 +398,13 @@ def test_a_good_job_has_no_finding() -> None:
             "failure-rate, which gives up",
             "exponential-delay",
         ),
-        (without("scheduler-mode"), "warning", "scheduler-mode", "not in Reactive Mode", "flink-requirements"),
+        (
+            without("scheduler-mode"),
+            "warning",
+            "scheduler-mode",
+            "only the target flink-requirements scales it (if that is its target, all is well)",
+            "flink-requirements, which changes these bounds, and then nothing is to be done",
+        ),
         (
             without("scheduler-mode", job=facts(scene="plain").job),
             "error",
@@ -512,6 +522,29 @@ async def test_warnings_are_logged_once_for_a_job(rig: Rig, caplog: pytest.LogCa
         rig.flink.jid = "f" * 32
         await rig.describe()
     assert len(caplog.records) == len(first)
+
+
+async def test_a_check_tells_each_finding_once(rig: Rig, tmp_path: Path) -> None:
+    """In its report; what the daemon would log of the same is not shown beside it."""
+    file = tmp_path / "autoscaler.yaml"
+    file.write_text(
+        f"""clusters:
+  orders:
+    engine: {{type: flink, url: "{rig.url}"}}
+    target: {{type: null}}
+    max: 4
+    metrics: {{lag: {{source: job, metric: lag}}}}
+    policies: {{p: {{type: threshold, up: [{{metric: lag, above: 5}}]}}}}
+sources: {{job: {{type: flink, url: "{rig.url}"}}}}
+"""
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "autoscaler", "check", "--online", str(file), stdout=PIPE, stderr=PIPE
+    )
+    async with asyncio.timeout(60):
+        told, logged = await process.communicate()
+    assert told.count(b"WARNING: heartbeat.timeout") == 1, told + logged
+    assert b"heartbeat.timeout" not in logged
 
 
 def test_the_source_and_the_engine_have_the_same_parameters() -> None:

@@ -15,6 +15,7 @@ from autoscaler.core.model import Learned, Observation, Reading, View
 from autoscaler.engines.flink import CHECKS
 from autoscaler.engines.flink import Flink as Engine
 from autoscaler.sources.flink import Flink, FlinkQuery, Metric
+from autoscaler_policies.target_tracking import TargetTracking
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "flink.md").read_text()
@@ -66,8 +67,10 @@ def test_the_documented_policy_asks_for_the_workers_that_give_the_slots_needed(t
     file.write_text(f"{block}    target: {{type: null}}\n    max: 24\n")
     cluster = load(file, {"FLINK_TOKEN": "hunter2"}).clusters["orders"]
     (named,) = cluster.spec.policies
-    (metric,) = named.policy.metrics
+    assert isinstance(named.policy, TargetTracking)
+    metric = named.policy.metric
     query = cluster.metrics[metric].query
+    assert isinstance(query, FlinkQuery)
     assert query.metric == "required_slots"
     for slots, size in product(range(1, 49), range(1, 25)):
         now = datetime(2026, 1, 1, tzinfo=UTC)
