@@ -76,7 +76,10 @@ class Secret(str):
 
 
 class Shared(Protocol):
-    """What plug-ins share: one live object per key, opened at first use, closed when the daemon stops."""
+    """What plug-ins share: one live object per key, opened at first use, closed when the daemon stops.
+
+    The daemon's also has `dry_run`, a bool: a plug-in that does something without being asked to scale must not then.
+    """
 
     async def enter(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
         """Return the live object under `key`, opening it with `factory` if there is none yet."""
@@ -191,7 +194,11 @@ class PicksWorkers(Protocol):
 
 
 class SourcePlugin(Protocol):
-    """Parameters of a source; `Query` is the frozen dataclass of one metric's parameters."""
+    """Parameters of a source; `Query` is the frozen dataclass of one metric's parameters.
+
+    A query may say by a property `ages` how old its newest value is just before the next one comes, at the least and at
+    the most (two `timedelta`): a cluster whose `max_age` is not above the least is refused, and told to set the most.
+    """
 
     Query: ClassVar[type]
 

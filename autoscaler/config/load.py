@@ -289,6 +289,23 @@ class _Frame:
             age = format_duration(self["max_age"])
             message = f"max_age ({age}) must be at least the timeout ({timeout}): slow answers would be stale"
             self._object(message, "max_age", "timeout")
+        if self._usable("max_age") and self._usable("metrics"):
+            self._check_ages()
+
+    def _check_ages(self) -> None:
+        """A source may know how old its values are while all is well: see `SourcePlugin`."""
+        for name, metric in self._values.get("metrics", {}).items():
+            ages = getattr(metric.query, "ages", None)
+            if ages is not None and self["max_age"] <= ages[0]:
+                self._object(
+                    f"max_age ({format_duration(self['max_age'])}) is too short for the metric {name}: just before its "
+                    f"next value comes the newest is {format_duration(ages[0])} to {format_duration(ages[1])} old, and "
+                    f"would count as missing; set max_age: {format_duration(ages[1])}",
+                    "max_age",
+                    "metrics",
+                    inside=name,
+                )
+                return
 
     def _check_metrics(self, metrics: Sequence[str]) -> None:
         # A default may name a metric that is not there (that part is then unknown); a name written may not.

@@ -46,6 +46,7 @@ AHEAD = 0.1  # share of a period: what becomes due within it is asked along
 WANTED = 3.0  # periods after which a query that nobody reads is not asked along any more
 LATE = timedelta(minutes=3)  # how long a datapoint may take to appear
 FAILED = 5.0  # seconds for which a failure is told to all
+FAILED_LONG = 60.0  # the most of them when asking again so soon would not help
 
 SHORT_PERIODS = frozenset({1, 5, 10, 20, 30})
 DAY = 86400
@@ -107,6 +108,11 @@ class Query:
         return hash((self._asked, self.scale, self.delay))
 
     @property
+    def ages(self) -> tuple[timedelta, timedelta]:
+        """How old the newest value is just before the next one comes: at the least, and at the most."""
+        return self.period + self.delay, 2 * self.period + max(self.delay, LATE)
+
+    @property
     def _asked(self) -> _Asked:
         return _Asked(
             self.metric, self.namespace, tuple(self.dimensions.items()), self.stat, self.period, self.expression
@@ -121,7 +127,7 @@ class CloudWatch:
         region: AWS region, such as `eu-central-1`.
         profile: profile of `~/.aws/config` to use. Default: boto3's usual search (environment, instance profile).
         role: ARN of a role to assume. Default: none.
-        endpoint_url: another address than AWS's own, such as a VPC endpoint. Default: AWS's.
+        endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
         fresh: how long an answer is used before the query is asked again. Default: the query's period; less finds a
             new value sooner and costs as many times more.
         timeout: within this a metric is read, retries included. Default 5s.
@@ -175,6 +181,11 @@ class _Asked:
         where = ", ".join(f"{name}={value}" for name, value in self.dimensions)
         return f"{self.stat} of {self.namespace} {self.metric}" + (f" ({where})" if where else "")
 
+    @property
+    def insights(self) -> bool:
+        """Whether it is a Metrics Insights query, of which a question may have one only."""
+        return self.expression.lstrip()[:6].upper() == "SELECT"
+
     def question(self, number: int) -> dict[str, Any]:
         """One of the MetricDataQueries."""
         seconds = int(self.period.total_seconds())
@@ -207,7 +218,7 @@ class _Known:
     Attributes:
         wanted: when somebody last read it.
         began: when the last question was put.
-        alone: whether it has spoiled a question for others.
+        alone: whether it spoils a question for others.
     """
 
     asked: _Asked
@@ -233,7 +244,7 @@ class Source:
         """Read one metric. Raises EdgeError with the region and the metric in its message."""
         loop = asyncio.get_running_loop()
         asked = query._asked  # noqa: SLF001 - same module
-        known = self._known.setdefault(asked, _Known(asked))
+        known = self._known.setdefault(asked, _Known(asked, alone=asked.insights))
         known.wanted = loop.time()
         if known.waiting is None and loop.time() - known.began >= self._holds(known):
             self._put(known)
@@ -267,7 +278,9 @@ class Source:
         """For how many seconds the last outcome is used."""
         if isinstance(known.outcome, UnavailableError):
             return FAILED
-        return (known.asked.period * (1 - EARLY) if self._fresh is None else self._fresh).total_seconds()
+        usual = (known.asked.period * (1 - EARLY) if self._fresh is None else self._fresh).total_seconds()
+        found = known.outcome is None or (isinstance(known.outcome, _Answer) and known.outcome.points)
+        return usual if found else min(usual, FAILED_LONG)
 
     def _put(self, known: _Known) -> None:
         loop = asyncio.get_running_loop()
@@ -348,6 +361,10 @@ class Source:
         what = f"{self._name}: {asked}"
         if len(series) > 1:
             return AnswerError(f"{what}: {len(series)} series, expected one; make one of them by SUM(...) or MAX(...)")
+        if any(len(dict(one.points)) < len(one.points) for one in series.values()):
+            return AnswerError(
+                f"{what}: several series of one name, expected one; make one of them by SUM(...) or MAX(...)"
+            )
         if not series:
             return AnswerError(f"{what}: no result{f' ({said})' if said else ''}, expected one series")
         one = next(iter(series.values()))

@@ -61,7 +61,7 @@ class AwsAsg:
         region: AWS region, such as `eu-central-1`.
         profile: profile of `~/.aws/config` to use. Default: boto3's usual search (environment, instance profile).
         role: ARN of a role to assume. Default: none.
-        endpoint_url: another address than AWS's own, such as a VPC endpoint. Default: AWS's.
+        endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
         fresh: how old an answer about the group may be; groups whose clusters tick within this time are asked
             about together, 100 a call. Default 5s.
         echo: how long after a change AWS may still show the size from before it; within this time the old size is

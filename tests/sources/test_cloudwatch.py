@@ -9,13 +9,22 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from autoscaler.config import load
 from autoscaler.core.model import Reading
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.ports import (
+    AnswerError,
+    ConfigurationError,
+    EdgeError,
+    EdgeTimeoutError,
+    RefusedError,
+    UnavailableError,
+)
 from autoscaler.sources import cloudwatch
 from autoscaler.sources.cloudwatch import CloudWatch, Query, Source
 from autoscaler.testing.contracts import LocalShared
@@ -167,6 +176,12 @@ async def test_what_cannot_be_read_is_an_error_and_never_zero(
     assert "CloudWatch in us-east-1: Maximum of Test Lag" in str(caught.value)
 
 
+async def test_series_of_the_same_name_are_not_taken_for_one(proxy: Proxy, plugin: CloudWatch) -> None:
+    answer(proxy, lambda query: [points(query, (START, 1.0)), points(query, (START, 9.0))])
+    with pytest.raises(AnswerError, match=r"several series.*SUM"):
+        await collected(plugin, LAG)
+
+
 async def test_a_value_that_is_no_number_is_an_error(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, math.nan)))
     with pytest.raises(AnswerError, match=r"value is nan|cannot be read"):
@@ -281,6 +296,34 @@ async def test_one_bad_query_does_not_spoil_the_others(proxy: Proxy, plugin: Clo
         assert "SELECT nonsense" in str(failure)
 
 
+async def test_metrics_insights_queries_are_asked_one_by_one(proxy: Proxy, plugin: CloudWatch) -> None:
+    """More than one in a question are refused."""
+    answer(proxy, lambda query: points(query, (START, 5.0)))
+    async with connected(plugin) as source:
+        queries = [Query(expression=f" select MAX({name}) FROM Test") for name in "abc"]  # noqa: S608 - no database
+        await asyncio.gather(*(source.collect(query, NOW) for query in [LAG, Query("Other", "Test"), *queries]))
+    assert sorted(len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("failure", ["no value", "denied"])
+async def test_what_failed_is_asked_again_before_a_long_period_is_over(
+    proxy: Proxy, plugin: CloudWatch, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    monkeypatch.setattr(cloudwatch, "FAILED_LONG", 0.0)
+    query = Query("Lag", "Test", period=timedelta(days=1))
+    if failure == "denied":
+        proxy.error(GET, "AccessDenied", "not authorized", 403)
+    empty = iter([True] if failure == "no value" else [])
+    day = NOW.replace(hour=0, minute=0, second=0) - timedelta(days=1)
+    answer(proxy, lambda asked: points(asked) if next(empty, False) else points(asked, (day, 5.0)))
+    async with connected(plugin) as source:
+        with pytest.raises(EdgeError):
+            await source.collect(query, NOW)
+        assert (await source.collect(query, NOW)).value == 5.0
+        await source.collect(query, NOW)
+    assert len(proxy.made(GET)) == 2
+
+
 async def test_after_a_failure_it_is_asked_again_soon(
     proxy: Proxy, plugin: CloudWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,6 +359,34 @@ def test_a_query_that_cannot_be_is_refused(parameters: dict[str, Any], message: 
 @pytest.mark.parametrize("stat", ["Average", "p99", "p99.9", "tm90", "IQM", "TM(2%:98%)", "SampleCount"])
 def test_statistics_of_cloudwatch_are_taken(stat: str) -> None:
     assert Query("Lag", "N", stat=stat).stat == stat
+
+
+def test_a_max_age_that_no_value_can_keep_is_refused_with_one_that_does(tmp_path: Path) -> None:
+    file = tmp_path / "autoscaler.yaml"
+    for max_age, period, delay, good in (
+        ("1m", "1m", "0s", "5m"),
+        ("5m", "5m", "0s", "13m"),
+        ("2m", "1m", "1m", "5m"),
+        ("61s", "1m", "0s", ""),
+        ("1m", "10s", "0s", ""),
+    ):
+        file.write_text(
+            f"""
+sources: {{cw: {{type: cloudwatch, region: eu-central-1}}}}
+clusters:
+  c:
+    target: {{type: null}}
+    max: 4
+    max_age: {max_age}
+    metrics: {{age: {{source: cw, metric: Age, namespace: N, period: {period}, delay: {delay}}}}}
+    policies: {{p: {{type: target-tracking, metric: age, target: 1}}}}
+"""
+        )
+        if good:
+            with pytest.raises(ConfigurationError, match=rf"max_age \({max_age}\) .* age: .* set max_age: {good}"):
+                load(file, {})
+        else:
+            assert load(file, {}).clusters
 
 
 def test_a_time_to_keep_answers_that_is_negative_is_refused() -> None:
