@@ -41,15 +41,15 @@ def source_partitions(spec: ClusterSpec, engine: EngineStatus | None, past: tupl
 
 def _read(past: tuple[Observation, ...]) -> int | None:
     """Partitions of the widest log that a metric was read from; they are still there when it cannot be read."""
-    counts: dict[str, int | None] = {}
+    counts: dict[str, int] = {}
     for seen in reversed(past):
         for name, reading in seen.metrics.items():
-            if name not in counts:
+            if reading.partitions and name not in counts:
                 counts[name] = reading.partitions
         if not seen.missing:
             # All there are: to go through the whole past for every decision would be slow.
             break
-    return max(filter(None, counts.values()), default=None)
+    return max(counts.values(), default=None)
 
 
 def usable_slots(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:

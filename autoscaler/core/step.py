@@ -75,7 +75,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
         state = _settle(spec, state, observation, metrics, notes)
         # What has just settled may have lost a replica since it was ready. Its own restart is over.
         state = _disturb(spec, state, observation, desired, notes, settled=True)
-    if any(reason is Reason.SUPERSEDED for reason, _ in notes):
+    if notes and any(reason is Reason.SUPERSEDED for reason, _ in notes):
         state = replace(state, overruled=_overruled(state, at))
     rescale = state.rescale
     current = rescale.to if rescale is not None and not rescale.confirmed else desired
@@ -453,8 +453,10 @@ def _reason(
     verdicts: tuple[Verdict, ...],
 ) -> Reason:
     """The last guard that changed the size, or the bounds where they are not kept; else what the policies said."""
+    if verdicts[-1].detail:
+        return verdicts[-1].reason
     for verdict in reversed(verdicts):
-        if verdict.before != verdict.after or (verdict.guard is Reason.BOUNDS and verdict.detail):
+        if verdict.before != verdict.after:
             return verdict.reason
     if proposed != current:
         return Reason.ABOVE if proposed > current else Reason.BELOW
