@@ -49,7 +49,7 @@ def test_results_of_an_earlier_run_are_not_overwritten(tmp_path: Path, capsys: p
     assert "not an empty directory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("scene", [SparkScene, FlinkScene])
+@pytest.mark.parametrize("scene", [SparkScene, pytest.param(FlinkScene, marks=pytest.mark.e2e)])
 @pytest.mark.parametrize("directory", ["plain", "with a blank: and # more"])
 def test_the_configuration_file_is_a_valid_one(
     scene: Callable[[Stage, Path], Scene], tmp_path: Path, directory: str
