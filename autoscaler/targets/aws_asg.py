@@ -340,16 +340,22 @@ class Target:
             if replicas < group.minimum:
                 raise RefusedError(f"{replicas} is below the minimum ({group.minimum}) of the group {group.name!r}")
             desired = self._sizes.true(group.desired, self._loop.time())
-            if replicas >= desired:
-                self._goal = None  # those that still leave are replaced: see `_terminate`
-                return False
+            owed = self._owed(group)
+            count = desired - owed - replicas
+            if count <= 0:
+                # A worker that drains does not come back: its instance is not one of those that are asked for.
+                self._goal = None  # if this is refused, those that leave are replaced: see `_terminate`
+                if count < 0:
+                    await self._set(max(replicas, min(replicas + owed, group.maximum)))
+                self._goal = replicas if self._leaving else None
+                return True
             self._goal = replicas if self._leaving else None
             there = sum(1 for instance in group.instances if instance.counts and instance.id not in self._terminated)
             if there < desired:
                 # What AWS could not launch goes before anything that works.
-                desired = max(replicas, there)
-                await self._set(desired)
-        count = desired - replicas - self._owed(group)
+                less = max(replicas + owed, there)
+                await self._set(less)
+                count -= desired - less
         candidates = [i for i in self._staying(group) if i.state in STAYS and not i.protected]
         if count <= 0 and not self._leaving:
             return True

@@ -265,20 +265,46 @@ async def test_below_the_groups_minimum_nothing_is_drained(proxy: Proxy, paramet
     assert engine.drained == []
 
 
-async def test_more_asked_for_while_draining_replaces_what_leaves(proxy: Proxy, parameters: dict[str, Any]) -> None:
-    group = proxy.moto.group(3)
+@pytest.mark.parametrize(("maximum", "set_to", "decremented"), [(10, "5", "true"), (4, "4", "false")])
+async def test_more_asked_for_while_draining_is_had_at_once_besides_what_leaves(
+    proxy: Proxy, parameters: dict[str, Any], maximum: int, set_to: str, decremented: str
+) -> None:
+    """A worker that drains takes no work any more: its instance cannot be one of those asked for."""
+    group = proxy.moto.group(3, maximum=maximum)
     instances, engine = staffed(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
         await target.scale(4)
-        assert (await target.describe()).desired == 4
+        status = await target.describe()
+        assert (status.desired, status.ready) == (4, int(set_to) - 1)
+        await target.scale(4)
         engine.gone.update(engine.drained)
         await until(lambda: not target._leaving)
-        assert (await target.describe()).desired == 4
-    assert [call.parameters["ShouldDecrementDesiredCapacity"] for call in proxy.made(TERMINATE)] == ["false"]
+        status = await target.describe()
+        assert (status.desired, status.ready) == (4, 4)
+    assert proxy.made("SetDesiredCapacity")[0].parameters["DesiredCapacity"] == set_to
+    assert [call.parameters["ShouldDecrementDesiredCapacity"] for call in proxy.made(TERMINATE)] == [decremented]
     assert proxy.moto.shown(group)["DesiredCapacity"] == 4
     assert next(iter(instances)) not in proxy.moto.instances(group)
+
+
+async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_asked_for(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    group = proxy.moto.group(5)
+    _, engine = staffed(proxy, group)
+    async with connected(AwsAsg(group, **parameters), engine) as target:
+        await target.scale(2)
+        await until(lambda: len(engine.drained) == 3)
+        await target.scale(4)
+        status = await target.describe()
+        assert (status.desired, status.ready) == (4, 4)
+        engine.gone.update(engine.drained)
+        await until(lambda: not target._leaving)
+        status = await target.describe()
+        assert (status.desired, status.ready) == (4, 4)
+    assert len(proxy.made(TERMINATE)) == 3
 
 
 async def test_fewer_asked_for_while_draining_adds_to_what_leaves(proxy: Proxy, parameters: dict[str, Any]) -> None:
