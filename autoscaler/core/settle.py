@@ -33,6 +33,8 @@ DEADLINES: Mapping[Phase, timedelta] = {
 }
 """What a phase may take when neither the configuration nor the engine says."""
 
+_RECOVERING = frozenset({JobState.RUNNING, JobState.RESTARTING})
+
 _SAME = timedelta(seconds=1)
 """A beginning that moves by less is the same one, told anew."""
 
@@ -87,7 +89,9 @@ def disturbed(
     # A surge, as of a rolling update, has more replicas than desired: their slots are nobody's that is gone.
     here = max(desired, ready or 0)
     whole = here * spec.slots_per_replica
-    if slots is not None and slots > whole and last_run is not None and (last_run.slots or 0) <= whole:
+    grown = slots is not None and slots > whole and last_run is not None and (last_run.slots or 0) <= whole
+    # A job that is neither running nor coming back waits for no heartbeat, and is held as it is.
+    if grown and engine.job in _RECOVERING:
         # Replaced before anybody noticed: the heartbeat of the one before has still to run out.
         lost = replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.READY)
         text = f"the engine counts {slots} slots where {here} replicas have {whole}"

@@ -376,6 +376,18 @@ def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_nobody() ->
     assert "counts 5 slots where 4 replicas have 4" in notes[0][1]
 
 
+@pytest.mark.parametrize("job", [JobState.RUNNING, JobState.RESTARTING, JobState.FAILED, JobState.UNKNOWN])
+def test_slots_that_never_go_are_waited_for_once_at_most(job: JobState) -> None:
+    more = [seen(15 * tick, 3, engine=EngineStatus(job, 4, 3)) for tick in range(1, 60)]
+    state, told = ClusterState(), []
+    s = spec(Fixed(3), engine=True)
+    for observation in [seen(0, 3, engine=running(3)), *more]:
+        state, decision = step(s, state, observation)
+        told += [reason for reason, _ in decision.notes]
+    expected = [Reason.SETTLING, Reason.DEADLINE] if job in (JobState.RUNNING, JobState.RESTARTING) else []
+    assert told == expected
+
+
 def test_slots_that_were_always_more_than_the_replicas_have_lost_nobody() -> None:
     odd = replace(running(3), slots=4)
     state, notes = lived(seen(0, 3, engine=odd), seen(15, 3, engine=odd))
