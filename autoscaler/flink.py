@@ -95,7 +95,7 @@ class JobLine(Answer):
 class JobLines(Answer):
     """All jobs the JobManager remembers."""
 
-    jobs: tuple[JobLine, ...] = ()
+    jobs: tuple[JobLine, ...]
 
 
 class Vertex(Answer):
@@ -277,7 +277,7 @@ class TaskManager(Answer):
 class TaskManagers(Answer):
     """All that are registered."""
 
-    taskmanagers: tuple[TaskManager, ...] = ()
+    taskmanagers: tuple[TaskManager, ...]
 
 
 class Setting(Answer):

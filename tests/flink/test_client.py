@@ -198,6 +198,7 @@ async def test_a_json_document_is_put_once_and_a_refusal_has_flinks_words(newest
         (429, {"errors": []}, UnavailableError, "429"),
         (500, {"errors": ["Internal server error."]}, UnavailableError, "Internal server error"),
         (200, "<html>login</html>", AnswerError, "expected JSON of Flink's REST API, got '<html>login"),
+        (200, {}, AnswerError, "jobs: Field required"),
         (200, {"jobs": 5}, AnswerError, "jobs: "),
         (200, {"jobs": [{"jid": "a"}]}, AnswerError, "jobs.0"),
     ],
@@ -223,6 +224,12 @@ async def test_an_error_without_flinks_words_is_an_error_all_the_same(newest: Ri
     newest.flink.special["/jobs/overview"] = refuse
     with pytest.raises(RefusedError, match="/jobs/overview answered 404: "):
         await (await newest.api()).jobs()
+
+
+async def test_an_answer_that_names_no_workers_is_not_that_there_are_none(newest: Rig) -> None:
+    newest.flink.answers["/taskmanagers"] = {"status": 200, "answer": {}}
+    with pytest.raises(AnswerError, match="taskmanagers: Field required"):
+        await (await newest.api()).taskmanagers()
 
 
 @pytest.mark.parametrize("body", ["<html>login</html>", "[" * 100_000, "{"])
