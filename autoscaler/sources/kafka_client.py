@@ -425,7 +425,7 @@ class _Links:
                 f"{_named(address)} did not answer within {REQUEST * self._seconds:g}s"
             )
         except (errors.KafkaConnectionError, OSError) as error:
-            problem = UnavailableError(f"{_named(address)} closed the connection{_cause(error)}{self._hint()}")
+            problem = UnavailableError(f"{_named(address)} closed the connection{_cause(error)}{self._hint(address)}")
         except (errors.KafkaError, NotImplementedError) as error:
             problem = AnswerError(f"{_named(address)} does not understand us{_cause(error)}")
         if self._open.get(address) is connection:
@@ -480,7 +480,9 @@ class _Links:
         except TimeoutError:
             if connection is not None:
                 _closed(connection)
-            return EdgeTimeoutError(f"{_named(address)} did not complete a connection in {seconds:g}s{self._hint()}")
+            return EdgeTimeoutError(
+                f"{_named(address)} did not complete a connection in {seconds:g}s{self._hint(address)}"
+            )
         except ssl.SSLError as error:
             trusted = plugin.ca_file or "the system"
             return AnswerError(f"{_named(address)}: TLS failed: {error}; certificates are trusted by {trusted}")
@@ -495,7 +497,7 @@ class _Links:
         ) as error:
             return RefusedError(f"{_named(address)} refuses {self._who()}{_cause(error)}")
         except (errors.KafkaConnectionError, OSError) as error:
-            return UnavailableError(f"{_named(address)} cannot be reached{_cause(error)}{self._hint()}")
+            return UnavailableError(f"{_named(address)} cannot be reached{_cause(error)}{self._hint(address)}")
         except (errors.KafkaError, NotImplementedError, AssertionError, ValueError, LookupError) as error:
             # What SCRAM makes of a server that is not what it says, or of one that is no Kafka broker.
             return AnswerError(f"{_named(address)} does not answer like a Kafka broker{_cause(error)}")
@@ -506,9 +508,12 @@ class _Links:
         plugin = self._plugin
         return "the token" if plugin.username is None else f"user {plugin.username!r} (or the password)"
 
-    def _hint(self) -> str:
-        """What else may be wrong when a broker hangs up: it never says what it expected."""
-        return f" (does it expect {self._plugin.security_protocol} there?)"
+    def _hint(self, address: Address) -> str:
+        """What else may be wrong when a broker hangs up or is not there: it never says what it expected."""
+        theirs = (
+            "" if address in self._plugin.addresses() else "; brokers gave this address: their advertised.listeners"
+        )
+        return f" (does it expect {self._plugin.security_protocol} there?{theirs})"
 
 
 class _Token(AbstractTokenProvider):  # type: ignore[misc] # aiokafka has no types

@@ -366,6 +366,14 @@ class TestAnswers:
                 await value(plugin(server, timeout=QUICK))
             assert time.monotonic() - begun < 10  # aiokafka's own time-out is 40 s
 
+    async def test_an_address_that_only_the_brokers_know_is_told_to_be_theirs(self) -> None:
+        async with stub(**orders(coordinator=1)) as server:
+            with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 cannot be reached.*advertised\.listeners"):
+                await value(plugin(server))
+        with pytest.raises(UnavailableError) as caught:
+            await value(Kafka("127.0.0.1:1"))
+        assert "advertised" not in str(caught.value)
+
     async def test_the_next_server_is_asked_when_one_is_gone(self) -> None:
         async with stub(**orders()) as server:
             for servers in (f"127.0.0.1:1,{server.address}", f"{server.address},127.0.0.1:1"):
