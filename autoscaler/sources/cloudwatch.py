@@ -98,6 +98,8 @@ class Query:
         seconds = self.period.total_seconds()
         if seconds not in SHORT_PERIODS and not (60 <= seconds <= DAY and seconds % 60 == 0):  # noqa: PLR2004 - a minute
             raise ValueError(f"period must be 1s, 5s, 10s, 20s, 30s or whole minutes up to a day, not {self.period}")
+        if self._asked.insights and seconds < 60:  # noqa: PLR2004 - likewise
+            raise ValueError("period of a Metrics Insights query must be whole minutes: AWS answers for minutes anyway")
         if not math.isfinite(self.scale) or self.scale == 0:
             raise ValueError(f"scale must be a number other than 0, not {self.scale}")
         if self.delay < ZERO:

@@ -39,7 +39,9 @@ class Staff:
         workers = await self.workforce().workers()
         names = await self._addresses([instance.id for instance in instances])
         staff = {instance.id: _on(names[instance.id], workers) for instance in instances}
-        if workers and not any(staff.values()):
+        if not workers:
+            raise AnswerError("the engine shows no worker at all")
+        if not any(staff.values()):
             raise AnswerError(
                 "no worker of the engine is on an instance of the group: workers are at "
                 f"{_some(w.hosts for w in workers)}, instances at {_some(names.values())}"

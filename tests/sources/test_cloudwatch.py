@@ -346,6 +346,7 @@ async def test_after_a_failure_it_is_asked_again_soon(
         ({"metric": "Lag", "namespace": "N", "stat": "max"}, "Maximum"),
         ({"metric": "Lag", "namespace": "N", "period": timedelta(seconds=15)}, "period"),
         ({"metric": "Lag", "namespace": "N", "period": timedelta(seconds=90)}, "period"),
+        ({"expression": "SELECT MAX(Lag) FROM N", "period": timedelta(seconds=10)}, "whole minutes"),
         ({"metric": "Lag", "namespace": "N", "scale": math.inf}, "scale"),
         ({"metric": "Lag", "namespace": "N", "scale": 0.0}, "scale"),
         ({"metric": "Lag", "namespace": "N", "delay": timedelta(seconds=-1)}, "delay"),

@@ -212,7 +212,7 @@ async def test_an_engine_that_cannot_drain_does_not_keep_the_instance(proxy: Pro
     assert proxy.moto.shown(group)["DesiredCapacity"] == 1
 
 
-@pytest.mark.parametrize("case", ["no engine", "engine down", "strangers"])
+@pytest.mark.parametrize("case", ["no engine", "engine down", "strangers", "nobody"])
 async def test_without_knowing_the_workers_the_group_chooses(
     proxy: Proxy, parameters: dict[str, Any], case: str
 ) -> None:
@@ -221,6 +221,8 @@ async def test_without_knowing_the_workers_the_group_chooses(
     engine = Engine({"10.99.99.99": 1.0})
     if case == "engine down":
         engine.failure = UnavailableError("the Master is gone")
+    if case == "nobody":
+        engine.costs.clear()  # as at a Master that was restarted, while its workers work on
     async with connected(AwsAsg(group, **parameters), None if case == "no engine" else engine) as target:
         await target.scale(2)
         status = await target.describe()
