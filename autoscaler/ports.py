@@ -218,8 +218,10 @@ class EnginePlugin(Protocol):
 class TargetPlugin(Protocol):
     """Parameters of a target.
 
-    Two clusters may not have equal targets, as each would undo what the other does. A target of which that is not so,
-    because every connection has a size of its own, says so by the class attribute `shareable = True`.
+    Two clusters may not have equal targets, as each would undo what the other does. Parameters that do not tell one
+    target from another are left out by a property `subject`, anything that can be compared, which then stands for the
+    target. A target of which that is not so, because every connection has a size of its own, says so by the class
+    attribute `shareable = True`.
     """
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[ScaleTarget]:

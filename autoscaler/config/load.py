@@ -147,14 +147,15 @@ class _File:
         if getattr(target, "shareable", False):
             return
         try:
-            owner = next((owner for other, owner in self._targets if other == target), None)
+            subject = (type(target), getattr(target, "subject", target))
+            owner = next((owner for other, owner in self._targets if other == subject), None)
         except Exception as error:  # foreign code: its failure must name it instead of ending us
             told = f"{type(target).__name__} failed: {type(error).__name__}: {error}"
             raise self._problems.fail(line, path, told) from error
         if owner is not None:
             message = f"cluster {owner!r} has the same target: each would undo what the other does; give each its own"
             self._problems.add(line, path, message)
-        self._targets.append((target, cluster))
+        self._targets.append((subject, cluster))
 
     def warnings(self, config: Config) -> tuple[str, ...]:
         """What is probably not meant, in the form and order of problems."""

@@ -99,6 +99,11 @@ class AwsAsg:
         if self.hook and self.scale_in is not ScaleIn.HOOK:
             raise ValueError("hook is of use with scale_in: hook only")
 
+    @property
+    def subject(self) -> tuple[str | None, ...]:
+        """What is scaled, whatever else is said of it."""
+        return self.group, self.region, self.profile, self.role, self.endpoint_url
+
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
         """Open it; nothing is asked before the first description is.

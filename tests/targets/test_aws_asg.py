@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import botocore.session
@@ -16,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from autoscaler.aws import Place, place_of, shared_aws
+from autoscaler.config import load
 from autoscaler.core.model import (
     Behaviour,
     ClusterSpec,
@@ -31,6 +33,7 @@ from autoscaler.core.step import step
 from autoscaler.daemon.controller import splay
 from autoscaler.ports import (
     AnswerError,
+    ConfigurationError,
     Doctor,
     EdgeError,
     EdgeTimeoutError,
@@ -316,6 +319,28 @@ async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], ins
 def test_wrong_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(AwsAsg("group", REGION), **changes)
+
+
+@pytest.mark.parametrize(("other", "same"), [("fresh: 9s", True), ("scale_in: drain", True), ("profile: two", False)])
+def test_two_clusters_may_not_scale_one_group(tmp_path: Path, other: str, same: bool) -> None:
+    """Whatever else is said of it."""
+    file = tmp_path / "autoscaler.yaml"
+    lines = ["clusters:"]
+    for name, rest in (("a", "timeout: 4s"), ("b", other)):
+        lines += [
+            f"  {name}:",
+            f"    target: {{type: aws-asg, group: g, region: us-east-1, {rest}}}",
+            "    max: 4",
+            "    metrics: {cpu: {source: cw, metric: CPU, namespace: N}}",
+            "    max_age: 5m",
+            "    policies: {p: {type: target-tracking, metric: cpu, target: 1}}",
+        ]
+    file.write_text("\n".join(["sources: {cw: {type: cloudwatch, region: us-east-1}}", *lines]))
+    if same:
+        with pytest.raises(ConfigurationError, match="has the same target"):
+            load(file, {})
+    else:
+        assert len(load(file, {}).clusters) == 2
 
 
 # ----------------------------------------------------------------------------------------------------------
