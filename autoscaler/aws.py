@@ -1,9 +1,9 @@
 """Clients of AWS services: one session and a few threads for each region and identity, shared by all who ask there.
 
-boto3 blocks, so it is called in threads of our own: some for questions, others for changes, so that a change never
-waits behind questions that hang. botocore tries a call again while it is throttled, fails with 5xx or is cut off
-(adaptive mode, a bounded number of attempts), each attempt within a part of the time-out; nothing is sent any more
-once the time-out is over.
+boto3 blocks, so it is called in threads of our own: some for the questions to each service, others for changes, so that
+neither a change nor another service ever waits behind questions that hang. botocore tries a call again while it is
+throttled, fails with 5xx or is cut off (adaptive mode, a bounded number of attempts), each attempt within a part of the
+time-out; nothing is sent any more once the time-out is over.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class Aws:
         self._lock = threading.Lock()
         self._here = threading.local()
         self._seconds = place.timeout.total_seconds()
-        self._threads = {mode: ThreadPoolExecutor(THREADS, f"aws-{place.region}-{mode}") for mode in ("read", "write")}
+        self._threads: dict[tuple[str, str], ThreadPoolExecutor] = {}
 
     def close(self) -> None:
         """Let go of threads and connections; a thread that still waits ends at its own time-out."""
@@ -219,7 +219,7 @@ class Aws:
             RefusedError: the profile does not exist.
         """
         for mode in ("read", "write"):
-            await asyncio.wrap_future(self._threads[mode].submit(self._prepare, service, mode))
+            await asyncio.wrap_future(self._pool(service, mode).submit(self._prepare, service, mode))
 
     async def call(
         self,
@@ -251,7 +251,7 @@ class Aws:
         question = operation.startswith(("Describe", "Get"))
         mode = "read" if question else "once" if once else "write"
         work = _Work(service, operation, parameters, mode, time.monotonic() + 0.95 * self._seconds)
-        future = self._threads["read" if question else "write"].submit(self._ask, work, resource)
+        future = self._pool(service, "read" if question else "write").submit(self._ask, work, resource)
         if ended is not None:
             future.add_done_callback(lambda _: None if loop.is_closed() else loop.call_soon_threadsafe(ended))
         try:
@@ -276,6 +276,13 @@ class Aws:
             if not answer.get("NextToken"):
                 return found
             token = {"NextToken": answer["NextToken"]}
+
+    def _pool(self, service: str, mode: str) -> ThreadPoolExecutor:
+        """Threads of its own for each service and for changes: what hangs in one does not hold up another."""
+        key = (service, mode)
+        if key not in self._threads:
+            self._threads[key] = ThreadPoolExecutor(THREADS, f"aws-{self.place.region}-{service}-{mode}")
+        return self._threads[key]
 
     def _prepare(self, service: str, mode: str) -> None:
         try:

@@ -44,6 +44,7 @@ from autoscaler.ports import (
     TargetStatus,
     UnavailableError,
 )
+from autoscaler.sources.cloudwatch import CloudWatch, Query
 from autoscaler.targets import aws_groups
 from autoscaler.targets.aws_asg import AwsAsg, Sizes, Target, progress
 from autoscaler.targets.aws_groups import Group, Instance, shared_groups
@@ -55,6 +56,7 @@ pytest_plugins = ("tests.aws.fixtures",)
 
 DESCRIBE = "DescribeAutoScalingGroups"
 LONG = timedelta(seconds=9)
+NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
 
 
 @asynccontextmanager
@@ -433,6 +435,22 @@ async def test_nothing_is_sent_any_more_once_the_time_is_over(proxy: Proxy, para
         made = len(proxy.made("SetDesiredCapacity"))
         await asyncio.sleep(1.5)
         assert len(proxy.made("SetDesiredCapacity")) == made <= 3
+
+
+async def test_a_service_that_hangs_does_not_hold_up_another(proxy: Proxy, parameters: dict[str, Any]) -> None:
+    group = proxy.moto.group(2)
+    proxy.stall("GetMetricData", 30, times=None)
+    queries = [Query(expression=f"SELECT MAX({name}) FROM N") for name in "abcdefgh"]  # noqa: S608 - no database
+    source = CloudWatch(REGION, endpoint_url=proxy.url, timeout=LONG)
+    async with LocalShared() as shared, AwsAsg(group, **parameters).connect(shared) as target:
+        async with source.connect(shared) as live:
+            asking = [asyncio.create_task(live.collect(query, NOW)) for query in queries]
+            await until(lambda: len(proxy.made("GetMetricData")) == 4)
+            status = asyncio.create_task(target.describe())
+            await asyncio.wait((status, *asking), return_when=asyncio.FIRST_COMPLETED)
+            assert status.done()
+            assert (await status).desired == 2
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def test_a_connection_cut_before_aws_heard_is_made_again(proxy: Proxy, parameters: dict[str, Any]) -> None:
