@@ -388,14 +388,24 @@ def validate_access(access: Access) -> None:
         raise ValueError("url must not contain a user or password; use username and password, or token")
     if not usable:
         raise ValueError(f"url must be the JobManager's REST address such as http://host:8081, not {access.url!r}")
-    if (access.username is None) != (access.password is None):
-        raise ValueError("username and password belong together: give both or neither")
-    if access.token is not None and access.username is not None:
-        raise ValueError("give either token or username and password, not both")
+    _validate_login(access)
     if access.ca_file is not None and parts.scheme != "https":
         raise ValueError("ca_file needs a url that begins with https://")
     if access.timeout <= timedelta(0):
         raise ValueError("timeout must be above 0")
+
+
+def _validate_login(access: Access) -> None:
+    if (access.username is None) != (access.password is None):
+        raise ValueError("username and password belong together: give both or neither")
+    if access.token is not None and access.username is not None:
+        raise ValueError("give either token or username and password, not both")
+    if access.token is not None and not re.fullmatch(r"[!-~]+", access.token):
+        raise ValueError("token must be ASCII without spaces (is there a line break at its end?)")
+    if access.username is not None and (":" in access.username or not access.username.strip()):
+        raise ValueError("username must not be empty or contain a colon")
+    if access.password is not None and not (access.password and access.password.isprintable()):
+        raise ValueError("password must not be empty or contain a line break (is there one at its end?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +439,7 @@ async def _session() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
         headers={"Accept": "application/json", "Accept-Encoding": "identity"},
         auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),  # whose login one would be is not told apart
         # Not limited by host: many JobManagers may be behind one proxy, and one that hangs must not cost the others.
         connector=aiohttp.TCPConnector(limit=CONNECTIONS),
     ) as session:

@@ -320,6 +320,24 @@ async def test_it_says_who_it_is(newest: Rig, changes: dict[str, Any], expected:
     assert "t0ken" not in repr(api.key)
 
 
+async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
+    """Proxies give a session to whoever has shown a token: that of one client must not open the door to the next."""
+    cookies = []
+
+    async def greet(request: web.Request) -> web.Response:
+        cookies.append(dict(request.cookies))
+        answer = web.json_response(newest.flink.answers["/overview"]["answer"])
+        answer.set_cookie("session", "of the first")
+        return answer
+
+    newest.flink.special["/overview"] = greet
+    # Cookies are kept for names, not for addresses.
+    url = newest.url.replace("127.0.0.1", "localhost")
+    for token in ("first", "second"):
+        await (await shared_api(newest.shared, Access(url, token=Secret(token)))).overview()
+    assert cookies == [{}, {}]
+
+
 async def test_a_certificate_file_that_is_not_there_is_named(newest: Rig) -> None:
     with pytest.raises(RefusedError, match=r"ca_file /nowhere/ca.pem cannot be used"):
         await shared_api(newest.shared, Access("https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")))
@@ -364,6 +382,11 @@ def test_two_jobs_of_one_name_are_an_error() -> None:
         ({"url": "http://ann:hunter2@h:1"}, "^url must not contain a user or password"),
         ({"username": "ann"}, "belong together"),
         ({"username": "ann", "password": Secret("x"), "token": Secret("y")}, "not both"),
+        ({"token": Secret("abc\n")}, "token must be ASCII without spaces .is there a line break at its end"),
+        ({"token": Secret("")}, "token must be ASCII"),
+        ({"username": "ann:lee", "password": Secret("x")}, "username must not be empty or contain a colon"),
+        ({"username": "", "password": Secret("x")}, "username must not be empty"),
+        ({"username": "ann", "password": Secret("x\n")}, "password must not be empty or contain a line break"),
         ({"ca_file": Path("ca.pem")}, "needs a url that begins with https"),
         ({"timeout": timedelta(0)}, "timeout must be above 0"),
     ],
