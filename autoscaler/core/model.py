@@ -483,6 +483,8 @@ class Rescale:
         error: what the scale call said when it failed, else empty.
         durations: phase -> seconds it took.
         deadlines: what the engine's own settings allow the phases, as last seen.
+        replaced: the one on its way that this request gave way to, until this one is confirmed: where it is not
+            accepted, that one is followed on.
     """
 
     before: int
@@ -495,6 +497,7 @@ class Rescale:
     error: str = ""
     durations: Mapping[Phase, float] = field(default_factory=dict)
     deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
+    replaced: Rescale | None = None
 
     @property
     def direction(self) -> Direction:

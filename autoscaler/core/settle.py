@@ -125,7 +125,7 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
         rescale = replace(rescale, deadlines=observation.engine.deadlines)
     if desired == rescale.to:
         if not rescale.confirmed:
-            rescale = replace(rescale, confirmed=True, error="")
+            rescale = replace(rescale, confirmed=True, error="", replaced=None)
     elif not rescale.confirmed and rescale.error and desired == rescale.before:
         text = f"{rescale.before} to {rescale.to} was not accepted: {rescale.error}"
         return Settling(dropped=rescale, notes=((Reason.UNCONFIRMED, text),))

@@ -122,8 +122,9 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     if wanted != current:
         if rescale is not None:
             notes.append((Reason.SUPERSEDED, f"{rescale.before} to {rescale.to} gives way to {wanted}"))
+        under_way = rescale if rescale is None or rescale.confirmed else rescale.replaced
         # From the size that is shown: a request before this one may not have arrived yet.
-        rescale = begin(desired, wanted, at, Cause.REQUEST)
+        rescale = replace(begin(desired, wanted, at, Cause.REQUEST), replaced=under_way)
         events = (*events, ScaleEvent(at, wanted - current))
     decision = Decision(
         spec.name,
@@ -165,12 +166,12 @@ def call_failed(state: ClusterState, error: str) -> ClusterState:
 
 
 def call_withheld(state: ClusterState) -> ClusterState:
-    """Take back a request that was never sent (dry run): no rescale is on its way and no event counts."""
+    """Take back a request that was never sent (dry run): what was on its way before still is, and no event counts."""
     rescale = state.rescale
     if rescale is None or rescale.confirmed:
         return state
     events = tuple(event for event in state.events if event.at != rescale.at)
-    return replace(state, rescale=None, requested=None, events=events)
+    return replace(state, rescale=rescale.replaced, requested=None, events=events)
 
 
 def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
@@ -180,7 +181,9 @@ def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
         return None if time is None else time + shift
 
     def moved_rescale(rescale: Rescale | None) -> Rescale | None:
-        return rescale and replace(rescale, at=rescale.at + shift, since=rescale.since + shift)
+        return rescale and replace(
+            rescale, at=rescale.at + shift, since=rescale.since + shift, replaced=moved_rescale(rescale.replaced)
+        )
 
     learned = state.learned
     return ClusterState(
@@ -337,7 +340,8 @@ def _settle(
     at = observation.at
     if settling.dropped is not None:
         events = tuple(event for event in state.events if event.at != settling.dropped.at)
-        return replace(state, rescale=None, events=events)
+        before = replace(state, rescale=settling.dropped.replaced, events=events)
+        return _settle(spec, before, observation, metrics, notes)
     if settling.missed is not None:
         # Accepted and never shown: somebody was quicker in putting it back than we in looking.
         overruled = state.overruled if settling.missed.confirmed else _overruled(state, at)

@@ -21,6 +21,7 @@ from autoscaler.core.model import (
     JobState,
     Limits,
     Observation,
+    Phase,
     Rate,
     RateKind,
     Reading,
@@ -445,6 +446,45 @@ def test_a_request_that_was_refused_is_not_one_that_somebody_undid() -> None:
         if decision.rescale:
             state = call_failed(state, "not allowed")
     assert state.overruled == ()
+
+
+def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> None:
+    """Otherwise the size might be lowered while the job absorbs the change."""
+    s = spec(Asks(), limits=Limits(1, 40), engine=True, metrics=("ask",))
+    state = ClusterState()
+    state, _ = step(s, state, seen(0, 4, 8, engine=running(4)))
+    state, _ = step(s, state, seen(15, 8, 8, engine=running(4)))
+    assert state.rescale is not None
+    assert state.rescale.phase is Phase.READY
+    under_way = state.rescale
+    state, decision = step(s, state, seen(30, 8, 16, engine=running(4)))
+    assert decision.desired == 16
+    # Neither does a second request in a row, nor a clock that is set, lose it.
+    state, decision = step(s, state, seen(45, 8, 30, engine=running(4)))
+    assert decision.desired == 30
+    assert state.rescale is not None
+    assert state.rescale.replaced == under_way
+    moved = rebase(state, seconds(5)).rescale
+    assert moved is not None
+    assert moved.replaced == replace(under_way, at=under_way.at + seconds(5), since=under_way.since + seconds(5))
+    state, decision = step(s, call_failed(state, "no quota"), seen(60, 8, 2, engine=running(4)))
+    assert decision.desired == 8
+    assert decision.verdicts[1].detail == "the rescale from 4 to 8 is on its way, not yet registered"
+    assert state.rescale == under_way
+    state, decision = step(s, state, seen(75, 8, 2, engine=running(8)))
+    assert decision.desired == 2
+    assert (Reason.SETTLED, "the rescale from 4 to 8 has settled after 75 s") in decision.notes
+
+
+def test_in_a_dry_run_a_change_from_outside_is_followed_on_though_more_is_wanted() -> None:
+    s = spec(Fixed(12), limits=Limits(1, 20))
+    state, told = ClusterState(), []
+    for observation in [seen(0, 4), *(seen(15 * tick, 8, ready=4) for tick in range(1, 8)), seen(120, 8)]:
+        state, decision = step(s, state, observation)
+        state = call_withheld(state)
+        told += [text for reason, text in decision.notes if reason is not Reason.SUPERSEDED]
+    assert told[-1] == "the rescale from outside from 4 to 8 has settled after 105 s"
+    assert not any("are gone" in text for text in told)
 
 
 def test_people_may_change_the_size_as_often_as_they_like() -> None:
