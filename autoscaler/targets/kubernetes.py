@@ -183,8 +183,10 @@ class Target:
         self._others = others
         self._stack = stack
         self._pods: Collection | None = None
-        self._selector: str | None = None
+        self._selector = ""
+        self._learned = ""
         self._shown: int | None = None
+        self._asked: int | None = None
         self._workforce: Callable[[], Workforce] | None = None
         self._left = ""
         self._looked = -LOOK
@@ -213,6 +215,7 @@ class Target:
         ready = await self._ready(found, desired)
         changed = self._changed(found, desired)
         self._shown = desired
+        self._asked = None if self._asked == desired else self._asked
         other = await self._other()
         hold = Bound(desired, f"{other} scales it too") if other else None
         remarks = [*changed, *_rollout(found), *await self._why_short(found, desired, ready)]
@@ -242,10 +245,13 @@ class Target:
         base = desired if self._shown is None else self._shown
         try:
             async with asyncio.timeout(self._api.access.timeout):
-                self._left = ""
+                self._left, self._asked = "", None
                 if self._spec.choose_pods and replicas < desired:
                     self._left = await self._choose(found, desired - replicas)
                 await self._request(found, base, replicas)
+        except RefusedError:
+            self._asked = None
+            raise
         except TimeoutError as error:
             raise EdgeTimeoutError(
                 f"{self._label} was asked to have {replicas} replicas, but the API server did not answer in time: "
@@ -319,14 +325,17 @@ class Target:
 
     def _changed(self, found: Json, desired: int) -> Sequence[str]:
         """That somebody else has changed the size since it was last shown, and who, where that is known."""
-        if self._shown is None or desired == self._shown:
+        if self._shown is None or desired in {self._shown, self._asked}:
             return ()
         who = found["metadata"].get("manager")
         return (f"the size was changed from {self._shown} to {desired} by {who or 'somebody else'}",)
 
     async def _learn_scale(self, found: Json, desired: int) -> None:
-        """Hold `replicas_path` against the scale subresource, and learn which pods are selected; once."""
-        if self._selector is not None:
+        """Hold `replicas_path` against the scale subresource, and learn which pods are selected.
+
+        Once, or, while it does not say which (an operator that has yet to start the job), after each change.
+        """
+        if self._selector or self._learned == version_of(found):
             return
         scale = await self._api.call(self._ask("get", "scale"))
         if version_of(scale) != version_of(found):
@@ -340,6 +349,7 @@ class Target:
                 f"{size}; let replicas_path be what its CRD says under specReplicasPath"
             )
         self._selector = str((scale.get("status") or {}).get("selector") or "")
+        self._learned = version_of(scale)
 
     async def _ready(self, found: Json, desired: int) -> int:
         if not self._custom:
@@ -360,8 +370,8 @@ class Target:
             if desired == 0:
                 return 0
             raise AnswerError(
-                f"the scale subresource of {self._label} does not say which pods it has; give ready_path, where it "
-                "shows how many replicas are ready"
+                f"the scale subresource of {self._label} does not say which pods it has: its controller has yet to "
+                "fill that in; if it never does, give ready_path, where it shows how many replicas are ready"
             )
         if self._pods is None:
             scope = Scope(PODS, pods.keep_pod, self._key[0], labels=self._selector)
@@ -370,13 +380,19 @@ class Target:
         return sum(map(pods.is_ready, self._pods.objects.values()))
 
     async def _other(self) -> str:
-        """Who else scales the same, or empty. What cannot be seen was told to the log when it was found out."""
+        """Who else scales the same, or empty. What may not be seen was told to the log when it was found out.
+
+        Raises:
+            EdgeError: that is not known yet.
+        """
         kind = APPS.get(self._spec.resource) or self._things.kind
         for others in self._others:
-            try:
-                await others.tried()
-            except EdgeTimeoutError:
-                continue
+            await others.tried()
+            if not others.known:
+                ask = others.scope.ask("list")
+                raise UnavailableError(
+                    f"whether another controller scales {self._label} too is not known yet: {ask}: {others.error}"
+                )
             for other in others.find((self._key[0], self._spec.what.group, kind, self._key[1])):
                 name = other["metadata"]["name"]
                 return f"the {'KEDA ScaledObject' if others.scope.resource is SCALED_OBJECTS else others.kind} {name}"
@@ -393,16 +409,18 @@ class Target:
             self._looked = now
             try:
                 async with asyncio.timeout(min(LOOKING, self._api.access.timeout)):
-                    self._reasons = await self._look(found)
+                    self._reasons = await self._look(found, desired)
             except TimeoutError:
                 self._reasons = ()
             except EdgeError as error:
                 self._reasons = (f"why pods do not come up is not known: {error}",)
         return (*([created] if created else []), *self._reasons)
 
-    async def _look(self, found: Json) -> tuple[str, ...]:
-        reasons = pods.why_not_up(await pods.pods_of(self._api, self._key[0], self._selected(found)))
-        if self._custom or self._spec.resource == "statefulsets":
+    async def _look(self, found: Json, desired: int) -> tuple[str, ...]:
+        seen = await pods.pods_of(self._api, self._key[0], self._selected(found))
+        reasons = pods.why_not_up(seen)
+        # Events are kept for an hour: where all pods exist, they tell of the past.
+        if len(seen) < desired and (self._custom or self._spec.resource == "statefulsets"):
             kind = APPS.get(self._spec.resource) or self._things.kind
             created = await pods.failed_create(self._api, *self._key, kind)
             if created:
@@ -442,6 +460,7 @@ class Target:
                     f"decided; {replicas} was not asked for"
                 )
             try:
+                self._asked = replicas  # until an answer comes; it may be accepted without one
                 body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
                 scale = await self._api.call(self._ask("patch", "scale"), body=body)
                 size = _scale_size(scale)
@@ -456,7 +475,10 @@ class Target:
                 size = _scale_size(scale)
                 version = version_of(scale)
                 if size != replicas:
+                    self._asked = None
+                    self._things.wrote(self._key, version, size)  # the watch may not have come as far
                     continue
+            self._asked = None
             self._things.wrote(self._key, version_of(scale), replicas)
             self._shown = replicas
             return

@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ LARGEST_ANSWER = 64 * 2**20  # bytes
 SHOWN = 300  # characters of the API server's own words that go into a message
 MANAGER = "reactive-autoscaler"  # how `managedFields` of what we change names us
 RENEW = 10.0  # seconds between two readings of credentials that were not accepted
+RENEWING = 20.0  # seconds for one: a kubeconfig's plug-in may wait for somebody who is not there
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _METHODS = {"patch": "PATCH", "create": "POST", "delete": "DELETE"}
@@ -191,7 +193,7 @@ class Api:
             ask: what is asked.
             query: parameters of the address.
             body: sent as JSON; of a patch, a merge patch.
-            patience: seconds for the whole answer; None: only for its beginning.
+            patience: seconds for the whole answer; None: it may last, and a quarter of `max_age` for its beginning.
 
         Raises:
             EdgeError: there is no good answer; also while it is read.
@@ -224,7 +226,9 @@ class Api:
         if ask.verb == "patch":
             headers["Content-Type"] = "application/merge-patch+json"
             query = {"fieldManager": MANAGER, **(query or {})}
-        opening = self.access.timeout / 2
+        connecting = self.access.timeout / 2
+        # A long list begins when all of it was read, and a watch may have to queue.
+        opening = max(connecting, self.access.max_age / 4 if patience is None else patience)
         # An asyncio.timeout, as aiohttp has none for the time until the answer begins.
         async with asyncio.timeout(opening):
             response: aiohttp.ClientResponse = await self._client.call_api(
@@ -235,7 +239,7 @@ class Api:
                 body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,
-                _request_timeout=aiohttp.ClientTimeout(total=patience, sock_connect=opening),
+                _request_timeout=aiohttp.ClientTimeout(total=patience, sock_connect=connecting),
             )
         return response
 
@@ -245,7 +249,8 @@ class Api:
         async with self._renewing:
             if loop.time() - self._renewed >= RENEW:
                 try:
-                    await self._renew()
+                    async with asyncio.timeout(RENEWING):
+                        await self._renew()
                 except PluginError as error:
                     raise RefusedError(str(error)) from error
                 self._renewed = loop.time()
@@ -349,6 +354,7 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
         ) from error
     settings = library.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: a watch holds its connection
+    settings.disable_strict_ssl_verification = True  # as kubectl, which takes cluster CAs that Python 3.13 would not
 
     async def renew() -> None:
         await _credentials(access, config, settings)
@@ -369,6 +375,7 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
     try:
         if in_cluster(access):
             config.load_incluster_config(client_configuration=settings)
+            _follow(settings, config)
         else:
             await config.load_kube_config(
                 config_file=access.kubeconfig or None,
@@ -377,13 +384,40 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
                 persist_config=False,
             )
         settings.host = settings.host.rstrip("/")
+        _trim(settings)
     except (config.ConfigException, *_UNREADABLE) as error:
         where = "the pod's service account" if in_cluster(access) else access.kubeconfig or "KUBECONFIG, ~/.kube/config"
         chosen = f", context {access.context}" if access.context else ""
         raise PluginError(
-            f"no credentials for Kubernetes ({where}{chosen}): {error}; give kubeconfig and context, "
+            f"no credentials for Kubernetes ({where}{chosen}): {_shown(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
-        ) from error
+        ) from None  # see _shown
+
+
+def _shown(error: Exception) -> str:
+    """The library's words without the part of the kubeconfig, tokens included, that it likes to show with them."""
+    return re.sub(r"\{.*\}", "{…}", f"{error}" or type(error).__name__, flags=re.DOTALL)
+
+
+def _trim(settings: Any) -> None:  # noqa: ANN401 - see Api
+    """Take a token as kubectl does: a file of it may end with a newline, which no header may."""
+    token = settings.api_key.get("BearerToken")
+    if token:
+        settings.api_key["BearerToken"] = token.strip()
+
+
+def _follow(settings: Any, config: Any) -> None:  # noqa: ANN401 - see Api
+    """Let a pod's token be taken from its file before each request, where it is replaced every hour."""
+    read = settings.refresh_api_key_hook
+
+    def refresh(settings: Any) -> None:  # noqa: ANN401 - see Api
+        try:
+            read(settings)
+        except (config.ConfigException, OSError) as error:
+            raise UnavailableError(f"the token of the pod's service account cannot be read: {error}") from error
+        _trim(settings)
+
+    settings.refresh_api_key_hook = refresh
 
 
 def in_cluster(access: Access) -> bool:
@@ -403,5 +437,5 @@ def _namespace(access: Access, config: Any) -> str:  # noqa: ANN401 - see Api
         chosen = next((found for found in contexts if found["name"] == access.context), current)
         namespace: str = chosen["context"].get("namespace") or "default"
     except (config.ConfigException, *_UNREADABLE) as error:
-        raise PluginError(f"the kubeconfig cannot be read: {error}") from error
+        raise PluginError(f"the kubeconfig cannot be read: {_shown(error)}") from None
     return namespace

@@ -76,6 +76,7 @@ def _reason(pod: Json) -> tuple[str, str] | None:
         waiting = (container.get("state") or {}).get("waiting") or {}
         why = waiting.get("reason", "")
         if why in _IMAGES:
+            why = "ImagePullBackOff" if why == "ErrImagePull" else why  # the two take turns
             return "cannot get the image", f"{container.get('image', '?')} ({why})"
         if why in _CRASHES:
             ended = (container.get("lastState") or {}).get("terminated") or {}

@@ -35,6 +35,7 @@ _log = logging.getLogger("autoscaler.targets")
 PAGE = 500  # objects in one answer to a list
 LISTING = 30.0  # seconds for one page
 FIRST_PAUSE = 0.5
+STEADY = 5.0  # seconds that a watch lasts where all is well: the pauses begin anew
 LONGEST_PAUSE = 10.0
 REFUSED_PAUSE = 30.0  # longest, when it is not allowed: somebody has to change a Role
 PATIENT = 3  # times that a server may say it cannot answer; then it may be that it has gone back behind our version
@@ -104,6 +105,7 @@ class Collection:
         self._version: str | None = None
         self._heard: float | None = None
         self._failures = 0
+        self._short = 0
         self._tried = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"watch {scope.resource} {scope.namespace} {scope.name}")
 
@@ -148,12 +150,17 @@ class Collection:
         """The objects under this index."""
         return [self.objects[key] for key in sorted(self._index.get(index, ()))]
 
+    @property
+    def known(self) -> bool:
+        """Whether it was read, or is known not to be readable by us."""
+        return self._heard is not None or isinstance(self.error, RefusedError)
+
     def wrote(self, key: Key, version: str, replicas: int) -> None:
-        """Note the answer to a change of ours: it holds until the watch has come as far."""
+        """Note a size that the API server has answered itself: it holds until the watch has come as far."""
         self._written[key] = (version, replicas)
 
     def written(self, key: Key) -> tuple[str, int] | None:
-        """Version and size of a change of ours that the watch has not shown yet."""
+        """Version and size that were answered and that the watch has not shown yet."""
         written, found = self._written.get(key), self.objects.get(key)
         if written and (found is None or not older(version_of(found), written[0])):
             del self._written[key]
@@ -172,6 +179,7 @@ class Collection:
                 await self._watch()
                 # A server that ends every watch at once must not be asked without a pause.
                 self._failures = 0 if loop.time() - begun >= FIRST_PAUSE else self._failures + 1
+                self._short = 0
                 error: EdgeError | None = None
             except EdgeError as caught:
                 error = caught
@@ -179,6 +187,8 @@ class Collection:
                 _log.exception("a watch failed", extra=self._known)
                 error = AnswerError(f"{self.scope.ask('watch')} failed: {type(caught).__name__}: {caught}")
             if error is not None:
+                # One that is opened, or listed for, and fails at once each time is to be left alone for longer, too.
+                self._short = 0 if loop.time() - begun >= STEADY else self._short + 1
                 self._failures += 1
                 self._failed(error)
             if self._failures:
@@ -192,7 +202,8 @@ class Collection:
             longest = REFUSED_PAUSE
         else:
             longest = min(LONGEST_PAUSE, self._api.access.max_age / 4)
-        pause = min(longest, FIRST_PAUSE * 2.0 ** min(self._failures - 1, 10)) * spread
+        times = max(self._failures, self._short if error else 0)
+        pause = min(longest, FIRST_PAUSE * 2.0 ** min(times - 1, 10)) * spread
         asked = (error.after or 0.0) if isinstance(error, BusyError) else 0.0
         return max(pause, min(asked, LONGEST_WAIT))
 
@@ -201,6 +212,8 @@ class Collection:
         lost = isinstance(error, UnavailableError) and not isinstance(error, GoneError | StalledError)
         if self._heard is None or answers or not lost:
             self._version = None
+        if isinstance(error, AbsentError) and self._failures > 1:  # once may be an API server that starts
+            self.objects, self._index = {}, {}
         # One lost connection or old version is a watch's everyday life.
         routine = self._failures == 1 and isinstance(error, UnavailableError) and self._heard is not None
         if self.error is None and not routine:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autoscaler.config import load
 from autoscaler.core.model import Bound
@@ -61,6 +62,11 @@ async def any_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIt
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with open_cluster(SERVERS[0], tmp_path) as cluster:
         yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoscaler.targets.kubernetes_watch.FIRST_PAUSE", 0.05)
 
 
 @asynccontextmanager
@@ -298,6 +304,34 @@ async def test_a_scaled_object_of_keda_is_named_unless_it_is_paused(
         assert status.floor == (Bound(2, "the KEDA ScaledObject by-lag scales it too") if held else None)
 
 
+async def test_a_scaled_object_goes_with_its_crd_also_while_nobody_was_watching(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.targets.kubernetes_watch.OPTIONAL_PAUSE", 0.1)
+    cluster.server.kinds.append(SCALED_OBJECTS)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
+    async with connected(cluster.target("tm")) as [target]:
+        await shows(target, lambda status: status.floor is not None)
+        await watching(cluster, SCALED_OBJECTS)
+        cluster.server.kinds.remove(SCALED_OBJECTS)
+        cluster.server.cut_watches(SCALED_OBJECTS)
+        await shows(target, lambda status: status.floor is None)
+
+
+async def test_nothing_is_scaled_before_it_is_known_who_else_scales_it(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "tm"}
+    await cluster.create(HPAS, {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}})
+    busy = cluster.server.fault("list", "refuse", HPAS, refusal=Refusal(503, "ServiceUnavailable", "soon"), times=10**6)
+    async with connected(cluster.target("tm")) as [target]:
+        with pytest.raises(UnavailableError, match="list on horizontalpodautoscalers"):
+            await target.scale(3)
+        busy.times = 0
+        assert "by-cpu" in (await until(lambda: _describes(target))).floor.reason  # type: ignore[union-attr]
+    assert not cluster.server.asked("patch")
+
+
 async def test_who_may_not_see_other_controllers_is_told_so_once(
     cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -389,6 +423,24 @@ async def test_pods_that_a_quota_forbids_are_reported_without_their_random_names
         status = await shows(target, told)
         [remark] = [remark for remark in status.remarks if "exceeded quota" in remark]
         assert remark.startswith("pods are not created: exceeded quota: small, requested: pods=1")
+
+
+async def test_an_old_failure_to_create_pods_is_no_reason_once_they_exist(cluster: Cluster) -> None:
+    await cluster.workload(STATEFUL_SETS, "tm", 2)
+    await cluster.pods("tm", 2)
+    cluster.server._event(STATEFUL_SETS, "jobs", "tm", "create Pod tm-1 failed: exceeded quota: small")
+    async with connected(cluster.target("tm", resource="statefulsets")) as [target]:
+        assert (await target.describe()).remarks == ()
+    assert len(cluster.server.asked("list", PODS)) == 1
+
+
+async def test_pods_that_wait_for_the_same_image_are_one_remark_whichever_way_they_wait(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    for pod, why in zip(await cluster.pods("tm", 2), ("ErrImagePull", "ImagePullBackOff"), strict=True):
+        waiting = {"name": "main", "image": "flink:9", "state": {"waiting": {"reason": why}}}
+        await cluster.pod_status(pod, {"phase": "Pending", "containerStatuses": [waiting]})
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).remarks == ("2 pods cannot get the image: flink:9 (ImagePullBackOff)",)
 
 
 async def test_pods_are_looked_at_only_while_some_are_missing_and_not_at_every_tick(cluster: Cluster) -> None:
@@ -539,6 +591,19 @@ async def test_a_custom_resource_is_scaled_and_its_pods_are_counted(flink: Clust
         assert (await flink.get(FLINK, "clicks"))["spec"]["taskManager"]["replicas"] == 3
 
 
+async def test_pods_are_counted_once_the_custom_resource_says_which_they_are(flink: Cluster) -> None:
+    found = flink.server.get(FLINK, "jobs", "clicks")  # as the operator leaves it until the JobManager is deployed
+    started = found["status"]
+    flink.server.put(FLINK, {**found, "status": {"taskManager": {"replicas": 0, "labelSelector": ""}}})
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        with pytest.raises(AnswerError, match="does not say which pods it has"):
+            await target.describe()
+        flink.server.put(FLINK, {**found, "status": started})
+        status = await until(lambda: _describes(target))
+        assert (status.desired, status.ready) == (2, 0)
+
+
 async def test_a_custom_resource_may_say_itself_how_many_are_ready(flink: Cluster) -> None:
     plugin = flink.target(
         "clicks",
@@ -647,6 +712,35 @@ async def test_a_server_that_stays_silent_leaves_it_open_whether_the_size_was_ac
         cluster.server.fault("patch", "slow", DEPLOYMENTS, seconds=30.0, times=9)
         with pytest.raises(EdgeTimeoutError, match="time"):
             await target.scale(2)
+
+
+async def test_a_change_of_ours_that_was_accepted_late_is_not_somebody_elses(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=0.6))) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "lose", DEPLOYMENTS)
+        cluster.server.fault("patch", "slow", DEPLOYMENTS, seconds=30.0, times=9)
+        with pytest.raises(UnavailableError):
+            await target.scale(2)
+        status = await shows(target, lambda status: status.desired == 2)
+        assert not any("changed" in remark for remark in status.remarks)
+        await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 4}})
+        status = await shows(target, lambda status: status.desired == 4)
+        assert "the size was changed from 2 to 4 by a-person" in status.remarks
+
+
+async def test_a_size_that_was_seen_in_a_conflict_is_shown_before_the_watch_knows_it(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.fault("watch", "mute", DEPLOYMENTS, times=99)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        await watching(cluster)
+        await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 5}})
+        with pytest.raises(RefusedError, match="from 1 to 5"):
+            await target.scale(2)
+        assert (await target.describe()).desired == 5
+        await target.scale(4)
+    assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 4
 
 
 @pytest.mark.parametrize(
@@ -775,7 +869,7 @@ async def test_a_watch_that_says_nothing_any_more_is_found_out(cluster: Cluster)
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     cluster.server.fault("watch", "mute", DEPLOYMENTS)
     async with connected(cluster.target("tm", max_age=SOON)) as [target]:
-        assert (await target.describe()).desired == 1
+        await until(lambda: _describes(target))
         await watching(cluster)
         await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 4}})
 
@@ -784,17 +878,26 @@ async def test_a_watch_that_says_nothing_any_more_is_found_out(cluster: Cluster)
             return (status is not None and status.desired == 4) or None
 
         await until(found)
-        assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
+        assert len(cluster.server.asked("list", DEPLOYMENTS)) >= 2
+
+
+def grow_old(target: Target) -> None:
+    """Let it be a minute ago that the watch was heard of."""
+    assert target._things._heard is not None
+    target._things._heard -= 61.0
 
 
 async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     with caplog.at_level(logging.INFO, "autoscaler.targets"):
-        async with connected(cluster.target("tm", max_age=SOON)) as [target]:
+        async with connected(cluster.target("tm")) as [target]:
             assert (await target.describe()).desired == 1
+            await watching(cluster)
             outage = cluster.server.fault("*", "drop", times=10**6)
             cluster.server.cut_watches()
+            await until(lambda: _true(target._things.error is not None))
             assert (await target.describe()).desired == 1  # a short outage is no reason to be blind
+            grow_old(target)
             assert "the size known is stale" in await fails(target, UnavailableError)
             with pytest.raises(UnavailableError):
                 await target.scale(3)
@@ -815,12 +918,16 @@ async def _describes(target: Target) -> TargetStatus | None:
 
 async def test_a_permission_that_is_taken_away_shows_once_the_size_is_stale(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    async with connected(cluster.target("tm", max_age=SOON)) as [target]:
+    async with connected(cluster.target("tm")) as [target]:
         await target.describe()
+        await watching(cluster)
         for verb in ("watch", "list"):
             refusal = Refusal(403, "Forbidden", "no more")
             cluster.server.fault(verb, "refuse", DEPLOYMENTS, refusal=refusal, times=10**6)
         cluster.server.cut_watches()
+        await until(lambda: _true(target._things.error is not None))
+        assert (await target.describe()).desired == 1
+        grow_old(target)
         text = await fails(target, RefusedError)
         assert "this needs" in text
         assert "named tm in namespace jobs" in text
@@ -849,6 +956,27 @@ async def test_a_slow_list_is_waited_for(cluster: Cluster) -> None:
     cluster.server.fault("list", "slow", DEPLOYMENTS, seconds=0.3)
     async with connected(cluster.target("tm")) as [target]:
         assert (await target.describe()).desired == 1
+
+
+async def test_a_list_may_take_longer_than_other_questions(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    cluster.server.fault("list", "slow", seconds=1.2, times=99)
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=1))) as [target]:
+        assert (await until(lambda: _describes(target))).desired == 1
+
+
+async def test_a_server_that_takes_back_every_watch_is_listed_with_growing_pauses(
+    cluster: Cluster,
+) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    too_old = Refusal(410, "Expired", "too old resource version")
+    cluster.server.fault("watch", "refuse", DEPLOYMENTS, refusal=too_old, times=5)
+    async with connected(cluster.target("tm")) as [target]:
+        await watching(cluster)
+        assert (await target.describe()).desired == 1
+        times = [request.at for request in cluster.server.asked("list", DEPLOYMENTS)]
+    assert len(times) == 6
+    assert times[-1] - times[-2] > 0.3  # the fifth pause is 0.05 s * 2**4, spread by a half
 
 
 async def test_long_lists_come_in_pages(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -907,6 +1035,74 @@ async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: s
                 pass
 
 
+def _replace_user(cluster: Cluster, user: Json) -> None:
+    path = Path(cluster.kubeconfig)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "users": [user]}))
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"name": "daemon", "token": "hunter2"},
+        {"name": "daemon", "user": {"token": "hunter2", "exec": {"command": "login"}}},
+        {"name": "daemon", "user": {"auth-provider": {"name": "oidc", "config": {"refresh-token": "hunter2"}}}},
+    ],
+    ids=["no user", "half an exec", "half an auth-provider"],
+)
+async def test_a_kubeconfig_with_a_mistake_does_not_end_up_in_messages(
+    cluster: Cluster, user: Json, caplog: pytest.LogCaptureFixture
+) -> None:
+    _replace_user(cluster, user)
+    async with LocalShared() as shared:
+        with pytest.raises(PluginError, match="no credentials for Kubernetes") as caught:
+            async with cluster.target("tm").connect(shared):
+                pass
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in caplog.text
+
+
+async def test_a_token_file_may_end_with_a_newline(cluster: Cluster, tmp_path: Path) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 3)
+    (tmp_path / "token").write_text("daemon\n")
+    _replace_user(cluster, {"name": "daemon", "user": {"tokenFile": "token"}})
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).desired == 3
+
+
+PLUGIN = """
+import json, sys, pathlib, time
+if pathlib.Path("{hangs}").exists():
+    pathlib.Path("{hung}").touch()
+    time.sleep(60)
+token = pathlib.Path("{token}").read_text()
+print(json.dumps({{"apiVersion": sys.argv[1], "kind": "ExecCredential", "status": {{"token": token}}}}))
+"""
+
+
+async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_not_accepted_any_more(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    monkeypatch.setattr("autoscaler.targets.kubernetes_api.RENEW", 0.0)
+    monkeypatch.setattr("autoscaler.targets.kubernetes_api.RENEWING", 2.0)
+    (tmp_path / "token").write_text("daemon")
+    program = PLUGIN.format(**{name: tmp_path / name for name in ("hangs", "hung", "token")})
+    version = "client.authentication.k8s.io/v1"
+    plugin = {"apiVersion": version, "command": sys.executable, "args": ["-c", program, version]}
+    _replace_user(cluster, {"name": "daemon", "user": {"exec": plugin}})
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=20))) as [target]:
+        assert (await target.describe()).desired == 1
+        cluster.server.users["next"] = cluster.server.users.pop("daemon")
+        (tmp_path / "hangs").touch()
+        await watching(cluster)
+        cluster.server.cut_watches(DEPLOYMENTS)
+        await until(lambda: _true((tmp_path / "hung").exists()))
+        (tmp_path / "hangs").unlink()
+        (tmp_path / "token").write_text("next")
+        await target.scale(2)  # although the watch is waiting for the plug-in
+    assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 2
+
+
 async def test_the_context_is_chosen_and_gives_the_namespace(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 3)
     path = cluster.kubeconfig
@@ -918,8 +1114,8 @@ async def test_the_context_is_chosen_and_gives_the_namespace(cluster: Cluster) -
                 pass
 
 
-async def test_in_a_pod_the_service_account_is_used(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_in_a_pod_the_service_account_is_used_and_its_token_is_followed(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from kubernetes_asyncio.config import incluster_config  # noqa: PLC0415 - it belongs to an extra
 
@@ -939,8 +1135,16 @@ async def test_in_a_pod_the_service_account_is_used(
         loader._set_config(client_configuration)
 
     monkeypatch.setattr("kubernetes_asyncio.config.load_incluster_config", load)
+    monkeypatch.setattr(incluster_config, "TOKEN_REFRESH_PERIOD", timedelta(0))  # of a minute
     async with connected(Kubernetes("tm")) as [target]:
         assert (await target.describe()).desired == 3
+        cluster.server.users["renewed"] = cluster.server.users.pop("daemon")  # as the kubelet does every hour
+        (tmp_path / "token").write_text("renewed\n")
+        await target.scale(4)
+        assert not [record for record in caplog.records if "read anew" in record.message]  # without a 401
+        (tmp_path / "token").write_text("")
+        with pytest.raises(UnavailableError, match="token"):
+            await target.scale(5)
 
 
 DOCS = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
