@@ -62,6 +62,7 @@ class Situation:
         floor, ceiling: what the target itself does not go beyond.
         remarks: what the target says to people.
         overruled: when sizes that we had requested were changed from outside.
+        still: whether a loss keeps the job from working.
     """
 
     spec: ClusterSpec
@@ -81,6 +82,7 @@ class Situation:
     ceiling: Bound | None = None
     remarks: tuple[str, ...] = ()
     overruled: tuple[datetime, ...] = ()
+    still: bool = False
 
     @property
     def behaviour(self) -> Behaviour:
@@ -105,7 +107,10 @@ def freshness(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
 
 
 def settling(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
-    """While a rescale is in flight: nothing down, and up only when the size on its way is clearly short."""
+    """While a rescale is in flight: nothing down, and up only when the size on its way is clearly short.
+
+    While a loss keeps the job from working, not even then: the stall is not load.
+    """
     if s.rescale is None and not s.unsettled:
         return wanted, lowest, highest, Reason.SETTLING, ""
     if s.rescale is not None:
@@ -114,6 +119,8 @@ def settling(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     else:
         why = s.unsettled
     if wanted > s.current:
+        if s.still:
+            return wanted, lowest, min(highest, s.current), Reason.SETTLING, f"{why}; the job stands still meanwhile"
         if wanted > s.current * (1 + s.spec.settle.short):
             return (
                 wanted,

@@ -64,20 +64,23 @@ def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
 
 
 def disturbed(
-    spec: ClusterSpec, observation: Observation, desired: int, last_run: EngineStatus | None
+    spec: ClusterSpec, observation: Observation, desired: int, last_run: EngineStatus | None, *, whole: bool
 ) -> tuple[Rescale, str] | None:
     """A rescale for what nobody requested, and what it is: replicas that are gone, or a job that restarts by itself.
 
     A worker that is stopped (SIGTERM) tells the engine, which gives up its slots at once. One that is killed, hangs or
     is cut off tells nobody: its slots stay until its heartbeat runs out, and so long the job stands still.
 
-    `last_run` is what the engine showed when the job was last seen running, if it was.
+    `last_run` is what the engine showed when the job was last seen running, if it was; `whole` is whether as many
+    replicas as desired have been seen up.
     """
     at = observation.at
     ready = observation.ready
     engine = observation.engine
     slots = None if engine is None else engine.slots
     if ready is not None and ready < desired:
+        if not whole:
+            return begin(ready, desired, at, Cause.LOSS), f"{desired - ready} of {desired} replicas are not up"
         text = f"{desired - ready} of {desired} replicas are gone"
         if slots is not None and slots > ready * spec.slots_per_replica:
             text += "; the engine still counts their slots, as for workers that were killed or hang"
@@ -88,18 +91,32 @@ def disturbed(
         return None
     # A surge, as of a rolling update, has more replicas than desired: their slots are nobody's that is gone.
     here = max(desired, ready or 0)
-    whole = here * spec.slots_per_replica
-    grown = slots is not None and slots > whole and last_run is not None and (last_run.slots or 0) <= whole
+    theirs = here * spec.slots_per_replica
+    grown = slots is not None and slots > theirs and last_run is not None and (last_run.slots or 0) <= theirs
     # A job that is neither running nor coming back waits for no heartbeat, and is held as it is.
     if grown and engine.job in _RECOVERING:
         # Replaced before anybody noticed: the heartbeat of the one before has still to run out.
         lost = replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.READY)
-        text = f"the engine counts {slots} slots where {here} replicas have {whole}"
+        text = f"the engine counts {slots} slots where {here} replicas have {theirs}"
         return lost, f"{text}, as when a worker was killed and is replaced already"
     if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
         # Every replica is there: only the job has to come back and catch up.
         return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED), "the job restarts"
     return None
+
+
+def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observation) -> bool:
+    """Whether a loss has stopped the job. What piles up meanwhile is no load, and another rescale stops it longer.
+
+    It stands still while it restarts, and while the engine counts the slots of a worker that is not there any more.
+    """
+    engine = observation.engine
+    if rescale is None or rescale.cause is not Cause.LOSS or engine is None:
+        return False
+    if engine.job is not JobState.RUNNING:
+        return engine.job is not JobState.UNKNOWN
+    ready = observation.ready
+    return ready is not None and engine.slots is not None and engine.slots > ready * spec.slots_per_replica
 
 
 def _restarted(before: EngineStatus, now: EngineStatus) -> bool:

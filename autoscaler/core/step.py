@@ -33,7 +33,7 @@ from autoscaler.core.model import (
     Verdict,
     View,
 )
-from autoscaler.core.settle import Note, Settling, begin, disturbed, follow
+from autoscaler.core.settle import Note, Settling, begin, disturbed, follow, stands_still
 
 _GAP = 2.5
 """Intervals without an observation after which what happened in between counts as unseen."""
@@ -116,6 +116,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
             observation.ceiling,
             observation.remarks,
             state.overruled,
+            stands_still(spec, rescale, observation),
         )
     )
     wanted = verdicts[-1].after
@@ -290,7 +291,8 @@ def _disturb(
     if state.missed is not None or before is None:
         # What was given up is not waited for again; and at first sight nothing is known to have been lost.
         return state
-    found = disturbed(spec, observation, desired, None if settled else _last_run(state, observation))
+    whole = any(seen.desired == desired and (seen.ready or 0) >= desired for seen in reversed(state.past))
+    found = disturbed(spec, observation, desired, None if settled else _last_run(state, observation), whole=whole)
     if found is None:
         return state
     lost, what = found

@@ -454,3 +454,35 @@ def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
             Bound(odd, "odd")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a bound must have a reason"):
         Bound(3, "")
+
+
+def test_a_replica_that_has_never_been_up_is_not_told_as_lost() -> None:
+    state, notes = lived(seen(0, 3, ready=2, engine=running(2)), seen(15, 3, ready=2, engine=running(2)))
+    assert state.rescale is not None
+    assert notes == [(Reason.SETTLING, "1 of 3 replicas are not up")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "ready", "desired"),
+    [
+        (running(3), 2, 3),  # the slots of the lost one are still counted
+        (replace(running(3), slots=4), 3, 3),  # and when it is replaced already
+        (replace(running(2), job=JobState.RESTARTING), 3, 3),
+        (replace(running(2), job=JobState.FAILED), 2, 3),
+        (running(2), 2, 9),  # given up: the job works with what is left, and may be clearly short
+        (replace(running(2), slots=None), 2, 9),
+        (replace(running(3), job=JobState.UNKNOWN), 2, 9),
+        (None, 2, 9),
+    ],
+)
+def test_what_piles_up_while_a_loss_keeps_the_job_from_working_is_no_load(
+    engine: EngineStatus | None, ready: int, desired: int
+) -> None:
+    naive = replace(STEADY, policies=spec(Fixed(9)).policies)
+    state, _ = step(STEADY, ClusterState(), seen(0, 3, engine=running(3)))
+    state, decision = step(naive, state, seen(15, 3, ready=2, engine=replace(running(2), job=JobState.RESTARTING)))
+    assert state.rescale is not None
+    assert state.rescale.cause is Cause.LOSS
+    _, decision = step(naive, state, seen(30, 3, ready=ready, engine=engine))
+    assert decision.desired == desired
+    assert any("the job stands still meanwhile" in verdict.detail for verdict in decision.verdicts) == (desired == 3)
