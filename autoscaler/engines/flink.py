@@ -80,7 +80,7 @@ class FlinkEngine:
         self._api = api
         self._parameters = parameters
         self._told: set[tuple[str, str]] = set()
-        self._examined = ""
+        self._examined: tuple[str, str] | None = None
 
     async def describe(self) -> EngineStatus:
         """Say how the job is. Raises EdgeError when the JobManager cannot be asked."""
@@ -92,8 +92,9 @@ class FlinkEngine:
                 return EngineStatus(JobState.FAILED if line.state == "FAILED" else JobState.STOPPED)
             facts = await self._facts(line)
             numbers = await self._numbers(facts.job)
-        if self._examined != line.jid:
-            self._examined = line.jid
+        if self._examined != (line.jid, line.state):
+            # One that starts shows neither vertices nor checkpoints yet.
+            self._examined = line.jid, line.state
             self._warn(facts)
         return status(facts, numbers)
 

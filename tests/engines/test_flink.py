@@ -524,6 +524,25 @@ async def test_warnings_are_logged_once_for_a_job(rig: Rig, caplog: pytest.LogCa
     assert len(caplog.records) == len(first)
 
 
+async def test_what_shows_only_once_a_job_runs_is_logged_too(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """The daemon is often there before the job: an initializing one has neither vertices nor checkpoints."""
+    vertices = rig.flink.job["vertices"]
+    for vertex in vertices:
+        vertex["maxParallelism"] = 1
+    with caplog.at_level(logging.WARNING, "autoscaler.engines"):
+        rig.flink.job["vertices"] = []
+        rig.flink.state("INITIALIZING")
+        await rig.describe()
+        assert "maximum parallelism" not in {record.__dict__["subject"] for record in caplog.records}
+        rig.flink.job["vertices"] = vertices
+        rig.flink.state("RUNNING")
+        await rig.describe()
+        await rig.describe()
+    subjects = [record.__dict__["subject"] for record in caplog.records]
+    assert "maximum parallelism" in subjects
+    assert len(subjects) == len(set(subjects))
+
+
 async def test_a_check_tells_each_finding_once(rig: Rig, tmp_path: Path) -> None:
     """In its report; what the daemon would log of the same is not shown beside it."""
     file = tmp_path / "autoscaler.yaml"
