@@ -80,6 +80,11 @@ class FlinkRequirements:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
 
+    @property
+    def subject(self) -> tuple[str, str | None]:
+        """What is scaled, whatever else is said of it."""
+        return self.url.rstrip("/"), self.job
+
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
         """Use the client that everything that asks this JobManager shares."""

@@ -112,6 +112,11 @@ class Local:
             if owner is not self.kind and getattr(self, field.name) != field.default:
                 raise ValueError(f"{field.name} is a parameter of kind {owner}, and this is kind {self.kind}")
 
+    @property
+    def subject(self) -> Path:
+        """What is scaled, whatever else is said of it."""
+        return self.directory.absolute()
+
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
         """Take the pool over: its lock, its workers, the drains under way.
