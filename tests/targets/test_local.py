@@ -274,16 +274,17 @@ async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_touched(tmp_pa
     async with opened(tmp_path, StandIn()) as first:
         await settle(first, 1)
         worker = first._workers[1]
+        path = tmp_path / "workers" / "1.json"
+        known = json.loads(path.read_text())  # before the pool may notice that it has gone, and forgets it
         first._kill(worker)
         await until(lambda: processes.look(worker.pid or 0) is None)
         processes.reap(worker.pid or 0)
     stranger = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
     try:
-        path = tmp_path / "workers" / "1.json"
         seen = processes.look(stranger.pid)
         assert seen is not None
         # Even the start time agrees: only the token tells them apart.
-        record = {**json.loads(path.read_text()), "pid": stranger.pid, "start": seen.start, "draining": True}
+        record = {**known, "pid": stranger.pid, "start": seen.start, "draining": True}
         path.write_text(json.dumps(record))
         (tmp_path / "desired.json").write_text('{"desired": 0}')
         second = await pools()
