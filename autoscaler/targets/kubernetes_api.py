@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import ipaddress
 import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import yaml
@@ -37,6 +40,7 @@ Json = dict[str, Any]
 
 ATTEMPTS = 3
 LARGEST_ANSWER = 64 * 2**20  # bytes
+LONGEST_EVENT = 2 * 2**20  # bytes, a half of what is taken: an object may have 1.5 MiB
 SHOWN = 300  # characters of the API server's own words that go into a message
 MANAGER = "reactive-autoscaler"  # how `managedFields` of what we change names us
 RENEW = 10.0  # seconds between two readings of credentials that were not accepted
@@ -46,6 +50,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _METHODS = {"patch": "PATCH", "create": "POST", "delete": "DELETE"}
 # What the library raises for a kubeconfig that is missing or odd, besides its ConfigException.
 _UNREADABLE = (AttributeError, AssertionError, LookupError, OSError, TypeError, ValueError, yaml.YAMLError)
+_PASSWORD = re.compile(r"//[^\s/@]*@")  # with the user's name, in an address
 _BACKOFF = wait_random_exponential(multiplier=0.2, max=2)
 
 
@@ -213,7 +218,7 @@ class Api:
         except TimeoutError as error:
             raise EdgeTimeoutError(self._late(ask)) from error
         except (aiohttp.ClientError, OSError) as error:
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = _PASSWORD.sub("//***@", " ".join(str(error).split())) or type(error).__name__
             raise UnavailableError(f"the API server {self.server} cannot be asked to {ask}: {text}") from error
 
     def _late(self, ask: Ask) -> str:
@@ -360,11 +365,16 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
         await _credentials(access, config, settings)
 
     await renew()
+    settings.proxy = settings.proxy or proxy_of(settings.host)
     try:
         client = library.ApiClient(settings)
     except (OSError, ValueError) as error:
         raise PluginError(f"the certificates for {settings.host} cannot be used: {error}") from error
     client.user_agent = MANAGER
+    # The library's session reads .netrc before each request, of which aiohttp refuses to use both that and a token.
+    theirs = client.rest_client.pool_manager
+    client.rest_client.pool_manager = aiohttp.ClientSession(connector=theirs.connector, read_bufsize=LONGEST_EVENT)
+    theirs.detach()
     async with client:
         yield Api(access, client, renew, _namespace(access, config))
     await asyncio.sleep(0)  # in which connections that were ended are closed
@@ -392,6 +402,29 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
             f"no credentials for Kubernetes ({where}{chosen}): {_shown(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
         ) from None  # see _shown
+
+
+def proxy_of(server: str) -> str | None:
+    """The proxy that the environment names for a server, by kubectl's rules: none to loopback, networks in NO_PROXY."""
+    address = urlsplit(server)
+    host = address.hostname or ""
+    proxies = urllib.request.getproxies_environment()
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        direct = host == "localhost"
+    else:
+        direct = number.is_loopback or any(number in network for network in _networks(proxies.get("no", "")))
+    if direct or urllib.request.proxy_bypass_environment(host, proxies):  # type: ignore[attr-defined]
+        return None
+    return proxies.get(address.scheme)
+
+
+def _networks(excepted: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for part in excepted.split(","):
+        if "/" in part:
+            with suppress(ValueError):  # others read it, too: kubectl passes over what is no network
+                yield ipaddress.ip_network(part.strip(), strict=False)
 
 
 def _shown(error: Exception) -> str:

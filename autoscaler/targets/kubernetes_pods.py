@@ -142,7 +142,7 @@ async def choose(api: Api, pods: Sequence[Json], workers: Sequence[Worker], goin
         EdgeError: a pod could not be marked. Others may have been.
     """
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    costs = {id(pod): worker.cost for pod in staying for worker in workers if worker.hosts & names_of(pod)}
+    costs = {id(pod): worker.cost for pod in staying for worker in workers if is_worker(pod, worker)}
     if not costs:
         return "no pod is one of the engine's workers (compared by address and name), so Kubernetes chooses which go"
     # Pods that are no workers yet (or any more) cost the engine nothing.
@@ -172,6 +172,12 @@ async def _all(works: Iterable[Awaitable[None]]) -> None:
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+
+
+def is_worker(pod: Json, worker: Worker) -> bool:
+    """Whether an engine's worker runs in a pod."""
+    # The first part of a name is the pod's name or its address, whatever the domain.
+    return bool({*worker.hosts, *(host.partition(".")[0] for host in worker.hosts)} & names_of(pod))
 
 
 def names_of(pod: Json) -> frozenset[str]:

@@ -29,6 +29,8 @@ from autoscaler.ports import (
     Worker,
 )
 from autoscaler.targets.kubernetes import Kubernetes, Target, Watch
+from autoscaler.targets.kubernetes_api import proxy_of
+from autoscaler.targets.kubernetes_pods import is_worker
 from autoscaler.testing import LocalShared
 from tests.kubernetes.cluster import SERVERS, Cluster, kubeconfig, open_cluster, until
 from tests.kubernetes.server import (
@@ -224,6 +226,19 @@ async def test_all_targets_of_a_namespace_share_one_watch_and_looking_asks_nothi
         assert kinds.count(HPAS) <= 2
         assert cluster.server.watches.count(DEPLOYMENTS) == 1
     assert await until(lambda: _true(not cluster.server.watches))
+
+
+async def test_more_targets_watched_by_name_than_a_pool_of_connections_has_leave_room_for_changes(
+    cluster: Cluster,
+) -> None:
+    names = [f"tm-{number}" for number in range(120)]  # aiohttp's own limit is 100
+    for name in names:
+        cluster.server.create(DEPLOYMENTS, _bare(name, 0), "jobs")
+    async with connected(*(cluster.target(name) for name in names)) as targets:
+        await until(lambda: _true(cluster.server.watches.count(DEPLOYMENTS) == len(names)))
+        assert [(await target.describe()).desired for target in targets] == [0] * len(names)
+        await targets[-1].scale(1)
+        await shows(targets[-1], lambda status: status.desired == 1)
 
 
 async def _true(value: bool) -> bool | None:
@@ -502,6 +517,17 @@ async def test_the_pods_of_the_least_costly_workers_go_first(any_cluster: Cluste
         assert {costs[pod["metadata"]["name"]] for pod in left} == {5.0, 9.0}
         assert not any(COST in pod["metadata"].get("annotations", {}) for pod in left)
         assert (await target.describe()).remarks == ()
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["10.9.1.1", "tm-abc", "10-9-1-1.jobs.pod.cluster.local", "10-9-1-1.workers.jobs.svc.example.com"],
+)
+def test_a_worker_is_found_by_whatever_its_address_resolves_to(host: str) -> None:
+    pod = {"metadata": {"name": "tm-abc", "namespace": "jobs"}, "status": {"podIP": "10.9.1.1"}}
+    assert is_worker(pod, Worker("w", frozenset({host})))
+    other = {"metadata": {"name": "tm-abd", "namespace": "jobs"}, "status": {"podIP": "10.9.1.2"}}
+    assert not is_worker(other, Worker("w", frozenset({host})))
 
 
 def _pod(pods: Sequence[Json], name: str) -> Json:
@@ -1035,9 +1061,9 @@ async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: s
                 pass
 
 
-def _replace_user(cluster: Cluster, user: Json) -> None:
+def _change_config(cluster: Cluster, **parts: list[Json]) -> None:
     path = Path(cluster.kubeconfig)
-    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "users": [user]}))
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **parts}))
 
 
 @pytest.mark.parametrize(
@@ -1052,7 +1078,7 @@ def _replace_user(cluster: Cluster, user: Json) -> None:
 async def test_a_kubeconfig_with_a_mistake_does_not_end_up_in_messages(
     cluster: Cluster, user: Json, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _replace_user(cluster, user)
+    _change_config(cluster, users=[user])
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match="no credentials for Kubernetes") as caught:
             async with cluster.target("tm").connect(shared):
@@ -1064,7 +1090,7 @@ async def test_a_kubeconfig_with_a_mistake_does_not_end_up_in_messages(
 async def test_a_token_file_may_end_with_a_newline(cluster: Cluster, tmp_path: Path) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 3)
     (tmp_path / "token").write_text("daemon\n")
-    _replace_user(cluster, {"name": "daemon", "user": {"tokenFile": "token"}})
+    _change_config(cluster, users=[{"name": "daemon", "user": {"tokenFile": "token"}}])
     async with connected(cluster.target("tm")) as [target]:
         assert (await target.describe()).desired == 3
 
@@ -1089,7 +1115,7 @@ async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_not_acc
     program = PLUGIN.format(**{name: tmp_path / name for name in ("hangs", "hung", "token")})
     version = "client.authentication.k8s.io/v1"
     plugin = {"apiVersion": version, "command": sys.executable, "args": ["-c", program, version]}
-    _replace_user(cluster, {"name": "daemon", "user": {"exec": plugin}})
+    _change_config(cluster, users=[{"name": "daemon", "user": {"exec": plugin}}])
     async with connected(cluster.target("tm", timeout=timedelta(seconds=20))) as [target]:
         assert (await target.describe()).desired == 1
         cluster.server.users["next"] = cluster.server.users.pop("daemon")
@@ -1101,6 +1127,57 @@ async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_not_acc
         (tmp_path / "token").write_text("next")
         await target.scale(2)  # although the watch is waiting for the plug-in
     assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 2
+
+
+async def test_a_netrc_and_a_proxy_of_the_environment_are_not_for_a_cluster_on_loopback(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login me password hunter2\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    await cluster.workload(DEPLOYMENTS, "tm", 3)
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).desired == 3
+
+
+@pytest.mark.parametrize(
+    ("server", "proxied"),
+    [
+        ("https://kube.example.com:6443", True),
+        ("https://api.corp.example.com", False),
+        ("https://10.96.0.1", False),
+        ("https://10.97.0.1:443", True),
+        ("https://[fd00::1]:443", False),
+        ("https://localhost:6443", False),
+        ("https://127.0.0.1:6443", False),
+        ("http://kube.example.com", False),
+    ],
+)
+def test_proxies_of_the_environment_are_for_whom_kubectl_takes_them(
+    monkeypatch: pytest.MonkeyPatch, server: str, proxied: bool
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", ".corp.example.com, 10.96.0.0/16,fd00::/8,")
+    assert proxy_of(server) == ("http://proxy:3128" if proxied else None)
+
+
+async def test_a_proxys_password_is_not_shown(cluster: Cluster) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        port = proxy.sockets[0].getsockname()[1]
+        way = {"server": "https://kube.invalid:6443", "proxy-url": f"http://me:hunter2@127.0.0.1:{port}"}
+        _change_config(cluster, clusters=[{"name": "test", "cluster": way}])
+        async with connected(cluster.target("tm")) as [target]:
+            text = await fails(target, UnavailableError)
+    assert "407" in text
+    assert "hunter2" not in text
 
 
 async def test_the_context_is_chosen_and_gives_the_namespace(cluster: Cluster) -> None:
