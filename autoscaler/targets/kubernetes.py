@@ -140,6 +140,11 @@ class Kubernetes:
         match = _RESOURCE.fullmatch(self.resource)
         return Resource(*match.groups()) if match else Resource("apps", "v1", self.resource)
 
+    @property
+    def subject(self) -> tuple[str, ...]:
+        """What is scaled, whatever else is said of it. The version of an API does not make it another thing."""
+        return self.kubeconfig, self.context, self.namespace, self.what.group, self.what.plural, self.name
+
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
         """Take part in the client and the watches of the API server. Nothing is waited for.

@@ -10,6 +10,7 @@ from autoscaler.config import load
 from autoscaler.ports import ConfigurationError
 
 LOCAL = "type: local, master: 'spark://m:7077'"
+KUBERNETES = "type: kubernetes, name"
 FLINK = "type: flink-requirements, url"
 
 
@@ -20,6 +21,10 @@ FLINK = "type: flink-requirements, url"
         (f"{LOCAL}, directory: w", f"{LOCAL}, directory: v", False),
         (f"{FLINK}: 'http://f:8081', job: a", f"{FLINK}: 'http://f:8081/', job: a, timeout: 2s", True),
         (f"{FLINK}: 'http://f:8081', job: a", f"{FLINK}: 'http://f:8081', job: b", False),
+        (f"{KUBERNETES}: w", f"{KUBERNETES}: w, choose_pods: true, watch: cluster", True),
+        (f"{KUBERNETES}: w, resource: g.io/v1/things", f"{KUBERNETES}: w, resource: g.io/v2/things", True),
+        (f"{KUBERNETES}: w", f"{KUBERNETES}: w, namespace: other", False),
+        (f"{KUBERNETES}: w", f"{KUBERNETES}: w, resource: statefulsets", False),
         ("type: 'null', size: 2", "type: 'null', size: 2", False),
     ],
 )
