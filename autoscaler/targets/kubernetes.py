@@ -191,6 +191,7 @@ class Target:
         self._selector = ""
         self._learned = ""
         self._shown: int | None = None
+        self._told: int | None = None
         self._asked: int | None = None
         self._workforce: Callable[[], Workforce] | None = None
         self._left = ""
@@ -329,11 +330,14 @@ class Target:
         return size  # type: ignore[return-value] # it is an int: see _is_size
 
     def _changed(self, found: Json, desired: int) -> Sequence[str]:
-        """That somebody else has changed the size since it was last shown, and who, where that is known."""
-        if self._shown is None or desired in {self._shown, self._asked}:
+        """That somebody else has changed the size since it was last told, and who, where that is known."""
+        if self._things.written(self._key) is not None:
+            return ()  # the watch has yet to say who it was
+        before, self._told = self._told, desired
+        if before is None or desired in {before, self._asked}:
             return ()
         who = found["metadata"].get("manager")
-        return (f"the size was changed from {self._shown} to {desired} by {who or 'somebody else'}",)
+        return (f"the size was changed from {before} to {desired} by {who or 'somebody else'}",)
 
     async def _learn_scale(self, found: Json, desired: int) -> None:
         """Hold `replicas_path` against the scale subresource, and learn which pods are selected.
@@ -485,7 +489,7 @@ class Target:
                     continue
             self._asked = None
             self._things.wrote(self._key, version_of(scale), replicas)
-            self._shown = replicas
+            self._shown = self._told = replicas
             return
         raise UnavailableError(
             f"{self._label} changed {CONFLICTS} times while {replicas} replicas were asked for; nothing was changed"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,26 @@ def test_every_kustomization_names_files_that_are_there(path: Path) -> None:
         assert patch["target"] == {"kind": "Role", "name": base("role")["metadata"]["name"]}
         for operation in yaml.safe_load(patch["patch"]):
             assert operation["op"] in {"add", "replace"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl to build the overlay with")
+def test_the_overlay_builds_with_all_components_and_binds_its_own_service_account(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path, dirs_exist_ok=True)
+    overlay = tmp_path / "example" / "kustomization.yaml"
+    text = overlay.read_text().replace("[flink-taskmanager]", "[tm-a, tm-b]")
+    overlay.write_text(re.sub(r"^# (components:|  - \.\./components)", r"\1", text, flags=re.MULTILINE))
+    built = subprocess.run(["kubectl", "kustomize", overlay.parent], capture_output=True, text=True, check=True).stdout
+    made = {found["kind"]: found for found in yaml.safe_load_all(built)}
+    account = made["ServiceAccount"]["metadata"]
+    subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": "streaming"}
+    assert made["RoleBinding"]["subjects"] == made["ClusterRoleBinding"]["subjects"] == [subject]
+    named = [rule["resourceNames"] for rule in made["Role"]["rules"] if "resourceNames" in rule]
+    assert named == [["tm-a", "tm-b"], ["tm-a", "tm-b"]]
+    assert {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]} in made["Role"]["rules"]
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == "registry.example.com/autoscaler:0.1.0"
+    config = next(volume["configMap"] for volume in pod["volumes"] if volume["name"] == "config")
+    assert config["name"] == made["ConfigMap"]["metadata"]["name"] != "autoscaler"  # a changed file restarts the daemon
 
 
 def test_the_parts_fit_each_other_the_image_and_the_configuration() -> None:

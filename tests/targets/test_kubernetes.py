@@ -756,15 +756,21 @@ async def test_a_change_of_ours_that_was_accepted_late_is_not_somebody_elses(clu
 
 
 async def test_a_size_that_was_seen_in_a_conflict_is_shown_before_the_watch_knows_it(cluster: Cluster) -> None:
-    await cluster.workload(DEPLOYMENTS, "tm", 1)
-    cluster.server.fault("watch", "mute", DEPLOYMENTS, times=99)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 1}}, by="reactive-autoscaler")
+    mute = cluster.server.fault("watch", "mute", DEPLOYMENTS, times=99)
     async with connected(cluster.target("tm")) as [target]:
         await target.describe()
         await watching(cluster)
         await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 5}})
         with pytest.raises(RefusedError, match="from 1 to 5"):
             await target.scale(2)
-        assert (await target.describe()).desired == 5
+        status = await target.describe()
+        assert status.desired == 5
+        assert not any("changed" in remark for remark in status.remarks)  # who it was is not known yet
+        mute.times = 0
+        cluster.server.cut_watches(DEPLOYMENTS)
+        await shows(target, lambda status: "the size was changed from 1 to 5 by a-person" in status.remarks)
         await target.scale(4)
     assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 4
 
