@@ -63,11 +63,11 @@ class GoneError(UnavailableError):
 
 
 class BusyError(UnavailableError):
-    """429 or 5xx. `after`: seconds that the server asked us to wait, or None."""
+    """429 or 5xx. `after`: seconds that the server asked us to wait, or None. `crowded`: it is 429."""
 
-    def __init__(self, message: str, after: float | None) -> None:
+    def __init__(self, message: str, after: float | None, *, crowded: bool) -> None:
         super().__init__(message)
-        self.after = after
+        self.after, self.crowded = after, crowded
 
 
 class AbsentError(RefusedError):
@@ -306,7 +306,8 @@ def refusal(ask: Ask, code: int, said: str, server: str, after: float | None = N
             return RefusedError(f"the API server finds the request invalid: {ask} (422: {said})")
     if code == 429 or code >= 500:  # noqa: PLR2004 - too many requests, and the server's own failures
         wait = "" if after is None else f", asks to wait {after:g} s"
-        return BusyError(f"the API server {server} cannot answer now ({code}{wait}: {said})", after)
+        text = f"the API server {server} cannot answer now ({code}{wait}: {said})"
+        return BusyError(text, after, crowded=code == 429)  # noqa: PLR2004 - see above
     return AnswerError(f"the API server {server} answered {code} to {ask}: {said}")
 
 

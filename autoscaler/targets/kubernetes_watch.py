@@ -208,7 +208,8 @@ class Collection:
         return max(pause, min(asked, LONGEST_WAIT))
 
     def _failed(self, error: EdgeError) -> None:
-        answers = isinstance(error, BusyError) and self._failures >= PATIENT
+        # A list on top is no remedy for one that has too much to do.
+        answers = isinstance(error, BusyError) and not error.crowded and self._failures >= PATIENT
         lost = isinstance(error, UnavailableError) and not isinstance(error, GoneError | StalledError)
         if self._heard is None or answers or not lost:
             self._version = None

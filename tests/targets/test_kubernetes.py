@@ -983,6 +983,19 @@ async def test_a_server_that_has_gone_back_in_time_is_listed_again(cluster: Clus
         assert len(cluster.server.asked("list", DEPLOYMENTS)) == 2
 
 
+async def test_a_server_that_has_too_much_to_do_is_not_asked_for_lists_on_top(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    too_many = Refusal(429, "TooManyRequests", "too many requests")
+    cluster.server.fault("watch", "refuse", DEPLOYMENTS, refusal=too_many, times=5)
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).desired == 1
+        await watching(cluster)
+        await cluster.patch(DEPLOYMENTS, "tm", {"spec": {"replicas": 2}})
+        await shows(target, lambda status: status.desired == 2)
+    assert len(cluster.server.asked("watch", DEPLOYMENTS)) == 6
+    assert len(cluster.server.asked("list", DEPLOYMENTS)) == 1
+
+
 async def test_a_slow_list_is_waited_for(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     cluster.server.fault("list", "slow", DEPLOYMENTS, seconds=0.3)
