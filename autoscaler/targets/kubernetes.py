@@ -583,6 +583,7 @@ def _manager(found: Json) -> str:
     return max(entries)[1] if entries else ""
 
 
+_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})  # as Go reads a bool; KEDA takes all else for true
 _KEPT = ("name", "namespace", "resourceVersion", "deletionTimestamp")
 
 
@@ -607,7 +608,7 @@ def _keep_autoscaler(found: Json) -> Json:
     """What an HPA or a ScaledObject scales, and whether it is paused."""
     metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
     annotations = found["metadata"].get("annotations") or {}
-    paused = annotations.get("autoscaling.keda.sh/paused") == "true"
+    paused = annotations.get("autoscaling.keda.sh/paused", "false") not in _FALSE
     holds = "autoscaling.keda.sh/paused-replicas" in annotations
     return {
         "metadata": metadata,

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import re
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -304,6 +305,8 @@ async def test_an_hpa_on_the_same_target_is_named_and_nothing_is_scaled(any_clus
         ({"name": "tm", "kind": "StatefulSet", "apiVersion": "apps/v1"}, {}, False),
         ({"name": "other"}, {}, False),
         ({"name": "tm"}, {"autoscaling.keda.sh/paused": "true"}, False),
+        ({"name": "tm"}, {"autoscaling.keda.sh/paused": "True"}, False),
+        ({"name": "tm"}, {"autoscaling.keda.sh/paused": "false"}, True),
         ({"name": "tm"}, {"autoscaling.keda.sh/paused": "true", "autoscaling.keda.sh/paused-replicas": "2"}, True),
     ],
 )
@@ -1104,6 +1107,23 @@ async def test_a_kubeconfig_with_a_mistake_does_not_end_up_in_messages(
                 pass
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in caplog.text
+
+
+async def test_a_clusters_ca_need_not_be_as_strict_as_newer_pythons_want_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = ssl.create_default_context
+
+    def strict(**more: Any) -> ssl.SSLContext:  # as Python 3.13 does
+        context = usual(**more)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    async with connected(cluster.target("tm")) as [target]:
+        context = target._api._client.rest_client.pool_manager.connector._ssl
+        assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+        assert context.verify_mode is ssl.CERT_REQUIRED
 
 
 async def test_a_token_file_may_end_with_a_newline(cluster: Cluster, tmp_path: Path) -> None:
