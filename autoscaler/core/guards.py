@@ -223,13 +223,14 @@ def useful_size(s: Situation, wanted: int, lowest: int, highest: int) -> Ruling:
     partitions = source_partitions(s.spec, s.engine, s.past)
     if partitions is None:
         return wanted, lowest, highest, Reason.USEFUL_SIZE, ""
-    maximum = s.spec.limits.maximum
-    why = ""
-    if s.ceiling is not None and wanted > s.current and s.ceiling.replicas < min(wanted, maximum):
+    slots, maximum = s.spec.slots_per_replica, s.spec.limits.maximum
+    possible, why = min(wanted, maximum), ""
+    useful = next_useful(possible, partitions, slots, maximum)
+    if s.ceiling is not None and wanted > s.current and s.ceiling.replicas < useful:
+        # What the target would trim it to has to be useful as well.
         maximum = max(1, s.ceiling.replicas)
-        why = f" ({s.ceiling.reason})"
-    possible = min(wanted, maximum)
-    useful = next_useful(possible, partitions, s.spec.slots_per_replica, maximum)
+        possible, why = min(wanted, maximum), f" ({s.ceiling.reason})"
+        useful = next_useful(possible, partitions, slots, maximum)
     useful = max(useful, s.current) if wanted > s.current else min(useful, s.current)
     if useful in (wanted, possible):
         return wanted, lowest, highest, Reason.USEFUL_SIZE, ""

@@ -469,3 +469,12 @@ def test_a_step_cut_short_by_the_target_does_not_stop_at_a_size_that_adds_nothin
         assert useful.detail == (
             "8 partitions give 6 no more capacity than a smaller size; 4 is worth its cost (the quota is used up)"
         )
+
+
+def test_a_useful_size_that_the_target_would_trim_to_a_useless_one_is_not_aimed_at() -> None:
+    s = situation(0, 4, spec=spec(limits=Limits(0, 5), partitions=5), ceiling=Bound(4, "the group ends at 4"))
+    verdicts = guard(s)
+    # 4 does no more than 3, and 5 cannot be had.
+    assert verdicts[-1].after == 3
+    assert "5 partitions give 4 no more capacity" in verdicts[7].detail
+    assert "the group ends at 4" in verdicts[7].detail
