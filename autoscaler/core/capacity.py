@@ -5,6 +5,7 @@ Capacity is the "true processing rate" of the literature (DS2, OSDI 2018): recor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from autoscaler.core.model import (
@@ -124,7 +125,7 @@ def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float
         for other, figure in learned.capacity.items()
         if (figure.rate <= new.rate if other < size else figure.rate >= new.rate)
     }
-    return Learned({**kept, size: new}, learned.durations)
+    return replace(learned, capacity={**kept, size: new})
 
 
 def learn_durations(learned: Learned, rescale: Rescale) -> Learned:
@@ -133,7 +134,7 @@ def learn_durations(learned: Learned, rescale: Rescale) -> Learned:
     merged = dict(seen)
     for phase, seconds in rescale.durations.items():
         merged[phase] = (*seen.get(phase, ()), seconds)[-_KEPT_DURATIONS:]
-    return Learned(learned.capacity, {**learned.durations, rescale.direction: merged})
+    return replace(learned, durations={**learned.durations, rescale.direction: merged})
 
 
 def restart_time(learned: Learned, direction: Direction) -> float | None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
+from types import MappingProxyType
 
 from autoscaler.core.model import (
+    MOST_LEARNED,
+    Allowance,
     ClusterSpec,
+    Combine,
+    Limits,
     NamedPolicy,
     Observation,
     Reading,
@@ -17,6 +23,8 @@ from autoscaler.core.model import (
 )
 
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
+
+NOBODY: Mapping[str, str] = MappingProxyType({})
 
 MOST = 1_000_000
 """More replicas than this are a mistake of a policy or target, not a size."""
@@ -64,12 +72,82 @@ def _doubt(spec: ClusterSpec, reading: Reading, at: datetime, oldest: datetime, 
     return ""
 
 
-def evaluate(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Recommendation, ...]:
-    """Ask every policy. One that raises or answers nonsense is reported as FAILED and stops nobody else."""
-    return tuple([_ask(named, view) for named in policies])
+def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) -> tuple[Allowance, dict[str, str]]:
+    """What holds of the bounds now, by the policies that move them; and those that failed in it, with the reason.
+
+    Each is shown the bounds that the one before it left.
+    """
+    excluded = ""
+    failed: dict[str, str] = {}
+    for named in policies:
+        # By its attribute: to check a Protocol takes longer than all the rest of a step.
+        allow: Callable[[datetime, Limits], Allowance] | None = getattr(named.policy, "allow", None)
+        if not callable(allow):
+            continue
+        try:
+            allowance = allow(now, limits)
+        except Exception as error:  # noqa: BLE001 - a policy is somebody else's code
+            failed[named.name] = f"raised {type(error).__name__}: {error}"
+            continue
+        if not isinstance(allowance, Allowance):
+            failed[named.name] = f"returned {type(allowance).__name__}, expected an Allowance"
+            continue
+        limits = allowance.limits
+        excluded = excluded or allowance.excluded
+    return Allowance(limits, excluded), failed
 
 
-def _ask(named: NamedPolicy, view: View) -> Recommendation:
+def learn(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Mapping[str, Mapping[str, float]], dict[str, str]]:
+    """What each policy that learns knows now; and those that failed in it, with the reason, still as before."""
+    before = view.learned.memory
+    memory: dict[str, Mapping[str, float]] = {}
+    failed: dict[str, str] = {}
+    for named in policies:
+        learning: Callable[[View], Mapping[str, float]] | None = getattr(named.policy, "learn", None)
+        if not callable(learning):
+            continue
+        name = named.name
+        known = before.get(name, {})
+        try:
+            found = learning(replace(view, memory=known))
+            problem = _nonsense(found)
+        except Exception as error:  # noqa: BLE001 - a policy is somebody else's code
+            problem = f"raised {type(error).__name__}: {error}"
+        if problem:
+            failed[name] = f"while learning it {problem}"
+            found = known
+        memory[name] = found
+    return memory, failed
+
+
+def _nonsense(found: Mapping[str, float]) -> str:
+    """What is wrong with what a policy has learned, or the empty text."""
+    if len(found) > MOST_LEARNED:
+        return f"kept {len(found)} numbers, expected at most {MOST_LEARNED}"
+    if all(map(math.isfinite, found.values())) and all(type(name) is str for name in found):
+        return ""
+    name, number = next(
+        (name, number) for name, number in found.items() if type(name) is not str or not math.isfinite(number)
+    )
+    return f"kept {name!r} = {number}, expected a name and a finite number"
+
+
+def evaluate(
+    policies: tuple[NamedPolicy, ...], view: View, failed: Mapping[str, str] = NOBODY
+) -> tuple[Recommendation, ...]:
+    """Ask every policy. One that raises or answers nonsense is reported as FAILED and stops nobody else.
+
+    `failed` are those that have failed already, with the reason.
+    """
+    return tuple([_ask(named, view, failed) for named in policies])
+
+
+def _ask(named: NamedPolicy, view: View, failed: Mapping[str, str]) -> Recommendation:
+    if named.name in failed:
+        return _failed(named, failed[named.name])
+    memory = view.learned.memory.get(named.name)
+    if memory:
+        view = replace(view, memory=memory)
     try:
         answer = named.policy.evaluate(view)
         problem = _problem(answer)
@@ -104,11 +182,27 @@ def _problem(answer: object) -> str:
     return ""
 
 
-def combine(recommendations: tuple[Recommendation, ...], current: int) -> int:
-    """The greatest size asked for; the current one when nobody asked."""
+def combine(recommendations: tuple[Recommendation, ...], current: int, how: Combine | None = None) -> tuple[int, str]:
+    """The size that the policies together ask for, and why it cannot be trusted, or the empty text.
+
+    The greatest size asked for, or what `how` makes of them; the current one when nobody asked. Where `how` fails it
+    is the greatest, and nothing may be lowered on it.
+    """
     proposed = -1
     for recommendation in recommendations:
         replicas = recommendation.replicas
         if replicas is not None and replicas > proposed:
             proposed = replicas
-    return current if proposed < 0 else proposed
+    greatest = current if proposed < 0 else proposed
+    if how is None:
+        return greatest, ""
+    try:
+        size = how.combine({asked.policy: asked.replicas for asked in recommendations}, current)
+        if size is None:
+            return current, ""
+        if 0 <= size <= MOST:  # NaN is not
+            return math.ceil(size), ""
+        problem = f"gives {size}, expected 0 to {MOST}"
+    except Exception as error:  # noqa: BLE001 - an expression is somebody else's, and must not end a step
+        problem = str(error)
+    return greatest, f"the policies cannot be combined: {problem}"

@@ -63,6 +63,7 @@ class Situation:
         remarks: what the target says to people.
         overruled: when sizes that we had requested were changed from outside.
         still: whether a loss keeps the job from working.
+        excluded: why nothing may change now (a policy's exclusion window), or empty.
     """
 
     spec: ClusterSpec
@@ -83,6 +84,7 @@ class Situation:
     remarks: tuple[str, ...] = ()
     overruled: tuple[datetime, ...] = ()
     still: bool = False
+    excluded: str = ""
 
     @property
     def behaviour(self) -> Behaviour:
@@ -312,10 +314,16 @@ def _passed(name: Reason, size: int) -> Verdict:
 def bounds(s: Situation, size: int) -> Verdict:
     """Hold the size within the limits. A size above them stays while nothing may be lowered.
 
+    In an exclusion window nothing changes, also where the limits say so.
+
     Where the target does not go as far as the limits, nothing is requested: it would be refused again and again. Nor
     is it while we back off: somebody who puts back what the limits ask for would be fought at every tick.
     """
     limits = s.spec.limits
+    if s.excluded:
+        if size == s.current:
+            return _passed(Reason.BOUNDS, size)
+        return Verdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, f"nothing may change: {s.excluded}")
     after = max(limits.minimum, min(size, limits.maximum))
     if after < s.current and s.holds:
         after = s.current

@@ -96,15 +96,19 @@ class Reading:
         value: a number, or one number per replica.
         at: when the value was true at its origin (not when it was asked for).
         partitions: partitions of the log that it was read from, where the source knows: no job uses more slots.
+        parts: what it is made of, where the source tells: name of a vertex or replica -> name of a number -> number.
     """
 
     value: float | tuple[float, ...]
     at: datetime
     partitions: int | None = None
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def finite(self) -> bool:
         """Whether every number in it is finite, and there is at least one."""
         value = self.value
+        if self.parts and not all(math.isfinite(number) for part in self.parts.values() for number in part.values()):
+            return False
         if isinstance(value, tuple):
             return bool(value) and all(map(math.isfinite, value))
         return math.isfinite(value)
@@ -262,6 +266,19 @@ class Limits:
             raise ValueError(f"min ({self.minimum}) must not be above max ({self.maximum})")
 
 
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The bounds that hold at a time, by a policy that moves them.
+
+    Attributes:
+        limits: the bounds.
+        excluded: why nothing may change now, as a sentence for people; empty: it may.
+    """
+
+    limits: Limits
+    excluded: str = ""
+
+
 class RateKind(StrEnum):
     """What a rate limit counts (HPA v2 behaviour policies)."""
 
@@ -392,12 +409,53 @@ class CapacitySpec:
 class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
-    A policy that looks into the past also has an attribute `lookback` (timedelta): how far.
+    A policy that looks into the past also has an attribute `lookback` (timedelta): how far. One that learns is a
+    `Learner`, one that moves the bounds is a `Bounding` one.
     """
 
     def evaluate(self, view: View) -> Recommendation:
         """Say which size the policy asks for. Pure and synchronous; it may abstain."""
         ...
+
+
+class Learner(Protocol):
+    """A policy that learns. What it knows are numbers by name, kept with the state and shown to people."""
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        """Say what is known now, from what was known before (`view.memory`) and what is seen. Pure; before `evaluate`.
+
+        Numbers must be finite, and at most `MOST_LEARNED`. A time is written as seconds since 1970 under a name that
+        ends with `_at`: it moves when the clock is set. Not called while the target's size is unknown.
+        """
+        ...
+
+
+class Bounding(Protocol):
+    """A policy that moves the bounds, such as a schedule. Asked before any policy is evaluated."""
+
+    def allow(self, now: datetime, limits: Limits) -> Allowance:
+        """Say what of the bounds holds now. Pure."""
+        ...
+
+
+class Combine(Protocol):
+    """How several policies become one proposal. Picklable, hashable and pure."""
+
+    def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
+        """The size that all policies together ask for, rounded up by the caller; None: nothing.
+
+        Args:
+            sizes: what each policy asks for by its name; None: it abstains.
+            current: the size there is.
+
+        Raises:
+            ValueError: it cannot be told from these sizes; the message says why.
+        """
+        ...
+
+
+MOST_LEARNED = 1000
+"""A policy may keep so many numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,6 +479,7 @@ class ClusterSpec:
         max_age: an older reading counts as missing.
         max_ahead: a reading further in the future counts as missing.
         lookback: how much of the past policies are shown.
+        combine: how the policies become one proposal; None: the greatest size asked for.
     """
 
     name: str
@@ -438,6 +497,7 @@ class ClusterSpec:
     max_age: timedelta = timedelta(minutes=1)
     max_ahead: timedelta = timedelta(seconds=5)
     lookback: timedelta = timedelta(minutes=10)
+    combine: Combine | None = None
 
     def __post_init__(self) -> None:
         if self.slots_per_replica < 1:
@@ -521,10 +581,12 @@ class Learned:
     Attributes:
         capacity: size -> what it processes when busy.
         durations: direction -> phase -> the last few durations in seconds, oldest first.
+        memory: policy -> name -> what that policy has learned.
     """
 
     capacity: Mapping[int, SizeCapacity] = field(default_factory=dict)
     durations: Mapping[Direction, Mapping[Phase, tuple[float, ...]]] = field(default_factory=dict)
+    memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -574,11 +636,13 @@ class View:
         ready: replicas that are up (equal to `current` when the target does not tell).
         metrics: the trusted readings only: fresh and finite.
         past: observations within the lookback, oldest first, the present one last.
-        limits: bounds of the size.
+        limits: bounds of the size that hold now.
         learned: capacity and durations learned so far.
         spec: the cluster's spec, for slots per replica, partitions and the like.
         engine: what the engine shows, or None.
         rescale: the change on its way, if any.
+        warm_from: when the last disturbance of the job was absorbed; what is seen soon after it is a transient.
+        memory: what this policy has learned; see `Learner`.
     """
 
     now: datetime
@@ -591,6 +655,8 @@ class View:
     spec: ClusterSpec
     engine: EngineStatus | None = None
     rescale: Rescale | None = None
+    warm_from: datetime | None = None
+    memory: Mapping[str, float] = field(default_factory=dict)
 
     def number(self, name: str) -> float | None:
         """A metric as one number (the mean, if it has one per replica), or None when it is not trusted."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from autoscaler.core.capacity import learn_durations, learn_rate
-from autoscaler.core.evaluate import MOST, combine, evaluate, trusted
+from autoscaler.core.evaluate import MOST, NOBODY, allowed, combine, evaluate, learn, trusted
 from autoscaler.core.guards import OVERRULED, Situation, guard
 from autoscaler.core.model import (
     PHASES,
@@ -59,6 +59,9 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     if state.at is not None and at < state.at:
         notes.append((Reason.CLOCK, f"the clock went back by {(state.at - at).total_seconds():.0f} s"))
         state = rebase(state, at - state.at)
+    allowance, failed = allowed(spec.policies, at, spec.limits)
+    if allowance.limits != spec.limits:
+        spec = replace(spec, limits=allowance.limits)
     metrics, doubts = trusted(spec, observation)
     if doubts:
         # What is remembered, recorded and replayed holds only what was trusted, and why the rest was not.
@@ -66,7 +69,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     past = _past(spec, state.past, observation)
     since = _since(spec, state, at)
     if not _target_known(observation):
-        return _hold(spec, state, observation, metrics, doubts, past, since, notes)
+        return _hold(spec, state, observation, metrics, doubts, past, since, notes, failed)
     desired = observation.desired or 0
     if state.rescale is None:
         state = _disturb(spec, state, observation, desired, notes, settled=False)
@@ -91,10 +94,15 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
         spec,
         observation.engine,
         rescale,
+        state.warm_from,
     )
-    recommendations = evaluate(spec.policies, view)
-    proposed = combine(recommendations, current)
-    distrust = _distrust(doubts, recommendations, observation.engine, notes)
+    memory, unlearned = learn(spec.policies, view)
+    if memory or learned.memory:
+        learned = replace(learned, memory=memory)
+        view = replace(view, learned=learned)
+    recommendations = evaluate(spec.policies, view, {**failed, **unlearned} if failed or unlearned else NOBODY)
+    proposed, muddled = combine(recommendations, current, spec.combine)
+    distrust = _distrust(doubts, recommendations, observation.engine, notes, muddled)
     proposals = _proposals(spec, state.proposals, at, proposed, trustworthy=not distrust)
     events = _events(spec, state.events, at)
     verdicts = guard(
@@ -117,6 +125,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
             observation.remarks,
             state.overruled,
             stands_still(spec, rescale, observation),
+            allowance.excluded,
         )
     )
     wanted = verdicts[-1].after
@@ -200,8 +209,17 @@ def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
         moved(state.requested),
         tuple(at + shift for at in state.overruled),
         tuple(_moved_observation(o, shift) for o in state.past),
-        Learned({n: replace(c, at=c.at + shift) for n, c in learned.capacity.items()}, learned.durations),
+        Learned(
+            {n: replace(c, at=c.at + shift) for n, c in learned.capacity.items()},
+            learned.durations,
+            {policy: _moved_memory(memory, shift) for policy, memory in learned.memory.items()},
+        ),
     )
+
+
+def _moved_memory(memory: Mapping[str, float], shift: timedelta) -> Mapping[str, float]:
+    seconds = shift.total_seconds()
+    return {name: number + seconds if name.endswith("_at") else number for name, number in memory.items()}
 
 
 def _moved_observation(observation: Observation, shift: timedelta) -> Observation:
@@ -223,6 +241,7 @@ def _hold(
     past: tuple[Observation, ...],
     since: datetime,
     notes: list[Note],
+    failed: Mapping[str, str],
 ) -> tuple[ClusterState, Decision]:
     """Decide nothing: a size that cannot be seen is not changed, since even more might be less than there is."""
     current = spec.limits.minimum if state.desired is None else state.desired
@@ -237,9 +256,10 @@ def _hold(
         spec,
         observation.engine,
         state.rescale,
+        state.warm_from,
     )
-    recommendations = evaluate(spec.policies, view)
-    proposed = combine(recommendations, current)
+    recommendations = evaluate(spec.policies, view, failed)
+    proposed, _ = combine(recommendations, current, spec.combine)
     why = doubts.get("target") or f"desired {observation.desired}, ready {observation.ready}"
     verdict = Verdict(Reason.FRESHNESS, proposed, current, Reason.MISSING, f"the target's size is unknown: {why}")
     decision = Decision(
@@ -412,6 +432,7 @@ def _distrust(
     recommendations: tuple[Recommendation, ...],
     engine: EngineStatus | None,
     notes: list[Note],
+    muddled: str,
 ) -> str:
     """Why nothing may be lowered on this input, or the empty text."""
     reasons = [f"{name}: {why}" for name, why in doubts.items()]
@@ -422,6 +443,8 @@ def _distrust(
     ]
     if engine is not None and engine.job is JobState.UNKNOWN:
         reasons.append("engine: the job's state is unknown")
+    if muddled:
+        reasons.append(muddled)
     reasons.extend(text for reason, text in notes if reason is Reason.CLOCK)
     return "; ".join(reasons)
 
