@@ -1,0 +1,289 @@
+"""The simulated cluster: a fluid queue before workers that come late and a job that stops for every change.
+
+What it is made after: stall times from public raw data of 18-hour Flink runs (Reactive Mode 4-23 s, full redeploy
+70-79 s), EC2 cold starts, Flink's default heartbeat time-out of 50 s, exponents of 0.80-0.90 measured for Nexmark,
+capacity noise of 1-7 % between cloud machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from autoscaler.core.model import EngineStatus, JobState, Observation, Reading
+
+STEP = 5.0
+"""Seconds of one step."""
+
+AVERAGED = 12
+"""Steps that the metrics are averaged over: 60 s."""
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+"""The time of the first step: midnight, a Monday."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlantSpec:
+    """How a simulated cluster behaves. Times are seconds; lognormal ones have a median and a standard deviation of ln.
+
+    Attributes:
+        startup, startup_sd: from the request until a worker registers.
+        restart_up, restart_down, restart_sd: how long the job stands still when workers come or go.
+        heartbeat: what a scale-in adds, when workers are not stopped gracefully.
+        checkpoint: a checkpoint completes so often while the job runs; a restart goes back to the last one.
+        gamma: n workers do n^gamma times the work of one.
+        sigma, tau: standard deviation and memory of the capacity's noise, an AR(1) process of ln(capacity).
+        merge: registrations within so long of the first share one restart.
+        cold, cold_for: share of its capacity that a job has for so long after a restart.
+        crash_every: mean time between two crashes of a worker, 0: none. It is replaced by a new one.
+        crash_noticed: how long a crash keeps the job from restarting (heartbeat time-out).
+        idle: share of the CPU that is busy without any record; it shows in `cpu`, never in `utilization`.
+        slo: the age of the oldest unprocessed record should be at most this.
+    """
+
+    startup: float = 30.0
+    startup_sd: float = 0.25
+    restart_up: float = 12.0
+    restart_down: float = 8.0
+    restart_sd: float = 0.3
+    heartbeat: float = 0.0
+    checkpoint: float = 10.0
+    gamma: float = 0.9
+    sigma: float = 0.04
+    tau: float = 300.0
+    merge: float = 10.0
+    cold: float = 0.85
+    cold_for: float = 30.0
+    crash_every: float = 0.0
+    crash_noticed: float = 10.0
+    idle: float = 0.05
+    slo: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("startup", "restart_up", "restart_down", "checkpoint", "tau", "slo", "gamma"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}: is {value:g}, expected above 0")
+        for name in ("startup_sd", "restart_sd", "heartbeat", "sigma", "merge", "cold_for", "crash_every"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: is {value:g}, expected 0 or more")
+        if not 0 < self.cold <= 1:
+            raise ValueError(f"cold: is {self.cold:g}, expected above 0 and at most 1")
+        if not 0 <= self.idle < 1:
+            raise ValueError(f"idle: is {self.idle:g}, expected from 0 to below 1")
+
+
+PLANTS: Mapping[str, PlantSpec] = {
+    "k8s": PlantSpec(),
+    "ec2": PlantSpec(startup=90.0, restart_up=30.0, restart_down=25.0, checkpoint=60.0, slo=120.0),
+    "redeploy": PlantSpec(restart_up=75.0, restart_down=70.0, slo=240.0),
+    "ungraceful": PlantSpec(heartbeat=50.0, slo=120.0),
+}
+"""The four plants of the benchmark, by name."""
+
+
+@dataclass(slots=True)
+class Track:
+    """What happened, one entry a step; `position` is of the end of the step.
+
+    Attributes:
+        arrivals: records that came.
+        position: records processed since the beginning, less what a restart went back by.
+        billed: workers running or starting.
+        running: workers that the job uses.
+        stopped: share of the step in which the job stood still.
+        requests: (step, size) of each change of size that was asked for.
+        restarts: how often the job restarted.
+    """
+
+    arrivals: list[float] = field(default_factory=list)
+    position: list[float] = field(default_factory=list)
+    billed: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    stopped: list[float] = field(default_factory=list)
+    requests: list[tuple[int, int]] = field(default_factory=list)
+    restarts: int = 0
+
+
+class Plant:
+    """One simulated cluster. `advance` it step by step, `observe` it, `scale` it.
+
+    Args:
+        spec: how it behaves.
+        one: records/s that one worker processes.
+        seed: of everything that is drawn.
+        size: workers at the start, running.
+    """
+
+    def __init__(self, spec: PlantSpec, one: float, seed: int, size: int) -> None:
+        self.spec = spec
+        self.one = one
+        self.track = Track()
+        self.desired = size
+        self._dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
+        self._now = 0.0
+        self._registered = size  # workers that are up
+        self._used = size  # of them those that the job uses
+        self._starting: list[float] = []  # when each will register
+        self._joins_at = math.inf  # when the restart that takes in new workers begins
+        self._stalled_until = 0.0
+        self._running_since = 0.0
+        self._arrived = 0.0
+        self._position = 0.0
+        self._committed = 0.0
+        self._checkpoint_in = spec.checkpoint
+        self._checkpointed = 0.0
+        self._noise = self._dice.gauss(0.0, spec.sigma)
+        self._keeps = math.exp(-STEP / spec.tau)
+        self._stirs = spec.sigma * math.sqrt(1.0 - self._keeps * self._keeps)
+        self._crash_at = self._next_crash()
+        # offered, processed, lag, utilization and cpu of the last minute, and their sums
+        self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=AVERAGED)
+
+    @property
+    def lag(self) -> float:
+        """Records that wait."""
+        return self._arrived - self._position
+
+    def capacity(self, size: int) -> float:
+        """Records/s that a size processes, without noise."""
+        return float(self.one * size**self.spec.gamma)
+
+    def advance(self, arrivals: float) -> None:
+        """One step of 5 s in which so many records arrive."""
+        spec, track = self.spec, self.track
+        begin = self._now
+        end = begin + STEP
+        if self._starting:
+            self._register(end)
+        if self._joins_at <= begin:
+            self._joins_at = math.inf
+            self._restart(begin, spec.restart_up)
+            self._used = self._registered
+        if self._crash_at <= begin:
+            self._crash(begin)
+        self._noise = self._keeps * self._noise + self._stirs * self._dice.gauss(0.0, 1.0)
+        stalled = min(max(self._stalled_until - begin, 0.0), STEP)
+        runs = STEP - stalled
+        able = 0.0
+        if runs > 0.0:
+            able = self.one * self._used**spec.gamma * math.exp(self._noise)
+            if begin < self._running_since + spec.cold_for:
+                able *= spec.cold
+        self._arrived += arrivals
+        done = min(able * runs, self._arrived - self._position)
+        self._position += done
+        if runs > 0.0:
+            self._checkpoint_in -= runs
+            if self._checkpoint_in <= 0.0:
+                self._checkpoint_in += spec.checkpoint
+                self._committed = self._position
+                self._checkpointed = end
+        busy = done / (able * STEP) if able else 0.0
+        self._seen.append((arrivals / STEP, done / STEP, self._arrived - self._position, busy))
+        self._now = end
+        track.arrivals.append(arrivals)
+        track.position.append(self._position)
+        track.billed.append(self._registered + len(self._starting))
+        track.running.append(self._used)
+        track.stopped.append(stalled / STEP)
+
+    def observe(self) -> Observation:
+        """What real sources would show now: averages of the last minute."""
+        now = START + timedelta(seconds=self._now)
+        seen = self._seen
+        count = len(seen) or 1
+        offered = processed = lag = busy = 0.0
+        for one in seen:
+            offered += one[0]
+            processed += one[1]
+            lag += one[2]
+            busy += one[3]
+        busy /= count
+        return Observation(
+            now,
+            self.desired,
+            self._registered,
+            {
+                "arrivals": Reading(offered / count, now),
+                "throughput": Reading(processed / count, now),
+                "lag": Reading(lag / count, now),
+                "utilization": Reading(busy, now),
+                "saturation": Reading(busy, now),
+                "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now),
+            },
+            {},
+            self._status(),
+        )
+
+    def scale(self, size: int) -> None:
+        """Ask for a size."""
+        if size == self.desired:
+            return
+        self.desired = size
+        self.track.requests.append((len(self.track.arrivals), size))
+        have = self._registered + len(self._starting)
+        for _ in range(size - have):
+            self._start()
+        if size < have:
+            cancelled = min(have - size, len(self._starting))
+            # The latest are called off first.
+            self._starting = sorted(self._starting)[: len(self._starting) - cancelled]
+            gone = have - size - cancelled
+            if gone:
+                self._registered -= gone
+                self._used = self._registered
+                self._joins_at = math.inf
+                self._restart(self._now, self.spec.restart_down, self.spec.heartbeat)
+
+    def _status(self) -> EngineStatus:
+        running = self._now >= self._stalled_until
+        return EngineStatus(
+            JobState.RUNNING if running else JobState.RESTARTING,
+            self._registered,
+            self._used if running else 0,
+            running_since=START + timedelta(seconds=self._running_since) if running else None,
+            last_checkpoint=START + timedelta(seconds=self._checkpointed),
+            restarts=self.track.restarts,
+        )
+
+    def _start(self) -> None:
+        took = self._dice.lognormvariate(math.log(self.spec.startup), self.spec.startup_sd)
+        self._starting.append(self._now + took)
+
+    def _register(self, until: float) -> None:
+        """Workers that come up in this step; the first opens the window within which they share a restart."""
+        here = [at for at in self._starting if at <= until]
+        if not here:
+            return
+        self._starting = [at for at in self._starting if at > until]
+        self._registered += len(here)
+        if self._joins_at == math.inf:
+            self._joins_at = min(here) + self.spec.merge
+
+    def _restart(self, at: float, median: float, extra: float = 0.0) -> None:
+        stall = extra + self._dice.lognormvariate(math.log(median), self.spec.restart_sd)
+        self._stalled_until = max(self._stalled_until, at + stall)
+        self._running_since = self._stalled_until
+        self._position = self._committed
+        self._checkpoint_in = self.spec.checkpoint
+        self.track.restarts += 1
+
+    def _crash(self, at: float) -> None:
+        """One worker is gone at once, and replaced; the job goes on without it when that is noticed."""
+        self._crash_at = self._next_crash()
+        if self._registered > 1:
+            self._registered -= 1
+            self._used = min(self._used, self._registered)
+            self._start()
+            self._restart(at, self.spec.restart_down, self.spec.crash_noticed)
+
+    def _next_crash(self) -> float:
+        if not self.spec.crash_every:
+            return math.inf
+        return self._now + self._dice.expovariate(1.0 / self.spec.crash_every)
