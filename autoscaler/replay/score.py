@@ -1,0 +1,267 @@
+"""What a run was worth: cost, violations of the delay objective and rescales, always together.
+
+All of it from what happened in each step (`Track`), nothing from what the policy was told. A record counts as done
+when the position passes it for good: what a restart goes back over is not done twice.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from autoscaler.replay.plant import STEP, Track
+
+HELD = 600.0
+"""A size has converged when it fits for so many seconds..."""
+
+MOST = 1.5
+"""... with at most so many times the workers needed..."""
+
+BEHIND = 10.0
+"""... and the oldest record waits less than so many seconds."""
+
+VIOLATION_WEIGHT = 10.0
+RESCALE_WEIGHT = 0.02
+"""Weights of `Score.j`: 1 % of the time too late counts as much as 10 % of cost, or five rescales an hour."""
+
+_EXACT = 1e-9
+"""Two positions that differ by this share of all records are the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The numbers of one run.
+
+    Attributes:
+        hours: how long it was.
+        cost: billed workers, worker-hours.
+        demand: what the arrivals need at each moment, worker-hours.
+        optimum: the least cost that would have kept the objective, worker-hours (`optimum.optimum`); None: not
+            known.
+        violation: share of the time in which the oldest unprocessed record was older than the objective.
+        p50, p99: delay of records, seconds.
+        worst: the greatest age of an unprocessed record, seconds.
+        rescales: changes of size that were asked for.
+        restarts: how often the job stopped for them, or by itself.
+        stopped: share of the time in which the job stood still.
+        under, over: mean share of the workers needed that were missing, or too many, of those that the job used.
+        converged: mean seconds from a jump of the load until the size fits, None without a jump. A jump after which
+            it never did counts with the time until the next one.
+    """
+
+    hours: float
+    cost: float
+    demand: float
+    optimum: float | None
+    violation: float
+    p50: float
+    p99: float
+    worst: float
+    rescales: int
+    restarts: int
+    stopped: float
+    under: float
+    over: float
+    converged: float | None = None
+
+    @property
+    def rescales_per_hour(self) -> float:
+        """How often the size was changed."""
+        return self.rescales / self.hours
+
+    @property
+    def to_demand(self) -> float:
+        """Cost as a ratio to what the arrivals need at each moment."""
+        return self.cost / self.demand
+
+    @property
+    def to_optimum(self) -> float | None:
+        """Cost as a ratio to the least possible, where that is known."""
+        return None if self.optimum is None else self.cost / self.optimum
+
+    @property
+    def j(self) -> float:
+        """One number, for ranking only; without the optimum its cost is that to the demand."""
+        ratio = self.to_demand if self.optimum is None else self.cost / self.optimum
+        return ratio + VIOLATION_WEIGHT * self.violation + RESCALE_WEIGHT * self.rescales_per_hour
+
+
+def score(
+    track: Track,
+    one: float,
+    exponent: float,
+    slo: float,
+    optimum: float | None = None,
+    changes: Iterable[float] = (),
+) -> Score:
+    """The numbers of a run.
+
+    Args:
+        track: what happened in each step.
+        one: records/s that one worker processes; n process n^exponent times as much.
+        exponent: see `one`.
+        slo: the age of the oldest unprocessed record should be at most this, seconds.
+        optimum: the least cost possible, worker-hours.
+        changes: seconds from the beginning at which the load jumps.
+    """
+    steps = len(track.arrivals)
+    if not steps:
+        raise ValueError("nothing happened: a run has at least one step")
+    need = needed(track.arrivals, one, exponent)
+    old = ages(track.arrivals, track.position)
+    half, most = quantiles(delays(track.arrivals, track.position), (0.5, 0.99))
+    under = over = 0.0
+    for wanted, used in zip(need, track.running, strict=True):
+        if used < wanted:
+            under += (wanted - used) / wanted
+        else:
+            over += (used - wanted) / wanted
+    hours = steps * STEP / 3600
+    times = convergence(need, track.running, old, changes)
+    return Score(
+        hours=hours,
+        cost=sum(track.billed) * STEP / 3600,
+        demand=sum(need) * STEP / 3600,
+        optimum=optimum,
+        violation=sum([age > slo for age in old]) / steps,
+        p50=half,
+        p99=most,
+        worst=max(old),
+        rescales=len(track.requests),
+        restarts=track.restarts,
+        stopped=sum(track.stopped) / steps,
+        under=under / steps,
+        over=over / steps,
+        converged=sum(times) / len(times) if times else None,
+    )
+
+
+def needed(arrivals: Sequence[float], one: float, exponent: float) -> list[int]:
+    """The smallest size whose capacity is at least the arrivals, for each step; at least 1.
+
+    Args:
+        arrivals: records that come in each step.
+        one: records/s that one worker processes; n process n^exponent times as much.
+        exponent: see `one`.
+    """
+    if not (one > 0 and exponent > 0):
+        raise ValueError(f"one worker processes {one:g}/s, n of them n^{exponent:g} times as much: expected above 0")
+    top = max(arrivals, default=0.0) / STEP
+    # What each size carries, and a little: the peak itself is exactly what a size processes, but for rounding.
+    able = [0.0]
+    while able[-1] < top:
+        able.append(one * len(able) ** exponent * (1 + _EXACT))
+    # `able[n]` is of size n: the first that is at least the rate is where the rate would be put in from the left.
+    return [max(1, _first_not_below(able, records / STEP)) for records in arrivals]
+
+
+def _first_not_below(ordered: Sequence[float], value: float) -> int:
+    low, high = 0, len(ordered) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ordered[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
+    """Age of the oldest unprocessed record at the end of each step, seconds; 0 when nothing waits.
+
+    Within a step records come evenly. `position` is what has been processed; it goes back where a restart does.
+    """
+    come = list(accumulate(arrivals))
+    slack = _EXACT * (come[-1] if come else 0.0)
+    found = []
+    for step, (total, done) in enumerate(zip(come, position, strict=True)):
+        found.append(0.0 if done >= total - slack else (step + 1) * STEP - _came_at(come, done))
+    return found
+
+
+def _came_at(come: Sequence[float], position: float) -> float:
+    """When the first record after a position came, in seconds; there must be one."""
+    step = bisect_right(come, position)
+    before = come[step - 1] if step else 0.0
+    return (step + (position - before) / (come[step] - before)) * STEP
+
+
+def delays(arrivals: Sequence[float], position: Sequence[float]) -> list[tuple[float, float]]:
+    """(delay in seconds, records) from when records came until they were processed for good, for each step.
+
+    Within a step records are done evenly, and those of a step count with their mean delay. Those that still wait at
+    the end count with their age: the run was not better for being over.
+    """
+    come = list(accumulate(arrivals))
+    if not come:
+        return []
+    slack = _EXACT * come[-1]
+    good = list(accumulate(reversed(position), min))
+    good.reverse()
+    found = []
+    before = 0.0
+    since = 0.0  # age of the first record after `before`
+    for step, done in enumerate(good):
+        now = (step + 1) * STEP
+        late = 0.0 if done >= come[step] - slack else now - _came_at(come, done)
+        if done > before:
+            found.append(((since + late) / 2, done - before))
+        before, since = done, late
+    left = come[-1] - before
+    if left > slack:
+        found.append((since / 2, left))
+    return found
+
+
+def quantiles(weighted: Iterable[tuple[float, float]], shares: Sequence[float]) -> tuple[float, ...]:
+    """The values that these shares of the weight do not exceed; 0 where nothing weighs.
+
+    Args:
+        weighted: (value, weight).
+        shares: from 0 to 1, ascending.
+    """
+    ordered = sorted(weighted)
+    total = math.fsum(weight for _, weight in ordered)
+    found = []
+    reached = 0.0
+    entries = iter(ordered)
+    value = 0.0
+    for share in shares:
+        while reached < share * total * (1 - _EXACT):
+            value, weight = next(entries)
+            reached += weight
+        found.append(value)
+    return tuple(found)
+
+
+def convergence(
+    need: Sequence[int], running: Sequence[int], old: Sequence[float], changes: Iterable[float]
+) -> list[float]:
+    """Seconds from each jump of the load until the size fits and goes on fitting for `HELD`.
+
+    Where it never does before the next jump, or the end, it counts with the time until then.
+
+    Args:
+        need: workers needed in each step.
+        running: workers used.
+        old: age of the oldest unprocessed record.
+        changes: seconds from the beginning at which the load jumps, ascending.
+    """
+    begins = [round(change / STEP) for change in changes]
+    held = round(HELD / STEP)
+    found = []
+    for begin, end in pairwise([*begins, len(need)]):
+        first = begin
+        for step in range(begin, end):
+            fits = need[step] <= running[step] <= math.ceil(MOST * need[step]) and old[step] < BEHIND
+            if not fits:
+                first = step + 1
+            elif step + 1 - first >= held:
+                break
+        else:
+            first = end
+        found.append((first - begin) * STEP)
+    return found

@@ -1,0 +1,88 @@
+"""The closed loop: the decisions of `step` steer a plant, and what the plant shows makes the next decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation
+from autoscaler.core.step import step
+from autoscaler.replay.loads import Load
+from autoscaler.replay.plant import STEP, Plant, PlantSpec, Track
+from autoscaler.replay.score import Score, needed, score
+
+Record = Callable[[Observation, Decision], None]
+"""What is done with each decision, such as keeping it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of a simulation.
+
+    Attributes:
+        plant: how the cluster behaved.
+        load: what was offered.
+        one: records/s that one worker processed.
+        track: what happened in each step.
+        state: what the decisions left, with all that was learned.
+        decisions: how many there were.
+    """
+
+    plant: PlantSpec
+    load: Load
+    one: float
+    track: Track
+    state: ClusterState
+    decisions: int
+
+    def score(self, optimum: float | None = None) -> Score:
+        """The numbers of this run; `optimum` is the least cost possible in worker-hours, where known."""
+        return score(self.track, self.one, self.plant.gamma, self.plant.slo, optimum, self.load.changes)
+
+
+def run(
+    spec: ClusterSpec,
+    plant: PlantSpec,
+    load: Load,
+    seed: int,
+    size: int | None = None,
+    record: Record | None = None,
+) -> Run:
+    """Have a cluster's decisions steer a plant under a load; as many steps as the load has.
+
+    The first decision is made after one interval. A worker processes so much that the load's peak needs
+    `PEAK_WORKERS` of them at 100 %.
+
+    Args:
+        spec: limits, policies and all else that decisions depend on; `interval` is the time between two of them.
+        plant: how the cluster behaves.
+        load: what is offered.
+        seed: of everything that the plant draws.
+        size: workers at the start; None: as many as the first step needs, within the limits.
+        record: is shown every decision, and the observation that it was made on.
+    """
+    every = spec.interval.total_seconds() / STEP
+    if every != int(every):
+        raise ValueError(f"interval: is {spec.interval.total_seconds():g}s, expected a multiple of {STEP:g}s")
+    one = load.per_worker(plant.gamma)
+    if size is None:
+        size = needed([load.rates[0] * STEP], one, plant.gamma)[0]
+    cluster = Plant(plant, one, seed, max(spec.limits.minimum, min(size, spec.limits.maximum)))
+    advance, observe = cluster.advance, cluster.observe
+    state = ClusterState()
+    decisions = 0
+    wait = ticks = int(every)
+    for rate in load.rates:
+        advance(rate * STEP)
+        wait -= 1
+        if wait:
+            continue
+        wait = ticks
+        observation = observe()
+        state, decision = step(spec, state, observation)
+        decisions += 1
+        if decision.desired != decision.current:
+            cluster.scale(decision.desired)
+        if record is not None:
+            record(observation, decision)
+    return Run(plant, load, one, cluster.track, state, decisions)
