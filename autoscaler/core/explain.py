@@ -158,7 +158,7 @@ def _engine(engine: EngineStatus, at: datetime) -> str:
     job = {JobState.UNKNOWN: "in an unknown state", JobState.FAILED: "failed"}.get(engine.job, engine.job.value)
     text = f"The job is {job}"
     if engine.running_since is not None and engine.job is JobState.RUNNING:
-        text += f" for {_span((at - engine.running_since).total_seconds())}"
+        text += f" for {span((at - engine.running_since).total_seconds())}"
     facts = []
     if engine.slots is not None:
         facts.append(f"{engine.slots} slots registered")
@@ -178,7 +178,10 @@ def _engine(engine: EngineStatus, at: datetime) -> str:
 def _asked(decision: Decision) -> Iterator[str]:
     for recommendation in decision.recommendations:
         yield _recommendation(recommendation)
-    if len([r for r in decision.recommendations if r.replicas is not None]) > 1:
+    sizes = [asked.replicas for asked in decision.recommendations if asked.replicas is not None]
+    if sizes and decision.proposed != max(sizes):
+        yield f"Combined as the configuration says, that is {decision.proposed}."
+    elif len(sizes) > 1:
         yield f"The greatest of these counts: {decision.proposed}."
     if not decision.recommendations:
         yield "No policy is configured."
@@ -193,7 +196,7 @@ def _recommendation(recommendation: Recommendation) -> str:
     if recommendation.detail:
         return _dot(f"{name} {said}: {recommendation.detail}")
     if recommendation.inputs:
-        inputs = ", ".join(f"{key} {_number(value)}" for key, value in recommendation.inputs.items())
+        inputs = ", ".join(f"{key} {number(value)}" for key, value in recommendation.inputs.items())
         return f"{name} {said} ({recommendation.reason.value}; {inputs})."
     return f"{name} {said} ({recommendation.reason.value})."
 
@@ -243,14 +246,14 @@ def _replicas(number: int) -> str:
 
 def _value(reading: Reading) -> str:
     if isinstance(reading.value, tuple):
-        text = f"{', '.join(map(_number, reading.value))} (one per replica)"
+        text = f"{', '.join(map(number, reading.value))} (one per replica)"
     else:
-        text = _number(reading.value)
+        text = number(reading.value)
     return text if reading.partitions is None else f"{text} ({reading.partitions} partitions)"
 
 
-def _number(value: float) -> str:
-    """Four significant digits, thousands kept whole."""
+def number(value: float) -> str:
+    """A number as people are shown it: four significant digits, thousands kept whole."""
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN is the one that differs
         return str(value)
     if abs(value) >= 1000:  # noqa: PLR2004 - from here on a fraction tells nothing
@@ -259,16 +262,20 @@ def _number(value: float) -> str:
 
 
 def _age(at: datetime, then: datetime) -> str:
-    seconds = (at - then).total_seconds()
+    return ago((at - then).total_seconds())
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was."""
     if seconds < -0.5:  # noqa: PLR2004 - below that it is rounding
-        return f"{_span(-seconds)} in the future"
+        return f"{span(-seconds)} in the future"
     if seconds < 1:
         return "just now"
-    return f"{_span(seconds)} ago"
+    return f"{span(seconds)} ago"
 
 
-def _span(seconds: float) -> str:
-    """Two units at most: 12 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
+def span(seconds: float) -> str:
+    """A time that something took, in two units at most: 12 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
     whole = round(seconds)
     for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

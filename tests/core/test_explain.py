@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from textwrap import dedent
@@ -107,6 +108,20 @@ def test_a_rescale_as_the_policies_asked() -> None:
           - No objection from freshness, settling, tolerance, the stabilization window, the rate limit, the cooldown, the cap of what the job can use, the useful sizes, the contention with another controller, what the target itself allows and the bounds.
         """  # noqa: E501 - a golden text
     )
+
+
+class Least:
+    """The least size asked for."""
+
+    def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
+        return min((size for size in sizes.values() if size is not None), default=current)
+
+
+def test_sizes_that_are_combined_otherwise_than_by_the_greatest() -> None:
+    a_spec = spec(Says(6, Reason.ABOVE, "6 are needed"), Says(4, Reason.ABOVE, "4 are needed"))
+    explained = told(replace(a_spec, combine=Least()), observation())
+    assert "  - Combined as the configuration says, that is 4.\n" in explained
+    assert "greatest" not in explained
 
 
 def test_a_rescale_that_the_guards_cut_short() -> None:
