@@ -97,6 +97,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
     sub = command("status", _status, "show the clusters of a running daemon")
     sub.add_argument("config", type=Path, nargs="?", metavar="CONFIG", help="its configuration, to find it")
+    sub.add_argument("--cluster", metavar="CLUSTER", help="show one cluster, and all that was learned of it")
     sub.add_argument("--url", help=f"where it listens (default: {URL})")
     as_json(sub)
 
@@ -296,10 +297,17 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    if arguments.cluster is not None:
+        return _status_of(arguments)
     answer = _ask(_url(arguments), "/api/v1/clusters", "clusters")
     if arguments.json:
         _print_json(answer)
         return OK
+    _rows(answer["clusters"], dry_run=answer["dry_run"])
+    return OK
+
+
+def _rows(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
     # A terminal has no room for whole sentences in a table of so many columns: they come below it.
     wide = not sys.stdout.isatty()
     rows = [
@@ -315,15 +323,105 @@ def _status(arguments: argparse.Namespace) -> int:
             "-" if row["age"] is None else f"{row['age']:.0f} s ago",
             *((_trouble(row) or "-",) if wide else ()),
         )
-        for row in answer["clusters"]
+        for row in clusters
     ]
     head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when")
     _table((*head, *(("trouble",) if wide else ())), rows)
     if not wide:
-        _say(*(f"\n{row['name']}: {_trouble(row)}" for row in answer["clusters"] if _trouble(row)))
-    if answer["dry_run"]:
+        _say(*(f"\n{row['name']}: {_trouble(row)}" for row in clusters if _trouble(row)))
+    if dry_run:
         _say("", "This is a dry run: no target is called.")
+
+
+def _status_of(arguments: argparse.Namespace) -> int:
+    answer = _ask(_url(arguments), f"/api/v1/clusters/{urllib.parse.quote(arguments.cluster, safe='')}", "learned")
+    if arguments.json:
+        _print_json(answer)
+        return OK
+    _rows([answer], dry_run=answer["dry_run"])
+    if answer["decision"] is not None:
+        _show_recommendations(answer["decision"]["recommendations"])
+    learned = answer["learned"] or {"capacity": (), "durations": {}, "memory": {}}
+    _show_capacity(learned["capacity"])
+    _show_durations(learned["durations"])
+    _show_memory(learned["memory"])
     return OK
+
+
+def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
+    from autoscaler.core.explain import number
+
+    _say("", "What the policies ask for, and the numbers they made it of:")
+    rows = [
+        (
+            asked["policy"],
+            "-" if asked["replicas"] is None else str(asked["replicas"]),
+            asked["reason"],
+            ", ".join(f"{name} {number(float(value))}" for name, value in asked["inputs"].items()) or "-",
+            asked["detail"] or "-",
+        )
+        for asked in recommendations
+    ]
+    _table(("policy", "size", "reason", "numbers", "why"), rows)
+
+
+def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
+    from autoscaler.core.explain import ago, number
+
+    if not capacity:
+        _say("", "What a size can process was not learned yet: the job has not been seen busy for long enough.")
+        return
+    _say("", "What a size processes when busy:")
+    rows = [
+        (str(size["replicas"]), number(size["rate"]), ago(size["age"]), _many(size["samples"], "time"))
+        for size in capacity
+    ]
+    _table(("replicas", "records/s", "seen last", "seen"), rows)
+
+
+def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
+    from autoscaler.core.explain import span
+
+    if not any(seen["phases"] for seen in durations.values()):
+        _say("", "How long a rescale takes was not learned yet: none has settled.")
+        return
+    _say("", "How long a rescale takes, by the last few:")
+    rows = []
+    for direction, seen in durations.items():
+        for phase, took in seen["phases"].items():
+            last = "the last one" if took["samples"] == 1 else f"median of the last {took['samples']}"
+            rows.append((direction, phase.replace("_", " "), span(took["median"]), last))
+        if seen["restart"] is not None:
+            rows.append((direction, "until it runs", span(seen["restart"]), "all phases but catching up"))
+    _table(("direction", "phase", "takes", "by"), rows)
+
+
+def _show_memory(memory: dict[str, dict[str, dict[str, float]]]) -> None:
+    rows = [
+        (policy, group or "-", ", ".join(numbers))
+        for policy, learned in memory.items()
+        for group, numbers in _groups(learned)
+    ]
+    if rows:
+        _say("", "What the policies have learned:")
+        _table(("policy", "of", "numbers"), rows)
+
+
+def _groups(learned: dict[str, dict[str, float]]) -> list[tuple[str, list[str]]]:
+    """Learned numbers and ages by what stands before the last dot of their names, numbered ones in order."""
+    from autoscaler.core.explain import ago, number
+
+    groups: dict[str, list[str]] = {}
+    for kind, write in (("numbers", number), ("ages", ago)):
+        for name, value in learned[kind].items():
+            group, _, leaf = name.rpartition(".")
+            groups.setdefault(group, []).append(f"{leaf} {write(value)}")
+    return sorted(groups.items(), key=lambda group: _numbered(group[0]))
+
+
+def _numbered(name: str) -> list[tuple[int, str]]:
+    """What to sort dotted names by, so that 2 comes before 12."""
+    return [(len(part) if part.isdecimal() else 0, part) for part in name.split(".")]
 
 
 def _way(rescale: dict[str, Any] | None) -> str:

@@ -7,14 +7,17 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from statistics import median
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from autoscaler.core.capacity import restart_time
 from autoscaler.core.explain import explain
-from autoscaler.core.model import Rescale
+from autoscaler.core.model import Learned, Rescale
+from autoscaler.daemon.metrics import exposition
 from autoscaler.daemon.records import plain
 from autoscaler.daemon.systemd import alive_and_status
 from autoscaler.ports import AutoscalerError, Record, StoreError
@@ -137,7 +140,7 @@ async def _ready(request: web.Request) -> web.Response:
 
 async def _metrics(request: web.Request) -> web.Response:
     # In a thread: the text of a thousand clusters takes longer than a tick may be late.
-    body = await asyncio.to_thread(generate_latest, request.app[_DAEMON].registry)
+    body = await asyncio.to_thread(exposition, request.app[_DAEMON])
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -157,6 +160,7 @@ async def _cluster(request: web.Request) -> web.Response:
         "connections": {
             name: connection.problem or "ok" for name, connection in controller.edges.connections().items()
         },
+        "learned": None if state is None else _learned(state.learned, daemon.utc()),
         "state": None if state is None else plain(state),
         "observation": None if observation is None else plain(observation),
         "decision": None if decision is None else plain(decision),
@@ -228,6 +232,39 @@ def _row(daemon: Daemon, controller: Controller) -> dict[str, object]:
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
         "missing": {} if observation is None else dict(observation.missing),
         "problem": controller.problem or None,
+    }
+
+
+def _learned(learned: Learned, now: datetime) -> dict[str, object]:
+    """What was learned, for people: ages in place of times, medians in place of lists."""
+    seconds = now.timestamp()
+    return {
+        "capacity": [
+            {"replicas": size, "rate": seen.rate, "age": (now - seen.at).total_seconds(), "samples": seen.samples}
+            for size, seen in sorted(learned.capacity.items())
+        ],
+        "durations": {
+            direction.value: {
+                "phases": {
+                    phase.value: {"median": median(last), "samples": len(last)}
+                    for phase, last in phases.items()
+                    if last
+                },
+                "restart": restart_time(learned, direction),
+            }
+            for direction, phases in learned.durations.items()
+        },
+        "memory": {
+            policy: {
+                "numbers": {name: number for name, number in memory.items() if not name.endswith("_at")},
+                "ages": {
+                    name.removesuffix("_at"): seconds - number
+                    for name, number in memory.items()
+                    if name.endswith("_at")
+                },
+            }
+            for policy, memory in learned.memory.items()
+        },
     }
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from importlib.metadata import version
+from itertools import islice
+from statistics import median
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from autoscaler.core.model import Reading
+from autoscaler.core.capacity import restart_time
+from autoscaler.core.model import MOST_LEARNED, Learned, Reading, Recommendation
 
 if TYPE_CHECKING:
     from autoscaler.daemon.app import Daemon
@@ -51,15 +56,22 @@ def registry() -> CollectorRegistry:
     return registry
 
 
+def exposition(daemon: Daemon) -> bytes:
+    """All metrics as Prometheus text. It may run in another thread than the daemon."""
+    return generate_latest(daemon.registry) + "".join(_numbers(_in_order(daemon), daemon.utc())).encode(
+        errors="replace"
+    )
+
+
 class DaemonCollector(Collector):
-    """Everything that is known of the clusters. It may run in another thread than the daemon."""
+    """What is known of the clusters, but for what was learned. It may run in another thread than the daemon."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     def collect(self) -> Iterator[Metric]:
         """Produce all families."""
-        controllers = sorted(self._daemon.controllers.values(), key=lambda controller: controller.name)
+        controllers = _in_order(self._daemon)
         yield from self._of_daemon(len(controllers))
         yield from _of_sizes(controllers)
         yield from self._of_readings(controllers)
@@ -116,6 +128,10 @@ class DaemonCollector(Collector):
         yield missing
 
 
+def _in_order(daemon: Daemon) -> list[Controller]:
+    return sorted(daemon.controllers.values(), key=lambda controller: controller.name)
+
+
 def _of_sizes(controllers: list[Controller]) -> Iterator[Metric]:
     current = GaugeMetricFamily(
         "autoscaler_current_replicas", "The size the target was told to have when it was asked.", labels=["cluster"]
@@ -128,13 +144,8 @@ def _of_sizes(controllers: list[Controller]) -> Iterator[Metric]:
     at = GaugeMetricFamily(
         "autoscaler_last_decision_timestamp_seconds", "When the last decision was kept.", labels=["cluster"]
     )
-    capacity = GaugeMetricFamily(
-        "autoscaler_learned_capacity_records_per_second",
-        "What a size was seen to process when busy.",
-        labels=["cluster", "replicas"],
-    )
     for controller in controllers:
-        observation, decision, state = controller.observation, controller.decision, controller.state
+        observation, decision = controller.observation, controller.decision
         label = [controller.name]
         if observation is not None and observation.desired is not None:
             current.add_metric(label, observation.desired)
@@ -144,10 +155,7 @@ def _of_sizes(controllers: list[Controller]) -> Iterator[Metric]:
             proposed.add_metric(label, decision.proposed)
             desired.add_metric(label, decision.desired)
             at.add_metric(label, decision.at.timestamp())
-        if state is not None:
-            for size, learned in state.learned.capacity.items():
-                capacity.add_metric([controller.name, str(size)], learned.rate)
-    yield from (current, ready, proposed, desired, at, capacity)
+    yield from (current, ready, proposed, desired, at)
 
 
 def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
@@ -190,6 +198,87 @@ def _of_rescales(controllers: list[Controller]) -> Iterator[Metric]:
         for (direction, phase), (count, total) in controller.tally.phases.copy().items():
             phases.add_metric([controller.name, direction.value, phase.value], count, total)
     yield from (flying, rescales, phases)
+
+
+_LEARNED = {
+    "autoscaler_learned_capacity_records_per_second": "What a size was seen to process when busy.",
+    "autoscaler_learned_capacity_age_seconds": "How long ago that was seen last.",
+    "autoscaler_learned_capacity_samples": "How often it was seen.",
+    "autoscaler_learned_phase_seconds": "How long a phase takes by the last few rescales: their median.",
+    "autoscaler_learned_restart_seconds": "How long it takes by them from a request until the job runs with it.",
+    "autoscaler_learned": "A number that a policy has learned.",
+    "autoscaler_learned_age_seconds": "How long ago a time is that a policy has learned.",
+    "autoscaler_recommendation_input": "A number that a policy has made its last recommendation of.",
+}
+
+
+def _numbers(controllers: list[Controller], now: datetime) -> Iterator[str]:
+    """What was learned and what was recommended on, as text.
+
+    By hand: there may be a hundred thousand of these, and for each the library takes about ten times as long.
+    """
+    families: dict[str, list[str]] = {name: [] for name in _LEARNED}
+    for controller in controllers:
+        state, decision = controller.state, controller.decision
+        cluster = f'{{cluster="{_escaped(controller.name)}"'
+        if state is not None:
+            _add_learned(families, cluster, state.learned, now)
+        if decision is not None:
+            for recommendation in decision.recommendations:
+                _add_inputs(families, cluster, recommendation)
+    for name, lines in families.items():
+        yield f"# HELP {name} {_LEARNED[name]}\n# TYPE {name} gauge\n"
+        yield from lines
+
+
+def _add_learned(families: dict[str, list[str]], cluster: str, learned: Learned, now: datetime) -> None:
+    rates, ages, samples, phases, restarts, numbers, times, _ = families.items()
+    for size, seen in learned.capacity.items():
+        labels = f'{cluster},replicas="{size}"}}'
+        for (name, lines), value in (
+            (rates, seen.rate),
+            (ages, (now - seen.at).total_seconds()),
+            (samples, seen.samples),
+        ):
+            lines.append(f"{name}{labels} {float(value)!r}\n")
+    for direction, durations in learned.durations.items():
+        labels = f'{cluster},direction="{direction}"'
+        name, lines = phases
+        lines += [f'{name}{labels},phase="{phase}"}} {median(last)!r}\n' for phase, last in durations.items() if last]
+        restart = restart_time(learned, direction)
+        if restart is not None:
+            name, lines = restarts
+            lines.append(f"{name}{labels}}} {float(restart)!r}\n")
+    seconds = now.timestamp()
+    for policy, memory in learned.memory.items():
+        labels = f'{cluster},policy="{_escaped(policy)}",name="'
+        name, lines = numbers
+        lines += [
+            f'{name}{labels}{_escaped(key)}"}} {float(number)!r}\n'
+            for key, number in memory.items()
+            if not key.endswith("_at")
+        ]
+        name, lines = times
+        lines += [
+            f'{name}{labels}{_escaped(key.removesuffix("_at"))}"}} {seconds - float(number)!r}\n'
+            for key, number in memory.items()
+            if key.endswith("_at")
+        ]
+
+
+def _add_inputs(families: dict[str, list[str]], cluster: str, recommendation: Recommendation) -> None:
+    name = "autoscaler_recommendation_input"
+    labels = f'{cluster},policy="{_escaped(recommendation.policy)}",name="'
+    # A policy may use as many as it likes: the text must not grow with that.
+    families[name] += [
+        f'{name}{labels}{_escaped(str(key))}"}} {float(number)!r}\n'
+        for key, number in islice(recommendation.inputs.items(), MOST_LEARNED)
+    ]
+
+
+def _escaped(value: str) -> str:
+    """A label's value as the text format wants it."""
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _one(reading: Reading) -> float:

@@ -44,6 +44,28 @@ class PerReplica:
         return Recommendation(size, reason, {"load": load}, f"{load:g} needs {size}")
 
 
+@dataclass(frozen=True)
+class Remembers:
+    """Knows when it first and last saw a load, how often, and the greatest at each size; asks for what there is."""
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        load, memory = view.number("load"), view.memory
+        if load is None:
+            return memory
+        greatest = f"size.{view.current}.greatest"
+        return {
+            **memory,
+            "first_at": memory.get("first_at", view.now.timestamp()),
+            "last_at": view.now.timestamp(),
+            "seen": memory.get("seen", 0.0) + 1,
+            greatest: max(load, memory.get(greatest, load)),
+            f"size.{view.current}.seen_at": view.now.timestamp(),
+        }
+
+    def evaluate(self, view: View) -> Recommendation:
+        return Recommendation(view.current, Reason.STEADY, dict(view.memory), "as it is")
+
+
 def spec(name: str, **changes: Any) -> ClusterSpec:
     fields: dict[str, Any] = {
         "limits": Limits(1, 10),

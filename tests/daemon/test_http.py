@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -15,7 +17,9 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from autoscaler import cli
 from autoscaler.config.model import Config
+from autoscaler.core.model import Direction, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
 from autoscaler.daemon.app import Daemon
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http import ListenError, doors, split
@@ -23,7 +27,7 @@ from autoscaler.daemon.journal import open_journal
 from autoscaler.ports import ConfigurationError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 
-from .conftest import make_cluster, make_config
+from .conftest import Remembers, make_cluster, make_config
 
 TICK = timedelta(milliseconds=100)
 
@@ -253,6 +257,176 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
         assert family.name.startswith(("autoscaler_", "process_")), family.name
         assert family.type != "unknown", family.name
     assert len({family.name for family in families}) == len(families)
+
+
+def learning(house: House) -> None:
+    """Has cluster a's policies learn, from the next tick on."""
+    controller = house.daemon.controllers["a"]
+    policies = (*controller.cluster.spec.policies, NamedPolicy('say "when"', Remembers()))
+    controller.cluster = replace(controller.cluster, spec=replace(controller.cluster.spec, policies=policies))
+
+
+def teach(house: House, **learned: Any) -> None:
+    """Has cluster a, which ticks no more, know what it could not see in the short time of a test."""
+    controller = house.daemon.controllers["a"]
+    assert controller.state is not None
+    controller.state = replace(controller.state, learned=replace(controller.state.learned, **learned))
+
+
+async def remembered(house: House) -> bool:
+    samples = await house.samples()
+    return samples.get(("autoscaler_learned", "a", 'say "when"', "seen"), 0) >= 3
+
+
+async def test_metrics_hold_every_number_that_was_learned(house: House) -> None:
+    await house.ready()
+    learning(house)
+    await house.until(lambda: remembered(house))
+    samples = await house.samples()
+    policy = 'say "when"'
+    assert samples[("autoscaler_learned", "a", policy, "size.3.greatest")] == 300
+    for age in ("first", "last", "size.3.seen"):
+        assert 0 <= samples[("autoscaler_learned_age_seconds", "a", policy, age)] < 60
+    assert samples[("autoscaler_recommendation_input", "a", "per-replica", "load")] == 300
+    assert samples[("autoscaler_recommendation_input", "b", "per-replica", "load")] == 300
+    assert samples[("autoscaler_recommendation_input", "a", policy, "seen")] >= 3
+    # A time is shown as its age, and only so.
+    names = {labels[3] for labels in samples if labels[:3] == ("autoscaler_learned", "a", policy)}
+    assert names == {"seen", "size.3.greatest"} | names & {"size.1.greatest"}
+    assert not any(labels[:2] == ("autoscaler_learned", "b") for labels in samples)
+
+
+async def test_metrics_hold_capacity_and_durations_as_they_were_learned(house: House) -> None:
+    await house.ready()
+    daemon = house.daemon
+    capacity = {2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7), 12: SizeCapacity(1e9, daemon.utc(), 1)}
+    durations = {Direction.DOWN: {Phase.READY: (9.0, 1.0, 2.0), Phase.ABSORBED: (4.0, 5.0), Phase.CAUGHT_UP: (60.0,)}}
+
+    await house.until(lambda: settled_at(house, 3))
+    await daemon.fleet.stop()
+    teach(house, capacity=capacity, durations=durations)
+    samples = await house.samples()
+    assert samples[("autoscaler_learned_capacity_records_per_second", "a", "2")] == 200.5
+    assert samples[("autoscaler_learned_capacity_records_per_second", "a", "12")] == 1e9
+    assert samples[("autoscaler_learned_capacity_samples", "a", "2")] == 7
+    assert 3600 <= samples[("autoscaler_learned_capacity_age_seconds", "a", "2")] < 3660
+    assert samples[("autoscaler_learned_phase_seconds", "a", "down", "ready")] == 2
+    assert samples[("autoscaler_learned_phase_seconds", "a", "down", "absorbed")] == 4.5
+    assert samples[("autoscaler_learned_phase_seconds", "a", "down", "caught_up")] == 60
+    # Until the job runs: catching up goes on while it does.
+    assert samples[("autoscaler_learned_restart_seconds", "a", "down")] == 6.5
+
+
+async def test_metrics_are_not_broken_by_a_policy_with_odd_or_countless_inputs(house: House) -> None:
+    await house.ready()
+    odd = 'a\\"b\nc'
+    inputs: Any = {7: 1, odd: True, **{f"n{number}": float(number) for number in range(5000)}}
+    await house.daemon.fleet.stop()
+    controller = house.daemon.controllers["a"]
+    assert controller.decision is not None
+    asked = Recommendation(3, Reason.STEADY, inputs, "many", "wild")
+    controller.decision = replace(controller.decision, recommendations=(asked,))
+    samples = await house.samples()
+    shown = {labels[3]: value for labels, value in samples.items() if labels[2:3] == ("wild",)}
+    assert shown[odd] == shown["7"] == 1
+    assert len(shown) == 1000
+
+
+async def test_the_api_tells_what_was_learned(house: House) -> None:
+    await house.ready()
+    assert (await house.get("/api/v1/clusters/b"))["learned"]["memory"] == {}
+    learning(house)
+    await house.until(lambda: remembered(house))
+    await house.daemon.fleet.stop()
+    teach(house, capacity={2: SizeCapacity(200.5, house.daemon.utc() - timedelta(hours=1), 7)})
+    body = await house.get("/api/v1/clusters/a")
+    (size,) = body["learned"]["capacity"]
+    assert 3600 <= size.pop("age") < 3660
+    assert size == {"replicas": 2, "rate": 200.5, "samples": 7}
+    memory = body["learned"]["memory"]['say "when"']
+    assert memory["numbers"]["size.3.greatest"] == 300
+    assert 0 <= memory["ages"]["first"] < 60
+    assert body["state"]["learned"]["memory"]['say "when"']["first_at"] > 1e9
+    up = body["learned"]["durations"]["up"]
+    assert up["phases"]["ready"]["samples"] == 1
+    assert up["restart"] >= up["phases"]["ready"]["median"]
+    asked = body["decision"]["recommendations"][1]
+    assert asked["inputs"]["seen"] == memory["numbers"]["seen"]
+
+
+async def shown(house: House, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    arguments = ["status", "--url", house.daemon.url, "--cluster", "a", *options]
+    assert await asyncio.to_thread(cli.main, arguments) == 0
+    return capsys.readouterr().out
+
+
+async def test_status_of_one_cluster_shows_all_that_was_learned(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.ready()
+    await house.until(lambda: settled_at(house, 3))
+    learning(house)
+    await house.until(lambda: remembered(house))
+    daemon = house.daemon
+    teach(
+        house,
+        capacity={
+            2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7),
+            12: SizeCapacity(98765.4, daemon.utc(), 1),
+        },
+        durations={Direction.UP: {Phase.READY: (70.0, 90.0), Phase.CAUGHT_UP: (600.0,)}},
+        memory={
+            "adaptive": {
+                "capacity.12.rate": 98765.4,
+                "capacity.2.rate": 200.0,
+                "capacity.2.seen_at": daemon.utc().timestamp() - 7325,
+                "noise": 0.03,
+            }
+        },
+    )
+    # Nothing may be learned anew before it is shown.
+    await house.daemon.fleet.stop()
+    text = await shown(house, capsys)
+    lines = [re.split(r"  +", line) for line in text.splitlines()]
+    assert lines[1][0] == "a"
+    assert lines[1][5] == "1-10"
+    assert ["per-replica", "3", "steady", "load 300", "300 needs 3"] in lines
+    assert ["2", "200.5", "1 h ago", "7 times"] in lines
+    assert ["12", "98765", "just now", "1 time"] in lines
+    assert ["up", "ready", "1 min 20 s", "median of the last 2"] in lines
+    assert ["up", "caught up", "10 min", "the last one"] in lines
+    assert ["up", "until it runs", "1 min 20 s", "all phases but catching up"] in lines
+    memory = [line for line in lines if line[0] == "adaptive"]
+    assert memory == [
+        ["adaptive", "-", "noise 0.03"],
+        ["adaptive", "capacity.2", "rate 200, seen 2 h 2 min ago"],
+        ["adaptive", "capacity.12", "rate 98765"],
+    ]
+    answer = json.loads(await shown(house, capsys, "--json"))
+    assert answer["learned"]["memory"]["adaptive"]["numbers"]["noise"] == 0.03
+    assert answer["decision"]["recommendations"][0]["inputs"] == {"load": 300}
+
+
+async def settled_at(house: House, size: int) -> bool:
+    state = house.daemon.controllers["a"].state
+    return state is not None and state.desired == size and state.rescale is None
+
+
+async def test_status_of_a_cluster_of_which_nothing_is_known_says_so(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.ready()
+    await house.daemon.fleet.stop()
+    controller = house.daemon.controllers["a"]
+    controller.state = controller.decision = controller.observation = None
+    text = await shown(house, capsys)
+    assert "What a size can process was not learned yet" in text
+    assert "How long a rescale takes was not learned yet" in text
+    assert "What the policies" not in text
+    assert json.loads(await shown(house, capsys, "--json"))["learned"] is None
+    options = ["status", "--url", house.daemon.url, "--cluster", "nobody"]
+    assert await asyncio.to_thread(cli.main, options) == 1
+    assert "there is no cluster 'nobody'; there are: a, b" in capsys.readouterr().err
 
 
 async def test_a_refused_reload_is_shown(house: House) -> None:
