@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 from pydantic import ConfigDict, RootModel, ValidationError
 
-from autoscaler.core.model import ClusterState, Decision, Observation
+from autoscaler.core.model import ClusterState, Decision, Learned, Observation
 from autoscaler.ports import Record
 
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
@@ -59,9 +61,26 @@ def dump_state(state: ClusterState) -> bytes:
 def load_state(text: bytes | str) -> ClusterState:
     """Read a state back. Raises ValueError with one line that says what is wrong."""
     try:
-        return _State.model_validate_json(text).root
+        state = _State.model_validate_json(text).root
     except ValidationError as error:
         raise ValueError(_first(error)) from error
+    return replace(state, learned=_sound(state.learned))
+
+
+def _sound(learned: Learned) -> Learned:
+    """Without what is no finite number: it would spoil all that is learned on top of it, and is learned anew."""
+    finite = math.isfinite
+    return Learned(
+        {size: seen for size, seen in learned.capacity.items() if finite(seen.rate)},
+        {
+            direction: {phase: last for phase, last in phases.items() if all(map(finite, last))}
+            for direction, phases in learned.durations.items()
+        },
+        {
+            policy: {name: number for name, number in memory.items() if finite(number)}
+            for policy, memory in learned.memory.items()
+        },
+    )
 
 
 def plain(thing: Observation | Decision | ClusterState) -> object:

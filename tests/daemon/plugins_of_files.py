@@ -7,14 +7,14 @@ import json
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
-from autoscaler.core.model import Reading
+from autoscaler.core.model import Reading, Reason, Recommendation, View
 from autoscaler.ports import EdgeError, Shared, TargetStatus, UnavailableError
 
 
@@ -101,3 +101,17 @@ class File:
             temporary.replace(self.path)
         if luck <= 1:
             raise EdgeError("bad luck")
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Counts the ticks at each size, and knows when it began; it asks for nothing."""
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        """One more."""
+        name = f"size.{view.current}.ticks"
+        return {"began_at": view.now.timestamp(), **view.memory, name: view.memory.get(name, 0.0) + 1}
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Shows what it knows."""
+        return Recommendation(None, Reason.ABSTAINED, dict(view.memory), "it only counts")

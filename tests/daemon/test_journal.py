@@ -84,7 +84,11 @@ def a_state(at: datetime = NOW) -> ClusterState:
         at - timedelta(minutes=1),
         (at - timedelta(minutes=9), at - timedelta(minutes=5)),
         (),
-        Learned({3: SizeCapacity(123.4, at, 7)}, {Direction.UP: {Phase.READY: (4.5, 5.5)}}),
+        Learned(
+            {3: SizeCapacity(123.4, at, 7)},
+            {Direction.UP: {Phase.READY: (4.5, 5.5)}},
+            {"adaptive": {"capacity.3.rate": 0.1 + 0.2, "capacity.3.seen_at": at.timestamp(), "tiny": 5e-324}},
+        ),
     )
 
 
@@ -171,6 +175,19 @@ def test_all_that_a_target_and_an_engine_may_say_survives() -> None:
     rescale = replace(state.rescale, deadlines=engine.deadlines)
     state = replace(state, past=(), rescale=rescale, requested=NOW, overruled=(NOW, NOW))
     assert load_state(dump_state(state)) == state
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf])
+def test_a_learned_number_that_is_none_is_learned_anew(nonsense: float) -> None:
+    state = replace(a_state(), past=())
+    kept = state.learned
+    damaged = Learned(
+        {**kept.capacity, 4: SizeCapacity(nonsense, NOW, 1)},
+        {Direction.UP: {**kept.durations[Direction.UP], Phase.ABSORBED: (1.0, nonsense)}},
+        {"adaptive": {**kept.memory["adaptive"], "noise": nonsense}, "other": {"x": nonsense}},
+    )
+    learned = load_state(dump_state(replace(state, learned=damaged))).learned
+    assert learned == replace(kept, memory={**kept.memory, "other": {}})
 
 
 @pytest.mark.parametrize(

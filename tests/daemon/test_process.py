@@ -44,6 +44,7 @@ CLUSTER = """
     metrics: {{load: {{source: wave, phase: {phase}}}}}
     policies:
       rate: {{type: target-tracking, metric: load, target: 100, mode: total}}
+      ticks: {{type: counting}}
     up: {{window: 200ms, rates: [{{kind: replicas, value: 2, period: 500ms}}], cooldown: 100ms}}
     down: {{window: 600ms, rates: [{{kind: percent, value: 60, period: 1s}}]}}
     lookback: 2s
@@ -126,6 +127,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins-of-files\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text(
         "[autoscaler.sources]\nwave = plugins_of_files:Wave\n[autoscaler.targets]\nfile = plugins_of_files:File\n"
+        "[autoscaler.policies]\ncounting = plugins_of_files:Counting\n"
     )
     monkeypatch.syspath_prepend(site)
     found = Place(tmp_path, {**os.environ, "PYTHONPATH": str(site)})
@@ -295,6 +297,10 @@ def kill_again_and_again(place: Place, *, kills: int, seed: int) -> None:
         kept = read_state(place.directory / "var", name)
         assert kept is not None
         assert kept.past == state.past, f"seed {seed}"
+        assert kept.learned.memory == state.learned.memory, f"seed {seed}"
+        # Each tick was counted once: what was learned is kept with the decision it was learned for, or not at all.
+        ticks = sum(number for key, number in kept.learned.memory["ticks"].items() if key.endswith(".ticks"))
+        assert ticks == len(records), f"seed {seed}"
     assert rescales > 0
     # The history is whole too, but for what was not written at the moment of a kill.
     told = [record for record in read(place.directory / "var" / "history") if record.decision.cluster == "a"]
@@ -343,6 +349,49 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
     eventually(lambda: get(f"{url}/readyz")[0] == 200, lambda: f"not ready: {get(f'{url}/readyz')}")
     place.told("state can be kept again")
+    daemon.terminate()
+    assert daemon.wait(10) == 0
+
+
+def damage(place: Place, name: str, number: object) -> dict[str, float]:
+    """Put something else in place of what cluster `name` has counted; what it had learned until then."""
+    with closing(sqlite3.connect(place.directory / "var" / FILE)) as connection, connection:
+        (text,) = connection.execute("SELECT state FROM cluster WHERE name = ?", (name,)).fetchone()
+        state = json.loads(text)
+        learned: dict[str, float] = state["learned"]["memory"]["ticks"]
+        state["learned"]["memory"]["ticks"] = {key: learned[key] if key == "began_at" else number for key in learned}
+        connection.execute("UPDATE cluster SET state = ? WHERE name = ?", (json.dumps(state).encode(), name))
+    return learned
+
+
+def test_what_was_learned_and_is_damaged_is_learned_anew_or_told(place: Place) -> None:
+    place.configure("a", "b")
+    daemon = place.start()
+    decided(place, "a", 5)
+    decided(place, "b", 5)
+    daemon.kill()
+    daemon.wait()
+    learned = damage(place, "a", "NaN")
+    damage(place, "b", {"what": "is this"})
+    calls = place.directory / "b.calls"
+    called = calls.read_bytes() if calls.exists() else b""
+    before = len(records_of(place, "a"))
+    daemon = place.start()
+    line = place.told("no decision")
+    assert line["cluster"] == "b"
+    assert "the state of cluster 'b' cannot be read: learned.memory.ticks" in line["error"]
+    # The other goes on, with what could be read.
+    decided(place, "a", before + 5)
+    url = place.url()
+    body = get(f"{url}/api/v1/clusters/a")[1]
+    memory = body["state"]["learned"]["memory"]["ticks"]
+    assert memory.pop("began_at") == learned["began_at"]
+    assert 0 < sum(memory.values()) <= len(records_of(place, "a")) - before
+    assert body["decision"]["recommendations"][1]["reason"] == "abstained"
+    body = get(f"{url}/api/v1/clusters/b")[1]
+    assert (body["learned"], body["decision"]) == (None, None)
+    assert "cannot be read" in body["problem"]
+    assert (calls.read_bytes() if calls.exists() else b"") == called
     daemon.terminate()
     assert daemon.wait(10) == 0
 
