@@ -54,14 +54,16 @@ import random
 import socket
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, Self, TypeVar
 
 import pytest
 
 from autoscaler.core.model import (
+    MOST_LEARNED,
+    Allowance,
     Bound,
     Cause,
     ClusterSpec,
@@ -158,7 +160,8 @@ def _view(chance: random.Random, names: Sequence[str]) -> View:
     ready = chance.choice((current, current, 0, max(0, current - 1), current + 1))
     limits = chance.choice(_LIMITS)
     present = [name for name in names if chance.random() < chance.choice((0.5, 0.95, 1.0))]
-    metrics = {name: Reading(_value(chance, ready), now - timedelta(seconds=2)) for name in present}
+    read = now - timedelta(seconds=2)
+    metrics = {name: Reading(_value(chance, ready), read, parts=_parts(chance, names)) for name in present}
     missing = {name: "not delivered" for name in names if name not in metrics}
     engine = _engine(chance, now)
     past = [_past(chance, names, now - n * INTERVAL, current) for n in range(chance.randrange(12), 0, -1)]
@@ -183,7 +186,49 @@ def _view(chance: random.Random, names: Sequence[str]) -> View:
         spec=spec,
         engine=engine,
         rescale=_rescale(chance, now, current),
+        warm_from=chance.choice((None, now, now - timedelta(minutes=1), now - timedelta(days=1))),
     )
+
+
+def days(metrics: Sequence[str], count: int = 1200) -> list[View]:
+    """Views of one cluster in the order of time: what a policy that learns sees in a life. The same ones each time.
+
+    The load rises and falls between a little and more than there is room for, the size follows it through some 600
+    sizes, each change followed by a warm-up; metrics go missing, and there are gaps of hours.
+
+    Args:
+        metrics: names to give values besides the well-known ones.
+        count: how many views.
+    """
+    chance = random.Random(count)  # noqa: S311 - likewise
+    names = tuple(dict.fromkeys((*metrics, *ROLES)))
+    limits = Limits(1, 600)
+    spec = ClusterSpec("contract", limits, (), metrics=names)
+    found: list[View] = []
+    now, warm_from = START, START
+    past: tuple[Observation, ...] = ()
+    for number in range(count):
+        now += INTERVAL if chance.random() < 0.99 else timedelta(hours=3)  # noqa: PLR2004 - one in a hundred
+        size = 1 + (number * limits.maximum // count if number % 7 else 0)
+        if past and past[-1].desired != size:
+            warm_from = now
+        load = size * chance.choice((0.3, 0.9, 1.0, 1.0, 1.5))
+        values = {
+            "lag": max(0.0, load - size) * 1e4,
+            "arrivals": load * 1e3,
+            "throughput": min(load, size) * 1e3,
+            "saturation": min(load / size, 1.0),
+            "utilization": min(load / size, 1.0),
+        }
+        metrics_now = {
+            name: Reading(values.get(name, load), now, parts={"a": {name: load}, "b": {name: 0.0}})
+            for name in names
+            if chance.random() < 0.98  # noqa: PLR2004 - one in fifty is missing
+        }
+        missing = {name: "not delivered" for name in names if name not in metrics_now}
+        past = (*past[-20:], Observation(now, size, size, metrics_now, missing))
+        found.append(View(now, size, size, metrics_now, past, limits, Learned(), spec, warm_from=warm_from))
+    return found
 
 
 def _value(chance: random.Random, ready: int) -> float | tuple[float, ...]:
@@ -191,6 +236,13 @@ def _value(chance: random.Random, ready: int) -> float | tuple[float, ...]:
         return chance.choice((*_NUMBERS, chance.uniform(0, 2), chance.uniform(0, 1e5)))
     count = max(1, min(ready + chance.choice((0, 0, -1, 1)), 50))
     return tuple(chance.choice((*_NUMBERS, chance.uniform(0, 2))) for _ in range(count))
+
+
+def _parts(chance: random.Random, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    if chance.random() < 0.8:  # noqa: PLR2004 - most sources tell none
+        return {}
+    parts = chance.sample(("Source: a -> b", "worker-1", ""), 2)
+    return {part: {name: chance.choice(_NUMBERS) for name in names if chance.random() < 0.5} for part in parts}  # noqa: PLR2004 - a coin
 
 
 def _engine(chance: random.Random, now: datetime) -> EngineStatus | None:
@@ -330,29 +382,141 @@ class PolicyContract:
         for view in views[:20]:
             policy.evaluate(view)  # so that what it imports late is there
 
-        def forbidden(*_: object, **__: object) -> NoReturn:
-            raise AssertionError("a policy may use nothing but the view")
-
-        with monkeypatch.context() as patched:
-            for owner, name in ((time, "time"), (random, "random"), (socket, "socket"), (builtins, "open")):
-                patched.setattr(owner, name, forbidden)
+        with _nothing_but_the_view(monkeypatch):
             for view in views:
                 policy.evaluate(view)
 
     def test_without_its_metrics_it_never_asks_for_less(
         self, policy: Policy, metrics: Sequence[str], views: Sequence[View]
     ) -> None:
-        """What is missing is not zero."""
+        """What is missing is not zero, whatever was learned before."""
         gaps = [(name,) for name in metrics] + ([tuple(metrics)] if metrics else [])
-        for view in views:
+        learn = getattr(policy, "learn", None)
+        memories = _memories(learn, views) if learn else [{}] * len(views)
+        for view, memory in zip(views, memories, strict=True):
             for gap in gaps:
-                answer = policy.evaluate(_without(view, gap))
+                shown = dataclasses.replace(_without(view, gap), memory=memory)
+                if learn:
+                    shown = dataclasses.replace(shown, memory=learn(shown))
+                answer = policy.evaluate(shown)
                 if answer.replicas is not None:
                     least = min(view.current, view.limits.maximum)
                     assert answer.replicas >= least, (
                         f"asks for {answer.replicas} of {view.current} replicas without {', '.join(gap)}: "
                         f"{answer.detail}"
                     )
+
+    def test_what_it_learns_can_be_kept(self, policy: Policy, metrics: Sequence[str], views: Sequence[View]) -> None:
+        """`learn`, if it has one, gives a bounded number of finite numbers by name, and takes them back.
+
+        It is shown what it has kept before, at first nothing; and, after an upgrade, what another version has kept.
+        """
+        learn = _optional(policy, "learn")
+        for seen in (sorted(views, key=lambda view: view.now), days(metrics)):
+            memory: Mapping[str, float] = {}
+            for number, view in enumerate(seen):
+                memory = learn(dataclasses.replace(view, memory=memory))
+                _check_memory(memory)
+                _check_recommendation(policy.evaluate(dataclasses.replace(view, memory=memory)), view)
+                if number % 5 == 0:
+                    half = {name: memory[name] for name in list(memory)[number % 2 :: 2]}
+                    found = learn(dataclasses.replace(view, memory={**half, "of.another.version": -1.0}))
+                    _check_memory(found)
+                    _check_recommendation(policy.evaluate(dataclasses.replace(view, memory=found)), view)
+
+    def test_it_learns_the_same_from_the_same(self, policy: Policy, views: Sequence[View]) -> None:
+        """Without a change to what it is shown or to itself: a replay has to learn it again."""
+        learn = _optional(policy, "learn")
+        itself = copy.deepcopy(policy)
+        other: Any = copy.deepcopy(policy)
+        for view, memory in zip(views, _memories(learn, views), strict=True):
+            shown = dataclasses.replace(view, memory=memory)
+            before = pickle.dumps(shown)
+            found = dict(learn(shown))
+            assert pickle.dumps(shown) == before, "the view was changed"
+            assert learn(shown) == found, f"learns something else from the same view: {view}"
+            assert other.learn(shown) == found, f"an equal policy learns something else: {view}"
+        assert policy == itself, "the policy was changed"
+
+    def test_it_learns_from_neither_clock_nor_chance_nor_the_world(
+        self, policy: Policy, views: Sequence[View], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nor does it evaluate what it has learned with them."""
+        learn = _optional(policy, "learn")
+        _memories(learn, views[:20])
+        with _nothing_but_the_view(monkeypatch):
+            for view, memory in zip(views, _memories(learn, views), strict=True):
+                policy.evaluate(dataclasses.replace(view, memory=memory))
+
+    def test_the_bounds_it_allows_are_bounds(self, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`allow`, if it has one, gives bounds at every time of a year, the same ones for the same time."""
+        allow = _optional(policy, "allow")
+        itself = copy.deepcopy(policy)
+        other: Any = copy.deepcopy(policy)
+        # 7 h 13 min: every hour and minute of the day, and every day of the week, comes by.
+        times = [START + number * timedelta(hours=7, minutes=13) for number in range(1215)]
+        cases = [(now, _LIMITS[number % len(_LIMITS)]) for number, now in enumerate(times)]
+        allow(*cases[0])
+        with _nothing_but_the_view(monkeypatch):
+            found = [allow(now, limits) for now, limits in cases]
+        for (now, limits), allowance in zip(reversed(cases), reversed(found), strict=True):
+            _check_allowance(allowance, now)
+            assert allow(now, limits) == allowance, f"allows something else at the same time: {now}"
+            assert other.allow(now, limits) == allowance, f"an equal policy allows something else: {now}"
+        assert policy == itself, "the policy was changed"
+
+
+def _optional(policy: Policy, method: str) -> Callable[..., Any]:
+    found = getattr(policy, method, None)
+    if found is None:
+        pytest.skip(f"this policy has no method {method}")
+    assert callable(found), f"{method} is {found!r}, expected a method"
+    return found  # type: ignore[no-any-return]
+
+
+def _memories(learn: Callable[[View], Mapping[str, float]], views: Sequence[View]) -> list[Mapping[str, float]]:
+    """What it has learned before each view from those before."""
+    found: list[Mapping[str, float]] = [{}]
+    for view in views[:-1]:
+        found.append(learn(dataclasses.replace(view, memory=found[-1])))
+    return found
+
+
+@contextmanager
+def _nothing_but_the_view(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No clock, no chance, no file and no network."""
+
+    def forbidden(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("a policy may use nothing but the view")
+
+    with monkeypatch.context() as patched:
+        for owner, name in ((time, "time"), (random, "random"), (socket, "socket"), (builtins, "open")):
+            patched.setattr(owner, name, forbidden)
+        yield
+
+
+def _check_memory(memory: object) -> None:
+    assert not inspect.isawaitable(memory), "learn is asynchronous, expected a plain method"
+    assert isinstance(memory, Mapping), f"learned {memory!r}, expected a mapping of names to numbers"
+    assert len(memory) <= MOST_LEARNED, f"learned {len(memory)} numbers, expected at most {MOST_LEARNED}"
+    for name, number in memory.items():
+        assert isinstance(name, str), f"the name of what was learned is {name!r}, expected a text"
+        assert isinstance(number, int | float), f"learned {name} = {number!r}, expected a number"
+        assert math.isfinite(number), f"learned {name} = {number}, expected a finite number"
+    assert json.loads(json.dumps(dict(memory))) == memory, "what was learned does not survive JSON"
+
+
+def _check_allowance(allowance: object, now: datetime) -> None:
+    assert not inspect.isawaitable(allowance), "allow is asynchronous, expected a plain method"
+    assert isinstance(allowance, Allowance), f"allows {allowance!r}, expected an Allowance"
+    excluded: object = allowance.excluded
+    assert isinstance(excluded, str), f"{allowance}: excluded is {excluded!r}, expected a text"
+    limits: object = allowance.limits
+    assert isinstance(limits, Limits), f"{allowance}: limits are {limits!r}, expected Limits"
+    assert limits.minimum <= limits.maximum, f"at {now} the minimum is above the maximum: {limits}"
+    sizes: Sequence[object] = (limits.minimum, limits.maximum)
+    whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+    assert whole, f"{limits}: expected whole numbers of replicas"
 
 
 def _check_recommendation(answer: object, view: View) -> None:

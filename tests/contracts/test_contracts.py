@@ -9,16 +9,25 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from autoscaler.core.model import EngineStatus, JobState, Reading, Reason, Recommendation, View
+from autoscaler.core.model import (
+    Allowance,
+    EngineStatus,
+    JobState,
+    Limits,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+)
 from autoscaler.ports import Secret, Shared, TargetStatus, UnavailableError
 from autoscaler.testing import EngineContract, PolicyContract, SourceContract, TargetContract, views
 
@@ -109,6 +118,190 @@ def test_a_good_policy_passes() -> None:
 def test_a_bad_policy_is_caught(answer: Answer) -> None:
     with pytest.raises((AssertionError, ArithmeticError)):
         check(Scripted(answer))
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A policy that learns by a function and shows it by another.
+
+    Attributes:
+        learned: what it learns.
+        answer: what it makes of it.
+    """
+
+    learned: Answer
+    answer: Answer = steady
+
+    def learn(self, view: View) -> dict[str, float]:
+        return self.learned(view)  # type: ignore[no-any-return]
+
+    def evaluate(self, view: View) -> Recommendation:
+        return self.answer(view)  # type: ignore[no-any-return]
+
+
+def counts(view: View) -> dict[str, float]:
+    """A good one: how often it was asked at each size, for a hundred of them."""
+    name = f"size.{view.current}"
+    found = {**view.memory, name: view.memory.get(name, 0.0) + 1, f"{name}.seen_at": view.now.timestamp()}
+    return dict(list(found.items())[-200:])
+
+
+def spoils_its_memory(view: View) -> dict[str, float]:
+    view.memory["n"] = view.memory.get("n", 0.0) + 1  # type: ignore[index]
+    return dict(view.memory)
+
+
+class Later:
+    """What an asynchronous method gives, but for the warning when nobody waits for it."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def luck() -> float:
+    return random.uniform(0, 9)  # noqa: S311 - it is what must be caught
+
+
+def half_is_a_surprise(view: View) -> dict[str, float]:
+    return {name: view.memory[name] + 1 if view.memory else 0.0 for name in ("a", "b")}
+
+
+def knows_all_names(view: View) -> dict[str, float]:
+    numbers = [int(name.removeprefix("n.")) for name in view.memory]
+    return {f"n.{len(numbers) % 5}": 1.0}
+
+
+def falls_to_what_it_learned(view: View) -> Recommendation:
+    return steady(view, replicas=min(1, view.current), reason=Reason.BELOW) if view.memory else steady(view)
+
+
+def divides_by_what_it_learned(view: View) -> Recommendation:
+    return steady(view, inputs={"share": 1 / view.memory.get("gone", 0.0) if view.memory else 1.0})
+
+
+def check_learner(policy: Any) -> None:
+    """Run what the contract has for learners on a policy."""
+    contract = PolicyContract()
+    contract.test_what_it_learns_can_be_kept(policy, METRICS, views(METRICS))
+    contract.test_it_learns_the_same_from_the_same(policy, views(METRICS))
+    with pytest.MonkeyPatch.context() as patch:
+        contract.test_it_learns_from_neither_clock_nor_chance_nor_the_world(policy, views(METRICS), patch)
+    contract.test_without_its_metrics_it_never_asks_for_less(policy, METRICS, views(METRICS))
+
+
+def test_a_good_policy_that_learns_passes() -> None:
+    check_learner(Learning(counts))
+    check(Learning(counts))
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        pytest.param(
+            Learning(lambda view: {**view.memory, f"{view.now}": 1.0}), "learned 1001 numbers", id="for-ever-more"
+        ),
+        pytest.param(
+            Learning(lambda view: {**view.memory, f"{view.current}.a": 1.0, f"{view.current}.b": 1.0}),
+            "numbers, expected at most 1000",
+            id="too-much-for-each-size",
+        ),
+        pytest.param(
+            Learning(lambda view: {"load": view.number("lag") or float("nan")}),
+            "load = nan, expected a finite number",
+            id="nan",
+        ),
+        pytest.param(Learning(lambda view: {"n": view.memory["n"] + 1}), "'n'", id="cannot-begin"),
+        pytest.param(Learning(half_is_a_surprise), "^'[ab]'$", id="cannot-read-half-of-it"),
+        pytest.param(Learning(knows_all_names), "of.another.version", id="cannot-read-another-version's"),
+        pytest.param(Learning(spoils_its_memory), "the view was changed", id="changes-its-memory"),
+        pytest.param(Learning(lambda _: {"luck": luck()}), "from the same view", id="uses-chance"),
+        pytest.param(Learning(lambda _: {"now_at": time.time() // 1e9}), "nothing but the view", id="reads-the-clock"),
+        pytest.param(Learning(lambda _: {1: 1.0}), "what was learned is 1, expected a text", id="no-name"),
+        pytest.param(Learning(lambda _: {"text": "1"}), "text = '1', expected a number", id="no-number"),
+        pytest.param(Learning(lambda _: None), "learned None, expected a mapping", id="nothing"),
+        pytest.param(Learning(lambda _: Later()), "asynchronous, expected a plain method", id="asynchronous"),
+        pytest.param(Learning(counts, falls_to_what_it_learned), "without lag", id="lowers-without-its-metrics"),
+        pytest.param(Learning(counts, divides_by_what_it_learned), "division", id="cannot-use-what-it-learned"),
+    ],
+)
+def test_a_bad_policy_that_learns_is_caught(policy: Learning, problem: str) -> None:
+    with pytest.raises((AssertionError, ArithmeticError, LookupError, ValueError), match=problem):
+        check_learner(policy)
+
+
+@dataclass(frozen=True)
+class Moving(Scripted):
+    """A policy that moves the bounds by a function.
+
+    Attributes:
+        moved: the function.
+    """
+
+    answer: Answer = steady
+    moved: Callable[[datetime, Limits], Any] = lambda _, limits: Allowance(limits)
+
+    def allow(self, now: datetime, limits: Limits) -> Allowance:
+        return self.moved(now, limits)  # type: ignore[no-any-return]
+
+
+def on_sundays(now: datetime, limits: Limits) -> Allowance:
+    if now.weekday() == 6:
+        return Allowance(Limits(0, limits.maximum), "it is Sunday")
+    return Allowance(limits)
+
+
+def at_night_the_wrong_way_round(now: datetime, limits: Limits) -> Allowance:
+    return Allowance(Limits(limits.maximum, limits.minimum) if now.hour == 3 else limits)
+
+
+def check_moving(policy: Any) -> None:
+    """Run what the contract has for those that move the bounds on a policy."""
+    with pytest.MonkeyPatch.context() as patch:
+        PolicyContract().test_the_bounds_it_allows_are_bounds(policy, patch)
+
+
+def test_a_good_policy_that_moves_the_bounds_passes() -> None:
+    check_moving(Moving())
+    check_moving(Moving(moved=on_sundays))
+
+
+@pytest.mark.parametrize(
+    ("moved", "problem"),
+    [
+        pytest.param(at_night_the_wrong_way_round, "max must be|must not be above", id="minimum-above-maximum"),
+        pytest.param(lambda _, limits: limits, "expected an Allowance", id="no-allowance"),
+        pytest.param(lambda now, limits: None if now.weekday() else Allowance(limits), "allows None", id="nothing"),
+        pytest.param(
+            lambda _, limits: Allowance(limits, cast("str", None)), "excluded is None, expected a text", id="no-text"
+        ),
+        pytest.param(
+            lambda _, limits: Allowance(Limits(limits.minimum, limits.maximum + 0.5)),
+            "expected whole numbers",
+            id="half-a-replica",
+        ),
+        pytest.param(
+            lambda _, limits: Allowance(cast("Limits", (limits.minimum, limits.maximum))),
+            "expected Limits",
+            id="no-limits",
+        ),
+        pytest.param(
+            lambda _, limits: Allowance(Limits(0, limits.maximum + round(luck()))),
+            "allows something else",
+            id="chance",
+        ),
+        pytest.param(lambda _, limits: Allowance(limits, str(time.time() // 1e9)), "nothing but the view", id="clock"),
+    ],
+)
+def test_a_policy_that_allows_nonsense_is_caught(moved: Any, problem: str) -> None:
+    with pytest.raises((AssertionError, ValueError), match=problem):
+        check_moving(Moving(moved=moved))
+
+
+@pytest.mark.parametrize("method", ["learn", "allow"])
+def test_a_method_that_is_none_is_caught(method: str) -> None:
+    policy = type("Odd", (Scripted,), {method: 5})(steady)
+    with pytest.raises(AssertionError, match=f"{method} is 5, expected a method"):
+        check_learner(policy) if method == "learn" else check_moving(policy)
 
 
 def test_a_policy_that_can_be_changed_is_caught() -> None:
@@ -333,7 +526,7 @@ def test_a_policys_author_needs_no_plug_in_of_pytest_and_is_told_what_to_overrid
         timeout=60,
         check=False,
     )
-    assert re.search(r"\b8 passed, .*\b8 errors", run.stdout), run.stdout
+    assert re.search(r"\b8 passed, .*\b12 errors", run.stdout), run.stdout
     assert "override the fixture policy in your class" in run.stdout
 
 
