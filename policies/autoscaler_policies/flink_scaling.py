@@ -1,0 +1,607 @@
+"""What Flink's autoscaler makes of what it has measured, as pure functions.
+
+`autoscaler.core.flink` says what the vertices of a job could do and must do; this says which parallelism they get.
+The rules are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler), number for number; each docstring
+names the class and method it follows. Numbers are doubles as in Java: what is not known is NaN, a comparison with NaN
+is false, and a division by zero gives an infinity or NaN. Times are seconds since 1970 where they are points in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from decimal import ROUND_CEILING, Decimal
+from enum import StrEnum
+
+from autoscaler.core.flink import TargetRate, Utilization, needed_workers, target_capacity, thresholds
+
+NAN = math.nan
+MOST = 2**31 - 1
+"""The largest int of Java: a limit that is not set."""
+
+_SECOND = timedelta(seconds=1)
+_UTILIZATION = Utilization()
+
+
+class Alignment(StrEnum):
+    """How a parallelism is brought in line with key groups or source partitions.
+
+    The first three are the values of `job.autoscaler.scaling.parallelism-alignment.mode`, the others those of the
+    deprecated `job.autoscaler.scaling.key-group.partitions.adjust.mode`, the default before 1.16.
+    """
+
+    BALANCED = "BALANCED"  # the next that gives the fullest subtask less, a divisor or not
+    EVENLY_SPREAD = "EVENLY_SPREAD"  # the next divisor
+    OFF = "OFF"
+    LEGACY_EVENLY_SPREAD = "LEGACY_EVENLY_SPREAD"
+    LEGACY_MAXIMIZE_UTILISATION = "LEGACY_MAXIMIZE_UTILISATION"
+
+
+_LEGACY = frozenset({Alignment.LEGACY_EVENLY_SPREAD, Alignment.LEGACY_MAXIMIZE_UTILISATION})
+_LOOSE = frozenset({Alignment.BALANCED, Alignment.LEGACY_MAXIMIZE_UTILISATION})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The options of the autoscaler that its decisions depend on, with its defaults.
+
+    Attributes:
+        utilization: `job.autoscaler.utilization.*`.
+        catch_up: `catch-up.duration`; 0 counts no backlog.
+        scale_down_interval: `scale-down.interval`; 0 scales down at once.
+        max_scale_down: `scale-down.max-factor`: the share that one step may take away.
+        max_scale_up: `scale-up.max-factor`: how many times the present parallelism one step may add.
+        vertex_min: `vertex.min-parallelism`.
+        vertex_max: `vertex.max-parallelism`.
+        alignment: `scaling.parallelism-alignment.mode`, or the mode before it.
+        capped: whether a source gets at most as many subtasks as it has partitions, as since 1.16 (FLINK-40389).
+        block_ineffective: `scaling.effectiveness.detection.enabled`.
+        effectiveness: `scaling.effectiveness.threshold`.
+        observed_scalability: `observed-scalability.enabled`.
+        observations: `observed-scalability.min-observations`.
+        least_coefficient: `observed-scalability.coefficient-min`.
+    """
+
+    utilization: Utilization = _UTILIZATION
+    catch_up: timedelta = timedelta(minutes=30)
+    scale_down_interval: timedelta = timedelta(hours=1)
+    max_scale_down: float = 0.6
+    max_scale_up: float = 100_000.0
+    vertex_min: int = 1
+    vertex_max: int = 200
+    alignment: Alignment = Alignment.BALANCED
+    capped: bool = True
+    block_ineffective: bool = False
+    effectiveness: float = 0.1
+    observed_scalability: bool = False
+    observations: int = 3
+    least_coefficient: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One vertex as it was measured.
+
+    Attributes:
+        parallelism: subtasks it has.
+        target: records/s it must process.
+        true_rate: records/s it could process with them; NaN: unknown.
+        max_parallelism: its key groups.
+        partitions: of its source; 0: none, or it does not tell.
+        keyed: whether one of its inputs is distributed by key.
+    """
+
+    parallelism: int
+    target: TargetRate
+    true_rate: float
+    max_parallelism: int = MOST
+    partitions: int = 0
+    keyed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """A parallelism, and whether key groups or partitions made it another one than was wanted (`ScalingLimited`)."""
+
+    parallelism: int
+    limited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One change of a vertex in the past: `ScalingSummary`.
+
+    Attributes:
+        at: when it was made.
+        parallelism: what the vertex had.
+        new_parallelism: what it got.
+        true_rate: records/s it could process before.
+        expected_rate: records/s it was expected to process after.
+    """
+
+    at: float
+    parallelism: int
+    new_parallelism: int
+    true_rate: float
+    expected_rate: float = NAN
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A lower parallelism that was wanted at a time, and whether the vertex was outside its band then."""
+
+    at: float
+    parallelism: int
+    outside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """A scale down that waits: `DelayedScaleDown.VertexDelayedScaleDownInfo`.
+
+    Attributes:
+        since: when it was wanted first.
+        wanted: what was wanted since, oldest first; only what was greater than all that came after it.
+    """
+
+    since: float
+    wanted: tuple[Wanted, ...] = ()
+
+    def push(self, at: float, parallelism: int, outside: bool) -> Delayed:
+        """What is wanted now: `recordRecommendedParallelism`. What is not above it cannot be the greatest any more."""
+        kept = list(self.wanted)
+        while kept and kept[-1].parallelism <= parallelism:
+            kept.pop()
+        return replace(self, wanted=(*kept, Wanted(at, parallelism, outside)))
+
+    def within(self, start: float) -> Delayed:
+        """Without what was wanted before a time."""
+        return replace(self, wanted=tuple(one for one in self.wanted if one.at >= start))
+
+    @property
+    def greatest(self) -> Wanted:
+        """The greatest that was wanted: `getMaxRecommendedParallelism`.
+
+        Raises:
+            IndexError: nothing was.
+        """
+        return self.wanted[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a vertex is to get.
+
+    Attributes:
+        parallelism: what it is to have; what it has when nothing changes.
+        outside: whether its true rate is outside the band of its utilization; False when nothing changes.
+        expected_rate: records/s it is expected to process then; NaN when nothing changes.
+        delayed: the scale down that waits, if any.
+        why: why nothing changes although another parallelism was computed, or the empty text.
+        limited: whether key groups or partitions made it another one than was wanted.
+    """
+
+    parallelism: int
+    changed: bool = False
+    outside: bool = False
+    expected_rate: float = NAN
+    delayed: Delayed | None = None
+    why: str = ""
+    limited: bool = False
+
+
+# parallelism
+
+
+def aligned(
+    mode: Alignment,
+    current: int,
+    target: int,
+    *,
+    max_parallelism: int = MOST,
+    partitions: int = 0,
+    keyed: bool = False,
+    lower: int = 1,
+    upper: int = MOST,
+    capped: bool = True,
+) -> Aligned:
+    """Bring a parallelism in line with key groups or partitions: `ParallelismAligner.align`.
+
+    Only sources that tell their partitions and vertices keyed by an input are aligned. The search goes up from the
+    target: to the limits when scaling up, no further than the present parallelism when scaling down. Where it finds
+    nothing, the modes of today keep the target; the legacy ones go down to where the fullest subtask gets more, and
+    block what would turn the direction round.
+
+    Args:
+        mode: how.
+        current: the present parallelism.
+        target: the wanted one, within its limits.
+        max_parallelism: key groups.
+        partitions: of the source; 0: none, or not known.
+        keyed: whether an input is distributed by key.
+        lower: least parallelism.
+        upper: most parallelism.
+        capped: no more subtasks than partitions, as since 1.16. Before, a target above them was kept, or blocked.
+    """
+    if partitions <= 0 and not keyed:
+        return Aligned(target)
+    count = partitions if partitions > 0 else max_parallelism
+    wished = target
+    if capped and mode is not Alignment.OFF:
+        target = min(target, count)
+    if mode is Alignment.OFF or target == current:
+        return Aligned(target, target != wished)
+    rises = target > current
+    most = min(count, max_parallelism, upper)
+    share = count // target
+    found = _next_divisor(count, target)
+    if mode in _LOOSE and share:
+        found = min(found, count // share + 1)  # the least that gives the fullest subtask less
+    if found <= (most if rises else min(current, most)):
+        return Aligned(found, target != wished)
+    if mode not in _LEGACY:
+        return Aligned(target, target != wished)
+    back = count // (share + 1)  # the greatest that gives the fullest subtask more
+    if back and count % back:
+        back += 1
+    back = max(back, lower)
+    if (back <= current) if rises else (back >= current):
+        return Aligned(current, limited=True)
+    return Aligned(back, back != wished)
+
+
+def _next_divisor(count: int, least: int) -> int:
+    """The least divisor of a number that is not below another; beyond the number when there is none."""
+    found = count if least <= count else MOST + 1
+    for small in range(1, math.isqrt(count) + 1):
+        if count % small == 0:
+            for divisor in (small, count // small):
+                if least <= divisor < found:
+                    found = divisor
+    return found
+
+
+def scaled(
+    current: int,
+    factor: float,
+    mode: Alignment = Alignment.BALANCED,
+    *,
+    max_parallelism: int = MOST,
+    partitions: int = 0,
+    keyed: bool = False,
+    lower: int = 1,
+    upper: int = MOST,
+    capped: bool = True,
+) -> Aligned:
+    """The parallelism times a factor, rounded up, within its limits and aligned: `JobVertexScaler.scale`.
+
+    Raises:
+        ValueError: the lower limit is above the upper.
+    """
+    if lower > upper:
+        raise ValueError(f"the lower limit ({lower}) must not be above the upper ({upper})")
+    product = factor * current
+    # Java makes 0 of a NaN and its largest int of what is larger.
+    target = 0 if math.isnan(product) else MOST if product >= MOST else math.ceil(max(product, 0.0))
+    target = min(max(lower, target), max_parallelism, upper)
+    if target == current and not (capped and 0 < partitions < target):
+        return Aligned(target)
+    return aligned(
+        mode,
+        current,
+        target,
+        max_parallelism=max_parallelism,
+        partitions=partitions,
+        keyed=keyed,
+        lower=lower,
+        upper=upper,
+        capped=capped,
+    )
+
+
+def scaling_coefficient(history: Sequence[Summary], observations: int = 3, least: float = 0.5) -> float:
+    """How linearly a vertex has scaled, from `least` to 1: `JobVertexScaler.calculateObservedScalingCoefficient`.
+
+    The least squares fit of rate = coefficient x parallelism x rate per subtask, which is that at the smallest
+    parallelism (of several the last; at 1 the last one), rounded up to two digits. 1 below `observations` changes.
+
+    Args:
+        history: changes, oldest first.
+        observations: so many are needed.
+        least: lower bound.
+    """
+    if not history or len(history) < observations:
+        return 1.0
+    smallest = min(reversed(history), key=lambda one: one.parallelism)
+    baseline = smallest.true_rate / smallest.parallelism
+    products = squares = 0.0
+    for one in history:
+        products += one.parallelism * one.true_rate
+        squares += float(one.parallelism) * one.parallelism
+    fitted = divided(products, squares * baseline)
+    if math.isnan(baseline) or math.isnan(fitted):
+        return 1.0
+    return float(Decimal(repr(max(least, min(1.0, fitted)))).quantize(Decimal("0.01"), ROUND_CEILING))
+
+
+def divided(dividend: float, divisor: float) -> float:
+    """IEEE division, as in Java."""
+    if divisor:
+        return dividend / divisor
+    return NAN if not dividend or math.isnan(dividend) else math.copysign(math.inf, dividend)
+
+
+# a vertex
+
+
+def vertex_change(
+    load: Load,
+    settings: Settings,
+    restart: timedelta = timedelta(0),
+    *,
+    history: Sequence[Summary] = (),
+    delayed: Delayed | None = None,
+    now: float = 0.0,
+    backlog: bool = False,
+) -> Change:
+    """What one vertex is to get: `JobVertexScaler.computeScaleTargetParallelism`.
+
+    Args:
+        load: the vertex.
+        settings: the options.
+        restart: how long a restart takes.
+        history: its changes in the past, oldest first.
+        delayed: its scale down that waits, if any.
+        now: the time.
+        backlog: whether a backlog is being processed (`processing_backlog`).
+    """
+    current = load.parallelism
+    capacity = target_capacity(load.target, settings.utilization.target, settings.catch_up, restart)
+    if math.isnan(load.true_rate) or math.isnan(capacity):
+        return Change(current, delayed=delayed, why="its rates are not known")
+    factor = divided(capacity, load.true_rate)
+    if settings.observed_scalability:
+        factor /= scaling_coefficient(history, settings.observations, settings.least_coefficient)
+    if factor < 1 - settings.max_scale_down:
+        factor = 1 - settings.max_scale_down
+    elif factor > 1 + settings.max_scale_up:
+        factor = 1 + settings.max_scale_up
+    target = scaled(
+        current,
+        factor,
+        settings.alignment,
+        max_parallelism=load.max_parallelism,
+        partitions=load.partitions,
+        keyed=load.keyed,
+        lower=min(current, settings.vertex_min),
+        upper=max(current, settings.vertex_max),
+        capped=settings.capped,
+    )
+    if target.parallelism == current:
+        return Change(current, limited=target.limited)
+    outside = outside_band(load, settings, restart, backlog=backlog)
+    if target.parallelism < current:
+        return _lowered(load, target, settings, outside, delayed, now)
+    if history and (last := history[-1]).new_parallelism == current and last.new_parallelism > last.parallelism:
+        gained = effectiveness(last, load.true_rate)
+        if settings.block_ineffective and not gained >= settings.effectiveness:
+            return Change(current, why=f"the last scale up gained {gained:.0%} of what was expected")
+    return _to(load, target.parallelism, outside, None, target.limited)
+
+
+def _lowered(
+    load: Load, target: Aligned, settings: Settings, outside: bool, delayed: Delayed | None, now: float
+) -> Change:
+    """Wait for the interval, then take the greatest that was wanted within it: `applyScaleDownInterval`."""
+    interval = settings.scale_down_interval / _SECOND
+    if interval <= 0:
+        return _to(load, target.parallelism, outside, None, target.limited)
+    start = now - interval
+    delayed = (delayed or Delayed(now)).push(now, target.parallelism, outside)
+    if start < delayed.since:
+        left = delayed.since - start
+        return Change(
+            load.parallelism, delayed=delayed, why=f"{target.parallelism} would do, in {left:.0f} s at the earliest"
+        )
+    delayed = delayed.within(start)
+    greatest = delayed.greatest
+    return _to(load, greatest.parallelism, greatest.outside, delayed, target.limited)
+
+
+def _to(load: Load, parallelism: int, outside: bool, delayed: Delayed | None, limited: bool) -> Change:
+    expected = load.true_rate * (parallelism / load.parallelism)
+    return Change(parallelism, True, outside, expected, delayed, limited=limited)
+
+
+def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog: bool = False) -> bool:
+    """Whether the true rate is outside what the utilization's bounds allow: `outsideUtilizationBound`."""
+    up, down = thresholds(load.target, settings.utilization, settings.catch_up, restart, backlog=backlog)
+    return load.true_rate < up or load.true_rate > down
+
+
+def effectiveness(last: Summary, true_rate: float) -> float:
+    """Which share of the expected gain a scale up has brought: `detectIneffectiveScaleUp`."""
+    return divided(true_rate - last.true_rate, last.expected_rate - last.true_rate)
+
+
+def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> bool:
+    """Whether a source needs longer than a time for its lag: `ScalingMetricEvaluator.isProcessingBacklog`.
+
+    Args:
+        lag: records waiting at its last reading.
+        records_in: records/s it takes in; not known: it is not.
+        threshold: `backlog-processing.lag-threshold`, in whole seconds.
+    """
+    return divided(lag, records_in) > threshold // _SECOND
+
+
+# a job
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the vertices of a job are to get.
+
+    Attributes:
+        changes: vertex -> what was found for it; without those that are excluded.
+        released: whether they are made: one of those that change is outside its band.
+    """
+
+    changes: Mapping[str, Change]
+    released: bool
+
+    @property
+    def changed(self) -> dict[str, Change]:
+        """The changes that are made."""
+        return {vertex: change for vertex, change in self.changes.items() if change.changed} if self.released else {}
+
+
+def job_changes(
+    loads: Mapping[str, Load],
+    settings: Settings,
+    restart: timedelta = timedelta(0),
+    *,
+    histories: Mapping[str, Sequence[Summary]] | None = None,
+    delayed: Mapping[str, Delayed] | None = None,
+    now: float = 0.0,
+    backlog: bool = False,
+    excluded: Iterable[str] = (),
+) -> Job:
+    """What a whole job is to get: `ScalingExecutor.computeScalingSummary`.
+
+    Nothing changes while every vertex that would change is within its band; one outside releases all of them.
+    """
+    left_out = frozenset(excluded)
+    changes = {
+        vertex: vertex_change(
+            load,
+            settings,
+            restart,
+            history=(histories or {}).get(vertex, ()),
+            delayed=(delayed or {}).get(vertex),
+            now=now,
+            backlog=backlog,
+        )
+        for vertex, load in loads.items()
+        if vertex not in left_out
+    }
+    return Job(changes, any(change.changed and change.outside for change in changes.values()))
+
+
+def job_slots(groups: Iterable[tuple[int, int]]) -> int:
+    """Slots with which every slot sharing group runs at the parallelism it needs.
+
+    Reactive Mode gives all groups equally many slots, up to what a group can use: so the neediest sets the measure.
+
+    Args:
+        groups: of each group the parallelism of its neediest vertex, and the most its vertices can use.
+    """
+    known = tuple(groups)
+    measure = max((needed for needed, _ in known), default=0)
+    return sum(min(measure, max(most, needed)) for needed, most in known)
+
+
+def job_workers(groups: Iterable[tuple[int, int]], slots_per_worker: int) -> int:
+    """Workers for these groups (`job_slots`): with a single group ceil(parallelism / slots per worker)."""
+    return needed_workers((job_slots(groups),), slots_per_worker)
+
+
+def exceeds_quota(
+    now: Sequence[int],
+    new: Sequence[int],
+    slots_per_worker: int,
+    *,
+    worker_cpu: float = 0.0,
+    worker_memory: float = 0.0,
+    cpu: float | None = None,
+    memory: float | None = None,
+) -> bool:
+    """Whether a change would need more than a quota: `ScalingExecutor.scalingWouldExceedResourceQuota`.
+
+    Workers are rounded down here, unlike elsewhere in the original, and what is not more than now is never too much.
+
+    Args:
+        now: of each slot sharing group the greatest parallelism among its vertices that change.
+        new: what that will be.
+        slots_per_worker: slots of one worker.
+        worker_cpu: processors of one worker.
+        worker_memory: memory of one worker, in the unit of the quota.
+        cpu: quota of processors; None: none.
+        memory: quota of memory; None: none.
+    """
+    workers = sum(new) // slots_per_worker
+    if workers <= sum(now) // slots_per_worker:
+        return False
+    return (cpu is not None and workers * worker_cpu > cpu) or (memory is not None and workers * worker_memory > memory)
+
+
+# time
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Times of samples that are kept, oldest first, and whether they fill the window (`CollectedMetricHistory`)."""
+
+    samples: tuple[float, ...]
+    full: bool
+    stabilizing: bool = False
+
+
+def metric_window(
+    samples: Sequence[float], now: float, running_at: float, stabilization: float, window: float
+) -> Window:
+    """Keep one more sample: `ScalingMetricCollector.updateMetrics`. All times in one unit.
+
+    The window begins with the first sample after the job has run for the stabilization interval; samples before are
+    kept until it is full. Of a job that has started anew nothing of before counts.
+
+    Args:
+        samples: times of those kept so far, oldest first.
+        now: time of the new one.
+        running_at: when the job went into RUNNING.
+        stabilization: `stabilization.interval`.
+        window: `metrics.window`.
+    """
+    kept = () if samples and running_at > samples[0] else tuple(samples)
+    stable = running_at + stabilization
+    first = next((at for at in kept if at >= stable), now)
+    kept = (*(at for at in kept if at != now), now)
+    if now < stable:
+        return Window(kept, full=False, stabilizing=True)
+    if now < first + window:
+        return Window(kept, full=False)
+    return Window(tuple(at for at in kept if at >= now - window), full=True)
+
+
+def restart_time(
+    seen: Iterable[float | None],
+    configured: timedelta,
+    *,
+    tracked: bool = False,
+    limit: timedelta = timedelta(minutes=15),
+) -> timedelta:
+    """How long a restart takes: `ScalingTracking.getMaxRestartTimeOrDefault`.
+
+    Args:
+        seen: seconds of past restarts; None: of one that has not ended.
+        configured: `restart.time`, which counts when nothing was seen; the limit is not for it.
+        tracked: `restart.time-tracking.enabled`: the longest one seen counts, in whole seconds.
+        limit: `restart.time-tracking.limit`: at most this of it.
+    """
+    known = [math.floor(one) for one in seen if one is not None]
+    if not tracked or not known:
+        return configured
+    return min(timedelta(seconds=max(known)), timedelta(seconds=limit // _SECOND))
+
+
+def recent(
+    ats: Sequence[float], now: float, age: timedelta, count: int, *, keep_last: bool = False
+) -> tuple[float, ...]:
+    """Of times, oldest first, the last so many not older than an age: `getTrimmedScalingHistory`.
+
+    `keep_last` keeps the last one whatever its age, as `ScalingTracking.removeOldRecords` does.
+    """
+    kept = tuple(at for at in ats if at >= now - age / _SECOND)[-count:] if count > 0 else ()
+    return kept or (tuple(ats[-1:]) if keep_last else ())

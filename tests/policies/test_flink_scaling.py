@@ -1,0 +1,683 @@
+"""The decisions of Flink's autoscaler: its own published cases, the corners, and what must hold for any vertex."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from autoscaler.core.flink import (
+    Aggregator,
+    Graph,
+    Rates,
+    TargetRate,
+    Utilization,
+    busy_time,
+    input_rate,
+    observed_while_catching_up,
+    output_ratios,
+    rate,
+    source_rate,
+    target_rates,
+    true_processing_rate,
+)
+from autoscaler_policies import quartz
+from autoscaler_policies.flink_scaling import (
+    MOST,
+    Alignment,
+    Change,
+    Delayed,
+    Load,
+    Settings,
+    Summary,
+    aligned,
+    divided,
+    effectiveness,
+    exceeds_quota,
+    job_changes,
+    job_slots,
+    job_workers,
+    metric_window,
+    outside_band,
+    processing_backlog,
+    recent,
+    restart_time,
+    scaled,
+    scaling_coefficient,
+    vertex_change,
+)
+
+NAN, INF = math.nan, math.inf
+CASES = json.loads((Path(__file__).parent / "data" / "flink_scaling.json").read_text())
+Inputs = Mapping[str, Any]
+
+
+def seconds(count: float) -> timedelta:
+    return timedelta(seconds=count)
+
+
+def number(value: Any) -> float:
+    """A number of a case; JSON has none for NaN and infinity, so they are texts or missing."""
+    return NAN if value is None else float(value)
+
+
+# the published cases: each kind as a function of its inputs that answers in the shape of what is expected
+
+
+def settings(config: Inputs) -> Settings:
+    """The options of a case. Its cases are from before 1.16, where a source may have more subtasks than partitions."""
+    return Settings(
+        utilization=Utilization(
+            config["util_target"], config["util_boundary"], config.get("util_max"), config.get("util_min")
+        ),
+        catch_up=seconds(config["catch_up_s"]),
+        scale_down_interval=seconds(config["scale_down_interval_s"]),
+        max_scale_down=config["max_scale_down"],
+        max_scale_up=config["max_scale_up"],
+        vertex_min=config["vertex_min"],
+        vertex_max=config["vertex_max"],
+        alignment=Alignment(config["alignment"]),
+        capped=False,
+        block_ineffective=config["eff_enabled"],
+        effectiveness=config["eff_threshold"],
+        observed_scalability=config["coef_enabled"],
+        observations=config["coef_min_obs"],
+        least_coefficient=config["coef_min"],
+    )
+
+
+def history(inputs: Inputs) -> list[Summary]:
+    return [
+        Summary(
+            at,
+            one["parallelism"],
+            one.get("new_parallelism", 0),
+            number(one["true_processing_rate"]),
+            number(one.get("expected_processing_rate")),
+        )
+        for at, one in enumerate(inputs.get("history_oldest_first", ()))
+    ]
+
+
+def load(inputs: Inputs, **more: Any) -> Load:
+    inputs = {**inputs, **more}
+    return Load(
+        inputs["parallelism"],
+        TargetRate(number(inputs["target_data_rate"]), number(inputs.get("catch_up_rate", 0))),
+        number(inputs["true_processing_rate"]),
+        inputs.get("max_parallelism", MOST),
+        inputs.get("num_source_partitions", 0),
+        inputs.get("has_hash_input", False),
+    )
+
+
+def decide(inputs: Inputs) -> Change:
+    config = inputs["config"]
+    return vertex_change(
+        load(inputs),
+        settings(config),
+        seconds(config["restart_s"]),
+        history=history(inputs),
+        backlog=inputs.get("processing_backlog", False),
+    )
+
+
+def parallelism_scale(inputs: Inputs) -> int:
+    return scaled(
+        inputs["current_parallelism"],
+        number(inputs["scale_factor"]),
+        Alignment(inputs["alignment_mode"]),
+        max_parallelism=inputs["max_parallelism"],
+        partitions=inputs["num_source_partitions"],
+        keyed=inputs["has_hash_input"],
+        lower=inputs["lower_limit"],
+        upper=inputs["upper_limit"],
+        capped=False,
+    ).parallelism
+
+
+def alignment(inputs: Inputs, *, capped: bool = False) -> dict[str, Any]:
+    found = aligned(
+        Alignment(inputs["mode"]),
+        inputs["current"],
+        inputs["target"],
+        max_parallelism=inputs["max_parallelism"],
+        partitions=inputs["num_source_partitions"],
+        keyed=inputs["has_hash_input"],
+        lower=inputs["lower_limit"],
+        upper=inputs["upper_limit"],
+        capped=capped,
+    )
+    return {"parallelism": found.parallelism, "scaling_limited_event": found.limited}
+
+
+def vertex_decision(inputs: Inputs) -> dict[str, Any]:
+    found = decide(inputs)
+    return {
+        "parallelism": found.parallelism,
+        "changed": found.changed,
+        "outside_utilization_bound": found.outside,
+        "expected_processing_rate": found.expected_rate,
+    }
+
+
+def job_decision(inputs: Inputs) -> list[str]:
+    return sorted(job_parallelism(inputs))
+
+
+def job_parallelism(inputs: Inputs) -> dict[str, int]:
+    config = inputs["config"]
+    most = inputs["max_parallelism"]
+    found = job_changes(
+        {name: load({"max_parallelism": most, **vertex}) for name, vertex in inputs["vertices"].items()},
+        settings(config),
+        seconds(config["restart_s"]),
+        excluded=inputs["excluded"],
+        backlog=inputs.get("processing_backlog", False),
+    )
+    return {name: change.parallelism for name, change in found.changed.items()}
+
+
+def expected_rate(inputs: Inputs) -> dict[str, Any]:
+    return vertex_decision(inputs)
+
+
+def scale_down_window(inputs: Inputs) -> list[dict[str, Any]]:
+    delayed: Delayed | None = None
+    found = []
+    for step in inputs["steps"]:
+        config = {**inputs["config"], **step.get("config_override", {})}
+        change = vertex_change(
+            load(step, max_parallelism=inputs["max_parallelism"]),
+            settings(config),
+            seconds(config["restart_s"]),
+            delayed=delayed,
+            now=step["t_s"],
+        )
+        delayed = change.delayed
+        found.append(
+            {
+                "t_s": step["t_s"],
+                "parallelism": change.parallelism,
+                "pending_after": delayed is not None,
+                "changed": change.changed,
+                "outside_utilization_bound": change.outside,
+            }
+        )
+    return found
+
+
+def sliding_max(inputs: Inputs) -> list[list[int]]:
+    delayed = Delayed(inputs["pushes"][0][0])
+    for at, parallelism in inputs["pushes"]:
+        delayed = delayed.push(at, parallelism, outside=True)
+    found = []
+    for start in inputs["query_window_starts"]:
+        delayed = delayed.within(start)
+        found.append([start, delayed.greatest.parallelism])
+    return found
+
+
+def scaling_effectiveness(inputs: Inputs) -> list[int]:
+    past: list[Summary] = []
+    found = []
+    for at, step in enumerate(inputs["steps"]):
+        config = {**inputs["config"], **step["config_override"]}
+        vertex = load(step, max_parallelism=inputs["max_parallelism"])
+        change = vertex_change(vertex, settings(config), seconds(config["restart_s"]), history=past)
+        found.append(change.parallelism)
+        if step["recorded_in_history"]:
+            past.append(Summary(at, vertex.parallelism, change.parallelism, vertex.true_rate, change.expected_rate))
+    return found
+
+
+def coefficient(inputs: Inputs) -> dict[str, Any]:
+    config = inputs["config"]
+    return {"value": scaling_coefficient(history(inputs), config["coef_min_obs"], config["coef_min"])}
+
+
+def backlog_detection(inputs: Inputs) -> bool:
+    return processing_backlog(
+        number(inputs["lag_records"]), number(inputs["input_rate"]), seconds(inputs["lag_threshold_s"])
+    )
+
+
+def window(inputs: Inputs) -> list[list[Any]]:
+    found = []
+    kept: tuple[float, ...] = ()
+    for at in inputs["samples_at"]:
+        known = metric_window(kept, at, inputs["job_running_at"], inputs["stabilization"], inputs["window"])
+        kept = known.samples
+        found.append([len(kept), known.full])
+    return found
+
+
+def excluded_period(inputs: Inputs) -> list[bool]:
+    expressions = inputs.get("expressions") or [inputs["expression"]]
+    periods = tuple(map(quartz.parse, expressions))
+    days = [time if " " in time or "T" in time else f"2023-12-14 {time}" for time in inputs["times"]]
+    return [quartz.excluded(periods, datetime.fromisoformat(day)) for day in days]
+
+
+def restart(inputs: Inputs) -> float:
+    config = inputs.get("config", inputs)
+    return restart_time(
+        inputs.get("restarts_s", ()),
+        seconds(config["restart_s"]),
+        tracked=config.get("tracking_enabled", False),
+        limit=seconds(config.get("limit_s", 900)),
+    ) / seconds(1)
+
+
+def quota(inputs: Inputs) -> bool:
+    return exceeds_quota(
+        inputs["slot_group_parallelism_now"],
+        inputs["slot_group_parallelism_new"],
+        inputs["slots_per_tm"],
+        worker_cpu=inputs["tm_cpu"],
+        worker_memory=inputs["tm_mem_gib"],
+        cpu=inputs.get("quota_cpu"),
+        memory=inputs.get("quota_mem"),
+    )
+
+
+def end_to_end(inputs: Inputs) -> list[int] | int:
+    """Two vertices, `source` and `sink`, that take the same; each window is measured, evaluated and decided on."""
+    config = inputs["config"]
+    known = inputs["windows"] if "windows" in inputs else [inputs["window"]]
+    found = [_evaluated(config, window) for window in known]
+    return found if "windows" in inputs else found[0]
+
+
+def _evaluated(config: Inputs, window: Inputs) -> int:
+    graph = Graph(("source", "sink"), (("source", "sink"),))
+    counted = [(at * 1000, count) for at, count, _ in window["samples"]]
+    lags = [(at * 1000, lag) for at, _, lag in window["samples"]]
+    per_second = [window["records_in_per_s_metric"]] * len(counted) if "records_in_per_s_metric" in window else []
+    aggregator = Aggregator(config["busy_agg"])
+    taken = input_rate(aggregator, counted, per_second)
+    busy = busy_time(aggregator, [window["busy_max_ms_per_s"] / 1000] * len(counted))
+    threshold = seconds(config["observed_lag_threshold_s"])
+    observed = [observed_while_catching_up(taken, lag, 0, threshold=threshold) for _, lag in lags]
+    catch_up, stopped = seconds(config["catch_up_s"]), seconds(config["restart_s"])
+    flowing = rate(counted)
+    ratios = output_ratios(graph, {"source": Rates(flowing, flowing), "sink": Rates(flowing)})
+    targets = target_rates(graph, {"source": source_rate(counted, lags, catch_up)}, ratios)
+    true_rates = {
+        "source": true_processing_rate(
+            busy, taken, observed, switch_threshold=config["observed_switch"], minimum=config["observed_min_obs"]
+        ),
+        "sink": true_processing_rate(busy, taken),
+    }
+    behind = processing_backlog(lags[-1][1], flowing, seconds(config["lag_threshold_s"]))
+    most = {"source": 720 if window["parallelism"] == 1 else 24, "sink": 720}
+    loads = {
+        name: Load(window["parallelism"], targets[name], true_rates[name], most[name]) for name in ("source", "sink")
+    }
+    changed = job_changes(loads, settings(config), stopped, backlog=behind, now=window["at_s"]).changed
+    sizes = {changed[name].parallelism if name in changed else vertex.parallelism for name, vertex in loads.items()}
+    assert len(sizes) == 1
+    return sizes.pop()
+
+
+RUNNERS: Mapping[str, Callable[[Inputs], Any]] = {
+    "parallelism_scale": parallelism_scale,
+    "alignment": alignment,
+    "vertex_decision": vertex_decision,
+    "job_decision": job_decision,
+    "expected_rate": expected_rate,
+    "scale_down_window": scale_down_window,
+    "sliding_max": sliding_max,
+    "scaling_effectiveness": scaling_effectiveness,
+    "scaling_coefficient": coefficient,
+    "backlog_detection": backlog_detection,
+    "metric_window": window,
+    "excluded_period": excluded_period,
+    "restart_time": restart,
+    "quota": quota,
+    "end_to_end": end_to_end,
+}
+
+
+def agrees(found: Any, expected: Any) -> bool:
+    """Whether all that is expected was found."""
+    if isinstance(expected, dict):
+        ranged = "range" not in expected or expected["range"][0] <= found["value"] <= expected["range"][1]
+        return ranged and all(agrees(found[key], value) for key, value in expected.items() if key != "range")
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(agrees, found, expected))
+    if isinstance(expected, float):
+        return bool(found == pytest.approx(expected, rel=1e-12))
+    return bool(found == expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['kind']}: {case['name']}")
+def test_published_cases(case: Inputs) -> None:
+    found = RUNNERS[case["kind"]](case["inputs"])
+    assert agrees(found, case["expected"]), found
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "fixed_value" in case], ids=lambda case: case["name"])
+def test_since_1_16_a_source_gets_no_more_subtasks_than_partitions(case: Inputs) -> None:
+    assert alignment(case["inputs"], capped=True)["parallelism"] == case["fixed_value"]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "new_parallelism" in case], ids=lambda case: case["name"])
+def test_every_vertex_of_a_published_job_gets_what_it_needs(case: Inputs) -> None:
+    assert job_parallelism(case["inputs"]) == case["new_parallelism"]
+
+
+# alignment
+
+
+def searched(mode: Alignment, current: int, target: int, count: int, most: int, lower: int) -> tuple[int, bool]:
+    """The search as the original writes it, one number after the other."""
+    if mode is Alignment.OFF:
+        return target, False
+    rises = target > current
+    loose = mode in {Alignment.BALANCED, Alignment.LEGACY_MAXIMIZE_UTILISATION}
+    for p in range(target, (most if rises else min(current, most)) + 1):
+        if count % p == 0 or (loose and count // p < count // target):
+            return p, False
+    if mode in {Alignment.BALANCED, Alignment.EVENLY_SPREAD}:
+        return target, False
+    p = target
+    while p > 0:
+        if count // p > count // target:
+            if count % p:
+                p += 1
+            break
+        p -= 1
+    p = max(p, lower)
+    if (rises and p <= current) or (not rises and p >= current):
+        return current, True
+    return p, p != target
+
+
+@given(
+    st.sampled_from(Alignment),
+    st.integers(1, 60),
+    st.integers(1, 60),
+    st.integers(1, 200),
+    st.integers(0, 200),
+    st.integers(1, 60),
+    st.integers(1, 200),
+)
+def test_the_closed_form_finds_what_the_search_finds(
+    mode: Alignment, current: int, target: int, most: int, partitions: int, lower: int, upper: int
+) -> None:
+    upper = max(lower, upper)
+    target = min(max(target, lower), most, upper)
+    current = min(max(current, lower), upper)
+    assume(target != current and target >= lower)
+    count = partitions or most
+    found = aligned(
+        mode,
+        current,
+        target,
+        max_parallelism=most,
+        partitions=partitions,
+        keyed=True,
+        lower=lower,
+        upper=upper,
+        capped=False,
+    )
+    assert (found.parallelism, found.limited) == searched(mode, current, target, count, min(count, most, upper), lower)
+
+
+@given(st.sampled_from(Alignment), st.integers(1, 300), st.floats(0, 300), st.integers(1, 64), st.integers(1, 500))
+def test_a_capped_source_never_has_an_idle_subtask_where_it_is_aligned(
+    mode: Alignment, current: int, factor: float, partitions: int, most: int
+) -> None:
+    current = min(current, partitions)
+    assume(mode is not Alignment.OFF)
+    found = scaled(current, factor, mode, partitions=partitions, max_parallelism=max(most, current))
+    assert 1 <= found.parallelism <= partitions
+
+
+def test_a_vertex_that_neither_reads_partitions_nor_is_keyed_is_not_aligned() -> None:
+    assert aligned(Alignment.EVENLY_SPREAD, 16, 24, max_parallelism=128).parallelism == 24
+
+
+def test_a_target_like_the_present_parallelism_stays_also_where_it_divides_nothing() -> None:
+    for mode in Alignment:
+        assert aligned(mode, 7, 7, max_parallelism=720, keyed=True).parallelism == 7
+
+
+def test_a_source_above_its_partitions_comes_down_to_them() -> None:
+    assert scaled(100, 1.0, partitions=15, max_parallelism=180).parallelism == 15
+    assert scaled(100, 1.0, partitions=15, max_parallelism=180, capped=False).parallelism == 100
+
+
+def test_what_no_int_holds_is_made_one_as_in_java() -> None:
+    assert scaled(3, INF, max_parallelism=100).parallelism == 100
+    assert scaled(3, NAN).parallelism == 1
+    assert scaled(200, 2.0**40).parallelism == MOST
+
+
+def test_limits_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="500"):
+        scaled(200, 2.0, lower=500, upper=499)
+
+
+# the coefficient
+
+
+def summary(parallelism: int, true_rate: float, new: int = 0, expected: float = NAN, at: float = 0) -> Summary:
+    return Summary(at, parallelism, new, true_rate, expected)
+
+
+def test_of_several_smallest_sizes_the_last_is_the_baseline() -> None:
+    assert scaling_coefficient([summary(2, 200), summary(2, 100), summary(4, 160)], 3, 0.0) == 1.0
+    assert scaling_coefficient([summary(2, 100), summary(2, 200), summary(4, 160)], 3, 0.0) == 0.52
+
+
+def test_a_history_without_rates_counts_as_linear() -> None:
+    assert scaling_coefficient([], 0) == 1.0
+    assert scaling_coefficient([summary(2, NAN)] * 3) == 1.0
+    assert scaling_coefficient([summary(2, 80), summary(4, NAN), summary(8, 300)]) == 1.0
+    assert scaling_coefficient([summary(2, 0.0), summary(4, 0.0), summary(8, 0.0)]) == 1.0
+
+
+def test_the_coefficient_stays_between_its_least_and_1() -> None:
+    steep = [summary(1, 100), summary(2, 101), summary(4, 102)]
+    assert scaling_coefficient(steep) == 0.5
+    assert scaling_coefficient([summary(1, 10), summary(2, 100), summary(4, 1000)]) == 1.0
+
+
+# a vertex
+
+PLAIN = Settings(Utilization(1.0), seconds(0), seconds(0), max_scale_down=1.0, max_scale_up=float(MOST))
+
+
+def vertex(
+    parallelism: int = 10, target: float = 100, true_rate: float = 100, catch_up: float = 0, **more: Any
+) -> Load:
+    return Load(parallelism, TargetRate(target, catch_up), true_rate, **more)
+
+
+def test_a_vertex_of_which_nothing_is_known_keeps_what_it_has_and_what_waits() -> None:
+    waits = Delayed(5).push(5, 3, outside=True)
+    for unknown in (vertex(true_rate=NAN), vertex(target=NAN), vertex(catch_up=NAN)):
+        found = vertex_change(unknown, PLAIN, delayed=waits)
+        assert (found.parallelism, found.changed, found.delayed) == (10, False, waits)
+        assert "not known" in found.why
+
+
+def test_an_idle_vertex_goes_down_by_the_largest_step() -> None:
+    found = vertex_change(vertex(target=0, true_rate=INF), Settings(scale_down_interval=seconds(0)))
+    assert (found.parallelism, found.outside) == (4, True)
+
+
+def test_a_rise_or_no_change_ends_the_wait_to_go_down() -> None:
+    waits = Delayed(0).push(0, 3, outside=True)
+    waiting = Settings(Utilization(1.0), seconds(0))
+    assert vertex_change(vertex(target=100), waiting, delayed=waits, now=9).delayed is None
+    assert vertex_change(vertex(target=200), waiting, delayed=waits, now=9).delayed is None
+
+
+def test_a_scale_down_is_made_at_the_very_end_of_the_interval_with_the_flag_of_the_greatest() -> None:
+    waiting = Settings(Utilization(1.0), seconds(0), seconds(60), max_scale_down=1.0)
+    found = vertex_change(vertex(target=90), waiting, now=0)
+    assert found.why == "9 would do, in 60 s at the earliest"
+    found = vertex_change(vertex(target=20), waiting, now=60, delayed=found.delayed)
+    assert (found.parallelism, found.changed, found.outside, found.expected_rate) == (9, True, False, 90)
+    found = vertex_change(vertex(target=20), waiting, now=61, delayed=found.delayed)
+    assert (found.parallelism, found.outside) == (2, True)
+
+
+def test_an_ineffective_scale_up_blocks_only_where_that_is_asked_for() -> None:
+    past = [summary(5, 50, 10, 100)]
+    blocking = Settings(Utilization(1.0), seconds(0), block_ineffective=True)
+    found = vertex_change(vertex(target=200, true_rate=52), blocking, history=past)
+    assert (found.parallelism, found.changed) == (10, False)
+    assert found.why == "the last scale up gained 4% of what was expected"
+    assert vertex_change(vertex(target=200, true_rate=52), PLAIN, history=past).changed
+    assert vertex_change(vertex(target=200, true_rate=55), blocking, history=past).changed
+    assert vertex_change(vertex(5, target=200, true_rate=52), blocking, history=past).changed  # scaled by hand since
+    assert vertex_change(vertex(target=200, true_rate=52), blocking, history=[summary(20, 50, 10, 25)]).changed
+
+
+def test_a_scale_up_that_was_to_gain_nothing_counts_as_ineffective_as_in_java() -> None:
+    assert math.isnan(effectiveness(summary(5, 50, 10, 50), 50))
+    assert effectiveness(summary(5, 50, 10, 50), 60) == INF
+    blocking = Settings(Utilization(1.0), seconds(0), block_ineffective=True)
+    assert not vertex_change(vertex(target=200, true_rate=50), blocking, history=[summary(5, 50, 10, 50)]).changed
+
+
+def test_a_backlog_widens_the_band() -> None:
+    busy = Settings(Utilization(0.8, maximum=0.9, minimum=0.7), seconds(60))
+    assert outside_band(vertex(target=10, true_rate=100), busy, seconds(0))
+    assert not outside_band(vertex(target=10, true_rate=100), busy, seconds(0), backlog=True)
+    assert outside_band(vertex(target=95, true_rate=100), busy, seconds(0))
+    assert not outside_band(vertex(target=95, true_rate=100), busy, seconds(0), backlog=True)
+
+
+@given(
+    st.integers(1, 100),
+    st.floats(0, 1e6),
+    st.floats(0, 1e6),
+    st.floats(1, 1e6),
+    st.sampled_from([Alignment.BALANCED, Alignment.OFF]),
+    st.booleans(),
+)
+def test_more_to_do_never_gives_a_vertex_less(
+    parallelism: int, low: float, more: float, true_rate: float, mode: Alignment, keyed: bool
+) -> None:
+    given_settings = Settings(scale_down_interval=seconds(0), alignment=mode)
+    less, much = (
+        vertex_change(
+            vertex(parallelism, target, true_rate, max_parallelism=720, keyed=keyed), given_settings, seconds(60)
+        ).parallelism
+        for target in (low, low + more)
+    )
+    assert less <= much
+
+
+@given(st.integers(1, 100), st.floats(allow_nan=True), st.floats(allow_nan=True), st.floats(allow_nan=True))
+def test_any_number_gives_a_parallelism_within_the_limits(
+    parallelism: int, target: float, true_rate: float, catch_up: float
+) -> None:
+    found = vertex_change(vertex(parallelism, target, true_rate, catch_up), Settings(), seconds(60))
+    assert min(1, parallelism) <= found.parallelism <= max(200, parallelism)
+
+
+# backlog, slots, quotas
+
+
+def test_a_source_of_which_the_rate_is_not_known_has_no_backlog() -> None:
+    assert not processing_backlog(1e9, NAN, seconds(300))
+    assert not processing_backlog(NAN, 100, seconds(300))
+    assert not processing_backlog(0, 0, seconds(300))
+    assert processing_backlog(1, 0, seconds(300))
+
+
+@pytest.mark.parametrize(
+    ("groups", "slots", "workers"),
+    [
+        ([], 0, 0),
+        ([(7, 128)], 7, 4),
+        ([(4, 128), (1, 128)], 8, 4),
+        ([(4, 128), (1, 2)], 6, 3),
+        ([(4, 3)], 4, 2),
+    ],
+)
+def test_groups_that_share_no_slots_get_equally_many(groups: list[tuple[int, int]], slots: int, workers: int) -> None:
+    assert job_slots(groups) == slots
+    assert job_workers(groups, 2) == workers
+
+
+def test_what_needs_no_more_workers_is_never_too_much() -> None:
+    assert not exceeds_quota([8], [8], 2, worker_cpu=2, cpu=1)
+    assert not exceeds_quota([8], [9], 2, worker_cpu=2, cpu=1)  # 4.5 workers count as 4, as in the original
+    assert exceeds_quota([8], [10], 2, worker_cpu=2, cpu=1)
+
+
+# time
+
+
+def test_a_job_that_has_started_anew_is_measured_anew() -> None:
+    known = metric_window((10, 20, 30), 40, 35, 0, 100)
+    assert (known.samples, known.full, known.stabilizing) == ((40,), False, False)
+
+
+def test_samples_are_kept_while_the_job_stabilizes() -> None:
+    known = metric_window((10, 20), 30, 5, 100, 10)
+    assert (known.samples, known.full, known.stabilizing) == ((10, 20, 30), False, True)
+
+
+def test_a_sample_of_the_same_time_replaces_the_one_before() -> None:
+    assert metric_window((10, 20), 20, 0, 0, 100).samples == (10, 20)
+
+
+CONFIGURED = timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(
+    ("seen", "tracked", "expected"),
+    [
+        ((), True, 300),
+        ((180, 299), False, 300),
+        ((180, 899), True, 899),
+        ((180, 901), True, 900),
+        ((180, None), True, 180),
+        ((None,), True, 300),
+        ((40.9,), True, 40),
+    ],
+)
+def test_the_longest_restart_seen_counts_up_to_the_limit(
+    seen: tuple[float | None, ...], tracked: bool, expected: float
+) -> None:
+    assert restart_time(seen, CONFIGURED, tracked=tracked) == seconds(expected)
+
+
+def test_a_configured_restart_time_is_not_limited() -> None:
+    assert restart_time((180,), seconds(901), tracked=False) == seconds(901)
+
+
+def test_the_past_is_trimmed_by_age_and_count() -> None:
+    hour = 3600.0
+    assert recent((0, hour, 2 * hour), 3 * hour, timedelta(hours=2), 5) == (hour, 2 * hour)
+    assert recent((0, hour, 2 * hour), 3 * hour, timedelta(hours=9), 2) == (hour, 2 * hour)
+    assert recent((0.0,), 3 * hour, timedelta(hours=2), 2) == ()
+    assert recent((0.0,), 3 * hour, timedelta(hours=2), 2, keep_last=True) == (0.0,)
+    assert recent((0.0, hour), hour, timedelta(hours=2), 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("dividend", "divisor", "expected"), [(1, 2, 0.5), (1, 0, INF), (-1, 0, -INF), (0, 0, NAN), (NAN, 0, NAN)]
+)
+def test_divisions_are_those_of_java(dividend: float, divisor: float, expected: float) -> None:
+    found = divided(dividend, divisor)
+    assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+def test_times_without_a_zone_are_local_times() -> None:
+    assert quartz.excluded((quartz.parse("12:00-13:00"),), datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
