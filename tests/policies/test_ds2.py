@@ -1,0 +1,437 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.core.flink import Graph
+from autoscaler.core.model import Cause, EngineStatus, JobState, Phase, Reading, Reason, Recommendation, Rescale, View
+from autoscaler.testing import contracts
+from autoscaler_policies.ds2 import Ds2, Operator, instances, level, optimal, true_rate
+
+Make = Callable[..., View]
+CHAIN = Graph(("source", "1", "2"), (("source", "1"), ("1", "2")))
+JOIN = Graph(("a", "b", "1", "2"), (("a", "1"), ("b", "1"), ("1", "2")))
+NOW = Ds2(warm_up=0)
+DUE = {"from_at": 1767268800.0 - 60}  # a minute before the view's time
+
+
+def decided(policy: Ds2, seen: View, known: Mapping[str, float] = DUE) -> View:
+    """The view with what the policy has learned from it, as a step shows it."""
+    return replace(seen, memory=policy.learn(replace(seen, memory=known)))
+
+
+def ask(policy: Ds2, seen: View) -> Recommendation:
+    return policy.evaluate(decided(policy, seen))
+
+
+def load(view: Make, arrivals: float, throughput: float, utilization: float, **more: Any) -> View:
+    return view({"arrivals": arrivals, "throughput": throughput, "utilization": utilization}, **more)
+
+
+def rounded(graph: Graph, operators: Mapping[str, Operator], sources: Mapping[str, float]) -> dict[str, int]:
+    return {name: level(needed, 0.0) for name, needed in optimal(graph, operators, sources).items()}
+
+
+# the model
+
+
+@pytest.mark.parametrize(
+    ("source", "first", "second", "expected"),
+    [
+        # the cases of controller/tests/scaling_policy_test.rs: (true processing, true output) of one instance each
+        (100.0, (50.0, 400.0), (100.0, 200.0), (2, 8)),
+        (200.0, (40.0, 700.0), (99.0, 200.0), (5, 36)),
+        (200.0, (10.0, 700.0), (201.0, 200.0), (20, 70)),
+    ],
+)
+def test_gives_the_instances_that_the_published_code_gives(
+    source: float, first: tuple[float, float], second: tuple[float, float], expected: tuple[int, int]
+) -> None:
+    operators = {"1": Operator(1, *first), "2": Operator(1, *second)}
+    assert rounded(CHAIN, operators, {"source": source}) == {"1": expected[0], "2": expected[1]}
+
+
+@pytest.mark.parametrize(
+    ("source", "first", "second", "expected"),
+    [
+        (100.0, (50.0, 400.0), (100.0, 200.0), (4, 16)),
+        (200.0, (40.0, 700.0), (99.0, 200.0), (10, 71)),
+        (200.0, (10.0, 700.0), (201.0, 200.0), (40, 140)),
+    ],
+)
+def test_adds_up_what_two_sources_send(
+    source: float, first: tuple[float, float], second: tuple[float, float], expected: tuple[int, int]
+) -> None:
+    operators = {"1": Operator(1, *first), "2": Operator(1, *second)}
+    assert rounded(JOIN, operators, {"a": source, "b": source}) == {"1": expected[0], "2": expected[1]}
+
+
+def test_sizes_the_published_word_count_from_its_logged_rates() -> None:
+    # controller/examples/offline/flink_rates.log, first epoch: two splitters, one count
+    splitter = Operator(2, 122512.72886314773 + 122613.65236651529, 1244599.9522210688 + 1246045.8737637822)
+    operators = {"1": splitter, "2": Operator(1, 1845391.0738689527)}
+    needed = optimal(CHAIN, operators, {"source": 109705.37486387165})
+    assert needed == {"1": pytest.approx(0.8951, abs=1e-4), "2": pytest.approx(0.6040, abs=1e-4)}
+    # ten times the load: 8.951 splitters and 6.040 counts, in one step
+    assert rounded(CHAIN, operators, {"source": 1097053.7486387165}) == {"1": 9, "2": 7}
+
+
+def test_what_goes_out_goes_along_every_edge_whole() -> None:
+    fork = Graph(("source", "1", "2", "3"), (("source", "1"), ("1", "2"), ("1", "3")))
+    operators = {"1": Operator(1, 100.0, 200.0), "2": Operator(1, 100.0), "3": Operator(4, 100.0)}
+    assert optimal(fork, operators, {"source": 100.0}) == {"1": 1.0, "2": 2.0, "3": 8.0}
+
+
+def test_what_is_not_known_of_an_operator_is_not_known_after_it() -> None:
+    assert all(map(math.isnan, optimal(CHAIN, {"2": Operator(1, 100.0)}, {"source": 100.0}).values()))
+    assert all(map(math.isnan, optimal(CHAIN, {"1": Operator(1, 1.0, 1.0), "2": Operator(1, 1.0)}, {}).values()))
+
+
+@pytest.mark.parametrize(
+    ("coming", "processing", "count", "expected"),
+    [(105.0, 100.0, 2, 2.1), (0.0, math.nan, 0, 0.0), (1e300, 1e-300, 1, 1_000_000), (5.0, 0.0, 1, None)],
+)
+def test_instances_are_the_load_over_the_true_rate_of_one(
+    coming: float, processing: float, count: int, expected: float | None
+) -> None:
+    found = instances(coming, processing, count)
+    assert math.isnan(found) if expected is None else found == pytest.approx(expected)
+    assert math.isnan(instances(1.0, 1.0, 0))
+
+
+def test_the_true_rate_is_that_of_useful_time() -> None:
+    assert true_rate(100.0, (), (0.5,)) == 200.0
+    assert true_rate(100.0, (), (0.4, 0.6)) == 200.0
+    # of each: 50 / 0.25 + 50 / 0.5, where the mean share would say 100 / 0.375 = 267
+    assert true_rate(100.0, (50.0, 50.0), (0.25, 0.5)) == 300.0
+    # one that did nothing is like the others
+    assert true_rate(50.0, (50.0, 0.0), (0.5, 0.0)) == 200.0
+    assert math.isnan(true_rate(0.0, (0.0, 0.0), (0.0, 0.0)))
+    assert math.isnan(true_rate(0.0, (), (0.5,)))
+    assert math.isnan(true_rate(10.0, (), (0.0,)))
+
+
+# the policy
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "throughput", "utilization", "current", "expected", "reason"),
+    [
+        # 4 replicas, 100/s at 50 %: 50/s each when busy
+        (100.0, 100.0, 0.5, 4, 2, Reason.BELOW),
+        (160.0, 160.0, 0.8, 4, 4, Reason.STEADY),
+        (201.0, 200.0, 1.0, 4, 5, Reason.ABOVE),
+        # saturated: what arrives counts, in one step
+        (450.0, 200.0, 1.0, 4, 9, Reason.ABOVE),
+        # one less is no reason for a rescale
+        (140.0, 140.0, 0.7, 4, 4, Reason.STEADY),
+        # nothing arrives: nothing is needed
+        (0.0, 0.0, 0.0, 4, 1, Reason.BELOW),
+        (1e9, 200.0, 1.0, 4, 10, Reason.ABOVE),
+    ],
+)
+def test_asks_for_arrivals_over_the_true_rate_of_a_replica(
+    view: Make,
+    *,
+    arrivals: float,
+    throughput: float,
+    utilization: float,
+    current: int,
+    expected: int,
+    reason: Reason,
+) -> None:
+    answer = ask(NOW, load(view, arrivals, throughput, utilization, current=current))
+    assert (answer.replicas, answer.reason) == (expected, reason)
+
+
+def test_says_what_it_computed(view: Make) -> None:
+    answer = ask(NOW, load(view, 450.0, 200.0, 1.0, current=4))
+    assert answer.detail == "450/s arriving at a true rate of 50/s per slot need 9 slots: 9 replicas"
+    assert answer.inputs == {"arrivals": 450.0, "true_rate": 50.0, "slots": 9.0}
+    assert ask(NOW, load(view, 140.0, 140.0, 0.7, current=4)).detail.endswith(
+        "need 3 slots: 3 replicas, too little of a change from 4"
+    )
+
+
+def test_a_smaller_change_is_made_when_told_so(view: Make) -> None:
+    seen = load(view, 140.0, 140.0, 0.7, current=4)
+    assert ask(replace(NOW, minor=0), seen).replicas == 3
+    assert ask(replace(NOW, minor=2), load(view, 100.0, 100.0, 0.5, current=4)).replicas == 4
+
+
+def test_counts_the_slots_that_the_job_runs_on(view: Make) -> None:
+    seen = load(view, 450.0, 200.0, 1.0, current=4)
+    # 8 slots for each replica, of which the job uses 4: 9 slots are 2 replicas
+    engine = EngineStatus(JobState.RUNNING, slots=32, parallelism=4)
+    wide = replace(seen, spec=replace(seen.spec, slots_per_replica=8), engine=engine)
+    assert ask(NOW, wide).inputs["slots"] == 9.0
+    assert ask(replace(NOW, minor=0), wide).replicas == 2
+    # where the engine does not tell, all slots of what is up: 200 / 32 = 6.25/s each
+    assert ask(NOW, replace(wide, engine=None)).inputs["slots"] == 72.0
+
+
+def test_over_provisions_by_the_scaling_factor(view: Make) -> None:
+    assert ask(replace(NOW, scaling_factor=0.2), load(view, 450.0, 200.0, 1.0, current=4)).inputs["slots"] == 11.0
+
+
+def test_adjusts_a_size_that_should_do_and_does_not(view: Make) -> None:
+    # a true rate of 400/s that four replicas never reach: 300/s arrive, 200/s are processed at 50 %
+    seen = load(view, 300.0, 200.0, 0.5, current=4)
+    assert ask(NOW, seen).inputs["slots"] == 3.0
+    assert ask(replace(NOW, target_rate_ratio=1.2), seen).inputs["slots"] == 5.0  # ceil(3 x 1.5)
+    assert ask(replace(NOW, target_rate_ratio=1.5), seen).inputs["slots"] == 3.0  # not above it
+    # more is asked for already
+    assert ask(replace(NOW, target_rate_ratio=1.2), load(view, 500.0, 200.0, 0.5, current=4)).inputs["slots"] == 5.0
+
+
+def vertices(view: Make, parts: Mapping[str, Mapping[str, float]]) -> View:
+    seen = load(view, 100.0, 100.0, 0.5, current=4)
+    reading = Reading(0.5, seen.now, parts=parts)
+    return replace(seen, metrics={**seen.metrics, "vertices": reading})
+
+
+def vertex(parallelism: float, true: float, target: float) -> dict[str, float]:
+    return {"parallelism": parallelism, "true_rate": true, "target_rate": target}
+
+
+def test_takes_the_vertex_that_needs_most(view: Make) -> None:
+    answer = ask(NOW, vertices(view, {"a": vertex(4, 400, 100), "b": vertex(4, 400, 700), "c": vertex(4, 200, 300)}))
+    # 1, 7 and 6 slots
+    assert answer.inputs == {"arrivals": 700.0, "true_rate": 100.0, "slots": 7.0}
+
+
+def test_a_vertex_that_nobody_knows_may_raise_and_never_lowers(view: Make) -> None:
+    idle = {"parallelism": 4.0, "true_rate": 0.0, "target_rate": 10.0}
+    assert ask(NOW, vertices(view, {"a": vertex(4, 400, 100), "b": idle})).replicas == 4
+    assert ask(NOW, vertices(view, {"a": vertex(4, 400, 100), "b": {}})).replicas == 4
+    assert ask(NOW, vertices(view, {"a": vertex(4, 400, 700), "b": idle})).replicas == 7
+    # nothing flows and nothing should
+    assert ask(NOW, vertices(view, {"a": vertex(4, 0, 0)})).replicas == 1
+
+
+def test_without_numbers_of_vertices_the_job_is_one(view: Make) -> None:
+    assert ask(NOW, vertices(view, {})).inputs["slots"] == 2.0
+    assert ask(NOW, vertices(view, {"a": {"parallelism": 4.0}})).inputs["slots"] == 2.0
+
+
+def series(policy: Ds2, seen: Iterable[View]) -> list[int | None]:
+    """What is asked for at each look, memory carried on."""
+    memory: Mapping[str, float] = {}
+    sizes = []
+    for now in seen:
+        memory = policy.learn(replace(now, memory=memory))
+        sizes.append(policy.evaluate(replace(now, memory=memory)).replicas)
+    return sizes
+
+
+def later(seen: View, seconds: float, **more: Any) -> View:
+    return replace(seen, now=seen.now + timedelta(seconds=seconds), **more)
+
+
+def test_decides_at_the_end_of_each_policy_interval_and_stands_by_it(view: Make) -> None:
+    low, high = (load(view, arrivals, 100.0, 1.0, current=2) for arrivals in (100.0, 300.0))
+    looks = [later(low if s < 65 or s >= 130 else high, s) for s in range(0, 200, 15)]
+    assert series(NOW, looks) == [None] * 4 + [2] * 4 + [6] * 4 + [2] * 2
+
+
+def test_ignores_the_first_intervals_at_the_start(view: Make) -> None:
+    seen = load(view, 300.0, 100.0, 1.0, current=2)
+    looks = [later(seen, s) for s in range(0, 200, 30)]
+    assert series(Ds2(), looks) == [None] * 4 + [6] * 3
+    assert series(Ds2(warm_up=2), looks) == [None] * 6 + [6]
+
+
+def test_a_look_that_comes_a_little_early_still_decides(view: Make) -> None:
+    seen = load(view, 300.0, 100.0, 1.0, current=2)
+    assert series(NOW, [seen, later(seen, 59.9), later(seen, 119.8)]) == [None, 6, 6]
+
+
+def test_begins_anew_after_a_rescale_and_after_a_restart(view: Make) -> None:
+    seen = load(view, 300.0, 100.0, 1.0, current=2)
+    rescale = Rescale(2, 6, seen.now, Cause.REQUEST, Phase.REGISTERED, seen.now)
+    memory = NOW.learn(replace(seen, memory=DUE))
+    assert memory["slots"] == 6.0
+    moved = NOW.learn(later(seen, 15, rescale=rescale, memory=memory))
+    assert moved == {"from_at": seen.now.timestamp() + 15}
+    # it runs again: catching up is no reason to wait
+    running = replace(rescale, phase=Phase.RUNNING)
+    warm = seen.now + timedelta(seconds=30)
+    assert NOW.learn(later(seen, 45, rescale=running, warm_from=warm, memory=moved)) == {"from_at": warm.timestamp()}
+    assert NOW.learn(later(seen, 90, rescale=running, warm_from=warm, memory={"from_at": warm.timestamp()}))["slots"]
+    # a restart of the job that nobody requested
+    assert NOW.learn(later(seen, 45, warm_from=warm, memory=memory)) == {"from_at": warm.timestamp()}
+    # a daemon that begins long after it
+    assert NOW.learn(later(seen, 90, warm_from=warm))["slots"] == 6.0
+
+
+def test_acts_on_as_many_decisions_in_a_row_as_it_is_told(view: Make) -> None:
+    seen = load(view, 300.0, 100.0, 1.0, current=2)
+    policy = Ds2(warm_up=0, activation=2)
+    assert series(policy, [later(seen, s) for s in (0, 60, 120, 180)]) == [None, None, 6, 6]
+    first = policy.evaluate(decided(policy, seen))
+    assert first.reason is Reason.LEARNING
+    assert first.detail.endswith("; decision 1 of 2 before it counts")
+    gap = load(view, 300.0, 0.0, 0.0, current=2)
+    assert series(policy, [seen, later(seen, 60), later(gap, 120), later(seen, 180)]) == [None] * 4
+
+
+def test_an_interval_in_which_nothing_flowed_tells_nothing(view: Make) -> None:
+    for seen in (
+        load(view, 300.0, 0.0, 0.0, current=2),
+        load(view, 300.0, 100.0, 0.0, current=2),
+        load(view, 300.0, 100.0, 1.0, current=2, ready=0),
+        view({"arrivals": 300.0, "throughput": 100.0}, current=2),
+        view({"throughput": 100.0, "utilization": 1.0}, current=2),
+        view({"arrivals": 300.0, "utilization": 1.0}, current=2),
+    ):
+        assert NOW.learn(replace(seen, memory=DUE)) == {**DUE, "intervals": 1.0}
+
+
+def test_without_any_replica_the_first_is_asked_for_as_soon_as_something_arrives(view: Make) -> None:
+    answer = ask(NOW, load(view, 5.0, 0.0, 0.0, current=0, minimum=0))
+    assert (answer.replicas, answer.reason) == (1, Reason.ABOVE)
+    assert ask(NOW, load(view, 0.0, 0.0, 0.0, current=0, minimum=0)).replicas is None
+
+
+def test_says_that_there_is_no_decision_yet(view: Make) -> None:
+    answer = NOW.evaluate(load(view, 300.0, 100.0, 1.0, current=2))
+    assert (answer.replicas, answer.reason) == (None, Reason.LEARNING)
+    assert answer.detail.startswith("no decision yet")
+
+
+@pytest.mark.parametrize("absent", ["arrivals", "throughput", "utilization"])
+def test_a_metric_that_is_missing_never_lowers_the_size(view: Make, absent: str) -> None:
+    whole = load(view, 50.0, 50.0, 0.25, current=4)
+    assert ask(NOW, whole).replicas == 1
+    metrics = {name: reading for name, reading in whole.metrics.items() if name != absent}
+    answer = NOW.evaluate(replace(decided(NOW, whole), metrics=metrics))
+    assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
+    assert absent in answer.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("arrivals", -1.0),
+        ("throughput", (-1.0, 5.0, 5.0, 5.0)),
+        ("throughput", (5.0, 5.0)),
+        ("utilization", 70.0),
+        ("utilization", -0.1),
+    ],
+)
+def test_what_cannot_be_is_no_reading(view: Make, name: str, value: float | tuple[float, ...]) -> None:
+    seen = view({"arrivals": 50.0, "throughput": 50.0, "utilization": 0.25, name: value}, current=4)
+    assert ask(NOW, seen).reason is Reason.MISSING
+
+
+def test_a_share_a_little_above_one_is_one(view: Make) -> None:
+    assert ask(NOW, load(view, 450.0, 200.0, 1.04, current=4)).inputs["true_rate"] == 50.0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"interval": timedelta(0)}, "interval: is 0s, expected"),
+        ({"warm_up": -1}, "warm_up: is -1, expected 0"),
+        ({"activation": 0}, "activation: is 0, expected 1"),
+        ({"minor": -1}, "minor: is -1, expected 0"),
+        ({"target_rate_ratio": 0.9}, "target_rate_ratio: is 0.9, expected"),
+        ({"target_rate_ratio": math.nan}, "target_rate_ratio: is nan, expected"),
+        ({"scaling_factor": -0.1}, "scaling_factor: is -0.1, expected"),
+        ({"scaling_factor": math.inf}, "scaling_factor: is inf, expected"),
+        ({"vertices": ""}, "vertices: is empty"),
+    ],
+)
+def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ds2(**parameters)
+
+
+# what holds whatever is measured
+
+rates = st.floats(0, 1e9)
+shares = st.floats(0.01, 1)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(arrivals=rates, more=rates, throughput=rates, utilization=shares, current=st.integers(1, 12))
+def test_more_arrivals_never_give_a_smaller_size(
+    view: Make, *, arrivals: float, more: float, throughput: float, utilization: float, current: int
+) -> None:
+    low, high = (
+        ask(NOW, load(view, offered, throughput, utilization, current=current)).replicas
+        for offered in (arrivals, arrivals + more)
+    )
+    if low is not None and high is not None:
+        assert low <= high
+
+
+@settings(deadline=None)
+@given(
+    arrivals=rates,
+    throughput=rates,
+    utilization=shares,
+    current=st.integers(1, 12),
+    power=st.integers(-20, 20),
+)
+def test_the_size_does_not_depend_on_what_a_record_is(
+    view: Make, *, arrivals: float, throughput: float, utilization: float, current: int, power: int
+) -> None:
+    unit = 2.0**power
+    one, other = (
+        ask(NOW, load(view, arrivals * u, throughput * u, utilization, current=current)).replicas for u in (1.0, unit)
+    )
+    assert one == other
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(deadline=None)
+@given(
+    arrivals=numbers,
+    throughput=numbers | st.lists(numbers, min_size=1, max_size=4).map(tuple),
+    utilization=numbers | st.lists(st.floats(0, 1), min_size=1, max_size=4).map(tuple),
+    part=st.dictionaries(st.sampled_from(("parallelism", "true_rate", "target_rate")), numbers),
+    current=st.integers(0, 12),
+    policy=st.sampled_from((NOW, Ds2(warm_up=0, target_rate_ratio=1.1, scaling_factor=0.5))),
+)
+def test_never_leaves_the_limits_and_never_keeps_what_is_no_number(
+    view: Make,
+    *,
+    arrivals: float,
+    throughput: float | tuple[float, ...],
+    utilization: float | tuple[float, ...],
+    part: dict[str, float],
+    current: int,
+    policy: Ds2,
+) -> None:
+    seen = view({"arrivals": arrivals, "throughput": throughput, "utilization": utilization}, current=current)
+    seen = replace(seen, metrics={**seen.metrics, "vertices": Reading(0.0, seen.now, parts={"a": part})})
+    memory = policy.learn(replace(seen, memory=DUE))
+    assert all(map(math.isfinite, memory.values()))
+    answer = policy.evaluate(replace(seen, memory=memory))
+    assert all(map(math.isfinite, answer.inputs.values()))
+    assert answer.replicas is None or 1 <= answer.replicas <= 10
+
+
+class TestContract(contracts.PolicyContract):
+    @pytest.fixture
+    def policy(self) -> Ds2:
+        return NOW
+
+    @pytest.fixture
+    def views(self, metrics: Sequence[str]) -> Sequence[View]:
+        """As a step shows them: with what the policy has learned."""
+        seen = contracts.views(metrics)
+        return [decided(NOW, one, {"from_at": one.now.timestamp() - 60}) for one in seen] + seen[:20]
+
+    def test_some_of_these_views_are_decided(self, views: Sequence[View]) -> None:
+        assert sum(NOW.evaluate(seen).replicas is not None for seen in views) > 10
