@@ -1,0 +1,642 @@
+"""The rules of the Kubernetes HPA v2 controller as pure functions, number for number.
+
+They follow pkg/controller/podautoscaler of https://github.com/kubernetes/kubernetes (1.33, with a tolerance for each
+direction): replica_calculator.go, metrics/utilization.go and horizontal.go; each function names the one it follows.
+
+Values are whole thousandths (`milli`), as a Kubernetes quantity counts: 1.5 cores are 1500. Their division drops
+the fraction, and ratios are 64-bit floats, so that every rounding falls where it falls there. What happened before
+is told by its age; an age of nothing is now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+
+from autoscaler.core.model import ZERO, Select
+
+MOST = 2**31 - 1
+"""The largest size Kubernetes knows (int32)."""
+
+MOST_USAGE = 2**63 - 1
+"""The largest value a metric of Kubernetes can have (int64)."""
+
+LEGACY_WINDOW = timedelta(minutes=5)
+"""The window of an HPA without `behavior` (--horizontal-pod-autoscaler-downscale-stabilization)."""
+
+_FACTOR = 2.0  # scaleUpLimitFactor
+_LEAST = 4.0  # scaleUpLimitMinimum
+
+
+class MetricError(ValueError):
+    """No size follows from a metric now. The message is the controller's."""
+
+
+class PodState(StrEnum):
+    """What a pod is taken as; see `pod_grouping`."""
+
+    READY = "ready"
+    UNREADY = "unready"  # starting, so that its usage says nothing yet
+    PENDING = "pending"  # not scheduled, or pulling images: taken as unready whatever is measured
+    MISSING = "missing"  # it has no metric
+    IGNORED = "ignored"  # failed, or being deleted
+    UNLISTED = "unlisted"  # there is a metric of it and no pod
+
+
+class Condition(StrEnum):
+    """Why the size is what it is: the reasons of an HPA's condition ScalingLimited, and why it did not come to that."""
+
+    WITHIN = "DesiredWithinRange"
+    TOO_FEW = "TooFewReplicas"
+    TOO_MANY = "TooManyReplicas"
+    UP_LIMIT = "ScaleUpLimit"
+    DOWN_LIMIT = "ScaleDownLimit"
+    DISABLED = "ScalingDisabled"
+    ABOVE_MAXIMUM = "above max"
+    BELOW_MINIMUM = "below min"
+    HOLD = "metric error, hold"
+
+
+class PolicyType(StrEnum):
+    """What a scaling policy counts."""
+
+    PODS = "pods"
+    PERCENT = "percent"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPolicy:
+    """At most so many pods, or percent of the size at the period's start, within a period.
+
+    Attributes:
+        type: pods or percent.
+        value: how many; 1 or more.
+        period: the time that counts; above 0s.
+    """
+
+    type: PolicyType
+    value: int
+    period: timedelta
+
+    def __post_init__(self) -> None:
+        if self.value < 1:
+            raise ValueError(f"value: is {self.value}, expected 1 or more")
+        if self.period <= ZERO:
+            raise ValueError(f"period: is {self.period.total_seconds():g}s, expected above 0s")
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    """What `behavior` says of one direction (HPAScalingRules).
+
+    Attributes:
+        window: stabilization window.
+        select: which of the policies counts, or DISABLED.
+        policies: the rate limits; none allows nothing.
+    """
+
+    window: timedelta
+    select: Select
+    policies: tuple[ScalingPolicy, ...]
+
+
+PODS_UP = ScalingPolicy(PolicyType.PODS, 4, timedelta(seconds=15))
+ALL = ScalingPolicy(PolicyType.PERCENT, 100, timedelta(seconds=15))
+
+SCALE_UP = ScalingRules(ZERO, Select.MAX, (PODS_UP, ALL))
+"""The default of behavior.scaleUp (pkg/apis/autoscaling/v2/defaults.go, GenerateHPAScaleUpRules)."""
+
+SCALE_DOWN = ScalingRules(LEGACY_WINDOW, Select.MAX, (ALL,))
+"""The default of behavior.scaleDown (pkg/apis/autoscaling/v2/defaults.go, GenerateHPAScaleDownRules)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """How far a ratio may be from 1 without a change (Tolerances, isWithin).
+
+    Attributes:
+        down: share below the target; from 1 on nothing is ever too little.
+        up: share above the target.
+    """
+
+    down: float = 0.1
+    up: float = 0.1
+
+    def hold(self, ratio: float) -> bool:
+        """Whether a ratio is close enough to 1; both ends are."""
+        return 1.0 - self.down <= ratio <= 1.0 + self.up
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, or several alike.
+
+    Attributes:
+        usage: what it uses, or the metric of it, milli; None: there is no metric of it.
+        request: what it requests of the resource, milli; None: one of its containers requests nothing.
+        state: what it is, whether or not there is a metric of it.
+        count: how many such pods there are.
+    """
+
+    usage: int | None
+    request: int | None = None
+    state: PodState = PodState.READY
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """The size that one metric asks for.
+
+    Attributes:
+        replicas: the size.
+        usage: the value it follows from, milli: an average, or the sum for a target value.
+        utilization: percent of the request, where the target is one.
+    """
+
+    replicas: int
+    usage: int
+    utilization: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """A size that the metrics asked for some time ago, before windows and limits."""
+
+    replicas: int
+    age: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of size in one direction, in replicas; always positive.
+
+    Attributes:
+        change: how many.
+        age: how long ago.
+        outdated: whether it was found older than all periods when an event was stored.
+    """
+
+    change: int
+    age: timedelta
+    outdated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limited:
+    """A size within limits, and which limit it is."""
+
+    replicas: int
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Stabilized:
+    """A stabilized size, and the recommendations to keep."""
+
+    replicas: int
+    log: tuple[Recommended, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the controller does in one turn.
+
+    Attributes:
+        replicas: the size it sets.
+        condition: why.
+        desired: what the metrics asked for; None where that was not looked at or cannot be told.
+        stabilized: whether a window changed that.
+        log: the recommendations to keep.
+    """
+
+    replicas: int
+    condition: Condition
+    desired: int | None
+    stabilized: bool
+    log: tuple[Recommended, ...]
+
+
+def utilization_ratio(current: int, target: int, pods: Sequence[Pod], tolerances: Tolerances) -> Sized:
+    """The size by a target utilization (GetResourceReplicas).
+
+    Pods without a metric count as nothing towards more, and towards fewer as using all of their request, or the target
+    where it is above 100 %. Unready ones count as nothing towards more and not at all towards fewer.
+
+    Args:
+        current: the size there is.
+        target: percent of the request; above 0.
+        pods: all pods that the selector finds; each needs a request.
+        tolerances: what is ignored.
+
+    Raises:
+        MetricError: no metric, no pod or no request.
+    """
+    told, unready, missing = _grouped(pods, "resource")
+    if any(pod.request is None for pod in pods if pod.state is not PodState.UNLISTED):
+        raise MetricError("missing request")
+    ratio, percent, usage = _utilization(told, target)
+    waiting = unready if ratio > 1.0 else []
+    ready = _count(pod for pod in told if pod.state is not PodState.UNLISTED)
+    if not waiting and not missing:
+        size = current if tolerances.hold(ratio) else _size(ratio * ready)
+        return Sized(size, usage, percent)
+    filled = [*told, *(replace(pod, usage=0) for pod in waiting)]
+    if ratio < 1.0:
+        share = max(100, target)
+        filled += [replace(pod, usage=(pod.request or 0) * share // 100) for pod in missing]
+    elif ratio > 1.0:
+        filled += [replace(pod, usage=0) for pod in missing]
+    again, _, _ = _utilization(filled, target)
+    return Sized(_rebalanced(current, ratio, again, _count(filled), tolerances), usage, percent)
+
+
+def pod_average_value(
+    current: int, target: int, pods: Sequence[Pod], tolerances: Tolerances, api: str = "custom"
+) -> Sized:
+    """The size by a target average of a pods metric, or of a resource in its own unit (calcPlainMetricReplicas).
+
+    Pods without a metric count as nothing towards more and as being at the target towards fewer. Unready ones count as
+    nothing towards more and not at all towards fewer.
+
+    Args:
+        current: the size there is.
+        target: what a pod should have on average, milli; above 0.
+        pods: all pods that the selector finds.
+        tolerances: what is ignored.
+        api: which metrics API the message names when there is nothing: custom or resource.
+
+    Raises:
+        MetricError: no metric, or no pod.
+    """
+    told, unready, missing = _grouped(pods, api)
+    ratio, usage = _average(told, target)
+    waiting = unready if ratio > 1.0 else []
+    if not waiting and not missing:
+        ready = _count(pod for pod in told if pod.state is not PodState.UNLISTED)
+        return Sized(current if tolerances.hold(ratio) else _size(ratio * ready), usage)
+    filled = [*told, *(replace(pod, usage=0) for pod in waiting)]
+    if ratio < 1.0:
+        filled += [replace(pod, usage=target) for pod in missing]
+    elif ratio > 1.0:
+        filled += [replace(pod, usage=0) for pod in missing]
+    again, _ = _average(filled, target)
+    return Sized(_rebalanced(current, ratio, again, _count(filled), tolerances), usage)
+
+
+def object_or_external_value(
+    current: int, ready: int, target: int, values: Sequence[int], tolerances: Tolerances
+) -> Sized:
+    """The size by a target value of an object or external metric (getUsageRatioReplicaCount).
+
+    The ratio multiplies the pods that are ready. From nothing the ratio itself is the size, without a tolerance.
+
+    Args:
+        current: the size there is.
+        ready: pods that run and are ready.
+        target: what the value should be, milli; above 0.
+        values: the value, or the series of an external metric, which are summed, milli.
+        tolerances: what is ignored.
+    """
+    usage = 0
+    for value in values:
+        usage += value
+        if usage > MOST_USAGE:
+            usage = MOST_USAGE
+            break
+    ratio = float(usage) / float(target)
+    if current == 0:
+        return Sized(_size(ratio), usage)
+    return Sized(current if tolerances.hold(ratio) else _size(ratio * ready), usage)
+
+
+def per_pod_value(status: int, target: int, values: Sequence[int], tolerances: Tolerances) -> Sized:
+    """The size by a target average value of an object or external metric (GetExternalPerPodMetricReplicas).
+
+    The sum divided by the target. A sum below zero is taken for one that overflowed, as it is there. Usages beyond all
+    bounds give the largest size, also where the original leaves that to the processor.
+
+    Args:
+        status: pods there are (status.replicas).
+        target: what a pod's part should be, milli; above 0.
+        values: the value, or the series of an external metric, which are summed, milli.
+        tolerances: what is ignored.
+    """
+    usage = 0
+    for value in values:
+        usage += value
+        if not 0 <= usage <= MOST_USAGE:
+            usage = MOST_USAGE
+            break
+    held = status > 0 and tolerances.hold(float(usage) / (float(target) * float(status)))
+    size = status if held else _size(float(usage) / float(target))
+    if float(usage) < float(MOST_USAGE):
+        usage = math.ceil(float(usage) / float(max(status, 1)))
+    return Sized(size, usage)
+
+
+def pod_grouping(
+    *,
+    phase: str,
+    resource: str,
+    has_metric: bool,
+    deleting: bool = False,
+    start_age: timedelta | None = None,
+    ready: bool | None = None,
+    transition_age: timedelta = ZERO,
+    metric_age: timedelta = ZERO,
+    window: timedelta = ZERO,
+    cpu_initialization_period: timedelta = timedelta(minutes=5),
+    initial_readiness_delay: timedelta = timedelta(seconds=30),
+) -> PodState:
+    """What a pod is taken as: ready, unready, missing or ignored (groupPods).
+
+    Args:
+        phase: the pod's phase, like Running.
+        resource: the resource of the metric; only `cpu` tells pods apart that are starting.
+        has_metric: whether there is a metric of it.
+        deleting: whether it is being deleted.
+        start_age: how long ago it started; None: it has not.
+        ready: its condition Ready; None: it has none.
+        transition_age: how long ago that condition changed last.
+        metric_age: how old its metric is.
+        window: the time that its metric is an average of.
+        cpu_initialization_period: so long after its start a pod's CPU is not trusted before it is ready.
+        initial_readiness_delay: a pod whose readiness has not changed since this time after its start has never been
+            ready.
+    """
+    if deleting or phase == "Failed":
+        return PodState.IGNORED
+    if phase == "Pending":
+        return PodState.UNREADY
+    if not has_metric:
+        return PodState.MISSING
+    if resource != "cpu":
+        return PodState.READY
+    if ready is None or start_age is None:
+        return PodState.UNREADY
+    if start_age < cpu_initialization_period:
+        unready = not ready or metric_age > transition_age - window
+    else:
+        unready = not ready and start_age - initial_readiness_delay < transition_age
+    return PodState.UNREADY if unready else PodState.READY
+
+
+def change_within(period: timedelta, events: Sequence[Event]) -> int:
+    """By how many replicas the size changed within a period (getReplicasChangePerPeriod)."""
+    return sum(event.change for event in events if event.age < period)
+
+
+def stored(change: int, events: Sequence[Event], rules: ScalingRules | None) -> tuple[Event, ...]:
+    """The events of a direction with a change that happens now (storeScaleEvent, markScaleEventsOutdated).
+
+    The last of those older than all periods is replaced; an HPA without `behavior` keeps none.
+    """
+    if rules is None:
+        return tuple(events)
+    longest = max((policy.period for policy in rules.policies), default=ZERO)
+    marked = [replace(event, outdated=event.outdated or event.age > longest) for event in events]
+    old = [index for index, event in enumerate(marked) if event.outdated]
+    if old:
+        marked[old[-1]] = Event(change, ZERO)
+        return tuple(marked)
+    return (*marked, Event(change, ZERO))
+
+
+def scale_up_limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Sequence[Event]) -> int:
+    """The largest size that the policies allow; may be below the present one (calculateScaleUpLimitWithScalingRules).
+
+    The percentage is taken of the size at the period's start and rounded up, in floats: 10 % of 100 give 111, since
+    100 x 1.1 is 110.00000000000001.
+    """
+    if rules.select is Select.DISABLED:
+        return current
+    tops = []
+    for policy in rules.policies:
+        start = _at_start(current, policy.period, ups, downs)
+        if policy.type is PolicyType.PODS:
+            tops.append(start + policy.value)
+        else:
+            tops.append(math.ceil(float(start) * (1 + float(policy.value) / 100)))
+    if rules.select is Select.MIN:
+        return min(tops, default=MOST)
+    return max(tops, default=-MOST - 1)
+
+
+def scale_down_limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Sequence[Event]) -> int:
+    """The smallest size that the policies allow; may be above the present one (calculateScaleDownLimitWithBehaviors).
+
+    What remains by a percentage of the size at the period's start is rounded down: 10 % of 72 leave 64.
+    """
+    if rules.select is Select.DISABLED:
+        return current
+    floors = []
+    for policy in rules.policies:
+        start = _at_start(current, policy.period, ups, downs)
+        if policy.type is PolicyType.PODS:
+            floors.append(start - policy.value)
+        else:
+            floors.append(int(float(start) * (1 - float(policy.value) / 100)))
+    if rules.select is Select.MIN:
+        return max(floors, default=-MOST - 1)
+    return min(floors, default=MOST)
+
+
+def rate_limit(
+    current: int,
+    desired: int,
+    minimum: int,
+    maximum: int,
+    up: ScalingRules = SCALE_UP,
+    down: ScalingRules = SCALE_DOWN,
+    ups: Sequence[Event] = (),
+    downs: Sequence[Event] = (),
+) -> Limited:
+    """A stabilized size within the rate limits and bounds (convertDesiredReplicasWithBehaviorRate)."""
+    if desired > current:
+        limit = max(current, scale_up_limit(current, up, ups, downs))
+        top, condition = (limit, Condition.UP_LIMIT) if limit < maximum else (maximum, Condition.TOO_MANY)
+        if desired > top:
+            return Limited(top, condition)
+    elif desired < current:
+        limit = min(current, scale_down_limit(current, down, ups, downs))
+        floor, condition = (limit, Condition.DOWN_LIMIT) if limit > minimum else (minimum, Condition.TOO_FEW)
+        if desired < floor:
+            return Limited(floor, condition)
+    return Limited(desired, Condition.WITHIN)
+
+
+def legacy_rate_limit(current: int, desired: int, minimum: int, maximum: int) -> Limited:
+    """A size within bounds and the fixed limit of an HPA without `behavior` (convertDesiredReplicasWithRules).
+
+    At most twice the size, or 4, in one turn.
+    """
+    limit = int(max(_FACTOR * float(current), _LEAST))
+    top, condition = (limit, Condition.UP_LIMIT) if limit < maximum else (maximum, Condition.TOO_MANY)
+    if desired < minimum:
+        return Limited(minimum, Condition.TOO_FEW)
+    if desired > top:
+        return Limited(top, condition)
+    return Limited(desired, Condition.WITHIN)
+
+
+def stabilization(
+    current: int,
+    desired: int,
+    up_window: timedelta,
+    down_window: timedelta,
+    recommendations: Sequence[Recommended],
+) -> Stabilized:
+    """The size nearest to the present one within what was asked for lately (stabilizeRecommendationWithBehaviors).
+
+    Up to the least within the upper window, down to the greatest within the lower one. The last recommendation older
+    than both is replaced by the present one.
+    """
+    least = min([desired, *(seen.replicas for seen in recommendations if seen.age < up_window)])
+    greatest = max([desired, *(seen.replicas for seen in recommendations if seen.age < down_window)])
+    old = [index for index, seen in enumerate(recommendations) if seen.age > max(up_window, down_window)]
+    return Stabilized(min(max(current, least), greatest), _kept(desired, recommendations, old))
+
+
+def stabilization_down_only(desired: int, window: timedelta, recommendations: Sequence[Recommended]) -> Stabilized:
+    """The greatest size asked for within the window, for an HPA without `behavior` (stabilizeRecommendation)."""
+    greatest = max([desired, *(seen.replicas for seen in recommendations if seen.age <= window)])
+    old = [index for index, seen in enumerate(recommendations) if seen.age > window]
+    return Stabilized(greatest, _kept(desired, recommendations, old))
+
+
+def combined(current: int, proposals: Sequence[int | None]) -> int | None:
+    """The greatest size that a metric asks for, or None to hold the present one (computeReplicasForMetrics).
+
+    A metric that failed (None) forbids fewer replicas, and more where no other metric is left.
+    """
+    sizes = [size for size in proposals if size is not None]
+    if not sizes:
+        return None
+    size = max(sizes)
+    return None if len(sizes) < len(proposals) and size < current else max(size, 0)
+
+
+def controller(
+    current: int,
+    minimum: int,
+    maximum: int,
+    proposals: Sequence[int | None],
+    recommendations: Sequence[Recommended] | None = None,
+    behavior: tuple[ScalingRules, ScalingRules] | None = None,
+    ups: Sequence[Event] = (),
+    downs: Sequence[Event] = (),
+) -> Outcome:
+    """One turn of the controller (reconcileAutoscaler).
+
+    Args:
+        current: the size there is (spec.replicas).
+        minimum: minReplicas; the controller leaves a size of 0 alone unless this is 0.
+        maximum: maxReplicas.
+        proposals: what each metric asks for, None where it failed.
+        recommendations: those kept from the turn before; None: a controller that has just been started, which begins
+            its window with the present size.
+        behavior: the rules up and down; None: an HPA without `behavior`.
+        ups: changes of size upwards.
+        downs: changes of size downwards.
+    """
+    log = (Recommended(current, ZERO),) if recommendations is None else tuple(recommendations)
+    if current == 0 and minimum != 0:
+        return Outcome(0, Condition.DISABLED, None, stabilized=False, log=log)
+    if current > maximum:
+        return Outcome(maximum, Condition.ABOVE_MAXIMUM, None, stabilized=False, log=log)
+    if current < minimum:
+        return Outcome(minimum, Condition.BELOW_MINIMUM, None, stabilized=False, log=log)
+    desired = combined(current, proposals)
+    if desired is None:
+        return Outcome(current, Condition.HOLD, None, stabilized=False, log=log)
+    if behavior is None:
+        calm = stabilization_down_only(desired, LEGACY_WINDOW, log)
+        limited = legacy_rate_limit(current, calm.replicas, minimum, maximum)
+    else:
+        up, down = behavior
+        calm = stabilization(current, desired, up.window, down.window, log)
+        limited = rate_limit(current, calm.replicas, minimum, maximum, up, down, ups, downs)
+    return Outcome(limited.replicas, limited.condition, desired, calm.replicas != desired, calm.log)
+
+
+def _grouped(pods: Sequence[Pod], api: str) -> tuple[list[Pod], list[Pod], list[Pod]]:
+    """Pods whose metric counts, unready ones, and those without a metric."""
+    if all(pod.usage is None for pod in pods):
+        raise MetricError(f"no metrics returned from {api} metrics API")
+    if all(pod.state is PodState.UNLISTED for pod in pods):
+        raise MetricError("no pods returned by selector while calculating replica count")
+    told, unready, missing = [], [], []
+    for pod in pods:
+        if pod.state is PodState.IGNORED:
+            continue
+        if pod.state is PodState.PENDING:
+            unready.append(pod)
+        elif pod.usage is None or pod.state is PodState.MISSING:
+            missing.append(pod)
+        elif pod.state is PodState.UNREADY:
+            unready.append(pod)
+        else:
+            told.append(pod)
+    if not told:
+        raise MetricError("did not receive metrics for targeted pods (pods might be unready)")
+    return told, unready, missing
+
+
+def _count(pods: Iterable[Pod]) -> int:
+    return sum(pod.count for pod in pods)
+
+
+def _utilization(pods: Sequence[Pod], target: int) -> tuple[float, int, int]:
+    """Ratio to the target, percent of the request, average usage (GetResourceUtilizationRatio)."""
+    known = [pod for pod in pods if pod.state is not PodState.UNLISTED]
+    usage = sum((pod.usage or 0) * pod.count for pod in known)
+    requested = sum((pod.request or 0) * pod.count for pod in known)
+    if not requested:
+        raise MetricError("no metrics returned matched known pods")
+    percent = min(_divided(usage * 100, requested), MOST)
+    return float(percent) / float(target), percent, _divided(usage, _count(known))
+
+
+def _average(pods: Sequence[Pod], target: int) -> tuple[float, int]:
+    """Ratio to the target and average (GetMetricUsageRatio)."""
+    usage = _divided(sum((pod.usage or 0) * pod.count for pod in pods), _count(pods))
+    return float(usage) / float(target), usage
+
+
+def _rebalanced(current: int, before: float, ratio: float, count: int, tolerances: Tolerances) -> int:
+    """The size once silent pods are filled in; where that turns the direction round, the present one."""
+    if tolerances.hold(ratio) or (before < 1.0 < ratio) or (ratio < 1.0 < before):
+        return current
+    size = _size(ratio * count)
+    turned = size > current if ratio < 1.0 else size < current
+    return current if turned else size
+
+
+def _at_start(current: int, period: timedelta, ups: Sequence[Event], downs: Sequence[Event]) -> int:
+    """The size at the start of a period."""
+    return current - change_within(period, ups) + change_within(period, downs)
+
+
+def _kept(desired: int, recommendations: Sequence[Recommended], old: Sequence[int]) -> tuple[Recommended, ...]:
+    """The recommendations with the present one, in place of the last old one."""
+    log = list(recommendations)
+    if old:
+        log[old[-1]] = Recommended(desired, ZERO)
+    else:
+        log.append(Recommended(desired, ZERO))
+    return tuple(log)
+
+
+def _divided(number: int, by: int) -> int:
+    """A quotient of whole numbers that drops the fraction on either side of zero, as Go's does."""
+    quotient = abs(number) // by
+    return quotient if number >= 0 else -quotient
+
+
+def _size(number: float) -> int:
+    """Rounded up, at most the largest size; a conversion that does not fit is undefined in Go."""
+    return min(math.ceil(number), MOST)
