@@ -106,7 +106,7 @@ def _points(path: Path, rows: Iterable[Sequence[str]]) -> list[Point]:
     for line, row in enumerate(rows, 1):
         if line == 1:
             if tuple(cell.strip() for cell in row) != HEADER:
-                raise LoadError(f"{path}:1: is {','.join(row)!r}, expected the header {','.join(HEADER)!r}")
+                raise LoadError(f"{path}:1: is {','.join(row)!r}, expected the header {','.join(HEADER)}")
             continue
         if not row:
             continue
@@ -119,7 +119,7 @@ def _points(path: Path, rows: Iterable[Sequence[str]]) -> list[Point]:
             raise LoadError(f"{path}:{line}: t_seconds: is {at:g} after {points[-1][0]:g}, expected to increase")
         points.append((at, value))
     if not line:
-        raise LoadError(f"{path}:1: is empty, expected the header {','.join(HEADER)!r}")
+        raise LoadError(f"{path}:1: is empty, expected the header {','.join(HEADER)}")
     return points
 
 

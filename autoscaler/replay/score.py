@@ -7,7 +7,7 @@ when the position passes it for good: what a restart goes back over is not done 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -154,19 +154,7 @@ def needed(arrivals: Sequence[float], one: float, exponent: float) -> list[int]:
     able = [0.0]
     while able[-1] < top:
         able.append(one * len(able) ** exponent * (1 + _EXACT))
-    # `able[n]` is of size n: the first that is at least the rate is where the rate would be put in from the left.
-    return [max(1, _first_not_below(able, records / STEP)) for records in arrivals]
-
-
-def _first_not_below(ordered: Sequence[float], value: float) -> int:
-    low, high = 0, len(ordered) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if ordered[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return [max(1, bisect_left(able, records / STEP)) for records in arrivals]
 
 
 def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
@@ -175,44 +163,63 @@ def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
     Within a step records come evenly. `position` is what has been processed; it goes back where a restart does.
     """
     come = list(accumulate(arrivals))
-    slack = _EXACT * (come[-1] if come else 0.0)
+    slack = _slack(come)
     found = []
     for step, (total, done) in enumerate(zip(come, position, strict=True)):
-        found.append(0.0 if done >= total - slack else (step + 1) * STEP - _came_at(come, done))
+        found.append(0.0 if done >= total - slack else (step + 1) * STEP - _next_came(come, done))
     return found
 
 
-def _came_at(come: Sequence[float], position: float) -> float:
+def _slack(come: Sequence[float]) -> float:
+    return _EXACT * (come[-1] if come else 0.0)
+
+
+def _next_came(come: Sequence[float], position: float) -> float:
     """When the first record after a position came, in seconds; there must be one."""
-    step = bisect_right(come, position)
+    return _at(come, bisect_right(come, position), position)
+
+
+def _last_came(come: Sequence[float], position: float) -> float:
+    """When the last record before a position came, in seconds; there must be one."""
+    return _at(come, bisect_left(come, position), position)
+
+
+def _at(come: Sequence[float], step: int, position: float) -> float:
+    """When a position was reached, which is in that step."""
     before = come[step - 1] if step else 0.0
     return (step + (position - before) / (come[step] - before)) * STEP
 
 
 def delays(arrivals: Sequence[float], position: Sequence[float]) -> list[tuple[float, float]]:
-    """(delay in seconds, records) from when records came until they were processed for good, for each step.
+    """(delay in seconds, records) from when records came until they were processed for good.
 
-    Within a step records are done evenly, and those of a step count with their mean delay. Those that still wait at
-    the end count with their age: the run was not better for being over.
+    Within a step records come, and are done, evenly: those that waited at its beginning count with their mean delay,
+    and so do those that have come in it. What still waits at the end counts with its age: no run is better for being
+    over.
     """
     come = list(accumulate(arrivals))
-    if not come:
-        return []
-    slack = _EXACT * come[-1]
-    good = list(accumulate(reversed(position), min))
+    slack = _slack(come)
+    good = list(accumulate(reversed(list(map(min, come, position))), min))
     good.reverse()
     found = []
-    before = 0.0
-    since = 0.0  # age of the first record after `before`
-    for step, done in enumerate(good):
-        now = (step + 1) * STEP
-        late = 0.0 if done >= come[step] - slack else now - _came_at(come, done)
-        if done > before:
-            found.append(((since + late) / 2, done - before))
-        before, since = done, late
-    left = come[-1] - before
+    before = earlier = 0.0
+    for step, (total, done) in enumerate(zip(come, good, strict=True)):
+        records = done - before
+        if records > slack:
+            if before >= earlier - slack and done >= total - slack:
+                found.append((0.0, records))
+            else:
+                begin, pace = step * STEP, STEP / records
+                for low, high in pairwise((before, earlier, done) if before < earlier < done else (before, done)):
+                    first = begin + (low - before) * pace - _next_came(come, low)
+                    last = begin + (high - before) * pace - _last_came(come, high)
+                    found.append((max(0.0, (first + last) / 2), high - low))
+            before = done
+        earlier = total
+    left = earlier - before
     if left > slack:
-        found.append((since / 2, left))
+        first, last = _next_came(come, before), _last_came(come, earlier)
+        found.append((len(come) * STEP - (first + last) / 2, left))
     return found
 
 
