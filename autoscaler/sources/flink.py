@@ -15,7 +15,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -50,6 +50,8 @@ BLIND_WINDOWS = 4
 UNSATURATED = 0.9
 COMPLETE = 0.05  # how far a count of subtasks may be from a whole number
 NO_TIME = 2.0**62  # Flink's watermarks before the first and after the last record
+KAFKA, PULSAR = ".KafkaSourceReader.topic.", ".PulsarConsumer."
+SHOWN = 80  # names of vertices can be as long as an SQL statement
 
 
 class Metric(StrEnum):
@@ -63,6 +65,7 @@ class Metric(StrEnum):
     CAPACITY = "capacity"
     REQUIRED_PARALLELISM = "required_parallelism"
     REQUIRED_SLOTS = "required_slots"
+    VERTICES = "vertices"
     BUSY = "busy"
     IDLE = "idle"
     BACKPRESSURED = "backpressured"
@@ -95,13 +98,14 @@ class FlinkQuery:
 
     Attributes:
         metric: lag, arrivals, throughput, saturation, utilization, capacity, required_parallelism, required_slots; of
-            a vertex busy, idle, backpressured, records_in, records_out, true_rate; of time watermark_lag, event_lag,
-            source_idle; of the TaskManagers heap, gc, cpu; of checkpoints checkpoint_duration, checkpoint_age.
+            every vertex at once vertices; of one busy, idle, backpressured, records_in, records_out, true_rate; of
+            time watermark_lag, event_lag, source_idle; of the TaskManagers heap, gc, cpu; of checkpoints
+            checkpoint_duration, checkpoint_age.
         vertex: which vertex: its id, its name, or a part of its name that no other has; busy, idle and backpressured
             without it are those of the vertex that has most. Default: none.
         aggregate: over the subtasks of a vertex avg, max (the hottest) or min; for busy, idle, backpressured,
-            capacity, required_parallelism, required_slots and true_rate. Default: max for the last four, as in
-            Flink's own autoscaler, else avg.
+            capacity, required_parallelism, required_slots, true_rate and vertices. Default: max for the last five, as
+            in Flink's own autoscaler, else avg.
         utilization: how busy the busiest vertex may be, above 0 to 1, for required_parallelism and required_slots;
             default 0.7.
         catch_up: in what time the lag, and what piles up during a restart, is to be gone, for required_parallelism
@@ -134,7 +138,7 @@ class FlinkQuery:
     @property
     def aggregator(self) -> rules.Aggregator:
         """How busy times of subtasks become one."""
-        hottest = self.metric in {Metric.CAPACITY, Metric.TRUE_RATE, *OF_NEED}
+        hottest = self.metric in {Metric.CAPACITY, Metric.TRUE_RATE, Metric.VERTICES, *OF_NEED}
         return rules.Aggregator((self.aggregate or ("max" if hottest else "avg")).upper())
 
 
@@ -175,12 +179,14 @@ class Track:
         samples: oldest first, of one run, without a step backwards.
         missing: why it cannot be measured now; empty when it can.
         over: whether all its subtasks have come to their end.
+        partitions: of the log that it reads; 0: none, or it does not tell.
     """
 
     vertex: Vertex
     samples: Sequence[Sample] = ()
     missing: str = ""
     over: bool = False
+    partitions: int = 0
 
     @property
     def last(self) -> Sample:
@@ -429,6 +435,7 @@ class Work:
     rates: Mapping[str, rules.Rates]
     targets: Mapping[str, rules.TargetRate]
     true_rates: Mapping[str, float]
+    sources: frozenset[str]
 
 
 def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], rules.TargetRate]) -> Work:
@@ -444,7 +451,7 @@ def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], ru
         graph = rules.Graph(tuple(alive), edges)
     except ValueError as error:
         raise AnswerError(f"the plan of the job makes no sense: {error}") from None
-    sources = {track.vertex.id for track in seen.sources}
+    sources = frozenset(track.vertex.id for track in seen.sources)
     rates: dict[str, rules.Rates] = {}
     true_rates: dict[str, float] = {}
     targets: dict[str, rules.TargetRate] = {}
@@ -457,7 +464,7 @@ def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], ru
         if source:
             targets[vertex] = target(track, query)
     ratios = rules.output_ratios(graph, rates)
-    return Work(graph, rates, rules.target_rates(graph, targets, ratios), true_rates)
+    return Work(graph, rates, rules.target_rates(graph, targets, ratios), true_rates, sources)
 
 
 def _taken(track: Track, _: FlinkQuery) -> rules.TargetRate:
@@ -531,6 +538,50 @@ def _needed(seen: Seen, query: FlinkQuery) -> dict[str, int]:
     if not needed:
         raise AnswerError("no vertex tells what it could process")
     return needed
+
+
+def vertices(seen: Seen, _: FlinkQuery) -> float:
+    """Vertices that still run; what is known of each is in `parts`."""
+    return float(len(_some(seen.alive)))
+
+
+def parts(seen: Seen, query: FlinkQuery) -> dict[str, dict[str, float]]:
+    """What Flink's autoscaler knows of each vertex, by its name and id; what is not known is left out.
+
+    A vertex that is over has only its slot sharing group and its key groups: it is deployed anew with the others.
+    """
+    known = work(seen, query, _taken)
+    ratios = rules.output_ratios(known.graph, known.rates)
+    groups: dict[str | None, int] = {}
+    found: dict[str, dict[str, float]] = {}
+    for vertex in seen.job.vertices:
+        numbers = {
+            "group": float(groups.setdefault(vertex.slot_sharing_group, len(groups))),
+            "max_parallelism": float(vertex.max_parallelism) if vertex.max_parallelism > 0 else math.nan,
+        }
+        track = seen.tracks[vertex.id]
+        if not track.over:
+            numbers |= _measured(track, known, query) | {"keyed": float(vertex.id in seen.job.hashed)}
+            numbers |= {f"from:{start}": ratios[start, vertex.id] for start in known.graph.inputs(vertex.id)}
+        name = f"{vertex.name[:SHOWN]} ({vertex.id})"
+        found[name] = {key: number for key, number in numbers.items() if math.isfinite(number)}
+    return found
+
+
+def _measured(track: Track, known: Work, query: FlinkQuery) -> dict[str, float]:
+    vertex = track.vertex.id
+    pending = waiting(track) if vertex in known.sources and track.last.pending is not None else math.nan
+    return {
+        "parallelism": float(track.last.count),
+        "source": float(vertex in known.sources),
+        "partitions": float(track.partitions),
+        "records_in": known.rates[vertex].records_in,
+        "records_out": known.rates[vertex].records_out,
+        "busy": busy(track, query.aggregator),
+        "backpressured": held(track),
+        "true_rate": known.true_rates[vertex],
+        "lag": pending,
+    }
 
 
 def _finite(value: float, what: str) -> float:
@@ -644,6 +695,7 @@ PURE: dict[Metric, Callable[[Seen, FlinkQuery], float]] = {
     Metric.CAPACITY: capacity,
     Metric.REQUIRED_PARALLELISM: required_parallelism,
     Metric.REQUIRED_SLOTS: required_slots,
+    Metric.VERTICES: vertices,
     Metric.BUSY: _share(BUSY, NOW_BUSY),
     Metric.IDLE: _share(IDLE, NOW_IDLE),
     Metric.BACKPRESSURED: _share(HELD, NOW_HELD),
@@ -677,6 +729,25 @@ def wanted(names: frozenset[str]) -> frozenset[str]:
         ):
             found.add(name)
     return frozenset(found)
+
+
+def partitions(names: Iterable[str]) -> int:
+    """Partitions that a source reads, by the names of its metrics: `updateKafkaPulsarSourceNumPartitions`.
+
+    Only Flink's connectors for Kafka and Pulsar tell; 0 for any other.
+    """
+    found: set[tuple[str, str]] = set()
+    for name in names:
+        if KAFKA in name and name.endswith(".currentOffset"):
+            topic, _, number = name.partition(KAFKA)[2].removesuffix(".currentOffset").rpartition(".partition.")
+        elif PULSAR in name and name.endswith(".numMsgsReceived"):
+            topic, _, rest = name.partition(PULSAR)[2].rpartition("-partition-")
+            number = rest.partition(".")[0]
+        else:
+            continue
+        if topic and number.isdecimal():
+            found.add((topic, number))
+    return len(found)
 
 
 def sample(metrics: Mapping[str, Aggregate], at: float, expected: int) -> Sample | str:
@@ -775,6 +846,7 @@ class FlinkSource:
         self._run: tuple[object, ...] = ()
         self._samples: dict[str, deque[Sample]] = {}
         self._names: dict[str, tuple[float, frozenset[str]]] = {}
+        self._partitions: dict[str, int] = {}
         self._looking: asyncio.Task[Look] | None = None
         self._asked: datetime | None = None
         self._missed = False
@@ -798,7 +870,8 @@ class FlinkSource:
         value = PURE[metric](seen, query)
         if not math.isfinite(value) or value < 0:
             raise AnswerError(f"job {seen.job.name!r}: {metric} came out as {value}")
-        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - at)))
+        known = parts(seen, query) if metric is Metric.VERTICES else {}
+        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - at)), parts=known)
 
     async def _seen(self, metric: Metric, now: datetime) -> tuple[Seen, float]:
         if metric in OF_WORKERS:
@@ -856,6 +929,7 @@ class FlinkSource:
             self._run = run
             self._samples.clear()
             self._names.clear()
+            self._partitions.clear()
         tracks = await asyncio.gather(*(self._track(job, vertex, at) for vertex in job.vertices))
         # A TaskManager that hangs keeps its last figures: they are no younger for being gathered again.
         seen = [track.samples[-1].at for track in tracks if track.samples]
@@ -878,13 +952,14 @@ class FlinkSource:
             if blind or not follows(last, found):
                 samples.clear()  # what was done while nobody could look, or another life of its subtasks
             elif found.clock is not None and found.clock == last.clock:
-                return Track(vertex, tuple(samples))  # the JobManager has gathered nothing new since
+                # the JobManager has gathered nothing new since
+                return Track(vertex, tuple(samples), partitions=self._partitions.get(vertex.id, 0))
             else:
                 samples[-1] = slim(last)
         samples.append(found)
         while len(samples) > 2 and samples[1].at <= at - self._window:  # noqa: PLR2004 - a rate lies between two
             samples.popleft()
-        return Track(vertex, tuple(samples))
+        return Track(vertex, tuple(samples), partitions=self._partitions.get(vertex.id, 0))
 
     async def _metrics(self, job: Job, vertex: Vertex) -> Mapping[str, Aggregate]:
         """What its subtasks report; the names are asked for again when they have gone, or may have come."""
@@ -894,9 +969,12 @@ class FlinkSource:
             found = await self._api.vertex_metrics(job.jid, vertex.id, kept[1])
             if found:
                 return found
-        names = wanted(await self._api.vertex_metric_names(job.jid, vertex.id))
+        known = await self._api.vertex_metric_names(job.jid, vertex.id)
+        names = wanted(known)
         if not names:
             return {}
+        if vertex in job.sources:
+            self._partitions[vertex.id] = partitions(known)
         lazy = vertex in job.sources and not any(name.endswith("." + PENDING) for name in names)
         self._names[vertex.id] = (now - (NAMES_KEPT - NAMES_TRIED if lazy else 0), names)
         return await self._api.vertex_metrics(job.jid, vertex.id, names)

@@ -22,6 +22,7 @@ from autoscaler.sources.flink import (
     Metric,
     Sample,
     follows,
+    partitions,
     sample,
     wanted,
 )
@@ -541,6 +542,125 @@ async def test_a_vertex_is_found_by_its_id_its_name_or_a_part_of_it(rig: Rig) ->
         await rig.collect("busy", vertex="map")
     with pytest.raises(AnswerError, match="3 vertices named 'r'"):
         await rig.collect("busy", vertex="r")
+
+
+# every vertex at once
+
+
+async def vertices(rig: Rig, **query: Any) -> tuple[float, dict[str, dict[str, float]]]:
+    """Their number, and what is known of each by its name."""
+    reading = await rig.collect("vertices", **query)
+    assert isinstance(reading.value, float)
+    assert reading.finite()
+    return reading.value, {name.rpartition(" (")[0]: dict(numbers) for name, numbers in reading.parts.items()}
+
+
+async def test_the_numbers_of_every_vertex_come_at_once(rig: Rig) -> None:
+    for vertex, most in ((SOURCE, 90), (WORK, 128), (SUM, 128)):
+        rig.flink.vertex(vertex)["maxParallelism"] = most
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 1000)
+    await rig.steady({SOURCE: 40, WORK: 40, SUM: 400}, SHARES)
+    count, found = await vertices(rig)
+    assert count == 3
+    total = next(numbers for name, numbers in found.items() if name.startswith("sum"))
+    assert found["Source: numbers"] == {
+        "group": 0,
+        "max_parallelism": 90,
+        "parallelism": rig.flink.subtasks(SOURCE),
+        "source": 1,
+        "partitions": 0,
+        "records_in": pytest.approx(40),
+        "records_out": pytest.approx(40),
+        "busy": pytest.approx(SHARES[SOURCE][0]),
+        "backpressured": pytest.approx(SHARES[SOURCE][1]),
+        "true_rate": pytest.approx(await rig.value("true_rate", vertex="numbers")),
+        "lag": 1000,
+        "keyed": 0,
+    }
+    assert (total["keyed"], total["source"], "lag" in total, "records_out" in total) == (1, 0, False, False)
+    assert total[f"from:{WORK}"] == pytest.approx(10)
+    assert found["work"][f"from:{SOURCE}"] == pytest.approx(1)
+
+
+async def test_a_vertex_of_every_vertex_is_named_with_its_id(rig: Rig) -> None:
+    rig.flink.vertex(WORK)["name"] = "select " + "x" * 1000
+    await rig.steady(RATES, SHARES)
+    names = [*(await rig.collect("vertices")).parts]
+    assert names[0] == f"Source: numbers ({SOURCE})"
+    assert names[1] == f"select {'x' * 73} ({WORK})"
+
+
+async def test_the_hottest_subtask_counts_for_every_vertex_unless_told_otherwise(rig: Rig) -> None:
+    for _ in range(2):
+        rig.flink.pass_time(10, RATES, SHARES)
+        rig.flink.report(WORK, "busyTimeMsPerSecond", 1600, most=1000)
+        rig.tick()
+        await rig.collect("lag")
+    assert (await vertices(rig))[1]["work"]["busy"] == pytest.approx(1.0)
+    assert (await vertices(rig, aggregate="avg"))[1]["work"]["busy"] == pytest.approx(0.8)
+
+
+async def test_slot_sharing_groups_are_numbered_and_a_vertex_that_is_over_keeps_its_own(rig: Rig) -> None:
+    for vertex, group in ((SOURCE, "a"), (WORK, "a"), (SUM, "b")):
+        rig.flink.vertex(vertex)["slotSharingGroupId"] = group
+        rig.flink.vertex(vertex)["maxParallelism"] = -1
+    await rig.steady(RATES, SHARES)
+    tasks = rig.flink.vertex(SUM)["tasks"]
+    tasks["RUNNING"], tasks["FINISHED"] = 0, tasks["RUNNING"]
+    rig.tick()
+    count, found = await vertices(rig)
+    assert count == 2
+    assert [numbers["group"] for numbers in found.values()] == [0, 0, 1]
+    assert [numbers for name, numbers in found.items() if name.startswith("sum")] == [{"group": 1}]
+
+
+async def test_what_one_vertex_does_not_tell_is_left_out_of_its_numbers(rig: Rig) -> None:
+    del rig.flink.metrics[SOURCE]["Source__numbers.pendingRecords"]
+    for _ in range(2):
+        rig.flink.pass_time(10, RATES, SHARES)
+        for name in (BUSY, "busyTimeMsPerSecond"):
+            rig.flink.report(WORK, name, math.nan)
+        rig.tick()
+        await rig.collect("throughput")
+        await asyncio.sleep(1.05)  # without busy time there is no clock but ours, and rates need a second of it
+    _, found = await vertices(rig)
+    assert "lag" not in found["Source: numbers"]
+    assert not {"busy", "true_rate"} & found["work"].keys()
+    assert {"records_in", "parallelism", "max_parallelism"} <= found["work"].keys()
+
+
+async def test_a_vertex_that_cannot_be_measured_makes_all_of_them_missing(rig: Rig) -> None:
+    await rig.steady(RATES, SHARES)
+    rig.flink.pass_time(10, RATES, SHARES)
+    rig.flink.report(SOURCE, "Source__numbers.pendingRecords", -5)
+    rig.tick()
+    with pytest.raises(AnswerError, match="pendingRecords"):
+        await rig.collect("vertices")
+
+
+async def test_a_source_tells_how_many_partitions_it_reads(rig: Rig) -> None:
+    for number in range(6):
+        rig.flink.report(SOURCE, f"Source__numbers.KafkaSourceReader.topic.orders.partition.{number}.currentOffset", 7)
+    await rig.steady(RATES, SHARES)
+    assert (await vertices(rig))[1]["Source: numbers"]["partitions"] == 6
+    assert (await vertices(rig))[1]["work"]["partitions"] == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([], 0),
+        (["Source__x.KafkaSourceReader.topic.a.partition.0.currentOffset"] * 2, 1),
+        ([f"Source__x.KafkaSourceReader.topic.{topic}.partition.1.currentOffset" for topic in "ab"], 2),
+        ([f"x.KafkaSourceReader.topic.a.partition.b.partition.{number}.currentOffset" for number in range(3)], 3),
+        ([f"x.PulsarConsumer.persistent://p/t-partition-{number}.c.numMsgsReceived" for number in range(4)], 4),
+        (["x.KafkaSourceReader.topic.a.partition.0.committedOffset", "x.KafkaSourceReader.topic.a.currentOffset"], 0),
+        (["x.KafkaSourceReader.topic.a.partition.one.currentOffset", "KafkaSourceReader.commitsFailed"], 0),
+        (["x.PulsarConsumer.persistent://p/t.c.numMsgsReceived", "numRecordsIn"], 0),
+    ],
+)
+def test_partitions_are_counted_by_the_names_of_metrics(names: list[str], expected: int) -> None:
+    assert partitions(names) == expected
 
 
 async def test_all_metrics_of_a_tick_cost_one_look(rig: Rig) -> None:
