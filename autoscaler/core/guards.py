@@ -321,7 +321,7 @@ def bounds(s: Situation, size: int) -> Verdict:
     """
     limits = s.spec.limits
     if s.excluded:
-        if size == s.current:
+        if size == s.current and limits.minimum <= size <= limits.maximum:
             return _passed(Reason.BOUNDS, size)
         return Verdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, f"nothing may change: {s.excluded}")
     after = max(limits.minimum, min(size, limits.maximum))
