@@ -9,6 +9,7 @@ import pytest
 
 from autoscaler.config import load
 from autoscaler_policies.backlog_drain import BacklogDrain
+from autoscaler_policies.schedule import Exclusion, Schedule, Window
 from autoscaler_policies.target_tracking import Mode, TargetTracking
 from autoscaler_policies.threshold import Aggregate, Rule, Threshold
 
@@ -41,6 +42,14 @@ WRITTEN = {
         ),
         down=(Rule("cpu", below=0.3, hold=timedelta(minutes=10), aggregate=Aggregate.MAX),),
     ),
+    "calendar": Schedule(
+        (
+            Window("office hours", "0 8 * * 1-5", "0 18 * * 1-5", min=4),
+            Window("sale", "0 6 27 11 *", duration=timedelta(hours=18), min=10, max=40),
+        ),
+        (Exclusion("deploy", "30 9 * * tue", duration=timedelta(minutes=20)),),
+        "Europe/Berlin",
+    ),
 }
 
 
@@ -54,7 +63,7 @@ def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -
     assert found == WRITTEN
 
 
-@pytest.mark.parametrize("policy", [BacklogDrain, TargetTracking, Threshold, Rule])
+@pytest.mark.parametrize("policy", [BacklogDrain, TargetTracking, Threshold, Rule, Schedule, Window, Exclusion])
 def test_every_parameter_is_on_the_page_and_in_the_docstring(policy: type) -> None:
     for field in dataclasses.fields(policy):
         assert f"`{field.name}`" in PAGE
