@@ -357,12 +357,12 @@ def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
             asked["policy"],
             "-" if asked["replicas"] is None else str(asked["replicas"]),
             asked["reason"],
-            ", ".join(f"{name} {number(float(value))}" for name, value in asked["inputs"].items()) or "-",
             asked["detail"] or "-",
+            ", ".join(f"{name} {number(float(value))}" for name, value in asked["inputs"].items()) or "-",
         )
         for asked in recommendations
     ]
-    _table(("policy", "size", "reason", "numbers", "why"), rows)
+    _table(("policy", "size", "reason", "why", "numbers"), rows)
 
 
 def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
@@ -380,8 +380,6 @@ def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
 
 
 def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
-    from autoscaler.core.explain import span
-
     if not any(seen["phases"] for seen in durations.values()):
         _say("", "How long a rescale takes was not learned yet: none has settled.")
         return
@@ -390,10 +388,17 @@ def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
     for direction, seen in durations.items():
         for phase, took in seen["phases"].items():
             last = "the last one" if took["samples"] == 1 else f"median of the last {took['samples']}"
-            rows.append((direction, phase.replace("_", " "), span(took["median"]), last))
+            rows.append((direction, phase.replace("_", " "), _took(took["median"]), last))
         if seen["restart"] is not None:
-            rows.append((direction, "until it runs", span(seen["restart"]), "all phases but catching up"))
+            rows.append((direction, "until it runs", _took(seen["restart"]), "all phases but catching up"))
     _table(("direction", "phase", "takes", "by"), rows)
+
+
+def _took(seconds: float) -> str:
+    from autoscaler.core.explain import number, span
+
+    # Below that the rounding to whole seconds hides what there is to see.
+    return f"{number(seconds)} s" if seconds < 10 else span(seconds)  # noqa: PLR2004
 
 
 def _show_memory(memory: dict[str, dict[str, dict[str, float]]]) -> None:

@@ -371,10 +371,10 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     teach(
         house,
         capacity={
-            2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7),
             12: SizeCapacity(98765.4, daemon.utc(), 1),
+            2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7),
         },
-        durations={Direction.UP: {Phase.READY: (70.0, 90.0), Phase.CAUGHT_UP: (600.0,)}},
+        durations={Direction.UP: {Phase.READY: (70.0, 90.0), Phase.RUNNING: (0.25,), Phase.CAUGHT_UP: (600.0,)}},
         memory={
             "adaptive": {
                 "capacity.12.rate": 98765.4,
@@ -390,10 +390,11 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     lines = [re.split(r"  +", line) for line in text.splitlines()]
     assert lines[1][0] == "a"
     assert lines[1][5] == "1-10"
-    assert ["per-replica", "3", "steady", "load 300", "300 needs 3"] in lines
-    assert ["2", "200.5", "1 h ago", "7 times"] in lines
-    assert ["12", "98765", "just now", "1 time"] in lines
+    assert ["per-replica", "3", "steady", "300 needs 3", "load 300"] in lines
+    first = lines.index(["2", "200.5", "1 h ago", "7 times"])
+    assert lines[first + 1] == ["12", "98765", "just now", "1 time"]
     assert ["up", "ready", "1 min 20 s", "median of the last 2"] in lines
+    assert ["up", "running", "0.25 s", "the last one"] in lines
     assert ["up", "caught up", "10 min", "the last one"] in lines
     assert ["up", "until it runs", "1 min 20 s", "all phases but catching up"] in lines
     memory = [line for line in lines if line[0] == "adaptive"]
