@@ -2,8 +2,9 @@
 
 Dynamic programming over steps. Cost is a whole number of worker-steps, so `backlog[n][c]` is the least backlog that
 can be had with n workers at cost c, and less backlog at the same size and cost is never worse: nothing is rounded.
-From i to j workers the job loses some seconds of work. New workers are asked for in time and not billed while they
-start, capacity has no noise, and nothing breaks: no rule can be expected to reach it.
+From i to j workers the job loses some seconds of work, charged at once also where they are more than a step. Workers
+that start are billed before they work, as the plant bills them. They are asked for in time, capacity has no noise, no
+record is processed twice and nothing breaks: no rule can be expected to reach it.
 """
 
 from __future__ import annotations
