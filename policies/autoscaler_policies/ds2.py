@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.flink import Graph
+from autoscaler.core.flink import Graph, propagate
 from autoscaler.core.model import ZERO, Reason, Recommendation, View
 from autoscaler_policies.answer import finite, missing, plain, replicas, sized
 from autoscaler_policies.measured import busy, each, moving, slots_in_use, total, warm_since
 
 MOST = 1_000_000  # more instances than this are no answer but a rate next to nothing
-PARTS = ("parallelism", "true_rate", "target_rate")  # what is read of each vertex
 EXACT = 1 - 1e-12  # a product like 21.000000000000004 is a whole number that floats could not hold
 
 
@@ -37,44 +36,54 @@ class Operator:
     output: float = 0.0
 
 
-def optimal(graph: Graph, operators: Mapping[str, Operator], sources: Mapping[str, float]) -> dict[str, float]:
-    """Instances that every operator but the sources needs, not rounded: one pass from the sources to the sinks.
+def optimal(
+    graph: Graph,
+    operators: Mapping[str, Operator],
+    sources: Mapping[str, float],
+    ratios: Mapping[tuple[str, str], float] | None = None,
+) -> dict[str, float]:
+    """Instances that every operator needs, not rounded: one pass from the sources to the sinks.
 
-    An operator needs what comes in divided by the true processing rate of one instance, and gives out its true output
-    rate times what it needs over what it has. All of that goes along each of its edges. Equations 7 and 8 of the paper;
-    `evaluate_scaling_policy_at_epoch` in the code.
+    An operator needs what comes in divided by the true processing rate of one instance. It gives out its true output
+    rate times what it needs over what it has, which is what comes in times true output rate over true processing rate.
+    Equations 7 and 8 of the paper; `evaluate_scaling_policy_at_epoch` in the code.
 
     Args:
         graph: the operators and what sends to what.
-        operators: what was measured of each that is no source.
+        operators: what was measured of each. The paper leaves sources as they are: give none for them.
         sources: records/s that each source is to give out.
+        ratios: records sent along each edge for one that comes in. None, as in the paper: all that an operator gives
+            out goes along each of its edges.
 
     Returns:
         Instances by operator; NaN where what is needed for it is not known.
     """
-    coming = dict.fromkeys(graph.order, 0.0)
-    found: dict[str, float] = {}
-    for vertex in graph.order:
-        if graph.inputs(vertex):
-            seen = operators.get(vertex) or Operator(1, math.nan)
-            found[vertex] = needed = instances(coming[vertex], seen.processing, seen.instances)
-            going = seen.output * (needed / seen.instances)
-        else:
-            going = sources.get(vertex, math.nan)
-        for end in graph.outputs(vertex):
-            coming[end] += going
-    return found
+    if ratios is None:
+        ratios = {(start, end): _given_out(operators.get(start), start in sources) for start, end in graph.edges}
+    coming = propagate(graph, sources, ratios)
+    return {
+        vertex: instances(coming[vertex], operators[vertex].processing, operators[vertex].instances)
+        for vertex in graph.order
+        if vertex in operators
+    }
+
+
+def _given_out(operator: Operator | None, source: bool) -> float:
+    """Records given out for each that comes in; what a source gives out is what it is said to."""
+    if source:
+        return 1.0
+    return operator.output / operator.processing if operator is not None and operator.processing > 0 else math.nan
 
 
 def instances(coming: float, processing: float, count: int) -> float:
     """Instances that process `coming` records/s where `count` of them have the true rate `processing` together.
 
-    NaN when the rate is not known: nobody knows what an operator could do that has done nothing.
+    NaN when a rate is not known: nobody knows what an operator could do that has done nothing.
     """
     if not coming:
         return 0.0
     each_one = processing / count if count > 0 else math.nan
-    return min(coming / each_one, MOST) if each_one > 0 else math.nan
+    return min(coming / each_one, MOST) if coming > 0 and each_one > 0 else math.nan
 
 
 def level(needed: float, factor: float) -> int:
@@ -110,9 +119,59 @@ class _Found:
     true: float
 
 
+@dataclass(slots=True)
+class _Job:
+    """A job as the parts of a reading tell it; `groups` of its vertices (slot sharing groups) share no slots."""
+
+    graph: Graph
+    operators: dict[str, Operator]
+    sources: dict[str, float]
+    ratios: dict[tuple[str, str], float]
+    groups: int
+
+
+def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | None:
+    """Vertices, edges and rates from the metric `vertices` of Flink; None where they make no job.
+
+    What arrives is divided among the sources as they take it in now. A source that does not tell its true rate, as
+    legacy ones, is left as it is, as the paper leaves all sources.
+    """
+    # A vertex is named by its name and its id, `Map (cbc357ccb763df2852fee8c4fc7d55f2)`; edges by ids alone.
+    running = {
+        name.rpartition(" (")[2].removesuffix(")"): part
+        for name, part in parts.items()
+        if 1 <= part.get("parallelism", 0.0) <= MOST
+    }
+    ratios = {
+        (key.removeprefix("from:"), vertex): ratio
+        for vertex, part in running.items()
+        for key, ratio in part.items()
+        if key.startswith("from:")
+    }
+    try:
+        graph = Graph(tuple(running), tuple(ratios))
+    except ValueError:
+        return None
+    taken = {vertex: running[vertex].get("records_in", 0.0) for vertex in graph.sources}
+    together = sum(taken.values())
+    if len(taken) == 1:
+        sources = dict.fromkeys(taken, arrivals)
+    elif together > 0 and min(taken.values()) >= 0:
+        sources = {vertex: arrivals * (rate / together) for vertex, rate in taken.items()}
+    else:
+        return None
+    operators = {
+        vertex: Operator(int(part["parallelism"]), part.get("true_rate", math.nan))
+        for vertex, part in running.items()
+        if vertex not in sources or "true_rate" in part
+    }
+    groups = len({part.get("group", 0.0) for part in parts.values()})
+    return _Job(graph, operators, sources, ratios, groups)
+
+
 @dataclass(frozen=True, slots=True)
 class Ds2:
-    """The rule of DS2: slots = arrivals / true rate of a slot, for each vertex where there are readings of vertices.
+    """The rule of DS2: slots = arrivals / true rate of a slot, for each vertex where the vertices are read.
 
     The true rate is what would be processed if nothing ever waited: throughput divided by the busy share. It decides
     every `interval`, not during the first `warm_up` intervals after a rescale or restart, and stands by a decision
@@ -129,8 +188,8 @@ class Ds2:
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
         utilization: name of the metric with the busy share, 0 to 1, of all replicas or of each.
-        vertices: name of a metric with parts that have the numbers of each vertex; it may be absent. Then the job
-            counts as one vertex.
+        vertices: name of the metric with the numbers of each vertex (`vertices` of the source flink); it may be
+            absent, then the job counts as one vertex.
     """
 
     interval: timedelta = timedelta(seconds=60)
@@ -199,10 +258,9 @@ class Ds2:
         if absent:
             return missing(view, *absent)
         memory = view.memory
-        slots = memory.get("slots")
-        if slots is None:
+        if not all(name in memory for name in ("decisions", "slots", "arrivals", "true_rate")):
             return self._undecided(view)
-        arrivals, true = memory["arrivals"], memory["true_rate"]
+        slots, arrivals, true = memory["slots"], memory["arrivals"], memory["true_rate"]
         inputs = {"arrivals": arrivals, "true_rate": true, "slots": slots}
         what = f"{plain(arrivals)}/s arriving at a true rate of {plain(true)}/s per slot need {slots:.0f} slots"
         if memory["decisions"] < self.activation:
@@ -238,7 +296,7 @@ class Ds2:
         count = slots_in_use(view)
         if arrivals is None or throughput is None or shares is None or not count:
             return None
-        found = self._by_vertex(view, count) or self._as_one(
+        found = self._by_vertex(view, arrivals, count) or self._as_one(
             arrivals, true_rate(throughput, each(view, self.throughput), shares), count
         )
         if found is not None:
@@ -254,22 +312,24 @@ class Ds2:
         true = 0.0 if math.isnan(rate) else finite(rate / count)
         return _Found(level(needed, self.scaling_factor), arrivals, true)
 
-    def _by_vertex(self, view: View, count: int) -> _Found | None:
+    def _by_vertex(self, view: View, arrivals: float, count: int) -> _Found | None:
         """The vertex that needs most, as all share slots; one that nobody knows keeps what the job has."""
         reading = view.metrics.get(self.vertices)
-        if reading is None or not reading.parts:
+        job = None if reading is None else _job(reading.parts, arrivals)
+        if job is None:
             return None
+        coming = propagate(job.graph, job.sources, job.ratios)
         most: _Found | None = None
         unknown = False
-        for part in reading.parts.values():
-            has, rate, target = (part.get(name, math.nan) for name in PARTS)
-            needed = instances(target, rate, int(has)) if has >= 1 and target >= 0 else math.nan
+        for vertex, needed in optimal(job.graph, job.operators, job.sources, job.ratios).items():
             if math.isnan(needed):
                 unknown = True
                 continue
-            slots = level(needed, self.scaling_factor)
+            slots = level(needed, self.scaling_factor) * job.groups
+            operator = job.operators[vertex]
             if most is None or slots > most.slots:
-                most = _Found(slots, target, rate / int(has) if rate > 0 else 0.0)
+                true = operator.processing / operator.instances
+                most = _Found(slots, finite(coming[vertex]), 0.0 if math.isnan(true) else finite(true))
         if most is not None and unknown:
             most.slots = max(most.slots, count)
         return most

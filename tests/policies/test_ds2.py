@@ -87,16 +87,26 @@ def test_what_goes_out_goes_along_every_edge_whole() -> None:
     fork = Graph(("source", "1", "2", "3"), (("source", "1"), ("1", "2"), ("1", "3")))
     operators = {"1": Operator(1, 100.0, 200.0), "2": Operator(1, 100.0), "3": Operator(4, 100.0)}
     assert optimal(fork, operators, {"source": 100.0}) == {"1": 1.0, "2": 2.0, "3": 8.0}
+    # unless it is known what goes where
+    ratios = {("source", "1"): 1.0, ("1", "2"): 0.5, ("1", "3"): 1.5}
+    assert optimal(fork, operators, {"source": 100.0}, ratios) == {"1": 1.0, "2": 0.5, "3": 6.0}
 
 
 def test_what_is_not_known_of_an_operator_is_not_known_after_it() -> None:
-    assert all(map(math.isnan, optimal(CHAIN, {"2": Operator(1, 100.0)}, {"source": 100.0}).values()))
+    for one in ({}, {"1": Operator(1, 0.0, 0.0)}):
+        assert math.isnan(optimal(CHAIN, one | {"2": Operator(1, 100.0)}, {"source": 100.0})["2"])
     assert all(map(math.isnan, optimal(CHAIN, {"1": Operator(1, 1.0, 1.0), "2": Operator(1, 1.0)}, {}).values()))
 
 
 @pytest.mark.parametrize(
     ("coming", "processing", "count", "expected"),
-    [(105.0, 100.0, 2, 2.1), (0.0, math.nan, 0, 0.0), (1e300, 1e-300, 1, 1_000_000), (5.0, 0.0, 1, None)],
+    [
+        (105.0, 100.0, 2, 2.1),
+        (0.0, math.nan, 0, 0.0),
+        (1e300, 1e-300, 1, 1_000_000),
+        (5.0, 0.0, 1, None),
+        (-5.0, 5.0, 1, None),
+    ],
 )
 def test_instances_are_the_load_over_the_true_rate_of_one(
     coming: float, processing: float, count: int, expected: float | None
@@ -191,34 +201,78 @@ def test_adjusts_a_size_that_should_do_and_does_not(view: Make) -> None:
     assert ask(replace(NOW, target_rate_ratio=1.2), load(view, 500.0, 200.0, 0.5, current=4)).inputs["slots"] == 5.0
 
 
-def vertices(view: Make, parts: Mapping[str, Mapping[str, float]]) -> View:
-    seen = load(view, 100.0, 100.0, 0.5, current=4)
-    reading = Reading(0.5, seen.now, parts=parts)
-    return replace(seen, metrics={**seen.metrics, "vertices": reading})
+# vertex by vertex
 
 
-def vertex(parallelism: float, true: float, target: float) -> dict[str, float]:
-    return {"parallelism": parallelism, "true_rate": true, "target_rate": target}
+def vertices(view: Make, parts: Mapping[str, Mapping[str, float]], arrivals: float = 100.0) -> View:
+    seen = load(view, arrivals, 100.0, 0.5, current=4)
+    return replace(seen, metrics={**seen.metrics, "vertices": Reading(len(parts), seen.now, parts=parts)})
+
+
+def vertex(parallelism: float, true: float | None, **edges: float) -> dict[str, float]:
+    known = {} if true is None else {"true_rate": true}
+    return {"parallelism": parallelism, "group": 0.0, **known, **{f"from:{start}": r for start, r in edges.items()}}
 
 
 def test_takes_the_vertex_that_needs_most(view: Make) -> None:
-    answer = ask(NOW, vertices(view, {"a": vertex(4, 400, 100), "b": vertex(4, 400, 700), "c": vertex(4, 200, 300)}))
-    # 1, 7 and 6 slots
-    assert answer.inputs == {"arrivals": 700.0, "true_rate": 100.0, "slots": 7.0}
+    # of 100/s the splitter makes 1,100/s, at 400/s for each instance 2.75, and the filter 200/s, at 50/s 4
+    parts = {
+        "Source (s)": vertex(4, 1000.0),
+        "Splitter (a)": vertex(4, 400.0, s=1.0),
+        "Count (b)": vertex(4, 1600.0, a=11.0),
+        "Filter (c)": vertex(4, 200.0, a=1.5, s=0.5),
+    }
+    answer = ask(NOW, vertices(view, parts))
+    assert answer.inputs == {"arrivals": 200.0, "true_rate": 50.0, "slots": 4.0}
+    # twice the load, twice of everything
+    assert ask(NOW, vertices(view, parts, 200.0)).inputs == {"arrivals": 400.0, "true_rate": 50.0, "slots": 8.0}
+
+
+def test_what_arrives_is_divided_among_the_sources_as_they_take_it(view: Make) -> None:
+    parts = {
+        "s": vertex(4, 1000.0) | {"records_in": 30.0},
+        "t": vertex(4, 100.0) | {"records_in": 10.0},
+        "a": vertex(4, 80.0, s=1.0, t=8.0),
+    }
+    # 75 and 25/s: 75 + 8 x 25 = 275 at 20/s for each instance
+    assert ask(NOW, vertices(view, parts)).inputs == {"arrivals": 275.0, "true_rate": 20.0, "slots": 14.0}
+
+
+def test_groups_that_share_no_slots_need_as_many_each(view: Make) -> None:
+    parts = {"s": vertex(4, 200.0), "a": vertex(4, 200.0, s=1.0) | {"group": 1.0}, "over": {"group": 2.0}}
+    assert ask(NOW, vertices(view, parts)).inputs["slots"] == 6.0
 
 
 def test_a_vertex_that_nobody_knows_may_raise_and_never_lowers(view: Make) -> None:
-    idle = {"parallelism": 4.0, "true_rate": 0.0, "target_rate": 10.0}
-    assert ask(NOW, vertices(view, {"a": vertex(4, 400, 100), "b": idle})).replicas == 4
-    assert ask(NOW, vertices(view, {"a": vertex(4, 400, 100), "b": {}})).replicas == 4
-    assert ask(NOW, vertices(view, {"a": vertex(4, 400, 700), "b": idle})).replicas == 7
-    # nothing flows and nothing should
-    assert ask(NOW, vertices(view, {"a": vertex(4, 0, 0)})).replicas == 1
+    source = vertex(4, 400.0)
+    assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, 400.0, s=1.0)})).replicas == 1
+    idle = vertex(4, None, s=1.0)
+    assert ask(NOW, vertices(view, {"s": source, "a": idle})).replicas == 4
+    assert ask(NOW, vertices(view, {"s": source, "a": idle, "b": vertex(4, 400.0, s=7.0)})).replicas == 7
+    # what gets nothing needs nothing
+    assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, None, s=0.0)})).replicas == 1
+    assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, None, s=0.0)}, 0.0)).replicas == 1
 
 
-def test_without_numbers_of_vertices_the_job_is_one(view: Make) -> None:
-    assert ask(NOW, vertices(view, {})).inputs["slots"] == 2.0
-    assert ask(NOW, vertices(view, {"a": {"parallelism": 4.0}})).inputs["slots"] == 2.0
+def test_a_source_that_does_not_tell_is_left_as_it_is(view: Make) -> None:
+    assert ask(NOW, vertices(view, {"s": vertex(4, None), "a": vertex(4, 400.0, s=1.0)})).replicas == 1
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"s": vertex(4, None)},
+        {"s": vertex(4, 400.0), "a": vertex(4, 400.0, gone=1.0)},
+        {"s": vertex(4, 400.0, a=1.0), "a": vertex(4, 400.0, s=1.0)},
+        {"s": vertex(4, 400.0), "t": vertex(4, 400.0)},
+    ],
+    ids=["none", "nothing known", "an edge from nowhere", "a circle", "two sources that take nothing"],
+)
+def test_without_a_job_that_makes_sense_the_whole_is_one_vertex(
+    view: Make, parts: Mapping[str, Mapping[str, float]]
+) -> None:
+    assert ask(NOW, vertices(view, parts)).inputs == {"arrivals": 100.0, "true_rate": 50.0, "slots": 2.0}
 
 
 def series(policy: Ds2, seen: Iterable[View]) -> list[int | None]:
@@ -399,7 +453,10 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
     arrivals=numbers,
     throughput=numbers | st.lists(numbers, min_size=1, max_size=4).map(tuple),
     utilization=numbers | st.lists(st.floats(0, 1), min_size=1, max_size=4).map(tuple),
-    part=st.dictionaries(st.sampled_from(("parallelism", "true_rate", "target_rate")), numbers),
+    parts=st.dictionaries(
+        st.sampled_from(("s", "a", "b")),
+        st.dictionaries(st.sampled_from(("parallelism", "true_rate", "records_in", "from:s", "from:a")), numbers),
+    ),
     current=st.integers(0, 12),
     policy=st.sampled_from((NOW, Ds2(warm_up=0, target_rate_ratio=1.1, scaling_factor=0.5))),
 )
@@ -409,12 +466,12 @@ def test_never_leaves_the_limits_and_never_keeps_what_is_no_number(
     arrivals: float,
     throughput: float | tuple[float, ...],
     utilization: float | tuple[float, ...],
-    part: dict[str, float],
+    parts: dict[str, dict[str, float]],
     current: int,
     policy: Ds2,
 ) -> None:
     seen = view({"arrivals": arrivals, "throughput": throughput, "utilization": utilization}, current=current)
-    seen = replace(seen, metrics={**seen.metrics, "vertices": Reading(0.0, seen.now, parts={"a": part})})
+    seen = replace(seen, metrics={**seen.metrics, "vertices": Reading(0.0, seen.now, parts=parts)})
     memory = policy.learn(replace(seen, memory=DUE))
     assert all(map(math.isfinite, memory.values()))
     answer = policy.evaluate(replace(seen, memory=memory))
