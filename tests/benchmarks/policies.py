@@ -50,9 +50,10 @@ BASELINES: Mapping[str, str] = {
     "hpa70": "{type: target-tracking, metric: cpu, target: 0.7}",
     "backlog-drain": "{type: backlog-drain}",
     "adaptive": "{type: adaptive, objective: $SLO}",
-    "ds2": "{type: ds2}",
-    "daedalus": "{type: daedalus}",
-    "flink-operator": "{type: flink-operator}",
+    # rules that were published with windows of their own
+    "ds2": "{policies: {ds2: {type: ds2}}, down: {window: 0s}}",
+    "daedalus": "{policies: {daedalus: {type: daedalus}}, down: {window: 0s}}",
+    "flink-operator": "{policies: {operator: {type: flink-operator}}, down: {window: 0s}}",
 }
 """Policies by name, as one would write them after NAME=."""
 
