@@ -86,15 +86,30 @@ def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) ->
             continue
         try:
             allowance = allow(now, limits)
+            problem = _unfit(allowance)
         except Exception as error:  # noqa: BLE001 - a policy is somebody else's code
-            failed[named.name] = f"raised {type(error).__name__}: {error}"
-            continue
-        if not isinstance(allowance, Allowance):
-            failed[named.name] = f"returned {type(allowance).__name__}, expected an Allowance"
+            problem = f"raised {type(error).__name__}: {error}"
+        if problem:
+            failed[named.name] = problem
             continue
         limits = allowance.limits
         excluded = excluded or allowance.excluded
     return Allowance(limits, excluded), failed
+
+
+def _unfit(allowance: object) -> str:
+    """What is wrong with the bounds that a policy allows, or the empty text."""
+    if not isinstance(allowance, Allowance):
+        return f"returned {type(allowance).__name__}, expected an Allowance"
+    limits: object = allowance.limits
+    if not isinstance(limits, Limits):
+        return f"allowed {type(limits).__name__}, expected Limits"
+    whole = all(isinstance(size, int) for size in (limits.minimum, limits.maximum))
+    if not whole or limits.minimum > MOST:
+        return f"allowed {limits.minimum} to {limits.maximum}, expected whole numbers, the minimum at most {MOST}"
+    if not isinstance(allowance.excluded, str):
+        return f"gave the reason {repr(allowance.excluded)[:40]} to change nothing, expected a text"
+    return ""
 
 
 def learn(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Mapping[str, Mapping[str, float]], dict[str, str]]:
@@ -111,17 +126,20 @@ def learn(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Mapping[str, M
         try:
             found = learning(replace(view, memory=known))
             problem = _nonsense(found)
+            found = known if problem else _plain(found)
         except Exception as error:  # noqa: BLE001 - a policy is somebody else's code
             problem = f"raised {type(error).__name__}: {error}"
+            found = known
         if problem:
             failed[name] = f"while learning it {problem}"
-            found = known
         memory[name] = found
     return memory, failed
 
 
-def _nonsense(found: Mapping[str, float]) -> str:
+def _nonsense(found: object) -> str:
     """What is wrong with what a policy has learned, or the empty text."""
+    if not isinstance(found, Mapping):
+        return f"returned {type(found).__name__}, expected numbers by name"
     if len(found) > MOST_LEARNED:
         return f"kept {len(found)} numbers, expected at most {MOST_LEARNED}"
     if all(map(math.isfinite, found.values())) and all(type(name) is str for name in found):
@@ -130,6 +148,13 @@ def _nonsense(found: Mapping[str, float]) -> str:
         (name, number) for name, number in found.items() if type(name) is not str or not math.isfinite(number)
     )
     return f"kept {name!r} = {number}, expected a name and a finite number"
+
+
+def _plain(found: Mapping[str, float]) -> Mapping[str, float]:
+    """The same as a plain dictionary of floats: of another kind of mapping or number not all could be stored."""
+    if type(found) is dict and set(map(type, found.values())) <= {float}:
+        return found
+    return {name: float(number) for name, number in found.items()}
 
 
 def evaluate(
@@ -201,8 +226,9 @@ def combine(recommendations: tuple[Recommendation, ...], current: int, how: Comb
         if size is None:
             return current, ""
         if 0 <= size <= MOST:  # NaN is not
-            return math.ceil(size), ""
-        problem = f"gives {size}, expected 0 to {MOST}"
+            # 1e-12: a product like 10 * 1.1 = 11.000000000000002 is a whole number that floats could not hold
+            return math.ceil(size * (1 - 1e-12)), ""
+        problem = f"they give {str(size)[:40]}, expected 0 to {MOST}"
     except Exception as error:  # noqa: BLE001 - an expression is somebody else's, and must not end a step
-        problem = str(error)
+        problem = str(error) or type(error).__name__
     return greatest, f"the policies cannot be combined: {problem}"

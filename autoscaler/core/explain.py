@@ -178,10 +178,9 @@ def _engine(engine: EngineStatus, at: datetime) -> str:
 def _asked(decision: Decision) -> Iterator[str]:
     for recommendation in decision.recommendations:
         yield _recommendation(recommendation)
-    sizes = [asked.replicas for asked in decision.recommendations if asked.replicas is not None]
-    if sizes and decision.proposed != max(sizes):
-        yield f"Combined as the configuration says, that is {decision.proposed}."
-    elif len(sizes) > 1:
+    if decision.combined:
+        yield f"Combined by {decision.combined}, that is {decision.proposed}."
+    elif len([asked for asked in decision.recommendations if asked.replicas is not None]) > 1:
         yield f"The greatest of these counts: {decision.proposed}."
     if not decision.recommendations:
         yield "No policy is configured."

@@ -232,6 +232,7 @@ class Decision:
         desired: what the cluster should have. Differs from `current` only when a rescale is requested.
         reason: the guard that had the last word, or what the policies said when none changed anything.
         notes: what happened to a rescale in this step (reason, one sentence).
+        combined: how the policies became one proposal, as the configuration has it; empty: the greatest size counted.
     """
 
     cluster: str
@@ -243,6 +244,7 @@ class Decision:
     recommendations: tuple[Recommendation, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[tuple[Reason, str], ...] = ()
+    combined: str = ""
 
     @property
     def rescale(self) -> bool:
@@ -431,7 +433,10 @@ class Learner(Protocol):
 
 
 class Bounding(Protocol):
-    """A policy that moves the bounds, such as a schedule. Asked before any policy is evaluated."""
+    """A policy that moves the bounds, such as a schedule. Asked before any policy is evaluated.
+
+    One that never asks for a size has an attribute `asks` that is False: it is not missed where policies are combined.
+    """
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
         """Say what of the bounds holds now. Pure."""
@@ -439,7 +444,7 @@ class Bounding(Protocol):
 
 
 class Combine(Protocol):
-    """How several policies become one proposal. Picklable, hashable and pure."""
+    """How several policies become one proposal. Picklable, hashable and pure; `str` of it is shown to people."""
 
     def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
         """The size that all policies together ask for, rounded up by the caller; None: nothing.

@@ -146,6 +146,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
         recommendations,
         verdicts,
         tuple(notes),
+        _told(spec, muddled),
     )
     return (
         ClusterState(
@@ -259,7 +260,7 @@ def _hold(
         state.warm_from,
     )
     recommendations = evaluate(spec.policies, view, failed)
-    proposed, _ = combine(recommendations, current, spec.combine)
+    proposed, muddled = combine(recommendations, current, spec.combine)
     why = doubts.get("target") or f"desired {observation.desired}, ready {observation.ready}"
     verdict = Verdict(Reason.FRESHNESS, proposed, current, Reason.MISSING, f"the target's size is unknown: {why}")
     decision = Decision(
@@ -272,8 +273,16 @@ def _hold(
         recommendations,
         (verdict,),
         tuple(notes),
+        _told(spec, muddled),
     )
     return replace(state, at=observation.at, since=since, past=past), decision
+
+
+def _told(spec: ClusterSpec, muddled: str) -> str:
+    """How the policies are combined, for people; empty where the greatest size counts."""
+    if spec.combine is None:
+        return ""
+    return f"{spec.combine} ({muddled}; the greatest counts)" if muddled else str(spec.combine)
 
 
 def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observation) -> tuple[Observation, ...]:

@@ -113,6 +113,9 @@ def test_a_rescale_as_the_policies_asked() -> None:
 class Least:
     """The least size asked for."""
 
+    def __str__(self) -> str:
+        return "min(p0, p1)"
+
     def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
         return min((size for size in sizes.values() if size is not None), default=current)
 
@@ -120,7 +123,7 @@ class Least:
 def test_sizes_that_are_combined_otherwise_than_by_the_greatest() -> None:
     a_spec = spec(Says(6, Reason.ABOVE, "6 are needed"), Says(4, Reason.ABOVE, "4 are needed"))
     explained = told(replace(a_spec, combine=Least()), observation())
-    assert "  - Combined as the configuration says, that is 4.\n" in explained
+    assert "  - Combined by min(p0, p1), that is 4.\n" in explained
     assert "greatest" not in explained
 
 

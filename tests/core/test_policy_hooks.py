@@ -1,0 +1,574 @@
+"""What policies may do besides asking for a size: learn, move the bounds, be combined by an expression."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.core.evaluate import MOST, allowed, combine, learn
+from autoscaler.core.explain import explain
+from autoscaler.core.model import (
+    MOST_LEARNED,
+    Allowance,
+    Behaviour,
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    Direction,
+    EngineStatus,
+    JobState,
+    Learned,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Phase,
+    Reading,
+    Reason,
+    Recommendation,
+    SizeCapacity,
+    View,
+)
+from autoscaler.core.step import rebase, step
+from autoscaler.daemon.records import dump_state, load_state
+from tests.core.build import T0, Asks, Fixed, asks, at, seconds, seen, spec
+
+Answer = Any
+
+
+@dataclass(frozen=True)
+class Learns:
+    """Keeps what `lesson` makes of the view, and tells what it knows when it is asked."""
+
+    lesson: Callable[[View], Answer]
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        return self.lesson(view)  # type: ignore[no-any-return]
+
+    def evaluate(self, view: View) -> Recommendation:
+        return Recommendation(None, Reason.ABSTAINED, dict(view.memory), "knows")
+
+
+@dataclass(frozen=True)
+class Allows:
+    """Allows what `rule` makes of the bounds, and abstains."""
+
+    rule: Callable[[datetime, Limits], Answer]
+
+    def allow(self, now: datetime, limits: Limits) -> Allowance:
+        return self.rule(now, limits)  # type: ignore[no-any-return]
+
+    def evaluate(self, view: View) -> Recommendation:
+        inputs = {"min": float(view.limits.minimum), "max": float(view.limits.maximum)}
+        return Recommendation(None, Reason.ABSTAINED, inputs)
+
+
+@dataclass(frozen=True)
+class Combines:
+    """Combines by a function."""
+
+    how: Callable[[Mapping[str, int | None], int], Answer]
+
+    def __str__(self) -> str:
+        return "a rule"
+
+    def combine(self, sizes: Mapping[str, int | None], current: int) -> float | None:
+        return self.how(sizes, current)  # type: ignore[no-any-return]
+
+
+def fails(*_: object) -> Answer:
+    raise KeyError("broken")
+
+
+def count(view: View) -> Mapping[str, float]:
+    return {"ticks": view.memory.get("ticks", 0.0) + 1, "seen_at": view.now.timestamp()}
+
+
+def within(minimum: int, maximum: int, excluded: str = "") -> Allows:
+    return Allows(lambda _now, _limits: Allowance(Limits(minimum, maximum), excluded))
+
+
+def named(*policies: Any) -> tuple[NamedPolicy, ...]:
+    return tuple(NamedPolicy(f"p{i}", policy) for i, policy in enumerate(policies))
+
+
+def decide(a_spec: ClusterSpec, observation: Observation, state: ClusterState | None = None) -> Decision:
+    return step(a_spec, state or ClusterState(), observation)[1]
+
+
+def run(a_spec: ClusterSpec, *observations: Observation, state: ClusterState | None = None) -> ClusterState:
+    state = state or ClusterState()
+    for observation in observations:
+        state, _ = step(a_spec, state, observation)
+    return state
+
+
+# bounds that move
+
+
+def test_policies_move_the_bounds_one_after_the_other() -> None:
+    doubled = Allows(lambda _, limits: Allowance(Limits(limits.minimum * 2, limits.maximum * 2)))
+    allowance, failed = allowed(named(Asks(), within(3, 4), doubled), T0, Limits(1, 10))
+    assert (allowance, failed) == (Allowance(Limits(6, 8)), {})
+
+
+def test_the_first_reason_to_change_nothing_is_told() -> None:
+    allowance, _ = allowed(named(within(1, 5), within(1, 5, "audit"), within(1, 5, "deploy")), T0, Limits(1, 10))
+    assert allowance.excluded == "audit"
+
+
+def test_without_a_policy_that_moves_them_the_bounds_are_the_clusters() -> None:
+    limits = Limits(1, 10)
+    assert allowed(named(Asks(), Fixed(3)), T0, limits)[0].limits is limits
+
+
+def test_bounds_follow_the_time_of_the_observation() -> None:
+    later = Allows(lambda now, limits: Allowance(Limits(5, 9)) if now >= at(15) else Allowance(limits))
+    a_spec = spec(Fixed(2), later)
+    assert decide(a_spec, seen(0, 2)).desired == 2
+    decision = decide(a_spec, seen(15, 2))
+    assert (decision.desired, decision.reason) == (5, Reason.BOUNDS)
+    assert decision.recommendations[1].inputs == {"min": 5.0, "max": 9.0}
+
+
+def test_a_size_above_bounds_that_have_moved_down_is_lowered_at_once() -> None:
+    assert decide(spec(within(1, 4)), seen(0, 8)).desired == 4
+
+
+def test_nothing_is_lowered_to_moved_bounds_on_input_that_cannot_be_trusted() -> None:
+    assert decide(spec(within(1, 4), metrics=("lag",)), seen(0, 8)).desired == 8
+
+
+def test_policies_are_shown_the_moved_bounds_also_while_the_target_is_unknown() -> None:
+    decision = decide(spec(within(3, 4)), seen(0, None))
+    assert decision.current == decision.desired == 3
+    assert decision.recommendations[0].inputs == {"min": 3.0, "max": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "detail"),
+    [
+        (fails, "raised KeyError: 'broken'"),
+        (lambda *_: None, "returned NoneType, expected an Allowance"),
+        (lambda *_: Limits(1, 2), "returned Limits, expected an Allowance"),
+        (lambda *_: Allowance(None), "allowed NoneType, expected Limits"),  # type: ignore[arg-type]
+        (lambda *_: Allowance(Limits(1.5, 2)), "allowed 1.5 to 2, expected whole numbers"),  # type: ignore[arg-type]
+        (lambda *_: Allowance(Limits(1, math.inf)), "allowed 1 to inf, expected whole"),  # type: ignore[arg-type]
+        (lambda *_: Allowance(Limits(MOST + 1, MOST + 1)), "the minimum at most 1000000"),
+        (lambda *_: Allowance(Limits(1, 2), None), "gave the reason None to change nothing"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_nobody(rule: Any, detail: str) -> None:
+    a_spec = spec(Allows(rule), Asks(), within(2, 9))
+    decision = decide(a_spec, seen(0, 8, 3))
+    first, second, third = decision.recommendations
+    assert first.reason is Reason.FAILED
+    assert detail in first.detail
+    assert (second.replicas, third.inputs) == (3, {"min": 2.0, "max": 9.0})
+    assert (decision.desired, decision.reason) == (8, Reason.MISSING)
+    # raising is not forbidden
+    assert decide(a_spec, seen(0, 5, 9)).desired == 9
+    # and it is not asked for a size either
+    assert decide(a_spec, seen(0, None)).recommendations[0].reason is Reason.FAILED
+
+
+def test_a_size_that_moved_bounds_would_have_allowed_stays_when_they_cannot_be_told() -> None:
+    assert decide(spec(Allows(fails), Asks()), seen(0, 25, 25)).desired == 25
+
+
+# times in which nothing changes
+
+
+@pytest.mark.parametrize("ask", [1, 4, 5, 9])
+def test_nothing_changes_while_a_policy_excludes_it(ask: int) -> None:
+    decision = decide(spec(Asks(), within(1, 10, "deploy is open until noon")), seen(0, 5, ask))
+    assert decision.desired == 5
+    if ask == 5:
+        assert (decision.reason, decision.verdicts[-1].detail) == (Reason.STEADY, "")
+    else:
+        assert decision.reason is Reason.BOUNDS
+        assert decision.verdicts[-1].detail == "nothing may change: deploy is open until noon"
+
+
+@pytest.mark.parametrize(("minimum", "maximum"), [(6, 10), (1, 4)])
+def test_not_even_the_bounds_change_a_size_that_is_excluded_and_the_trail_says_so(minimum: int, maximum: int) -> None:
+    decision = decide(spec(within(minimum, maximum, "deploy")), seen(0, 5))
+    assert (decision.desired, decision.reason) == (5, Reason.BOUNDS)
+    assert decision.verdicts[-1].detail == "nothing may change: deploy"
+
+
+def test_a_rescale_on_its_way_goes_on_while_changes_are_excluded() -> None:
+    until = Allows(lambda now, limits: Allowance(limits, "deploy" if now >= at(15) else ""))
+    a_spec = spec(Asks(), until)
+    state, first = step(a_spec, ClusterState(), seen(0, 2, 6))
+    assert first.desired == 6
+    state, second = step(a_spec, state, seen(15, 6, 9, ready=4))
+    assert second.desired == second.current == 6
+    assert state.rescale is not None
+    assert state.rescale.to == 6
+    assert state.rescale.confirmed
+
+
+# learning
+
+
+def test_what_was_learned_is_shown_when_learning_and_when_asked() -> None:
+    a_spec = spec(Learns(count))
+    state, decision = step(a_spec, ClusterState(), seen(0, 2))
+    assert decision.recommendations[0].inputs == {"ticks": 1.0, "seen_at": T0.timestamp()}
+    state, decision = step(a_spec, state, seen(15, 2))
+    assert decision.recommendations[0].inputs["ticks"] == 2.0
+    assert state.learned.memory == {"p0": {"ticks": 2.0, "seen_at": at(15).timestamp()}}
+
+
+def test_each_policy_has_a_memory_of_its_own() -> None:
+    one, two = Learns(lambda view: {"a": view.memory.get("a", 0.0) + 1}), Learns(lambda view: {"b": len(view.memory)})
+    state = run(spec(one, Asks(), two), seen(0, 2, 2), seen(15, 2, 2))
+    assert state.learned.memory == {"p0": {"a": 2.0}, "p2": {"b": 1.0}}
+
+
+def test_what_a_policy_no_longer_keeps_is_forgotten() -> None:
+    state = run(spec(Learns(lambda view: {} if view.memory else {"once": 1.0})), seen(0, 2), seen(15, 2))
+    assert state.learned.memory == {"p0": {}}
+
+
+def test_the_memory_of_a_policy_that_is_gone_is_dropped() -> None:
+    state = run(spec(Learns(count)), seen(0, 2))
+    assert run(spec(Asks()), seen(15, 2, 2), state=state).learned.memory == {}
+
+
+def test_nothing_is_learned_and_nothing_forgotten_while_the_target_is_unknown() -> None:
+    a_spec = spec(Learns(count))
+    state = run(a_spec, seen(0, 2))
+    after, decision = step(a_spec, state, seen(15, None))
+    assert after.learned == state.learned
+    assert decision.recommendations[0].inputs["ticks"] == 1.0
+
+
+def test_memory_stands_beside_what_the_core_learns() -> None:
+    table = {2: SizeCapacity(100.0, T0, 3)}
+    durations = {Direction.UP: {Phase.READY: (4.0,)}}
+    state = ClusterState(learned=Learned(table, durations))
+    state = run(spec(Learns(count)), seen(0, 2), state=state)
+    assert state.learned == Learned(table, durations, {"p0": {"ticks": 1.0, "seen_at": T0.timestamp()}})
+
+
+@pytest.mark.parametrize(
+    ("lesson", "detail"),
+    [
+        (fails, "raised KeyError: 'broken'"),
+        (lambda _: None, "returned NoneType, expected numbers by name"),
+        (lambda _: [1.0], "returned list, expected numbers by name"),
+        (lambda _: {"x": math.nan}, "kept 'x' = nan, expected a name and a finite number"),
+        (lambda _: {"x": 1.0, "y": -math.inf}, "kept 'y' = -inf, expected"),
+        (lambda _: {3: 1.0}, "kept 3 = 1.0, expected"),
+        (lambda _: {"x": "1"}, "raised TypeError"),
+        (lambda _: {"x": 10**400}, "raised OverflowError"),
+        (lambda _: {f"n{i}": 0.0 for i in range(MOST_LEARNED + 1)}, "kept 1001 numbers, expected at most 1000"),
+    ],
+)
+def test_a_policy_that_fails_to_learn_keeps_what_it_knew_lowers_nothing_and_stops_nobody(
+    lesson: Any, detail: str
+) -> None:
+    before = run(spec(Learns(count)), seen(0, 8))
+    a_spec = spec(Learns(lesson), Asks(), Learns(count))
+    state, decision = step(a_spec, before, seen(15, 8, 3))
+    first, second, third = decision.recommendations
+    assert first.reason is Reason.FAILED
+    assert first.detail.startswith("while learning it ")
+    assert detail in first.detail
+    assert (second.replicas, third.inputs["ticks"]) == (3, 1.0)
+    assert state.learned.memory["p0"] == before.learned.memory["p0"]
+    assert (decision.desired, decision.reason) == (8, Reason.MISSING)
+    assert decide(a_spec, seen(15, 8, 9), before).desired == 9
+
+
+def test_as_many_numbers_as_are_allowed_are_kept() -> None:
+    most = {f"n{i}": float(i) for i in range(MOST_LEARNED)}
+    assert run(spec(Learns(lambda _: most)), seen(0, 2)).learned.memory == {"p0": most}
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"x": Fraction(1, 2), "y": 2, "z": True},
+        MappingProxyType({"x": 0.5, "y": 2.0, "z": 1.0}),
+        OrderedDict(x=0.5, y=2, z=1),
+    ],
+)
+def test_other_mappings_and_numbers_are_kept_as_what_can_be_stored(found: Mapping[str, float]) -> None:
+    memory = run(spec(Learns(lambda _: found)), seen(0, 2)).learned.memory["p0"]
+    assert type(memory) is dict
+    assert {name: (type(number), number) for name, number in memory.items()} == {
+        "x": (float, 0.5),
+        "y": (float, 2.0),
+        "z": (float, 1.0),
+    }
+
+
+def test_a_policy_that_failed_in_both_is_told_once() -> None:
+    @dataclass(frozen=True)
+    class Both(Learns):
+        def allow(self, now: datetime, limits: Limits) -> Allowance:
+            return fails(now, limits)  # type: ignore[no-any-return]
+
+    (answer,) = decide(spec(Both(fails)), seen(0, 2)).recommendations
+    assert answer.detail == "while learning it raised KeyError: 'broken'"
+
+
+def test_an_attribute_that_is_no_method_is_no_hook() -> None:
+    @dataclass(frozen=True)
+    class Odd(Fixed):
+        learn: float = 0.5
+        allow: bool = True
+
+    decision = decide(spec(Odd(4)), seen(0, 2))
+    assert (decision.desired, decision.recommendations[0].reason) == (4, Reason.ABOVE)
+
+
+# memory over time
+
+
+def test_times_in_the_memory_move_when_the_clock_is_set() -> None:
+    state = run(spec(Learns(count)), seen(100, 2))
+    moved = rebase(state, seconds(-40))
+    assert moved.learned.memory == {"p0": {"ticks": 1.0, "seen_at": at(60).timestamp()}}
+    # and so they do in a step whose clock went back
+    kept = spec(Learns(lambda view: dict(view.memory)))
+    assert run(kept, seen(60, 2), state=state).learned.memory["p0"] == moved.learned.memory["p0"]
+
+
+def test_memory_survives_a_restart_bit_by_bit() -> None:
+    numbers = {
+        "tiny": 5e-324,
+        "third": 1 / 3,
+        "huge": 1.7e308,
+        "least": -0.1,
+        "zero": -0.0,
+        "seen_at": 1767225600.123456,
+    }
+    state = run(spec(Learns(lambda _: numbers)), seen(0, 2))
+    again = load_state(dump_state(state))
+    assert again.learned == state.learned
+    assert repr(again.learned.memory["p0"]["zero"]) == "-0.0"
+
+
+def test_a_state_of_before_there_was_memory_is_read() -> None:
+    text = dump_state(run(spec(Asks()), seen(0, 2, 2))).decode().replace(',"memory":{}', "")
+    assert "memory" not in text
+    assert load_state(text).learned.memory == {}
+
+
+names = st.text(st.characters(codec="utf-8"), max_size=8)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+memories = st.dictionaries(names, numbers, max_size=5)
+
+
+@given(memory=memories, ticks=st.integers(1, 4))
+def test_a_restart_between_any_two_steps_changes_nothing(memory: dict[str, float], ticks: int) -> None:
+    def lesson(view: View) -> Mapping[str, float]:
+        return {**memory, **view.memory, "n": view.memory.get("n", 0.0) + 1}
+
+    a_spec = spec(Learns(lesson), Asks())
+    through = straight = ClusterState()
+    for tick in range(ticks):
+        observation = seen(15 * tick, 2, 2)
+        straight, expected = step(a_spec, straight, observation)
+        through, decision = step(a_spec, replace(load_state(dump_state(through)), past=through.past), observation)
+        assert decision == expected
+    assert through.learned == straight.learned
+
+
+@given(memory=memories, shift=st.integers(-10_000, 10_000))
+def test_a_clock_that_is_set_there_and_back_leaves_what_is_no_time(memory: dict[str, float], shift: int) -> None:
+    state = ClusterState(learned=Learned(memory={"p": memory}))
+    there = rebase(state, seconds(shift))
+    changed = {name for name in memory if there.learned.memory["p"][name] != memory[name]}
+    assert all(name.endswith("_at") for name in changed)
+    assert set(there.learned.memory["p"]) == set(memory)
+
+
+@given(
+    outcomes=st.lists(
+        st.one_of(
+            memories,
+            st.just(ValueError("no")),
+            st.sampled_from([None, 3, {"x": math.nan}, {None: 1.0}, {"x": None}, {"x": 10**400}]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_whatever_a_policy_learns_the_memory_is_finite_numbers_by_name(outcomes: list[Any]) -> None:
+    def lesson(view: View) -> Answer:
+        outcome = outcomes[int((view.now - T0) / seconds(15))]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    state, a_spec = ClusterState(), spec(Learns(lesson), down=Behaviour())
+    for tick in range(len(outcomes)):
+        state, decision = step(a_spec, state, seen(15 * tick, 5))
+        assert decision.desired == 5
+        for name, number in state.learned.memory["p0"].items():
+            assert isinstance(name, str)
+            assert math.isfinite(number)
+        load_state(dump_state(state))
+
+
+def test_learn_gives_the_memory_of_the_learners_alone() -> None:
+    view = View(T0, 2, 2, {}, (), Limits(1, 10), Learned(memory={"p0": {"old": 1.0}, "gone": {"x": 1.0}}), spec())
+    memory, failed = learn(named(Learns(lambda one: {**one.memory, "new": 2.0}), Asks()), view)
+    assert (memory, failed) == ({"p0": {"old": 1.0, "new": 2.0}}, {})
+
+
+# combining
+
+
+def sizes(*replicas: int | None) -> tuple[Recommendation, ...]:
+    return tuple(
+        Recommendation(None, Reason.ABSTAINED, policy=f"p{i}")
+        if size is None
+        else replace(asks(size, 4), policy=f"p{i}")
+        for i, size in enumerate(replicas)
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [((3, 7, None), 7), ((None, 0), 0), ((None, None), 4), ((), 4), ((2, 2), 2)]
+)
+def test_without_an_expression_the_greatest_size_counts(asked: tuple[int | None, ...], expected: int) -> None:
+    assert combine(sizes(*asked), 4) == (expected, "")
+
+
+@pytest.mark.parametrize(
+    ("given_size", "expected"),
+    [(2, 2), (2.1, 3), (0, 0), (0.2, 1), (10 * 1.1, 11), (MOST, MOST), (None, 4), (True, 1), (3 + 1e-15, 3)],
+)
+def test_an_expression_says_what_is_proposed_rounded_up(given_size: float | None, expected: int) -> None:
+    assert combine(sizes(3, 7), 4, Combines(lambda *_: given_size)) == (expected, "")
+
+
+def test_an_expression_is_told_every_size_by_name_and_the_present_one() -> None:
+    found: list[object] = []
+    combine(sizes(3, None), 4, Combines(lambda *told: found.append(told)))
+    assert found == [({"p0": 3, "p1": None}, 4)]
+
+
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        (fails, "'broken'"),
+        (lambda *_: -1, "they give -1, expected 0 to 1000000"),
+        (lambda *_: MOST + 1, "they give 1000001, expected 0 to 1000000"),
+        (lambda *_: math.nan, "they give nan, expected"),
+        (lambda *_: math.inf, "they give inf, expected"),
+        (lambda *_: 10**100, "they give 1" + "0" * 39 + ", expected"),
+        (lambda *_: "5", "not supported between"),
+        (lambda *_: 1j, "not supported between"),
+        (lambda *_: (_ for _ in ()).throw(ZeroDivisionError), "ZeroDivisionError"),
+    ],
+)
+def test_an_expression_that_fails_lowers_nothing_and_the_greatest_counts(how: Any, problem: str) -> None:
+    proposed, why = combine(sizes(3, 7, None), 4, Combines(how))
+    assert proposed == 7
+    assert why.startswith("the policies cannot be combined: ")
+    assert problem in why
+    a_spec = spec(Asks(), Fixed(2), combine=Combines(how))
+    lower = decide(a_spec, seen(0, 8, 3))
+    assert (lower.desired, lower.reason) == (8, Reason.MISSING)
+    assert "the policies cannot be combined" in lower.verdicts[0].detail
+    higher = decide(a_spec, seen(0, 4, 6))
+    assert higher.desired == 6
+    assert "the policies cannot be combined" in explain(seen(0, 4, 6), higher)
+
+
+def test_a_proposal_that_could_not_be_combined_is_not_one_to_stabilize_on() -> None:
+    state = run(spec(Asks(), combine=Combines(fails)), seen(0, 4, 3))
+    assert state.proposals == ()
+
+
+def test_an_expression_may_lower_and_is_held_within_the_bounds() -> None:
+    least = Combines(lambda told, _: min(size for size in told.values() if size is not None))
+    a_spec = spec(Asks(), Fixed(6), combine=least)
+    lower = decide(a_spec, seen(0, 8, 3))
+    assert (lower.proposed, lower.desired, lower.combined) == (3, 3, "a rule")
+    beyond = decide(spec(Asks(), combine=Combines(lambda *_: 500)), seen(0, 8, 3))
+    assert (beyond.proposed, beyond.desired) == (500, 10)
+
+
+def test_an_expression_on_a_missing_metric_lowers_nothing() -> None:
+    decision = decide(spec(Asks(), Fixed(2), combine=Combines(lambda told, _: told["p1"])), seen(0, 8))
+    assert (decision.proposed, decision.desired, decision.reason) == (2, 8, Reason.MISSING)
+
+
+def test_how_the_policies_are_combined_is_told_also_while_the_target_is_unknown() -> None:
+    told = decide(spec(Asks(), combine=Combines(lambda *_: 5)), seen(0, None, 3))
+    assert (told.proposed, told.combined) == (5, "a rule")
+    assert decide(spec(Asks()), seen(0, 2, 3)).combined == ""
+
+
+def test_a_reading_with_a_part_that_is_no_number_counts_as_missing() -> None:
+    def observed(number: float) -> Observation:
+        return replace(seen(0, 8), metrics={"ask": Reading(3.0, T0, parts={"map": {"busy": 0.5, "idle": number}})})
+
+    assert decide(spec(Asks()), observed(0.25)).desired == 3
+    doubted = decide(spec(Asks()), observed(math.nan))
+    assert (doubted.desired, doubted.reason) == (8, Reason.MISSING)
+
+
+replies = st.one_of(st.none(), st.integers(-5, 2_000_000), st.floats(), st.just(ValueError("no")))
+verdicts = st.one_of(
+    st.builds(Allowance, st.builds(Limits, st.integers(0, 8), st.integers(8, 30)), st.sampled_from(["", "", "deploy"])),
+    st.just(ValueError("no")),
+    st.none(),
+)
+
+
+@given(
+    reply=replies,
+    allowance=verdicts,
+    current=st.integers(0, 40),
+    ask=st.one_of(st.none(), st.integers(0, 40)),
+    unknown=st.booleans(),
+)
+def test_whatever_the_hooks_do_a_step_stays_within_its_laws(
+    reply: Any, allowance: Any, current: int, ask: int | None, *, unknown: bool
+) -> None:
+    def answer(given_one: Any) -> Any:
+        if isinstance(given_one, Exception):
+            raise given_one
+        return given_one
+
+    a_spec = spec(
+        Asks(), Allows(lambda *_: answer(allowance)), combine=Combines(lambda *_: answer(reply)), engine=unknown
+    )
+    engine = EngineStatus(JobState.UNKNOWN) if unknown else None
+    state, decision = step(a_spec, ClusterState(), seen(0, current, ask, engine=engine))
+    limits = allowance.limits if isinstance(allowance, Allowance) else a_spec.limits
+    if decision.rescale:
+        assert limits.minimum <= decision.desired <= limits.maximum
+        assert not (isinstance(allowance, Allowance) and allowance.excluded)
+    broken = isinstance(reply, Exception) or (reply is not None and not 0 <= reply <= MOST)
+    if ask is None or unknown or broken or not isinstance(allowance, Allowance):
+        assert decision.desired >= current
+    assert decision.verdicts[0].before == decision.proposed
+    assert decision.verdicts[-1].after == decision.desired
+    assert load_state(dump_state(state)).learned == state.learned
+
+
+def test_the_past_is_what_windows_look_at_also_with_moved_bounds() -> None:
+    # The night's maximum is gone at 30 s: up at once, since up has no window here.
+    night = Allows(lambda now, _: Allowance(Limits(1, 3 if now < at(30) else 10)))
+    a_spec = spec(Asks(), night, down=Behaviour(window=timedelta(minutes=5)))
+    state = run(a_spec, seen(0, 3, 8), seen(15, 3, 8))
+    assert step(a_spec, state, seen(30, 3, 8))[1].desired == 8
