@@ -141,7 +141,14 @@ class Daedalus:
         `adjust_downtime`: a second more when recovery took longer than predicted, else a second less.
         """
         rescale = view.rescale
+        before = memory.get("replicas", float(view.current))
+        memory["replicas"] = float(view.current)
         if rescale is None:
+            if before != view.current:
+                # Over within the time between two looks, and seen only now.
+                self._begin(memory, now, view.current)
+                memory["stands_at"] = now - view.spec.interval.total_seconds()
+                memory["up"] = float(view.current > before)
             begin, up, predicted = (memory.pop(name, None) for name in ON_ITS_WAY)
             if begin is not None and predicted is not None:
                 name = "downtime_up" if up else "downtime_down"
@@ -151,15 +158,19 @@ class Daedalus:
         if rescale.cause is Cause.LOSS:
             return
         if abs(memory["rescaled_at"] - rescale.at.timestamp()) > 1:
-            memory["rescaled_at"] = rescale.at.timestamp()
-            for name in ON_ITS_WAY:
-                memory.pop(name, None)
-            predicted = memory.pop("recovery", None)
-            if memory.pop("size", None) == rescale.to and predicted is not None:
-                memory["predicted"] = predicted
+            self._begin(memory, rescale.at.timestamp(), rescale.to)
         if "predicted" in memory:
             memory["stands_at"] = _stands_since(rescale)
             memory["up"] = float(rescale.direction is Direction.UP)
+
+    def _begin(self, memory: dict[str, float], at: float, to: int) -> None:
+        """Note a rescale that is new, and what was predicted of it if it is the one that was decided on."""
+        memory["rescaled_at"] = at
+        for name in ON_ITS_WAY:
+            memory.pop(name, None)
+        predicted = memory.pop("recovery", None)
+        if memory.pop("size", None) == to and predicted is not None:
+            memory["predicted"] = predicted
 
     def _measure(self, view: View, memory: dict[str, float], now: float) -> None:
         """Update the regression of the present size and its capacity (`analyze_capacity`)."""

@@ -492,6 +492,22 @@ def test_a_rescale_begins_the_grace_anew(view: Make) -> None:
     )
 
 
+def test_a_rescale_that_was_over_between_two_looks_is_one(view: Make) -> None:
+    before = decided(POLICY, load(view, 60.0, current=6))
+    assert before.memory["size"] == 2
+    after = later(load(view, 60.0, current=2), 15, memory=before.memory)
+    memory = POLICY.learn(after)
+    assert memory["rescaled_at"] == after.now.timestamp()
+    assert POLICY.evaluate(replace(after, memory=memory)).detail.startswith("60/s arriving; the last rescale was 0 s")
+    # 45 s were predicted
+    assert memory["downtime_down"] == 14.0
+    # from outside: to another size than the one that was decided on
+    memory = POLICY.learn(later(load(view, 60.0, current=3), 15, memory=before.memory))
+    assert memory["rescaled_at"] == after.now.timestamp()
+    assert "downtime_down" not in memory
+    assert not {"stands_at", "up", "predicted"} & memory.keys()
+
+
 def test_nothing_is_decided_while_a_rescale_takes_longer_than_the_grace(view: Make) -> None:
     seen = load(view, 190.0, current=2)
     late = later(seen, 200, rescale=rescaled(seen, 5), ready=1)
