@@ -9,6 +9,8 @@ import pytest
 
 from autoscaler.config import load
 from autoscaler_policies.backlog_drain import BacklogDrain
+from autoscaler_policies.daedalus import Daedalus
+from autoscaler_policies.ds2 import Ds2
 from autoscaler_policies.schedule import Exclusion, Schedule, Window
 from autoscaler_policies.target_tracking import Mode, TargetTracking
 from autoscaler_policies.threshold import Aggregate, Rule, Threshold
@@ -28,6 +30,8 @@ clusters:
       cpu: {{source: prom, query: cpu}}
       lag: {{source: prom, query: lag}}
       arrivals: {{source: prom, query: arrivals}}
+      throughput: {{source: prom, query: throughput}}
+      utilization: {{source: prom, query: utilization}}
       requests: {{source: prom, query: requests}}
     {policies}
 """
@@ -42,6 +46,8 @@ WRITTEN = {
         ),
         down=(Rule("cpu", below=0.3, hold=timedelta(minutes=10), aggregate=Aggregate.MAX),),
     ),
+    "rates": Ds2(scaling_factor=0.2, minor=0),
+    "recovery": Daedalus(utilization="cpu"),
     "calendar": Schedule(
         (
             Window("office hours", "0 8 * * 1-5", "0 18 * * 1-5", min=4),
@@ -63,7 +69,9 @@ def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -
     assert found == WRITTEN
 
 
-@pytest.mark.parametrize("policy", [BacklogDrain, TargetTracking, Threshold, Rule, Schedule, Window, Exclusion])
+@pytest.mark.parametrize(
+    "policy", [BacklogDrain, Daedalus, Ds2, TargetTracking, Threshold, Rule, Schedule, Window, Exclusion]
+)
 def test_every_parameter_is_on_the_page_and_in_the_docstring(policy: type) -> None:
     for field in dataclasses.fields(policy):
         assert f"`{field.name}`" in PAGE
