@@ -11,6 +11,8 @@ from autoscaler.config import load
 from autoscaler_policies.backlog_drain import BacklogDrain
 from autoscaler_policies.daedalus import Daedalus
 from autoscaler_policies.ds2 import Ds2
+from autoscaler_policies.hpa import Behavior, Hpa, Metric, MetricType, ScaleDown, ScaleUp
+from autoscaler_policies.hpa_rules import PODS_UP, PolicyType, ScalingPolicy
 from autoscaler_policies.schedule import Exclusion, Schedule, Window
 from autoscaler_policies.target_tracking import Mode, TargetTracking
 from autoscaler_policies.threshold import Aggregate, Rule, Threshold
@@ -39,6 +41,13 @@ WRITTEN = {
     "drain": BacklogDrain(within=timedelta(seconds=60), stops=False),
     "cpu": TargetTracking("cpu", 0.6),
     "requests": TargetTracking("requests", 300.0, Mode.TOTAL),
+    "hpa": Hpa(
+        (Metric(MetricType.UTILIZATION, "cpu", 60.0), Metric(MetricType.VALUE_PER_REPLICA, "lag", 1000.0)),
+        Behavior(
+            ScaleUp(policies=(PODS_UP, ScalingPolicy(PolicyType.PERCENT, 100, timedelta(seconds=15)))),
+            ScaleDown(timedelta(minutes=5), policies=(ScalingPolicy(PolicyType.PERCENT, 10, timedelta(minutes=1)),)),
+        ),
+    ),
     "rules": Threshold(
         up=(
             Rule("cpu", above=0.8, hold=timedelta(minutes=1), percent=50),
@@ -70,7 +79,24 @@ def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "policy", [BacklogDrain, Daedalus, Ds2, TargetTracking, Threshold, Rule, Schedule, Window, Exclusion]
+    "policy",
+    [
+        BacklogDrain,
+        Daedalus,
+        Ds2,
+        TargetTracking,
+        Threshold,
+        Rule,
+        Schedule,
+        Window,
+        Exclusion,
+        Hpa,
+        Metric,
+        Behavior,
+        ScaleUp,
+        ScaleDown,
+        ScalingPolicy,
+    ],
 )
 def test_every_parameter_is_on_the_page_and_in_the_docstring(policy: type) -> None:
     for field in dataclasses.fields(policy):
