@@ -98,6 +98,8 @@ class Query:
             transaction, which is as far as consumers get whose `isolation.level` is that.
         window: time over which a rate is averaged; above the time between two commits, of `throughput` at least
             three times. Default 30s.
+        partitions: with `lag` or `max_lag`, also tell the lag and the committed offset of each partition, for policies
+            that look at them. Default false, as they are kept with every observation.
     """
 
     metric: Metric
@@ -106,6 +108,7 @@ class Query:
     uncommitted: Uncommitted = Uncommitted.ERROR
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     window: timedelta = timedelta(seconds=30)
+    partitions: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", Metric(self.metric))
@@ -122,6 +125,8 @@ class Query:
             raise ValueError("group must not be empty")
         if self.group is None and self.metric is not Metric.ARRIVALS:
             raise ValueError(f"{self.metric} needs group: <the consumers' group.id>")
+        if self.partitions and self.metric not in (Metric.LAG, Metric.MAX_LAG):
+            raise ValueError(f"partitions is of no use with {self.metric}; expected lag or max_lag")
         if self.window <= ZERO:
             raise ValueError("window must be above 0s")
 
@@ -306,6 +311,21 @@ def waiting(look: Look, query: Query) -> dict[int, int]:
     return found
 
 
+def partitions(looks: Sequence[Look], query: Query) -> dict[str, dict[str, float]]:
+    """The lag and the committed offset (-1: none) of each partition, named `topic/partition`.
+
+    Raises:
+        AnswerError: as of `waiting`.
+    """
+    found = {}
+    for look in looks:
+        positions = _positions(look, query)
+        for partition, lag in waiting(look, query).items():
+            offset = positions.get(partition, -1)
+            found[f"{look.topic}/{partition}"] = {"lag": float(lag), "offset": float(offset)}
+    return found
+
+
 def _positions(look: Look, query: Query) -> dict[int, int]:
     """Where the group has committed. Raises AnswerError unless that tells where it stands in all partitions."""
     assert query.group is not None  # noqa: S101 - for the type checker; the query has looked
@@ -430,10 +450,11 @@ class _Source:
             self._arrived.setdefault((look.topic, query.isolation), History()).add(look.at, look.ends, grows=True)
         try:
             value = self._value(query, looks)
+            parts = partitions(looks, query) if query.partitions else {}
         except EdgeError as error:
             raise type(error)(f"{self._brokers.name}: {error}") from None
         age = max(0.0, begun - min(look.at for look in looks))
-        return Reading(value, now - timedelta(seconds=age), sum(len(look.ends) for look in looks))
+        return Reading(value, now - timedelta(seconds=age), sum(len(look.ends) for look in looks), parts)
 
     def _value(self, query: Query, looks: Sequence[Look]) -> float:
         match query.metric:

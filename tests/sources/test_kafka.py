@@ -141,6 +141,7 @@ class TestParameters:
             ({"topics": ("a", "a")}, "topics must name each topic once"),
             ({"group": None}, "lag needs group"),
             ({"metric": "throughput", "group": None}, "throughput needs group"),
+            ({"metric": "throughput", "partitions": True}, "partitions is of no use with throughput"),
             ({"group": ""}, "group must not be empty"),
             ({"window": timedelta(0)}, "window must be above 0s"),
         ],
@@ -273,6 +274,21 @@ class TestAnswers:
             assert server.count(COMMITS) == len(groups)
             assert server.count(OFFSETS) <= 4
             assert server.connections == 1
+
+    async def test_the_partitions_are_told_apart_where_that_is_asked_for(self) -> None:
+        commits = {("group", "orders"): [5, -1], ("group", "bills"): [7]}
+        async with stub(ends={"orders": [10, 0], "bills": [9]}, commits=commits) as server:
+            each = Query(Metric.LAG, ("orders", "bills"), "group", partitions=True)
+            asked = await read(plugin(server), each, Query(Metric.LAG, ("orders", "bills"), "group"))
+        assert [outcome.value for outcome in asked] == [7.0, 7.0]
+        assert [outcome.parts for outcome in asked] == [
+            {
+                "orders/0": {"lag": 5.0, "offset": 5.0},
+                "orders/1": {"lag": 0.0, "offset": -1.0},
+                "bills/0": {"lag": 2.0, "offset": 7.0},
+            },
+            {},
+        ]
 
     async def test_offsets_are_asked_for_after_the_commits(self) -> None:
         async with stub(**orders()) as server:
