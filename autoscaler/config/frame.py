@@ -41,6 +41,8 @@ class ClusterFrame:
     Attributes:
         target: what is scaled.
         policies: the policies by name; the greatest size that one of them asks for is proposed.
+        combine: an expression over the names of the policies that is proposed instead of the greatest size, such as
+            `lag if urgent else max(capacity, cpu)`.
         max: the largest size, in replicas.
         min: the smallest size, in replicas.
         interval: time between two looks at the cluster; at least 100ms.
@@ -63,6 +65,7 @@ class ClusterFrame:
     policies: Mapping[str, Annotated[Policy, Plugin(Kind.POLICY)]]
     max: int
     min: int = 1
+    combine: str | None = None
     interval: timedelta = INTERVAL
     timeout: timedelta | None = None
     engine: Annotated[EnginePlugin, Plugin(Kind.ENGINE)] | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler import plugins
-from autoscaler.config import document
+from autoscaler.config import combine, document
 from autoscaler.config.build import Builder
 from autoscaler.config.document import Invalid, Node, Problems, join
 from autoscaler.config.frame import DIRECTORY, LONGEST_TIMEOUT, ClusterFrame, FileFrame
@@ -75,6 +75,8 @@ class _File:
         self._targets: list[tuple[Any, str]] = []
         # Cluster name -> line and path of its time-out, or of itself when that is left out.
         self._timeouts: dict[str, tuple[int, str]] = {}
+        # Cluster name -> line and path of its expression.
+        self._expressions: dict[str, tuple[int, str]] = {}
 
     def read(self) -> Config:
         build = self._build
@@ -122,7 +124,7 @@ class _File:
         self._name(name, node, path)
         build = self._build
         mapping = build.mapping(node, path)
-        known = _metric_names(mapping)
+        known = _names("metrics", mapping)
         readers = {
             "metrics": lambda node, path: build.entries(node, path, self._metric),
             "policies": lambda node, path: build.entries(
@@ -134,6 +136,8 @@ class _File:
             self._owned(read.values["target"], mapping.entries["target"].line, join(path, "target"), name)
         written = mapping.entries.get("timeout")
         self._timeouts[name] = (written.line, join(path, "timeout")) if written else (mapping.line, path)
+        if "combine" in mapping.entries:
+            self._expressions[name] = (mapping.entries["combine"].line, join(path, "combine"))
         frame = _Frame(mapping, path, read.values, self._problems)
         sound = frame.check(known)
         if not (read.complete and sound):
@@ -174,6 +178,10 @@ class _File:
                         f"({format_duration(cluster.timeout)}): a slow answer is given up before the {part} can say "
                         "what is wrong",
                     )
+            if isinstance(cluster.spec.combine, combine.Expression):
+                unheard = combine.unheard(cluster.spec.combine, cluster.spec.policies)
+                if unheard:
+                    found.add(*self._expressions[name], unheard)
         return found.error().problems
 
     def _metric(self, name: str, node: Node, path: str) -> Metric:
@@ -249,6 +257,7 @@ class _Frame:
             "policies": tuple(policies.values()),
             "metrics": tuple(self._values.get("metrics", ())),
             "engine": self["engine"] is not None,
+            "combine": None if self["combine"] is None else combine.read(self["combine"], policies),
             "lookback": max([self["lookback"], *(_lookback(named.policy) for named in policies.values())]),
             **{key: self[key] for key in _PASSED_ON},
         }
@@ -258,6 +267,7 @@ class _Frame:
         self._check_sizes()
         self._check_times()
         self._check_metrics(metrics)
+        self._check_combine()
         if self._usable("policies") and "policies" in self._mapping.entries and not self["policies"]:
             self._object("at least one policy is needed", "policies")
         return self._sound
@@ -319,6 +329,17 @@ class _Frame:
                 message = f"the cluster has no metric {inner.node.text!r}{_suggest(inner.node.text, metrics)}"
                 self._object(message, section, inside=key)
 
+    def _check_combine(self) -> None:
+        expression: str | None = self["combine"]
+        names = _names("policies", self._mapping)
+        if expression is None or not names:
+            return
+        read: Mapping[str, NamedPolicy] = self._values.get("policies", {})
+        try:
+            combine.read(expression, names, combine.silent(read.values()))
+        except ValueError as error:
+            self._object(str(error), "combine")
+
     def _usable(self, name: str) -> bool:
         """Whether the setting is either well-formed or left to its default."""
         return name in self._values or name not in self._mapping.entries
@@ -341,9 +362,9 @@ def _suggest(metric: str, known: Sequence[str]) -> str:
     return plugins.guess(metric, known) or f"; metrics: {', '.join(known) or 'none'}"
 
 
-def _metric_names(mapping: document.Mapping) -> list[str]:
-    """The names under `metrics`, whether or not their sources and queries are in order."""
-    node = mapping.entries["metrics"].node if "metrics" in mapping.entries else None
+def _names(section: str, mapping: document.Mapping) -> list[str]:
+    """The names in a section, whether or not what they stand for is in order."""
+    node = mapping.entries[section].node if section in mapping.entries else None
     return list(node.entries) if isinstance(node, document.Mapping) else []
 
 
