@@ -593,7 +593,7 @@ def restart_time(
     known = [math.floor(one) for one in seen if one is not None]
     if not tracked or not known:
         return configured
-    return min(timedelta(seconds=max(known)), timedelta(seconds=limit // _SECOND))
+    return timedelta(seconds=min(max(known), limit // _SECOND))
 
 
 def recent(

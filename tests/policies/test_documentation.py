@@ -11,6 +11,7 @@ from autoscaler.config import load
 from autoscaler_policies.backlog_drain import BacklogDrain
 from autoscaler_policies.daedalus import Daedalus
 from autoscaler_policies.ds2 import Ds2
+from autoscaler_policies.flink_operator import FlinkOperator
 from autoscaler_policies.hpa import Behavior, Hpa, Metric, MetricType, ScaleDown, ScaleUp
 from autoscaler_policies.hpa_rules import PODS_UP, PolicyType, ScalingPolicy
 from autoscaler_policies.schedule import Exclusion, Schedule, Window
@@ -57,6 +58,7 @@ WRITTEN = {
     ),
     "rates": Ds2(scaling_factor=0.2, minor=0),
     "recovery": Daedalus(utilization="cpu"),
+    "flink": FlinkOperator(utilization_target=0.8, catch_up_duration=timedelta(minutes=10), busy="utilization"),
     "calendar": Schedule(
         (
             Window("office hours", "0 8 * * 1-5", "0 18 * * 1-5", min=4),
@@ -84,6 +86,7 @@ def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -
         BacklogDrain,
         Daedalus,
         Ds2,
+        FlinkOperator,
         TargetTracking,
         Threshold,
         Rule,
