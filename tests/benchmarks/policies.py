@@ -47,10 +47,11 @@ _CORE: dict[str, Any] = {item.name: item.default for item in fields(ClusterSpec)
 BASELINES: Mapping[str, str] = {
     # the peak and 10 %
     "static": "{policies: {}, min: 18, max: 18}",
-    "hpa70": "{type: target-tracking, metric: cpu, target: 0.7}",
     "backlog-drain": "{type: backlog-drain}",
     "adaptive": "{type: adaptive, objective: $SLO}",
-    # rules that were published with windows of their own
+    # rules with windows of their own
+    "hpa70": "{policies: {hpa: {type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}}, "
+    "down: {window: 0s}}",
     "ds2": "{policies: {ds2: {type: ds2}}, down: {window: 0s}}",
     "daedalus": "{policies: {daedalus: {type: daedalus}}, down: {window: 0s}}",
     "flink-operator": "{policies: {operator: {type: flink-operator}}, down: {window: 0s}}",
@@ -229,7 +230,8 @@ def named_policy(text: str) -> tuple[str, str]:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("-p", "--policy", action="append", type=named_policy, metavar="POLICY", help="a baseline or NAME=SETTINGS")
+    names = ", ".join(BASELINES)
+    add("-p", "--policy", action="append", type=named_policy, metavar="P", help=f"NAME=SETTINGS, or one of {names}")
     add("-s", "--scenario", action="append", choices=(*RECORDED, *MADE), help="default: the sixteen, if --traces")
     add("--plant", action="append", choices=tuple(PLANTS), help="default: k8s")
     add("--seeds", type=int, default=1, help="how many, from 1 on; default 1")

@@ -42,4 +42,4 @@ def test_settings_that_cannot_be_read_are_said_with_their_line() -> None:
 def test_an_unknown_baseline_lists_those_there_are() -> None:
     found = _run("-p", "mine")
     assert found.returncode == 2
-    assert "mine: expected NAME=SETTINGS, or one of static, hpa70" in found.stderr
+    assert "mine: expected NAME=SETTINGS, or one of static, backlog-drain" in found.stderr
