@@ -1,0 +1,639 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.config import load
+from autoscaler.core.model import ClusterSpec, ClusterState, Limits, NamedPolicy, Observation, Reading, Reason, View
+from autoscaler.core.step import step
+from autoscaler.testing import PolicyContract
+from autoscaler_policies.keda_lag import Fallback, KedaLag, Trigger
+from autoscaler_policies.keda_rules import (
+    Behaviour,
+    JobQueue,
+    Reset,
+    activation,
+    composite,
+    exported_lag,
+    factors,
+    fallback,
+    hpa_average_size,
+    job_queue,
+    job_scale,
+    next_factor,
+    partition_lag,
+    safe_fallback_size,
+    safe_partition_lag,
+    safe_size,
+    trigger_value,
+)
+
+Make = Callable[..., View]
+Inputs = Mapping[str, Any]
+CASES = json.loads((Path(__file__).parent / "data" / "keda.json").read_text())
+FORMULA_KEYS = {"formula", "target", "fallback_replicas"}
+
+# What we do otherwise than KEDA, case by case: what the policy makes of it, and why.
+DIFFERENCES: Mapping[str, tuple[object, str]] = {
+    "invalid offset, earliest, partition missing": (None, "what is missing is not zero"),
+    "valid offset, partition missing from latest": (None, "what is missing is not zero"),
+    "the log ends before the offset": (None, "lag below zero would hide the lag of other partitions"),
+    "off by one: integer division lets one consumer too many through": (5, "a sixth consumer of 5 partitions idles"),
+    "tolerance stops one short of the cap": (64, "the lag asks for 149 replicas, so 63 are not about right"),
+    "static ignores current 15": (15, "nothing is lowered while nothing is known"),
+    "currentReplicasIfLower lowers 15 to 10": (15, "nothing is lowered while nothing is known"),
+    "an error with a fallback of 0: 10 -> 0": (10, "nothing is lowered while nothing is known"),
+}
+
+
+def cap(i: Inputs) -> float:
+    return exported_lag(
+        i["total_lag"],
+        i["lag_threshold"],
+        i["partitions"],
+        with_lag=i.get("partitions_with_lag"),
+        allow_idle=i.get("allow_idle_consumers", False),
+        only_with_lag=i.get("limit_to_partitions_with_lag", False),
+        even=i.get("ensure_even_distribution", False),
+    )
+
+
+def run(kind: str, i: Inputs) -> object:  # noqa: C901 - one line for each kind of case
+    match kind:
+        case "kafka_factors":
+            return list(factors(i["partitions"]))
+        case "kafka_even_distribution":
+            return next_factor(i["lag"], i["partitions"], i["lag_threshold"])
+        case "kafka_partition_lag":
+            lag, whole = partition_lag(
+                i["committed_offset"],
+                i["latest_offset"],
+                Reset(i["offset_reset_policy"]),
+                zero_on_invalid=i["scale_to_zero_on_invalid_offset"],
+                previous=i.get("previous_offset"),
+                exclude_persistent=i.get("exclude_persistent_lag", False),
+            )
+            return {"lag": lag, "lag_with_persistent": whole} if "exclude_persistent_lag" in i else lag
+        case "kafka_cap_then_hpa":
+            size = hpa_average_size(cap(i), i["lag_threshold"], i["current_replicas"])
+            return {"exported_lag": cap(i), "replicas": size}
+        case "fallback":
+            fallen = fallback(
+                Behaviour(i["behavior"]),
+                current=i["current_replicas"],
+                replicas=i["fallback_replicas"],
+                target=i["target"],
+                threshold=i["failure_threshold"],
+                failures=i["consecutive_failures_before"],
+                metric_type=i["metric_type"],
+                ready=i.get("ready_replicas"),
+            )
+            value = fallen.metric_value
+            shown: dict[str, object] = {"error": "propagated"} if value is None else {"metric_value": value}
+            return {**shown, "failures": fallen.failures}
+        case "activation":
+            return activation(
+                i["current_replicas"],
+                minimum=i["min"],
+                idle=i["idle"],
+                active=i["active"],
+                cooldown_passed=i["cooldown_passed"],
+                pause_in=i.get("pause_in", False),
+                pause_out=i.get("pause_out", False),
+                force=i.get("force", False),
+                error=i.get("error", False),
+                fallback_replicas=i.get("fallback_replicas"),
+            )
+        case "scaling_modifier":
+            values = {name: value for name, value in i.items() if name not in FORMULA_KEYS}
+            return composite(i["formula"], values, i.get("target", 1), i.get("fallback_replicas", 0))
+        case "scaling_modifier_trigger":
+            return trigger_value(i["value"], i["failures"], i["failure_threshold"])
+        case "multi_trigger":
+            queue, jobs = job_queue(i["mode"], i["max_replicas"], [JobQueue(**scaler) for scaler in i["scalers"]])
+            return {"queue_length": queue, "max_value": jobs}
+        case "scaled_job":
+            return job_scale(
+                i["strategy"],
+                i["max_scale"],
+                i["running"],
+                i["pending"],
+                i["max_replicas"],
+                deduction=i.get("ded", 0),
+                share=i.get("pct", 0.0),
+            )
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['kind']}: {case['name']}" for case in CASES])
+def test_the_rules_give_what_keda_gives(case: Mapping[str, Any]) -> None:
+    assert run(case["kind"], case["inputs"]) == pytest.approx(case["expected"], abs=1e-12)
+
+
+def ours(view: Make, kind: str, i: Inputs) -> object:
+    """What the policy makes of a case."""
+    if kind == "kafka_partition_lag":
+        reset = Reset(i["offset_reset_policy"])
+        zero = i["scale_to_zero_on_invalid_offset"]
+        return safe_partition_lag(i["committed_offset"], i["latest_offset"], reset, zero_on_invalid=zero)
+    if kind == "kafka_cap_then_hpa":
+        trigger = Trigger(
+            lag_threshold=i["lag_threshold"],
+            allow_idle_consumers=i.get("allow_idle_consumers", False),
+            ensure_even_distribution_of_partitions=i.get("ensure_even_distribution", False),
+        )
+        seen = view({"lag": float(i["total_lag"])}, current=i["current_replicas"], minimum=0, maximum=1000)
+        seen = replace(seen, metrics={"lag": replace(seen.metrics["lag"], partitions=i["partitions"])})
+        return KedaLag((trigger,)).evaluate(seen).replicas
+    if kind == "fallback":
+        return safe_fallback_size(Behaviour(i["behavior"]), i["current_replicas"], i["fallback_replicas"])
+    seen = view({}, current=i["current_replicas"], minimum=0, maximum=1000)
+    return KedaLag((Trigger(),)).evaluate(seen).replicas or i["current_replicas"]
+
+
+def test_the_policy_differs_from_keda_only_where_that_is_meant(view: Make) -> None:
+    left = set(DIFFERENCES)
+    for case in CASES:
+        kind, inputs, expected = case["kind"], case["inputs"], case["expected"]
+        limited = inputs.get("limit_to_partitions_with_lag") or "exclude_persistent_lag" in inputs
+        falls_back = kind == "fallback" and "metric_value" in expected and inputs["metric_type"] == "AverageValue"
+        lags = kind in ("kafka_partition_lag", "kafka_cap_then_hpa") and not limited
+        errs = kind == "activation" and inputs.get("error")
+        if not (lags or errs or (falls_back and inputs["behavior"] != "scalingModifiers")):
+            continue
+        if kind == "kafka_cap_then_hpa":
+            # Without lag no trigger is active, and one replica waits for the end of the cooldown.
+            expected = max(expected["replicas"], 1)
+        elif kind == "fallback":
+            expected = expected["metric_value"] / inputs["target"]
+        if case["name"] in DIFFERENCES:
+            left.remove(case["name"])
+            assert expected != DIFFERENCES[case["name"]][0]
+            expected = DIFFERENCES[case["name"]][0]
+        assert ours(view, kind, inputs) == expected, case["name"]
+    assert not left
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_every_difference_from_keda_is_on_the_page(name: str) -> None:
+    assert f"| {name} |" in PAGE
+
+
+@pytest.mark.parametrize("policy", [KedaLag, Trigger, Fallback])
+def test_every_parameter_is_on_the_page_and_in_the_docstring(policy: type) -> None:
+    section = PAGE[PAGE.index("## `keda-lag`") : PAGE.index("### Where it differs from KEDA")]
+    for field in dataclasses.fields(policy):
+        assert f"| `{field.name}` |" in section
+        assert f"        {field.name}: " in (policy.__doc__ or "")
+
+
+FRAME = """
+sources:
+  prom: {type: prometheus, url: "http://127.0.0.1:9090"}
+clusters:
+  c:
+    target: {type: "null"}
+    max: 10
+    metrics:
+      lag: {source: prom, query: lag}
+      requests: {source: prom, query: requests}
+    """
+
+
+def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -> None:
+    section = PAGE[PAGE.index("## `keda-lag`") : PAGE.index("### Where it differs from KEDA")]
+    path = tmp_path / "autoscaler.yaml"
+    found = []
+    for block in re.findall(r"```yml\n(.*?)```", section, re.DOTALL):
+        path.write_text(FRAME + block.replace("\n", "\n    "))
+        found += [named.policy for named in load(path, {}).clusters["c"].spec.policies]
+    formula = "count([kafka, web], {# > 1000}) > 1 ? kafka + web : kafka ?? web"
+    both = (Trigger(name="kafka"), Trigger("requests", 300.0, name="web"))
+    assert found == [KedaLag((Trigger("lag", 500.0),)), KedaLag(both, formula=formula, target=500.0)]
+
+
+def test_the_move_from_keda_that_the_page_shows_is_one(tmp_path: Path) -> None:
+    before, after = re.findall(r"```yml\n(.*?)```", PAGE[PAGE.index("### Moving from KEDA") :], re.DOTALL)[:2]
+    path = tmp_path / "autoscaler.yaml"
+    path.write_text(after)
+    cluster = load(path, {}).clusters["orders"]
+    keda = yaml.safe_load(before)["spec"]
+    given_, fallen = keda["triggers"][0]["metadata"], keda["fallback"]
+    policy = KedaLag(
+        (
+            Trigger(
+                "lag",
+                float(given_["lagThreshold"]),
+                float(given_["activationLagThreshold"]),
+                exclude_persistent_lag=given_["excludePersistentLag"] == "true",
+                persistent_after=timedelta(0),
+            ),
+        ),
+        fallback=Fallback(fallen["replicas"], fallen["failureThreshold"], Behaviour(fallen["behavior"])),
+        active_minimum=keda["minReplicaCount"],
+        cooldown=timedelta(seconds=keda["cooldownPeriod"]),
+    )
+    assert cluster.spec.policies == (NamedPolicy("keda", policy),)
+    assert cluster.spec.limits == Limits(keda["idleReplicaCount"], keda["maxReplicaCount"])
+    assert cluster.interval == timedelta(seconds=keda["pollingInterval"])
+
+
+def lag(
+    view: Make,
+    value: float | tuple[float, ...],
+    *,
+    partitions: int | None = None,
+    parts: Mapping[str, Mapping[str, float]] | None = None,
+    memory: Mapping[str, float] | None = None,
+    **more: Any,
+) -> View:
+    seen = view({"lag": value}, **{"current": 2, "maximum": 100, **more})
+    reading = replace(seen.metrics["lag"], partitions=partitions, parts=parts or {})
+    return replace(seen, metrics={**seen.metrics, "lag": reading}, memory=memory or {})
+
+
+@pytest.mark.parametrize(
+    ("value", "current", "expected", "reason"),
+    [
+        (500.0, 2, 50, Reason.ABOVE),
+        (5.0, 2, 1, Reason.BELOW),
+        (21.0, 2, 2, Reason.STEADY),
+        (22.0, 2, 2, Reason.STEADY),
+        (22.1, 2, 3, Reason.ABOVE),
+        ((10.0, 20.0, 0.0), 1, 3, Reason.ABOVE),
+        (1e308, 2, 100, Reason.ABOVE),
+        (0.0, 2, 1, Reason.BELOW),
+    ],
+)
+def test_asks_for_a_replica_per_threshold_of_lag(
+    view: Make, value: float | tuple[float, ...], current: int, expected: int, reason: Reason
+) -> None:
+    answer = KedaLag((Trigger(),)).evaluate(lag(view, value, current=current))
+    assert (answer.replicas, answer.reason) == (expected, reason)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "expected"),
+    [
+        (Trigger(), 8),
+        (Trigger(allow_idle_consumers=True), 50),
+        (Trigger(limit_to_partitions_with_lag=True), 2),
+        (Trigger(ensure_even_distribution_of_partitions=True, lag_threshold=100), 8),
+        (Trigger(ensure_even_distribution_of_partitions=True, lag_threshold=200), 4),
+    ],
+)
+def test_no_more_replicas_than_partitions_can_use(view: Make, trigger: Trigger, expected: int) -> None:
+    values = (250.0, 250.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert KedaLag((trigger,)).evaluate(lag(view, values)).replicas == expected
+    whole = lag(view, 500.0, partitions=8)
+    limited = trigger.limit_to_partitions_with_lag
+    # of a sum nobody knows which partitions it is of
+    assert KedaLag((trigger,)).evaluate(whole).replicas == (8 if limited else expected)
+
+
+def test_partitions_of_the_engine_count_where_the_source_tells_none(view: Make) -> None:
+    assert KedaLag((Trigger(),)).evaluate(lag(view, 500.0, partitions=None)).replicas == 50
+    seen = view({"lag": 500.0}, current=2, maximum=100, partitions=6)
+    assert KedaLag((Trigger(),)).evaluate(seen).replicas == 6
+
+
+def test_an_uneven_size_within_the_tolerance_is_made_even(view: Make) -> None:
+    even = KedaLag((Trigger(ensure_even_distribution_of_partitions=True),))
+    assert even.evaluate(lag(view, 95.0, partitions=20, current=10)).replicas == 10
+    assert even.evaluate(lag(view, 95.0, partitions=20, current=9)).replicas == 10
+
+
+def test_a_missing_metric_never_lowers_the_size(view: Make) -> None:
+    answer = KedaLag((Trigger(),)).evaluate(view({}, current=5, missing={"lag": "refused"}))
+    assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
+    assert answer.detail == "no trusted reading of lag (refused)"
+
+
+def test_of_a_log_that_is_known_in_part_there_is_at_least_so_much(view: Make) -> None:
+    policy = KedaLag((Trigger(),))
+    short = lag(view, (100.0, 0.0), partitions=3, current=2)
+    assert policy.evaluate(short).replicas == 3
+    assert policy.evaluate(replace(short, current=3)).reason is Reason.STEADY
+    assert policy.evaluate(replace(short, current=5)).reason is Reason.MISSING
+    assert policy.evaluate(lag(view, (100.0, -1.0), current=5)).reason is Reason.MISSING
+    assert policy.evaluate(lag(view, -1.0, current=1)).reason is Reason.MISSING
+
+
+def test_the_largest_size_of_several_triggers_counts(view: Make) -> None:
+    policy = KedaLag((Trigger(), Trigger("orders", lag_threshold=5)))
+    seen = view({"lag": 40.0, "orders": 60.0}, current=2, maximum=100)
+    assert policy.metrics == ("lag", "orders")
+    assert policy.evaluate(seen).replicas == 12
+    assert policy.evaluate(view({"lag": 40.0}, current=2, maximum=100)).replicas == 4
+    assert policy.evaluate(view({"lag": 40.0}, current=8, maximum=100)).reason is Reason.MISSING
+
+
+def offsets(**partitions: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
+    return dict(partitions)
+
+
+def test_computes_the_lag_from_offsets_where_the_source_tells_them(view: Make) -> None:
+    policy = KedaLag((Trigger(offset_reset_policy=Reset.EARLIEST),))
+    parts = offsets(a={"offset": 100, "end": 150}, b={"offset": -1, "end": 30}, c={"lag": 40.0})
+    assert policy.evaluate(lag(view, 0.0, parts=parts)).inputs == {"lag": 120.0}
+    lost = offsets(a={"offset": 100}, b={"lag": -3.0}, c={"lag": 40.0})
+    answer = policy.evaluate(lag(view, 0.0, parts=lost, current=1))
+    assert (answer.replicas, answer.inputs) == (3, {"lag": 40.0})
+    nothing = offsets(a={"offset": 100})
+    assert policy.evaluate(lag(view, 0.0, parts=nothing)).reason is Reason.MISSING
+    other = {"vertex": {"busy": 0.5}}
+    assert policy.evaluate(lag(view, 50.0, parts=other)).inputs == {"lag": 50.0}
+
+
+def later(seen: View, memory: Mapping[str, float], seconds: float, reading: Reading | None = None) -> View:
+    now = seen.now + timedelta(seconds=seconds)
+    metrics = {"lag": reading or replace(seen.metrics["lag"], at=seen.metrics["lag"].at + timedelta(seconds=seconds))}
+    return replace(seen, now=now, metrics=metrics, memory=memory)
+
+
+def test_lag_of_a_partition_whose_offset_stands_still_is_left_out_after_a_time(view: Make) -> None:
+    policy = KedaLag((Trigger(exclude_persistent_lag=True),))
+    parts = offsets(a={"offset": 100, "end": 150}, b={"offset": 7, "end": 37}, c={"offset": -1, "end": 9})
+    first = lag(view, 0.0, parts=parts)
+    memory = policy.learn(first)
+    assert policy.evaluate(replace(first, memory=memory)).inputs == {"lag": 81.0}
+    moved = offsets(a={"offset": 100, "end": 150}, b={"offset": 8, "end": 38}, c={"offset": -1, "end": 9})
+    soon = later(lag(view, 0.0, parts=moved), memory, 60)
+    memory = policy.learn(soon)
+    assert policy.evaluate(replace(soon, memory=memory)).inputs == {"lag": 81.0}
+    late = later(lag(view, 0.0, parts=moved), memory, 300)
+    memory = policy.learn(late)
+    # a has stood for 5 minutes, b for 4; a partition without an offset cannot stand still
+    assert policy.evaluate(replace(late, memory=memory)).inputs == {"lag": 31.0}
+    again = offsets(a={"offset": 101, "end": 150}, b={"offset": 9, "end": 38}, c={"offset": 2, "end": 9})
+    back = later(lag(view, 0.0, parts=again), memory, 315)
+    assert policy.evaluate(replace(back, memory=policy.learn(back))).inputs == {"lag": 85.0}
+    assert policy.evaluate(back).inputs == {"lag": 85.0}
+
+
+def test_with_no_time_to_wait_an_offset_is_compared_with_the_reading_before_as_in_keda(view: Make) -> None:
+    policy = KedaLag((Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
+    first = lag(view, 0.0, parts=offsets(a={"offset": 100, "end": 150}))
+    memory = policy.learn(first)
+    # the same reading once more is not another one
+    same = later(first, memory, 15, first.metrics["lag"])
+    memory = policy.learn(same)
+    assert policy.evaluate(replace(same, memory=memory)).inputs == {"lag": 50.0}
+    second = later(first, memory, 15)
+    memory = policy.learn(second)
+    answer = policy.evaluate(replace(second, memory=memory))
+    # it is still active: there is something to do, if anybody could
+    assert (answer.inputs, answer.replicas) == ({"lag": 0.0}, 1)
+
+
+def test_of_a_log_with_more_partitions_than_can_be_kept_nothing_is_left_out(view: Make) -> None:
+    policy = KedaLag((Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
+    wide = {str(n): {"offset": 1.0, "end": 2.0} for n in range(500)}
+    memory = policy.learn(lag(view, 0.0, parts=wide))
+    assert set(memory) == {"lag failures", "active_at"}
+
+
+def active(view: Make, policy: KedaLag, value: float, since: float | None, **more: Any) -> int | None:
+    seen = lag(view, value, **{"minimum": 0, "current": 4, **more})
+    memory = {} if since is None else {"active_at": seen.now.timestamp() - since}
+    return policy.evaluate(replace(seen, memory=memory)).replicas
+
+
+def test_goes_to_the_minimum_when_no_trigger_has_been_active_for_the_cooldown(view: Make) -> None:
+    policy = KedaLag((Trigger(activation_lag_threshold=50),), active_minimum=3)
+    assert active(view, policy, 51.0, 1e6) == 6
+    assert active(view, policy, 50.0, 299) == 5
+    assert active(view, policy, 10.0, 299) == 3
+    assert active(view, policy, 50.0, 300) == 0
+    # nothing is known of the past
+    assert active(view, policy, 50.0, None) == 5
+    assert active(view, policy, 50.0, None, current=0) == 0
+    assert active(view, policy, 51.0, None, current=0) == 6
+    # the cluster's own minimum is enough
+    assert active(view, policy, 10.0, 1e6, minimum=3) == 3
+
+
+def test_a_trigger_that_cannot_be_read_counts_as_active(view: Make) -> None:
+    policy = KedaLag((Trigger(),))
+    quiet = view({"lag": 0.0}, minimum=0)
+    first = policy.learn(quiet)
+    now = quiet.now.timestamp()
+    assert first == {"lag failures": 0.0, "active_at": now}
+    hour = timedelta(hours=1)
+    still = replace(quiet, now=quiet.now + hour, memory=first)
+    assert policy.learn(still)["active_at"] == now
+    blind = replace(still, metrics={})
+    assert policy.learn(blind) == {"lag failures": 1.0, "active_at": now + 3600}
+
+
+@pytest.mark.parametrize(
+    ("behavior", "current", "failures", "expected"),
+    [
+        (Behaviour.STATIC, 4, 3, None),
+        (Behaviour.STATIC, 4, 4, 10),
+        (Behaviour.STATIC, 15, 4, 15),
+        (Behaviour.CURRENT, 4, 4, 4),
+        (Behaviour.IF_HIGHER, 4, 4, 10),
+        (Behaviour.IF_LOWER, 15, 4, 15),
+    ],
+)
+def test_falls_back_after_failures_in_a_row_and_never_to_fewer(
+    view: Make, behavior: Behaviour, current: int, failures: int, expected: int | None
+) -> None:
+    policy = KedaLag((Trigger(),), fallback=Fallback(10, 3, behavior))
+    seen = replace(view({}, current=current, maximum=100), memory={"lag failures": float(failures)})
+    assert policy.evaluate(seen).replicas == expected
+
+
+def test_failures_are_counted_until_a_reading_comes(view: Make) -> None:
+    policy = KedaLag((Trigger(),))
+    seen = replace(view({}), memory={"lag failures": 7.0})
+    assert policy.learn(seen)["lag failures"] == 8
+    assert policy.learn(replace(seen, memory={"lag failures": 1e6}))["lag failures"] == 1e6
+    assert policy.learn(lag(view, 3.0, memory={"lag failures": 7.0}))["lag failures"] == 0
+    assert policy.learn(lag(view, (1.0,), partitions=2, memory={"lag failures": 7.0}))["lag failures"] == 8
+
+
+BOTH = (Trigger(name="kafka"), Trigger("orders", name="orders"))
+
+
+def both(view: Make, kafka: float | None, orders: float | None, **more: Any) -> View:
+    values = {"lag": kafka, "orders": orders}
+    readings = {name: value for name, value in values.items() if value is not None}
+    return view(readings, **{"current": 2, "maximum": 100, **more})
+
+
+def test_a_formula_makes_one_number_of_all_triggers(view: Make) -> None:
+    policy = KedaLag(BOTH, formula="kafka + orders", target=20)
+    answer = policy.evaluate(both(view, 30.0, 100.0))
+    assert (answer.replicas, answer.inputs) == (7, {"kafka": 30.0, "orders": 100.0})
+    assert answer.detail == "the formula gives 130 at 20 per replica: 7 replicas"
+    assert policy.evaluate(both(view, None, 100.0)).reason is Reason.MISSING
+
+
+def test_a_formula_sees_lags_cut_down_to_the_partitions(view: Make) -> None:
+    trigger = Trigger(ensure_even_distribution_of_partitions=True)
+    for each, expected in ((Trigger(), 5), (Trigger(allow_idle_consumers=True), 46), (trigger, 5)):
+        policy = KedaLag((each,), formula="lag", target=10)
+        assert policy.evaluate(lag(view, 460.0, partitions=5)).replicas == expected
+    assert KedaLag((trigger,), formula="lag", target=10).evaluate(lag(view, 25.0, partitions=4)).replicas == 4
+    assert KedaLag((trigger,), formula="lag", target=10).evaluate(lag(view, 25.0)).replicas == 3
+
+
+def test_a_trigger_that_keeps_failing_is_nil_in_the_formula_and_lowers_nothing(view: Make) -> None:
+    policy = KedaLag(BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3, Behaviour.MODIFIERS))
+    failing = {"kafka failures": 4.0}
+    seen = both(view, None, 60.0)
+    assert policy.evaluate(seen).reason is Reason.MISSING
+    assert policy.evaluate(replace(seen, memory=failing)).replicas == 6
+    assert policy.evaluate(replace(seen, memory=failing, current=9)).reason is Reason.MISSING
+    blind = replace(both(view, None, None), memory={"kafka failures": 4.0, "orders failures": 4.0})
+    assert policy.evaluate(blind).replicas == 2
+    none = KedaLag(BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3))
+    assert none.evaluate(blind).replicas == 7
+
+
+def test_a_formula_without_a_value_lowers_nothing(view: Make) -> None:
+    policy = KedaLag(BOTH, formula="kafka / orders", target=10)
+    answer = policy.evaluate(both(view, 5.0, 0.0))
+    assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
+    assert answer.detail == "the formula cannot compute '/' at character 1: float division by zero"
+    assert policy.learn(replace(both(view, 5.0, 0.0), memory={"active_at": 0.0}))["active_at"] > 0
+    nil = KedaLag(BOTH, formula="kafka > 0 ? nil : orders", target=10)
+    assert nil.evaluate(both(view, 5.0, 0.0)).reason is Reason.MISSING
+    assert replace(nil, fallback=Fallback(7)).evaluate(both(view, 5.0, 0.0)).replicas == 7
+
+
+def test_a_formula_decides_about_activity(view: Make) -> None:
+    policy = KedaLag(BOTH, formula="kafka - orders", target=10, activation_target=5)
+    quiet = both(view, 20.0, 15.0, minimum=0)
+    old = {"active_at": quiet.now.timestamp() - 1e4}
+    assert policy.learn(replace(quiet, memory=old))["active_at"] == old["active_at"]
+    assert policy.evaluate(replace(quiet, memory=old)).replicas == 0
+    busy = both(view, 20.0, 14.9, minimum=0)
+    assert policy.learn(replace(busy, memory=old))["active_at"] == busy.now.timestamp()
+    assert policy.evaluate(replace(busy, memory=old)).replicas == 1
+
+
+def test_the_worked_numbers_of_the_page(view: Make) -> None:
+    def size(value: float, partitions: int | None, current: int = 1, *, even: bool = False) -> int | None:
+        trigger = Trigger(lag_threshold=500, ensure_even_distribution_of_partitions=even)
+        return KedaLag((trigger,)).evaluate(lag(view, value, partitions=partitions, current=current)).replicas
+
+    assert size(5000, None) == 10
+    assert size(5000, 8) == size(5000, 8, even=True) == 8
+    assert size(5000, 12, even=True) == 12
+    assert size(4700, None, 9) == 9
+
+
+def test_says_in_words_what_it_computed(view: Make) -> None:
+    answer = KedaLag((Trigger(),)).evaluate(lag(view, 500.0, partitions=8))
+    assert answer.detail == "lag 500 at 10 per replica: 8 replicas, at most 8 can be used"
+    rest = replace(lag(view, 0.0, minimum=0), memory={"active_at": 0.0})
+    assert KedaLag((Trigger(),)).evaluate(rest).detail == (
+        "lag 0 at 10 per replica: 0 replicas; no trigger is active: 0 replicas"
+    )
+
+
+def test_falls_back_in_the_daemons_own_step() -> None:
+    policy = KedaLag((Trigger(),), fallback=Fallback(6, 2))
+    spec = ClusterSpec("c", Limits(0, 10), (NamedPolicy("keda", policy),), metrics=("lag",))
+    state, at = ClusterState(), datetime(2026, 1, 1, tzinfo=UTC)
+    sizes = []
+    for tick in range(4):
+        state, decision = step(spec, state, Observation(at + tick * spec.interval, 2, 2, {}, {"lag": "refused"}))
+        sizes.append(decision.desired)
+    assert sizes == [2, 2, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Trigger(""), "metric: is empty"),
+        (lambda: Trigger(lag_threshold=0), "lag_threshold: is 0, expected"),
+        (lambda: Trigger(lag_threshold=math.nan), "lag_threshold: is nan, expected"),
+        (lambda: Trigger(activation_lag_threshold=-1), "activation_lag_threshold: is -1, expected"),
+        (lambda: Trigger(activation_lag_threshold=math.inf), "activation_lag_threshold: is inf, expected"),
+        (
+            lambda: Trigger(allow_idle_consumers=True, limit_to_partitions_with_lag=True),
+            "allow_idle_consumers: is set together with limit_to_partitions_with_lag",
+        ),
+        (lambda: Trigger(persistent_after=timedelta(seconds=-1)), "persistent_after: is -1s, expected"),
+        (lambda: Fallback(-1), "replicas: is -1, expected"),
+        (lambda: Fallback(1, -1), "failure_threshold: is -1, expected"),
+        (lambda: KedaLag(()), "triggers: is empty"),
+        (lambda: KedaLag((Trigger(), Trigger())), "triggers: have the names lag, lag, expected different ones"),
+        (lambda: KedaLag((Trigger(),), formula="lag"), "target: is given without"),
+        (lambda: KedaLag((Trigger(),), target=1), "target: is given without"),
+        (lambda: KedaLag((Trigger(),), formula="lag", target=0), "target: is 0, expected"),
+        (lambda: KedaLag((Trigger(),), formula="lag", target=math.inf), "target: is inf, expected"),
+        (lambda: KedaLag((Trigger("a-b"),), formula="1", target=1), "triggers: have the name 'a-b'"),
+        (lambda: KedaLag((Trigger(),), formula="lag +", target=1), "formula: has the end at character 6, expected"),
+        (lambda: KedaLag((Trigger(),), fallback=Fallback(1, 3, Behaviour.MODIFIERS)), "fallback: has the behavior"),
+        (lambda: KedaLag((Trigger(),), activation_target=math.nan), "activation_target: is nan, expected"),
+        (lambda: KedaLag((Trigger(),), active_minimum=0), "active_minimum: is 0, expected"),
+        (lambda: KedaLag((Trigger(),), cooldown=timedelta(seconds=-1)), "cooldown: is -1s, expected"),
+        (lambda: KedaLag((Trigger(),), tolerance=-0.1), "tolerance: is -0.1, expected"),
+        (lambda: KedaLag((Trigger(),), tolerance=math.inf), "tolerance: is inf, expected"),
+    ],
+)
+def test_refuses_parameters_that_make_no_sense(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    lags=st.lists(st.floats(0, 1e6), min_size=1, max_size=12),
+    more=st.floats(0, 1e6),
+    current=st.integers(1, 20),
+    even=st.booleans(),
+)
+def test_more_lag_never_gives_a_smaller_size_and_no_size_is_beyond_the_partitions(
+    view: Make, lags: list[float], more: float, current: int, even: bool
+) -> None:
+    policy = KedaLag((Trigger(lag_threshold=100, ensure_even_distribution_of_partitions=even),), tolerance=0)
+    low = policy.evaluate(lag(view, tuple(lags), current=current)).replicas
+    high = policy.evaluate(lag(view, (lags[0] + more, *lags[1:]), current=current)).replicas
+    assert low is not None
+    assert high is not None
+    assert low <= high <= len(lags)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    lag_=st.integers(0, 10_000), threshold=st.integers(1, 50), partitions=st.integers(1, 40), current=st.integers(1, 60)
+)
+def test_without_tolerance_it_is_kedas_size_less_the_consumer_too_many(
+    lag_: int, threshold: int, partitions: int, current: int
+) -> None:
+    keda = hpa_average_size(exported_lag(lag_, threshold, partitions), threshold, current, 0)
+    assert safe_size(lag_, threshold, current, bound=partitions, tolerance=0) == min(keda, partitions)
+    assert keda <= partitions + 1
+
+
+class TestContract(PolicyContract):
+    @pytest.fixture
+    def policy(self) -> KedaLag:
+        return KedaLag((Trigger(exclude_persistent_lag=True), Trigger("arrivals")), fallback=Fallback(3))
+
+
+class TestContractOfAFormula(PolicyContract):
+    @pytest.fixture
+    def policy(self) -> KedaLag:
+        return KedaLag((Trigger(), Trigger("arrivals")), formula="lag / arrivals", target=2, fallback=Fallback(3))
