@@ -1,0 +1,219 @@
+"""The arithmetic of EC2 Auto Scaling policies as pure functions, as the EC2 Auto Scaling user guide publishes it.
+
+https://docs.aws.amazon.com/autoscaling/ec2/userguide/: as-scaling-simple-step (step adjustments, adjustment types,
+warm-up), as-scaling-target-tracking, as-using-sqs-queue (backlog per instance), as-scale-based-on-demand (several
+policies), predictive-scaling-policy-overview, ec2-auto-scaling-warm-pools; and StepAdjustment of the API reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from itertools import pairwise
+
+from autoscaler.core.model import Observation, View
+
+ROUNDING = 1e-9
+"""What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""
+MOST = 2**31 - 1
+"""No group is larger, whatever a metric says."""
+
+
+class AdjustmentType(StrEnum):
+    """What a step's adjustment is."""
+
+    CHANGE = "ChangeInCapacity"
+    EXACT = "ExactCapacity"
+    PERCENT = "PercentChangeInCapacity"
+
+
+class Aggregation(StrEnum):
+    """What of the values within a period counts (`MetricAggregationType`, an alarm's `Statistic`)."""
+
+    AVERAGE = "Average"
+    MINIMUM = "Minimum"
+    MAXIMUM = "Maximum"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An adjustment for a range of the metric, told by its distance from the threshold.
+
+    Attributes:
+        adjustment: replicas to add (below 0: to remove), a size, or percent of the size, by the adjustment type.
+        lower: where the range begins; none: minus infinity. Belongs to the range above the threshold, not below it.
+        upper: where the range ends; none: infinity. Belongs to the range below the threshold, not above it.
+    """
+
+    adjustment: int
+    lower: float | None = None
+    upper: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lower", "upper"):
+            bound = getattr(self, name)
+            if bound is not None and not math.isfinite(bound):
+                raise ValueError(f"{name}: is {bound}, expected a finite number")
+        if self.lower is None and self.upper is None:
+            raise ValueError("lower: is missing and so is upper, expected at least one of the two")
+        if self.lower is not None and self.upper is not None and self.lower >= self.upper:
+            raise ValueError(f"upper: is {self.upper:g}, expected more than lower ({self.lower:g})")
+
+    def holds(self, distance: float, *, above: bool) -> bool:
+        """Whether a distance from the threshold is in the range of an alarm that fires above, or below, it."""
+        lower = -math.inf if self.lower is None else self.lower
+        upper = math.inf if self.upper is None else self.upper
+        return lower <= distance < upper if above else lower < distance <= upper
+
+
+def flaw(steps: Sequence[Step]) -> str:
+    """What the service would refuse about a policy's steps, or the empty text."""
+    ordered = sorted(steps, key=lambda step: -math.inf if step.lower is None else step.lower)
+    if not ordered:
+        return "is empty, expected at least one step"
+    for below, step in pairwise(ordered):
+        if step.lower is None or below.upper is None or below.upper > step.lower:
+            return "has steps that overlap, expected each to begin where the one before it ends"
+        if below.upper < step.lower:
+            return f"has a gap from {below.upper:g} to {step.lower:g}, expected none"
+    first, last = ordered[0].lower, ordered[-1].upper
+    if first is not None and first < 0:
+        return f"has a step from {first:g} and none below it, expected one without a lower bound"
+    if last is not None and last > 0:
+        return f"has a step up to {last:g} and none above it, expected one without an upper bound"
+    return ""
+
+
+def step_for(distance: float, steps: Iterable[Step], *, above: bool) -> Step | None:
+    """The step whose range a distance from the threshold is in; None: none, and nothing is adjusted."""
+    return next((step for step in steps if step.holds(distance, above=above)), None)
+
+
+def rounded(change: float) -> int:
+    """A change that is not a whole number: towards 0, but one where it is less than one.
+
+    12.7 -> 12, 0.67 -> 1, -0.58 -> -1, -6.67 -> -6.
+    """
+    change = max(-MOST, min(change, MOST))
+    whole = math.trunc(change + math.copysign(ROUNDING, change))
+    return whole if whole or abs(change) < ROUNDING else int(math.copysign(1, change))
+
+
+def adjusted(capacity: int, adjustment: float, kind: AdjustmentType, least: int = 0) -> int:
+    """The capacity after an adjustment, 0 or more.
+
+    Args:
+        capacity: what there is.
+        adjustment: how much, by `kind`.
+        kind: what the adjustment is.
+        least: a change in percent is at least so many replicas (`MinAdjustmentMagnitude`), unless it is none.
+    """
+    if kind is AdjustmentType.EXACT:
+        return max(0, rounded(adjustment))
+    change = rounded(adjustment if kind is AdjustmentType.CHANGE else capacity * adjustment / 100)
+    if kind is AdjustmentType.PERCENT and adjustment:
+        change = int(math.copysign(max(abs(change), least), adjustment))
+    return max(0, capacity + change)
+
+
+def tracked(capacity: int, metric: float, target: float) -> int:
+    """The capacity that brings an average to its target: more is rounded up, less is rounded so that more stay.
+
+    1.5 more become 2, 1.5 fewer become 1.
+    """
+    return math.ceil(max(0.0, min(capacity * metric / target, MOST)) * (1 - ROUNDING))
+
+
+def backlog_target(acceptable_latency: float, processing_time: float) -> float:
+    """Messages per instance that are done within an acceptable latency, both in seconds (as-using-sqs-queue)."""
+    return acceptable_latency / processing_time
+
+
+def largest(capacities: Sequence[int]) -> int:
+    """Of several policies that act at once the largest capacity counts, whichever way they go."""
+    return max(capacities)
+
+
+def clamped(capacity: int, minimum: int, maximum: int) -> int:
+    """A capacity within the group's limits."""
+    return max(minimum, min(capacity, maximum))
+
+
+def predictive_maximum(predicted: int, maximum: int, *, increase: bool, buffer: float = 0.0) -> int:
+    """The maximum while a forecast is above it (`MaxCapacityBreachBehavior`, `MaxCapacityBuffer` in percent)."""
+    if not increase:
+        return maximum
+    return max(maximum, math.ceil(predicted * (100 + buffer) / 100 - ROUNDING))
+
+
+def warm_pool_size(maximum: int, desired: int, *, prepared: int | None = None, least: int = 0) -> int:
+    """Instances in a warm pool: those that are missing to the maximum, or to `MaxGroupPreparedCapacity`."""
+    return max(least, (maximum if prepared is None else prepared) - desired, 0)
+
+
+def datapoints(
+    view: View, metric: str, period: timedelta, count: int, how: Aggregation, *, per_replica: bool = False
+) -> tuple[float | None, ...]:
+    """A metric's last periods as an alarm sees them, newest first; None: a period without a value that can be trusted.
+
+    Periods are counted back from now; none is shorter than the interval between two observations. A value belongs to
+    the period in which it was observed, which may have been a little late.
+
+    Args:
+        view: what is seen.
+        metric: its name.
+        period: how long one is.
+        count: how many of them.
+        how: what of several values in a period counts, and of one number per replica.
+        per_replica: whether the metric is a total that is to be divided by the replicas that were up.
+    """
+    spec = view.spec
+    period = max(period, spec.interval)
+    values: list[list[float]] = [[] for _ in range(count)]
+    for seen in reversed(view.past):
+        index = (view.now - seen.at + spec.interval / 2) // period
+        if index >= count:
+            break
+        reading = seen.metrics.get(metric)
+        trusted = reading is not None and -spec.max_ahead <= seen.at - reading.at <= spec.max_age
+        if reading is None or not trusted or not reading.finite() or index < 0:
+            continue
+        value = reading.value
+        number = _AGGREGATE[how](value) if isinstance(value, tuple) else value
+        values[index].append(number / max(_up(seen), 1) if per_replica else number)
+    return tuple(_AGGREGATE[how](found) if found else None for found in values)
+
+
+def warm(view: View, warmup: timedelta) -> int:
+    """Replicas that are up, warm and to stay: as many as were up at every look during the warm-up.
+
+    What has been up for less does not count for more capacity, and nothing is removed meanwhile.
+    """
+    sizes = [_up(seen) for seen in view.past if view.now - seen.at <= warmup and seen.desired is not None]
+    return min([view.current, view.ready, *sizes])
+
+
+def shrinking(view: View, period: timedelta) -> bool:
+    """Whether the size was lowered within a period: those that go still count, so nothing more is taken."""
+    recent = (seen for seen in view.past if view.now - seen.at <= period)
+    return view.ready > view.current or any((seen.desired or 0) > view.current for seen in recent)
+
+
+def _up(seen: Observation) -> int:
+    """Replicas that were up, or that were wanted where the target did not tell."""
+    return seen.ready if seen.ready is not None else seen.desired or 0
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    # divided first, as a sum of finite numbers may be beyond all floats
+    return math.fsum(number / len(numbers) for number in numbers)
+
+
+_AGGREGATE: dict[Aggregation, Callable[[Sequence[float]], float]] = {
+    Aggregation.AVERAGE: _mean,
+    Aggregation.MINIMUM: min,
+    Aggregation.MAXIMUM: max,
+}
