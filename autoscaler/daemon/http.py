@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.capacity import restart_time
+from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
 from autoscaler.core.model import Learned, Rescale
 from autoscaler.daemon.metrics import exposition
@@ -216,7 +217,8 @@ def _told(record: Record) -> dict[str, object]:
 
 def _row(daemon: Daemon, controller: Controller) -> dict[str, object]:
     observation, decision, state = controller.observation, controller.decision, controller.state
-    limits = controller.cluster.spec.limits
+    spec = controller.cluster.spec
+    limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
     return {
         "name": controller.name,
         "dry_run": daemon.dry_run,

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.core.model import (
+    Allowance,
     Behaviour,
     ClusterSpec,
     Limits,
@@ -64,6 +65,21 @@ class Remembers:
 
     def evaluate(self, view: View) -> Recommendation:
         return Recommendation(view.current, Reason.STEADY, dict(view.memory), "as it is")
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Moves the bounds, and asks for no size."""
+
+    to: Limits
+
+    def allow(self, now: datetime, limits: Limits) -> Allowance:
+        del now, limits
+        return Allowance(self.to)
+
+    def evaluate(self, view: View) -> Recommendation:
+        del view
+        return Recommendation(None, Reason.ABSTAINED)
 
 
 def spec(name: str, **changes: Any) -> ClusterSpec:

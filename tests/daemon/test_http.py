@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler import cli
 from autoscaler.config.model import Config
-from autoscaler.core.model import Direction, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
+from autoscaler.core.model import Direction, Limits, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
 from autoscaler.daemon.app import Daemon
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http import ListenError, doors, split
@@ -27,7 +27,7 @@ from autoscaler.daemon.journal import open_journal
 from autoscaler.ports import ConfigurationError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 
-from .conftest import Remembers, make_cluster, make_config
+from .conftest import Moves, Remembers, make_cluster, make_config
 
 TICK = timedelta(milliseconds=100)
 
@@ -169,6 +169,16 @@ async def test_clusters_are_shown_with_their_last_decision(house: House) -> None
     assert "past" not in one["state"]
     assert one["decision"]["cluster"] == "a"
     assert "per-replica asked for 3" in one["explanation"]
+
+
+async def test_clusters_are_shown_with_the_bounds_that_hold(house: House) -> None:
+    controller = house.daemon.controllers["a"]
+    policies = (*controller.cluster.spec.policies, NamedPolicy("calendar", Moves(Limits(2, 7))))
+    controller.cluster = replace(controller.cluster, spec=replace(controller.cluster.spec, policies=policies))
+    await house.ready()
+    moved, other = (await house.get("/api/v1/clusters"))["clusters"]
+    assert (moved["min"], moved["max"]) == (2, 7)
+    assert (other["min"], other["max"]) == (1, 10)
 
 
 async def test_decisions_are_given_newest_first_with_their_explanation(house: House) -> None:
