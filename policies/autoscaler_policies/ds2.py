@@ -46,13 +46,13 @@ def optimal(
 
     An operator needs what comes in divided by the true processing rate of one instance. It gives out its true output
     rate times what it needs over what it has, which is what comes in times true output rate over true processing rate.
-    Equations 7 and 8 of the paper; `evaluate_scaling_policy_at_epoch` in the code.
+    The recursion of the paper, and `evaluate_scaling_policy_at_epoch` in the code.
 
     Args:
         graph: the operators and what sends to what.
-        operators: what was measured of each. The paper leaves sources as they are: give none for them.
+        operators: what was measured of each. DS2 leaves sources as they are: give none for them.
         sources: records/s that each source is to give out.
-        ratios: records sent along each edge for one that comes in. None, as in the paper: all that an operator gives
+        ratios: records sent along each edge for one that comes in. None, as in the code: all that an operator gives
             out goes along each of its edges.
 
     Returns:
@@ -134,7 +134,7 @@ def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | No
     """Vertices, edges and rates from the metric `vertices` of Flink; None where they make no job.
 
     What arrives is divided among the sources as they take it in now. A source that does not tell its true rate, as
-    legacy ones, is left as it is, as the paper leaves all sources.
+    legacy ones, is left as it is, as DS2 leaves all sources.
     """
     # A vertex is named by its name and its id, `Map (cbc357ccb763df2852fee8c4fc7d55f2)`; edges by ids alone.
     running = {

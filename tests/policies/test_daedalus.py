@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.model import (
+    Behaviour,
     Cause,
+    ClusterSpec,
     EngineStatus,
     JobState,
+    Limits,
+    NamedPolicy,
     Observation,
     Phase,
     Reading,
@@ -22,6 +26,10 @@ from autoscaler.core.model import (
     Rescale,
     View,
 )
+from autoscaler.replay.loads import Load, staircase
+from autoscaler.replay.plant import STEP, PlantSpec
+from autoscaler.replay.score import needed
+from autoscaler.replay.simulate import run
 from autoscaler.testing import contracts
 from autoscaler_policies.daedalus import SIZES, Daedalus
 from autoscaler_policies.daedalus_model import REMEMBERED, Line, Regression, fit, recovery_time, wape
@@ -53,8 +61,8 @@ def test_the_regression_finds_the_line_that_the_samples_are_on() -> None:
 
 def test_without_variety_the_ratio_holds_instead_of_a_fitted_noise() -> None:
     assert regression([(0.5, 100.0)]).at(1.0) == 200.0
-    # a standard deviation of 0.01
-    assert regression([(0.49, 105.0), (0.51, 95.0)]).at(1.0) == pytest.approx(200.0)
+    # a standard deviation of 0.01, of which the slope would make 350/s
+    assert regression([(0.49, 95.0), (0.51, 105.0)]).at(1.0) == pytest.approx(200.0)
     # throughput that falls as the share rises is no capacity
     assert regression([(0.2, 105.0), (0.8, 95.0)]).at(1.0) == pytest.approx(200.0)
     assert math.isnan(regression([(0.0, 100.0)]).at(1.0))
@@ -307,8 +315,28 @@ def test_a_forecast_that_was_wrong_gives_way_to_the_last_interval(view: Make) ->
     assert wrong["most"] == pytest.approx(80.0)  # it has been flat for a minute
     # a quarter is wrong enough
     assert decided(POLICY, seen, {**CALM, **line, "level": 60.0}).memory["most"] == pytest.approx(80.0)
+    # what was known when it was made is not held against it
+    jump = with_past(load(view, 80.0, current=2), [20.0] * 57 + [80.0] * 4)
+    assert decided(POLICY, jump, {**CALM, **line, "level": 20.0}).memory["wape"] == pytest.approx(0.75)
     # and so is one that nobody has seen yet
     assert decided(POLICY, seen).memory["wape"] == 1e6
+
+
+def test_a_size_must_take_what_arrives_now_whatever_is_forecast(view: Make) -> None:
+    # 105/s where it has been 90/s for 15 minutes: 100/s would recover in time from a forecast of 92/s
+    seen = with_past(load(view, 105.0, current=3), [90.0] * 60 + [105.0])
+    line = {"line_at": seen.now.timestamp() - 60, "level": 90.0, "slope": 0.0}
+    answer = ask(POLICY, seen, {**CALM, **line})
+    assert answer.inputs["forecast"] == pytest.approx(92.0, abs=0.5)
+    assert answer.replicas == 3
+
+
+def test_a_size_must_take_what_is_forecast_until_it_has_recovered(view: Make) -> None:
+    # falling fast, from 114/s by the forecast: two replicas do 100/s and would have recovered soon
+    seen = with_past(load(view, 90.0, current=2), [150.0] * 4 + [90.0])
+    answer = ask(POLICY, seen)
+    assert answer.inputs["forecast"] == pytest.approx(114.0)
+    assert answer.replicas == 3
 
 
 def test_the_past_counts_where_it_can(view: Make) -> None:
@@ -319,7 +347,10 @@ def test_the_past_counts_where_it_can(view: Make) -> None:
     seen = [Observation(at, 2, 2, {"arrivals": Reading(value, at)}) for value, at in zip(values, times, strict=True)]
     seen.append(Observation(now.now - timedelta(seconds=5), 2, 2))
     seen.insert(0, Observation(now.now - timedelta(hours=1), 2, 2, {"arrivals": Reading(1e9, now.now)}))
-    assert ask(POLICY, replace(now, past=(*seen, *now.past))).inputs["forecast"] == pytest.approx(80.0)
+    line = {"line_at": now.now.timestamp() - 60, "level": 80.0, "slope": 0.0}
+    for known in (CALM, CALM | line):  # the last interval, and all of the trend
+        answer = ask(POLICY, replace(now, past=(*seen, *now.past)), known)
+        assert answer.inputs["forecast"] == pytest.approx(80.0)
 
 
 # capacity of the sizes
@@ -431,6 +462,8 @@ def test_nothing_changes_in_the_grace_after_a_rescale(view: Make) -> None:
     assert (answer.replicas, answer.reason) == (2, Reason.STEADY)
     assert answer.detail == ("190/s arriving; the last rescale was 179 s ago, and nothing is changed for 180 s")
     assert ask(POLICY, seen, {"rescaled_at": at - 180}).replicas == 5
+    # nor is anything planned for the time after it
+    assert "size" not in POLICY.learn(replace(seen, memory={"rescaled_at": at - 179}))
 
 
 def test_soon_after_a_rescale_only_what_is_necessary_changes(view: Make) -> None:
@@ -603,6 +636,34 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
 def test_is_shown_as_much_past_as_its_trend_needs() -> None:
     assert Daedalus(trend=timedelta(minutes=20)).lookback == timedelta(minutes=20)
     assert POLICY.metrics == ("arrivals", "throughput", "lag", "utilization")
+
+
+# in a closed loop
+
+
+def test_follows_a_load_with_few_rescales_and_recovers_in_time() -> None:
+    rates, changes = staircase([(0.75, 0.3), (0.75, 0.8), (0.75, 0.4)])
+    spec = ClusterSpec(
+        "c",
+        Limits(1, 24),
+        (NamedPolicy("daedalus", Daedalus(utilization="cpu")),),
+        down=Behaviour(),
+        metrics=("arrivals", "throughput", "lag", "cpu"),
+        engine=True,
+        lookback=POLICY.trend,
+    )
+    outcome = run(spec, PlantSpec(sigma=0.01), Load("stairs", tuple(rates), changes), seed=1)
+    for change in (0.0, *changes):
+        # the last five minutes before the next change: enough workers, not many more, and no backlog
+        steps = range(int((change + 2400) / STEP), int((change + 2700) / STEP))
+        demand = needed([rates[steps[0]] * STEP], outcome.one, 0.9)[0]
+        assert {outcome.track.billed[step] for step in steps} <= set(range(demand, demand + 3))
+    assert outcome.score().worst < POLICY.target_recovery.total_seconds()
+    assert len(outcome.track.requests) <= 8
+    # CPU has an idle part of 5 %, which the regression or the ratio may not take for load
+    memory = outcome.state.learned.memory["daedalus"]
+    size = outcome.track.running[-1]
+    assert memory[f"capacity_{size}"] == pytest.approx(outcome.one * size**0.9, rel=0.1)
 
 
 # what holds whatever is measured

@@ -11,7 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.flink import Graph
-from autoscaler.core.model import Cause, EngineStatus, JobState, Phase, Reading, Reason, Recommendation, Rescale, View
+from autoscaler.core.model import (
+    Behaviour,
+    Cause,
+    ClusterSpec,
+    Decision,
+    EngineStatus,
+    JobState,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Phase,
+    Reading,
+    Reason,
+    Recommendation,
+    Rescale,
+    SettleSpec,
+    View,
+)
+from autoscaler.replay.loads import Load, constant
+from autoscaler.replay.plant import PlantSpec
+from autoscaler.replay.simulate import run
 from autoscaler.testing import contracts
 from autoscaler_policies.ds2 import Ds2, Operator, instances, level, optimal, true_rate
 
@@ -123,6 +143,7 @@ def test_the_true_rate_is_that_of_useful_time() -> None:
     assert true_rate(100.0, (50.0, 50.0), (0.25, 0.5)) == 300.0
     # one that did nothing is like the others
     assert true_rate(50.0, (50.0, 0.0), (0.5, 0.0)) == 200.0
+    assert true_rate(50.0, (50.0, 0.0), (0.5, 0.1)) == 200.0
     assert math.isnan(true_rate(0.0, (0.0, 0.0), (0.0, 0.0)))
     assert math.isnan(true_rate(0.0, (), (0.5,)))
     assert math.isnan(true_rate(10.0, (), (0.0,)))
@@ -406,6 +427,28 @@ def test_a_share_a_little_above_one_is_one(view: Make) -> None:
 def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Ds2(**parameters)
+
+
+def test_three_steps_are_all_it_needs() -> None:
+    # n workers do n^0.9 times the work of one, and the load needs sixteen: the first step falls short by that
+    sizes: list[int] = []
+
+    def record(_: Observation, decision: Decision) -> None:
+        if decision.rescale:
+            sizes.append(decision.desired)
+
+    spec = ClusterSpec(
+        "c",
+        Limits(1, 30),
+        (NamedPolicy("ds2", Ds2()),),
+        down=Behaviour(),
+        settle=SettleSpec(backlog_time=timedelta(days=1)),
+        metrics=("arrivals", "throughput", "lag", "utilization"),
+        engine=True,
+    )
+    run(spec, PlantSpec(sigma=0.0), Load("flat", tuple(constant(1.0))), seed=1, size=1, record=record)
+    # 16^0.9 = 12.1, then 13 x 12.1 / 13^0.9 = 15.7
+    assert sizes == [13, 16]
 
 
 # what holds whatever is measured
