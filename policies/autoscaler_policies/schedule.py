@@ -226,20 +226,20 @@ def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
         if close is None:
             opens = times.opens(now)
             changes.append(opens)
-            upcoming.append((opens, f"{window.name} opens at {_time(opens, times.zone)}"))
+            word = "opens" if isinstance(window, Window) else "begins"
+            upcoming.append((opens, f"{window.name} {word} at {_time(opens, times.zone)}"))
             continue
         changes.append(close)
-        text = f"{window.name} is open until {_time(close, times.zone)}"
         if isinstance(window, Exclusion):
-            excluded.append(text)
+            excluded.append(f"{window.name} lasts until {_time(close, times.zone)}")
             continue
-        told.append(text)
+        told.append(f"{window.name} is open until {_time(close, times.zone)}")
         if window.min is not None:
             least.append(window.min)
         if window.max is not None:
             most.append(window.max)
     if excluded:
-        told.insert(0, f"nothing changes while {' and '.join(excluded)}")
+        told.insert(0, f"nothing changes: {' and '.join(excluded)}")
     if not told:
         told.append(f"no window is open; {min(upcoming)[1]}")
     state = _State(

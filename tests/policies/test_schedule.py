@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import zoneinfo
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -95,11 +96,11 @@ def test_nothing_changes_in_an_exclusion_window() -> None:
     tuesday = berlin("2026-01-06 09:30")
     assert policy.allow(tuesday - timedelta(seconds=1), CLUSTER).excluded == ""
     allowance = policy.allow(tuesday, CLUSTER)
-    assert allowance == Allowance(Limits(4, 12), "deploy is open until 2026-01-06 09:50 CET")
+    assert allowance == Allowance(Limits(4, 12), "deploy lasts until 2026-01-06 09:50 CET")
     assert policy.allow(tuesday + timedelta(minutes=20), CLUSTER).excluded == ""
     assert made(DEPLOY).allow(tuesday, CLUSTER).limits is CLUSTER
     both = made(DEPLOY, replace(DEPLOY, name="audit", duration=HOUR)).allow(tuesday, CLUSTER).excluded
-    assert both == "deploy is open until 2026-01-06 09:50 CET and audit is open until 2026-01-06 10:30 CET"
+    assert both == "deploy lasts until 2026-01-06 09:50 CET and audit lasts until 2026-01-06 10:30 CET"
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,11 @@ def test_nothing_changes_in_an_exclusion_window() -> None:
     [
         ("2026-01-05 07:00", "no window is open; office hours opens at 2026-01-05 08:00 CET"),
         ("2026-01-05 12:00", "office hours is open until 2026-01-05 18:00 CET"),
-        ("2026-03-27 20:00", "no window is open; deploy opens at 2026-03-30 09:30 CEST"),
+        ("2026-03-27 20:00", "no window is open; deploy begins at 2026-03-30 09:30 CEST"),
         (
             "2026-01-05 09:40",
             (
-                "nothing changes while deploy is open until 2026-01-05 09:50 CET; "
+                "nothing changes: deploy lasts until 2026-01-05 09:50 CET; "
                 "office hours is open until 2026-01-05 18:00 CET"
             ),
         ),
@@ -265,6 +266,15 @@ def test_says_what_to_install_where_there_are_no_time_zones(monkeypatch: pytest.
     monkeypatch.setattr(module, "available_timezones", set)
     with pytest.raises(ValueError, match="this machine has no time zones: install the package tzdata"):
         replace(OFFICE, timezone="Mars/Olympus")
+
+
+def test_time_zones_are_there_where_the_machine_has_none() -> None:
+    before = zoneinfo.TZPATH
+    zoneinfo.reset_tzpath(to=())
+    try:
+        assert zoneinfo.ZoneInfo.no_cache("Europe/Berlin").utcoffset(datetime(2026, 7, 1)) == 2 * HOUR  # noqa: DTZ001
+    finally:
+        zoneinfo.reset_tzpath(to=before)
 
 
 def test_asks_for_no_size_and_says_so() -> None:
