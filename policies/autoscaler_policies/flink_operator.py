@@ -350,7 +350,7 @@ class FlinkOperator:
             if changed or (stable is not None and observation.at < stable):
                 break
             sizes |= before
-            if all(_good(observation, name) for name in self.metrics):
+            if self._usable(observation):
                 seen.append(observation)
         first = seen[-1].at if seen else now
         if now < first + self.metrics_window:
@@ -360,6 +360,12 @@ class FlinkOperator:
         if len(found) < 2:  # noqa: PLR2004 - a rate lies between two
             return _learning(f"there are {len(found)} readings in the window, expected 2 or more")
         return found
+
+    def _usable(self, observation: Observation) -> bool:
+        """Whether it has what this judges by."""
+        if self.vertices is not None:
+            return _good(observation, self.vertices) and bool(observation.metrics[self.vertices].parts)
+        return all(_good(observation, name) for name in self.metrics)
 
     def _sizes(self, observation: Observation) -> dict[str, float | None]:
         """What must not have changed within the window, as far as it is told: a true rate belongs to a parallelism."""

@@ -542,6 +542,12 @@ def test_a_reading_without_vertices_is_missing() -> None:
     assert known.see({}).reason is Reason.MISSING
 
 
+def test_readings_without_vertices_do_not_fill_the_window() -> None:
+    known = rig(vertices="vertices", **NO_BACKLOG)
+    known.steady_vertices(count=5)
+    assert known.vertices(source(), work()).reason is Reason.LEARNING
+
+
 def test_another_parallelism_begins_the_window_anew_and_a_gap_does_not() -> None:
     known = rig(vertices="vertices", **NO_BACKLOG)
     known.steady_vertices(source(), work(busy=0.65))

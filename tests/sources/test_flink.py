@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from autoscaler.core.model import Reading
+from autoscaler.core.model import ClusterSpec, ClusterState, Limits, NamedPolicy, Observation, Reading
+from autoscaler.core.step import step
 from autoscaler.flink import Aggregate
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, UnavailableError
 from autoscaler.sources.flink import (
@@ -26,6 +27,7 @@ from autoscaler.sources.flink import (
     sample,
     wanted,
 )
+from autoscaler_policies.flink_operator import FlinkOperator
 from tests.flink.stub import BUSY, HELD, IDLE, SOURCE, SUM, VERSIONS, WORK, FakeFlink, Shared, serve
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -644,6 +646,34 @@ async def test_a_source_tells_how_many_partitions_it_reads(rig: Rig) -> None:
     await rig.steady(RATES, SHARES)
     assert (await vertices(rig))[1]["Source: numbers"]["partitions"] == 6
     assert (await vertices(rig))[1]["work"]["partitions"] == 0
+
+
+async def test_the_policy_that_judges_every_vertex_reads_these_numbers(rig: Rig) -> None:
+    """The work can do 500 with 2 subtasks; 400 / 0.5 are 4, on 2 workers of 2 slots. It is keyed by nothing."""
+    policy = FlinkOperator(
+        "vertices",
+        utilization_target=0.5,
+        target_utilization_boundary=0.2,
+        metrics_window=timedelta(seconds=30),
+        stabilization_interval=timedelta(0),
+        catch_up_duration=timedelta(0),
+    )
+    spec = ClusterSpec(
+        "c", Limits(1, 9), (NamedPolicy("flink", policy),), slots_per_replica=2, lookback=policy.lookback
+    )
+    state, found = ClusterState(), []
+    await rig.steady(RATES, SHARES)
+    for _ in range(4):
+        await rig.look(10, RATES, SHARES)
+        observation = Observation(rig.now, 1, 1, {"vertices": await rig.collect("vertices")})
+        state, decision = step(spec, state, observation)
+        found.append(decision.recommendations[0])
+    asked = next(one for one in found if one.replicas is not None)
+    assert asked.replicas == 2
+    assert asked.detail == (
+        "work: 400 records/s need 800 at 50%, 2 subtasks could process 500 records/s: parallelism 2 to 4, "
+        "ceil(4 slots / 2) = 2 replicas"
+    )
 
 
 @pytest.mark.parametrize(
