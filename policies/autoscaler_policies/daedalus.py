@@ -193,10 +193,11 @@ class Daedalus:
         if not (all(map(math.isfinite, found)) and 0 < capacity < math.inf):
             return
         memory.update(zip(names, found, strict=True))
-        before = memory.get(f"capacity_{size}", capacity)
-        memory[f"capacity_{size}"] = before / 2 + capacity / 2
+        before = memory.get(f"capacity_{size}")
+        memory[f"capacity_{size}"] = capacity if before is None else before / 2 + capacity / 2
         memory["each"] = capacity / size
-        _forget(memory, size)
+        if before is None:
+            _forget(memory, size)
 
     def _warm(self, view: View, now: float) -> bool:
         """Whether what is seen is what the present size does, and no transient of a rescale or restart."""
@@ -234,10 +235,12 @@ class Daedalus:
         """(seconds from now, records/s) of the time that the trend is measured over; at least the present reading."""
         begin = -self.trend.total_seconds()
         found = [(0.0, total(view, self.arrivals) or 0.0)]
-        for seen in view.past[:-1]:
-            reading = seen.metrics.get(self.arrivals)
+        for seen in reversed(view.past[:-1]):
             time = seen.at.timestamp() - now
-            if reading is None or not begin <= time < 0:
+            if time < begin:
+                break  # another policy may want to be shown far more
+            reading = seen.metrics.get(self.arrivals)
+            if reading is None:
                 continue
             value = reading.value
             rate = sum(value) if isinstance(value, tuple) else value
