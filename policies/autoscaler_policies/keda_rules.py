@@ -18,6 +18,8 @@ PLACEHOLDER = -1.0
 """What is exported for a failing trigger that is nil in a formula; nobody reads it."""
 HPA_TOLERANCE = 0.1
 """Share of the target that the HPA ignores, unless it is told otherwise."""
+EXACT = 2.0**53
+"""A number from here on has no thousandths, and a thousand times as much may be beyond all floats."""
 MOST = 2**31 - 1
 """The largest size Kubernetes knows; a lag divided by a tiny threshold is not."""
 
@@ -210,7 +212,7 @@ def fallback(
         Behaviour.IF_LOWER: min(current, replicas),
     }.get(behaviour, replicas)
     share = size / ready if metric_type == "Value" and ready else size
-    return Fallen(failures, milli(target * share))
+    return Fallen(failures, math.trunc(target * 1000 * share) / 1000)
 
 
 def safe_fallback_size(behaviour: Behaviour, current: int, replicas: int) -> int:
@@ -242,10 +244,8 @@ def composite(formula: str, values: Mapping[str, float | None], target: float, f
 
 
 def milli(value: float) -> float:
-    """Cut off after thousandths; 1e-9: a product like 6.999999999999999 is a whole number."""
-    if abs(value) > 2**53:
-        return value  # has no thousandths, and a thousand times as much may be beyond all floats
-    return math.trunc(value * 1000 + math.copysign(1e-9, value)) / 1000
+    """Cut off after thousandths."""
+    return math.trunc(value * 1000) / 1000 if abs(value) < EXACT else value
 
 
 def activation(
@@ -317,7 +317,14 @@ def job_queue(mode: str, maximum: int, scalers: Sequence[JobQueue]) -> tuple[int
 
 
 def job_scale(
-    strategy: str, most: int, running: int, pending: int, maximum: int, *, deduction: int = 0, share: float = 0.0
+    strategy: str,
+    most: int,
+    running: int,
+    pending: int,
+    maximum: int,
+    *,
+    deduction: int = 0,
+    share: float | None = None,
 ) -> int:
     """How many jobs are started (executor/scale_jobs.go, GetEffectiveMaxScale).
 
@@ -328,9 +335,9 @@ def job_scale(
         pending: jobs without a pod yet.
         maximum: `maxReplicaCount`.
         deduction: `customScalingQueueLengthDeduction`.
-        share: `customScalingRunningJobPercentage`.
+        share: `customScalingRunningJobPercentage`; None: not given, which makes custom the default one.
     """
-    if strategy == "custom":
+    if strategy == "custom" and share is not None:
         return min(most - deduction - int(running * share), maximum)
     if strategy == "accurate":
         return min(most - pending, maximum - running)

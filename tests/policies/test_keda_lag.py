@@ -81,7 +81,7 @@ def run(kind: str, i: Inputs) -> object:  # noqa: C901 - one line for each kind 
                 i["committed_offset"],
                 i["latest_offset"],
                 Reset(i["offset_reset_policy"]),
-                zero_on_invalid=i["scale_to_zero_on_invalid_offset"],
+                zero_on_invalid=i.get("scale_to_zero_on_invalid_offset", False),
                 previous=i.get("previous_offset"),
                 exclude_persistent=i.get("exclude_persistent_lag", False),
             )
@@ -97,7 +97,7 @@ def run(kind: str, i: Inputs) -> object:  # noqa: C901 - one line for each kind 
                 target=i["target"],
                 threshold=i["failure_threshold"],
                 failures=i["consecutive_failures_before"],
-                metric_type=i["metric_type"],
+                metric_type=i.get("metric_type", "AverageValue"),
                 ready=i.get("ready_replicas"),
             )
             value = fallen.metric_value
@@ -107,9 +107,9 @@ def run(kind: str, i: Inputs) -> object:  # noqa: C901 - one line for each kind 
             return activation(
                 i["current_replicas"],
                 minimum=i["min"],
-                idle=i["idle"],
+                idle=i.get("idle"),
                 active=i["active"],
-                cooldown_passed=i["cooldown_passed"],
+                cooldown_passed=i.get("cooldown_passed", True),
                 pause_in=i.get("pause_in", False),
                 pause_out=i.get("pause_out", False),
                 force=i.get("force", False),
@@ -120,7 +120,7 @@ def run(kind: str, i: Inputs) -> object:  # noqa: C901 - one line for each kind 
             values = {name: value for name, value in i.items() if name not in FORMULA_KEYS}
             return composite(i["formula"], values, i.get("target", 1), i.get("fallback_replicas", 0))
         case "scaling_modifier_trigger":
-            return trigger_value(i["value"], i["failures"], i["failure_threshold"])
+            return trigger_value(i["value"], i.get("failures"), i.get("failure_threshold"))
         case "multi_trigger":
             queue, jobs = job_queue(i["mode"], i["max_replicas"], [JobQueue(**scaler) for scaler in i["scalers"]])
             return {"queue_length": queue, "max_value": jobs}
@@ -131,8 +131,8 @@ def run(kind: str, i: Inputs) -> object:  # noqa: C901 - one line for each kind 
                 i["running"],
                 i["pending"],
                 i["max_replicas"],
-                deduction=i.get("ded", 0),
-                share=i.get("pct", 0.0),
+                deduction=i.get("ded") or 0,
+                share=i.get("pct"),
             )
     raise AssertionError(kind)
 
@@ -161,6 +161,11 @@ def ours(view: Make, kind: str, i: Inputs) -> object:
         return safe_fallback_size(Behaviour(i["behavior"]), i["current_replicas"], i["fallback_replicas"])
     seen = view({}, current=i["current_replicas"], minimum=0, maximum=1000)
     return KedaLag((Trigger(),)).evaluate(seen).replicas or i["current_replicas"]
+
+
+def test_a_number_without_thousandths_is_not_cut_off() -> None:
+    assert composite("a", {"a": 1e308}, 1, 0) == 1e308
+    assert composite("a", {"a": -2.0009}, 1, 0) == -2.0
 
 
 def test_the_policy_differs_from_keda_only_where_that_is_meant(view: Make) -> None:
