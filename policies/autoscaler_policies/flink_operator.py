@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from autoscaler.core.flink import (
+    INF,
     NAN,
     Graph,
     Rates,
@@ -59,6 +61,7 @@ from autoscaler_policies.flink_scaling import (
 from autoscaler_policies.measured import BUSIEST, moving, slots_in_use
 
 ZERO = timedelta(0)
+NOTHING: Mapping[str, float] = MappingProxyType({})
 JOB = "job"
 """The vertex that a job is seen as by metrics of the whole."""
 MOST_STEPS = 20
@@ -364,8 +367,9 @@ class FlinkOperator:
     def _usable(self, observation: Observation) -> bool:
         """Whether it has what this judges by."""
         if self.vertices is not None:
-            return _good(observation, self.vertices) and bool(observation.metrics[self.vertices].parts)
-        return all(_good(observation, name) for name in self.metrics)
+            reading = observation.metrics.get(self.vertices)
+            return reading is not None and bool(reading.parts)
+        return all(name in observation.metrics for name in self.metrics)
 
     def _sizes(self, observation: Observation) -> dict[str, float | None]:
         """What must not have changed within the window, as far as it is told: a true rate belongs to a parallelism."""
@@ -391,11 +395,7 @@ class FlinkOperator:
             return missing(view, *self.metrics)
         taken = average(processed)
         offered = average(
-            [
-                _total(observation.metrics.get(self.arrivals))
-                for observation in seen
-                if _good(observation, self.arrivals)
-            ],
+            [_total(observation.metrics.get(self.arrivals)) for observation in seen],
             2,
         )
         if math.isnan(offered) or self.arrivals not in view.metrics:
@@ -423,7 +423,11 @@ class FlinkOperator:
             graph = Graph(tuple(alive), edges)
         except ValueError:
             return Recommendation(None, Reason.MISSING, {}, f"{name}: the vertices feed each other in a circle")
-        series = {vertex: _Series(readings, label) for vertex, label in alive.items()}
+        ats = [_millis(reading) for reading in readings]
+        series = {
+            vertex: _Series([reading.parts.get(label, NOTHING) for reading in readings], ats)
+            for vertex, label in alive.items()
+        }
         rates = {vertex: Rates(one.mean("records_in"), one.mean("records_out")) for vertex, one in series.items()}
         sources = [vertex for vertex, one in series.items() if one.last("source") == 1]
         targets = {vertex: self._offered(series[vertex], rates[vertex].records_in) for vertex in sources}
@@ -468,7 +472,7 @@ class FlinkOperator:
             _whole(one.last("parallelism")),
             target,
             true_rate,
-            _key_groups(one.readings[-1].parts[one.label]),
+            _key_groups(one.numbers[-1]),
             _whole(one.last("partitions")),
             one.last("keyed") == 1,
         )
@@ -724,16 +728,17 @@ class _Measured:
 class _Series:
     """One vertex over several readings."""
 
-    readings: Sequence[Reading]
-    label: str
+    numbers: Sequence[Mapping[str, float]]
+    ats: Sequence[float]
 
     def all(self, name: str) -> list[float]:
-        """A number at each reading; NaN where it is missing or negative."""
-        return [_positive(reading.parts.get(self.label, {}).get(name, NAN)) for reading in self.readings]
+        """A number at each reading; NaN where it is missing, infinite or negative."""
+        found = [numbers.get(name, NAN) for numbers in self.numbers]
+        return [value if 0 <= value < INF else NAN for value in found]
 
     def timed(self, name: str) -> Iterator[tuple[float, float]]:
         """The same with the time in ms."""
-        return zip(map(_millis, self.readings), self.all(name), strict=True)
+        return zip(self.ats, self.all(name), strict=True)
 
     def mean(self, name: str) -> float:
         """Its mean."""
@@ -741,7 +746,7 @@ class _Series:
 
     def last(self, name: str) -> float:
         """The present number."""
-        return _positive(self.readings[-1].parts[self.label].get(name, NAN))
+        return _positive(self.numbers[-1].get(name, NAN))
 
 
 def _learning(detail: str) -> Recommendation:
@@ -757,7 +762,8 @@ def _millis(reading: Reading) -> float:
 
 
 def _positive(value: float) -> float:
-    return value if value >= 0 else NAN
+    """What is shown of the past has not been checked: it may be anything."""
+    return value if 0 <= value < INF else NAN
 
 
 def _whole(value: float) -> int:
@@ -776,12 +782,6 @@ def _key_groups(numbers: Mapping[str, float]) -> int:
     return max(most, _whole(_positive(numbers.get("parallelism", NAN))))
 
 
-def _good(observation: Observation, name: str) -> bool:
-    """Whether a reading of the past can be used: what is shown of it has not been checked."""
-    reading = observation.metrics.get(name)
-    return reading is not None and reading.finite()
-
-
 def _total(reading: Reading | None) -> float:
     """A rate or a number of records over all replicas; NaN where there is none."""
     if reading is None:
@@ -789,13 +789,13 @@ def _total(reading: Reading | None) -> float:
     value = reading.value
     if not isinstance(value, tuple):
         return _positive(value)
-    return finite(sum(value)) if min(value, default=-1.0) >= 0 else NAN
+    return finite(sum(value)) if value and all(0 <= one < INF for one in value) else NAN
 
 
 def _busiest(reading: Reading) -> float:
     """The busy share of the busiest replica; NaN where it is none."""
-    value = max(reading.value, default=NAN) if isinstance(reading.value, tuple) else reading.value
-    return min(value, 1.0) if 0 <= value <= BUSIEST else NAN
+    values = reading.value if isinstance(reading.value, tuple) else (reading.value,)
+    return min(max(values), 1.0) if values and all(0 <= value <= BUSIEST for value in values) else NAN
 
 
 _LABEL = re.compile(r"(.*) \(([0-9a-f]{32})\)", re.DOTALL)
