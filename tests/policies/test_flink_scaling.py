@@ -260,6 +260,7 @@ def window(inputs: Inputs) -> list[list[Any]]:
 
 
 def excluded_period(inputs: Inputs) -> list[bool]:
+    """Times of a case without a day are those of a Thursday."""
     expressions = inputs.get("expressions") or [inputs["expression"]]
     periods = tuple(map(quartz.parse, expressions))
     days = [time if " " in time or "T" in time else f"2023-12-14 {time}" for time in inputs["times"]]
