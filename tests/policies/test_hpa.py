@@ -184,6 +184,8 @@ def test_sizes_as_the_controller_from_what_a_source_tells(view: Make, case: dict
         # a surge tells of more replicas than desired
         (CPU, (0.6,) * 5, 4, 5, 4),
         (CPU, 0.61, 4, 5, 4),
+        # as many tell as there should be, of which some are said not to be up: none is missing
+        (CPU, (0.9,) * 4, 4, 2, 6),
         (Metric(MetricType.AVERAGE_VALUE, "cpu", 2.5), (5.0, 2.6, 2.6), 3, 3, 5),
         (Metric(MetricType.AVERAGE_VALUE, "cpu", 2.5), 3.4, 3, 3, 5),
         (Metric(MetricType.VALUE, "cpu", 2.5), 5.0, 3, 3, 6),
@@ -195,6 +197,7 @@ def test_sizes_as_the_controller_from_what_a_source_tells(view: Make, case: dict
         # a thousandth more is more: floats are rounded before they are counted up
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 0.001), 0.0071, 1, 1, 8),
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 0.001), 0.007, 1, 1, 7),
+        (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 0.001), 2.007, 1, 1, 2007),
         (Metric(MetricType.VALUE_PER_REPLICA, "cpu", 1), 1.7e308, 1, 1, 2**31 - 1),
         (Metric(MetricType.VALUE, "cpu", 1), -1.7e308, 0, 0, -(2**63 // 1000)),
     ],
@@ -221,6 +224,9 @@ def test_parts_tell_usage_and_request_of_each_replica(view: Make) -> None:
     # without d, and with one that nobody tells of, as great as the greatest: 3.9 of 6.0 is 65 %
     del parts["d"]
     assert CPU.size(view(current=4), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 4
+    # a third that is silent counts as the one that requests most: 5.4 of 11.0 is 49 %, 1.4 of 7.0 would be 20 %
+    light = {"a": {"usage": 0.2, "request": 1.0}, "b": {"usage": 0.2, "request": 5.0}}
+    assert CPU.size(view(current=3), Reading(0.0, T0, parts=light), Tolerances()).replicas == 3
     # where nobody is silent 47 % of 60 % for three is three
     assert CPU.size(view(current=3), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 3
     # with one more that is not up, which is not asked on the way down
@@ -343,6 +349,20 @@ def test_counts_what_happened_and_not_what_was_asked_for() -> None:
         assert run.turn({"cpu": 2.0}, follow=False).replicas == 8
     # a minute after the turn that asked for it the two do not count any more
     assert run.turn({"cpu": 2.0}, follow=False).replicas == 10
+
+
+def test_forgets_a_change_that_is_older_than_every_period() -> None:
+    run = Run(Hpa((CPU,), AT_ONCE), 4)
+    run.turn({"cpu": 0.9})
+    run.turn({"cpu": 0.6}, after=seconds(0.001))
+    assert "changed_0" not in run.memory  # it happened a turn ago, and that is how long the periods are
+    run = Run(Hpa((CPU,), Behavior(ScaleUp(policies=(ONE_A_MINUTE,)))), 4)
+    run.turn({"cpu": 0.9})
+    for _ in range(3):
+        run.turn({"cpu": 0.6})
+        assert run.memory["changed_0"] == 1
+    run.turn({"cpu": 0.6})
+    assert "changed_0" not in run.memory
 
 
 def test_a_change_that_was_not_asked_for_counts_from_when_it_is_seen() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,12 @@ def test_no_average_is_made_up_where_nothing_is_measured() -> None:
         (2, [ready(700), Pod(None, 1000, PodState.PENDING)], 2),
         # a starting pod is not asked on the way down
         (2, [ready(100), Pod(900, 1000, PodState.UNREADY)], 1),
+        # however much it requests: 800 of 2000 and not of 12000
+        (3, [ready(400, count=2), Pod(900, 10000, PodState.UNREADY)], 2),
+        # where the silent ones would turn it round, it stays: 400 of 1000 are few, 1400 of 2000 would be much
+        (2, [ready(400), ready(None)], 2),
+        # one that is said to be silent is, whatever it told
+        (4, [ready(900, count=3), Pod(900, 1000, PodState.MISSING)], 6),
         # silent pods are taken as using all of their request: (100 + 1000) / 2000 is above the target
         (2, [ready(100), ready(None)], 2),
         # as many alike count as so many
@@ -402,6 +409,7 @@ def scaling(select: Select, *policies: ScalingPolicy) -> ScalingRules:
         (rules.scale_up_limit, scaling(Select.MAX), -(2**31)),
         (rules.scale_up_limit, scaling(Select.MIN), 2**31 - 1),
         (rules.scale_down_limit, scaling(Select.MAX, PERCENT, PODS), 90),
+        (rules.scale_down_limit, scaling(Select.MAX, replace(PERCENT, value=35)), 65),
         (rules.scale_down_limit, scaling(Select.MIN, PERCENT, PODS), 98),
         (rules.scale_down_limit, scaling(Select.DISABLED, PERCENT), 100),
         (rules.scale_down_limit, scaling(Select.MAX), 2**31 - 1),
@@ -410,6 +418,26 @@ def scaling(select: Select, *policies: ScalingPolicy) -> ScalingRules:
 )
 def test_limits_the_steps(of: Callable[..., int], given_: ScalingRules, expected: int) -> None:
     assert of(100, given_, (), ()) == expected
+
+
+def test_what_remains_is_counted_in_floats_and_its_fraction_dropped() -> None:
+    most = scaling(Select.MAX, replace(PERCENT, value=90))
+    assert rules.scale_down_limit(10, most, (), ()) == 0  # 10 x (1 - 0.9) is 0.9999999999999998
+    half = scaling(Select.MAX, replace(PERCENT, value=50))
+    assert rules.scale_down_limit(5, half, [Event(10, ZERO)], ()) == -2
+
+
+def test_what_has_changed_too_much_already_waits_and_does_not_turn_round() -> None:
+    many = [Event(15, seconds(20))]
+    few = scaling(Select.MAX, PODS)
+    assert rules.rate_limit(100, 50, 1, 1000, down=few, downs=many) == rules.Limited(100, Condition.DOWN_LIMIT)
+    assert rules.rate_limit(100, 500, 1, 1000, up=few, ups=many) == rules.Limited(100, Condition.UP_LIMIT)
+
+
+def test_names_the_bound_where_it_is_also_the_limit() -> None:
+    assert rules.rate_limit(5, 99, 1, 10) == rules.Limited(10, Condition.TOO_MANY)
+    assert rules.rate_limit(5, 0, 3, 10, down=scaling(Select.MAX, PODS)) == rules.Limited(3, Condition.TOO_FEW)
+    assert rules.legacy_rate_limit(5, 99, 1, 10) == rules.Limited(10, Condition.TOO_MANY)
 
 
 def test_an_event_counts_for_less_than_the_period() -> None:
