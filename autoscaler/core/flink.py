@@ -401,7 +401,12 @@ def target_rates(
 
 
 def target_capacity(
-    target: TargetRate, utilization: float, catch_up: timedelta, restart: timedelta = timedelta(0)
+    target: TargetRate,
+    utilization: float,
+    catch_up: timedelta,
+    restart: timedelta = timedelta(0),
+    *,
+    rounded_from: float = -INF,
 ) -> float:
     """Records/s a vertex must be able to process: `AutoScalerUtils.getTargetProcessingCapacity`.
 
@@ -413,6 +418,8 @@ def target_capacity(
         utilization: how busy that may make it, cut to 0..1; 0 gives infinity.
         catch_up: in what time the backlog of a restart is to be gone, in whole seconds; 0 asks for nothing on top.
         restart: how long a restart takes, in whole seconds; 0 leaves it out.
+        rounded_from: less than this is left as it is. Flink rounds everything, so that less than half a record a
+            second needs nothing.
     """
     if math.isnan(target.catch_up) or math.isnan(target.rate):
         return NAN
@@ -422,7 +429,8 @@ def target_capacity(
     seconds = catch_up // _SECOND
     stopped = restart // _SECOND
     after_restart = target.rate * stopped / seconds if stopped and seconds else 0.0
-    return _round(target.catch_up + after_restart + target.rate / utilization)
+    capacity = target.catch_up + after_restart + target.rate / utilization
+    return capacity if capacity < rounded_from else _round(capacity)
 
 
 def thresholds(
@@ -432,17 +440,21 @@ def thresholds(
     restart: timedelta,
     *,
     backlog: bool = False,
+    rounded_from: float = -INF,
 ) -> tuple[float, float]:
     """The true rates below which more is needed and above which less would do.
 
     As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed the vertices may be
-    busy all the time, and nothing is scaled down (the second is infinite).
+    busy all the time, and nothing is scaled down (the second is infinite). `rounded_from` is that of `target_capacity`.
 
     Returns:
         (scale up below, scale down above), records/s.
     """
     upper, lower = (1.0, 0.0) if backlog else (utilization.upper, utilization.lower)
-    return target_capacity(target, upper, catch_up), target_capacity(target, lower, catch_up, restart)
+    return (
+        target_capacity(target, upper, catch_up, rounded_from=rounded_from),
+        target_capacity(target, lower, catch_up, restart, rounded_from=rounded_from),
+    )
 
 
 def _round(value: float) -> float:

@@ -23,7 +23,6 @@ from autoscaler.core.flink import (
     observed_while_catching_up,
     output_ratios,
     rate,
-    target_capacity,
     target_rates,
     true_processing_rate,
 )
@@ -54,6 +53,7 @@ from autoscaler_policies.flink_scaling import (
     job_changes,
     job_slots,
     job_workers,
+    needed_capacity,
     processing_backlog,
     recent,
     restart_time,
@@ -110,6 +110,9 @@ _CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("vertex_exclude_ids", all, "ids or parts of names, none of them empty"),
 )
 """What parameters must be: names, a test, and what is expected."""
+
+ROUNDED_FROM = 100.0
+"""Records/s. Flink rounds every capacity to a whole number, so that a job of 0.4 records/s would need none."""
 
 _QUEUE = 4  # lower parallelisms that are remembered for a vertex; more are made fewer, the greater ones last longer
 
@@ -537,6 +540,7 @@ class FlinkOperator:
             observed_scalability=self.observed_scalability_enabled,
             observations=self.observed_scalability_min_observations,
             least_coefficient=self.observed_scalability_coefficient_min,
+            rounded_from=ROUNDED_FROM,
         )
 
     def _restart(self, memory: Mapping[str, float]) -> timedelta:
@@ -611,7 +615,7 @@ class FlinkOperator:
         return {name: finite(value) for name, value in inputs.items() if not math.isnan(value)}
 
     def _capacity(self, view: View, load: Load) -> float:
-        return target_capacity(load.target, self.utilization_target, self.catch_up_duration, self._restart(view.memory))
+        return needed_capacity(load.target, self._settings(), self._restart(view.memory))
 
     def _told(self, view: View, load: Load) -> str:
         capacity = self._capacity(view, load)

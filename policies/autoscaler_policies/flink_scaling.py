@@ -62,6 +62,7 @@ class Settings:
         observed_scalability: `observed-scalability.enabled`.
         observations: `observed-scalability.min-observations`.
         least_coefficient: `observed-scalability.coefficient-min`.
+        rounded_from: capacities below it, records/s, are not rounded to whole numbers; the original rounds them all.
     """
 
     utilization: Utilization = _UTILIZATION
@@ -78,6 +79,7 @@ class Settings:
     observed_scalability: bool = False
     observations: int = 3
     least_coefficient: float = 0.5
+    rounded_from: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +360,7 @@ def vertex_change(
         backlog: whether a backlog is being processed (`processing_backlog`).
     """
     current = load.parallelism
-    capacity = target_capacity(load.target, settings.utilization.target, settings.catch_up, restart)
+    capacity = needed_capacity(load.target, settings, restart)
     if math.isnan(load.true_rate) or math.isnan(capacity):
         return Change(current, delayed=delayed, why="its rates are not known")
     factor = divided(capacity, load.true_rate)
@@ -417,8 +419,22 @@ def _to(load: Load, parallelism: int, outside: bool, delayed: Delayed | None, li
 
 def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog: bool = False) -> bool:
     """Whether the true rate is outside what the utilization's bounds allow: `outsideUtilizationBound`."""
-    up, down = thresholds(load.target, settings.utilization, settings.catch_up, restart, backlog=backlog)
+    up, down = thresholds(
+        load.target,
+        settings.utilization,
+        settings.catch_up,
+        restart,
+        backlog=backlog,
+        rounded_from=settings.rounded_from,
+    )
     return load.true_rate < up or load.true_rate > down
+
+
+def needed_capacity(target: TargetRate, settings: Settings, restart: timedelta) -> float:
+    """Records/s that a vertex is to be able to process."""
+    return target_capacity(
+        target, settings.utilization.target, settings.catch_up, restart, rounded_from=settings.rounded_from
+    )
 
 
 def effectiveness(last: Summary, true_rate: float) -> float:

@@ -548,3 +548,14 @@ def test_a_rate_depends_on_neither_order_nor_start(samples: list[tuple[int, int]
     assume(len({at for at, _ in samples}) == len(samples))
     moved = [(at + start, value) for at, value in reversed(samples)]
     assert close(rate([*samples]), rate([*moved]))
+
+
+def test_small_capacities_may_be_left_as_they_are() -> None:
+    """Flink rounds all of them, so that 0.2 records/s at 50 % need nothing."""
+    target = TargetRate(0.2)
+    assert target_capacity(target, 0.5, seconds(0)) == 0
+    assert target_capacity(target, 0.5, seconds(0), rounded_from=1) == pytest.approx(0.4)
+    assert target_capacity(TargetRate(0.7), 0.5, seconds(0), rounded_from=1) == 1
+    band = Utilization(0.5, 0.3)
+    assert thresholds(target, band, seconds(0), seconds(0), rounded_from=2) == pytest.approx((0.25, 1.0))
+    assert thresholds(target, band, seconds(0), seconds(0)) == (0, 1)

@@ -784,16 +784,23 @@ def test_more_arrivals_never_give_fewer_workers(low: float, more: float, busy: f
     assert sizes[0] <= sizes[1]
 
 
-@given(st.integers(1, 30), st.floats(0.05, 1), st.sampled_from([0.001, 10.0, 1000.0]))
+@given(st.integers(1, 30), st.floats(0.05, 1), st.sampled_from([1e-9, 1e-6, 1e-3, 1.0]))
 def test_rates_times_a_number_give_the_same_size(current: int, busy: float, times: float) -> None:
-    """Up to the rounding of capacities to whole records, as in the original: none is near a step here."""
-    plain, scaled = (
-        rig(current=current, **NO_BACKLOG).steady(
-            lag=0, arrivals=70_000_000 * k, throughput=70_000_000 * k, saturation=busy
-        )
-        for k in (1.0, times)
-    )
-    assert plain.replicas == scaled.replicas
+    """But for the rounding of capacities to whole records, which is the original's: none is near a step here."""
+    sizes = {
+        rig(current=current, **NO_BACKLOG)
+        .steady(lag=0, arrivals=70_000_000 * by, throughput=70_000_000 * by, saturation=busy)
+        .replicas
+        for by in (1.0, times)
+    }
+    assert len(sizes) == 1
+
+
+def test_a_job_of_few_records_is_not_taken_for_an_idle_one() -> None:
+    """0.3 records/s at 70 % are 0.43, which Flink rounds to none."""
+    seen = rig(current=4, utilization_max=0.8, **NO_BACKLOG).steady(lag=0, arrivals=0.3, throughput=0.3, saturation=0.9)
+    assert seen.inputs["capacity"] == pytest.approx(0.3 / 0.7)
+    assert seen.replicas == 6
 
 
 def test_in_the_core_a_job_settles_and_stays() -> None:
