@@ -328,6 +328,7 @@ def test_so_many_of_the_last_datapoints_must_breach() -> None:
     assert all_three.evaluate(view([70.0, 70.0, 70.0])).replicas == 12
     assert all_three.evaluate(view([70.0, 50.0, 70.0])).detail == "cpu 70: 2 of 3 datapoints >= 60, no alarm"
     assert all_three.lookback == timedelta(minutes=10)
+    assert dataclasses.replace(all_three, evaluation_periods=10).lookback == timedelta(minutes=15)
 
 
 def test_a_period_without_a_value_breaches_nothing() -> None:
@@ -367,6 +368,10 @@ def test_values_that_are_too_old_or_from_the_future_are_not_used() -> None:
     now = view([70.0])
     odd = View(NOW, 10, 10, now.metrics, (ahead, stale, *now.past, later), now.limits, now.learned, now.spec)
     assert datapoints(odd, "cpu", MINUTE, 3, Aggregation.AVERAGE) == (70.0, None, None)
+    edge = Observation(NOW, 10, 10, {"cpu": Reading(70.0, NOW - odd.spec.max_age)})
+    assert datapoints(dataclasses.replace(odd, past=(edge,)), "cpu", MINUTE, 1, Aggregation.AVERAGE) == (70.0,)
+    edge = Observation(NOW, 10, 10, {"cpu": Reading(70.0, NOW + odd.spec.max_ahead)})
+    assert datapoints(dataclasses.replace(odd, past=(edge,)), "cpu", MINUTE, 1, Aggregation.AVERAGE) == (70.0,)
 
 
 def test_replicas_that_warm_up_are_not_added_to_once_more() -> None:
@@ -383,6 +388,7 @@ def test_replicas_that_warm_up_are_not_added_to_once_more() -> None:
     old = dict.fromkeys(range(6, 9), (10, 10))
     assert OUT.evaluate(view([70.0] * 9, current=11, sizes=old)).replicas == 14
     assert IN.evaluate(view([35.0] * 9, current=11, sizes=old)).replicas == 10
+    assert IN.evaluate(view([35.0] * 9, current=11, sizes={5: (10, 10)})).replicas is None
 
 
 def test_replicas_that_go_are_not_taken_twice() -> None:
@@ -435,6 +441,10 @@ def test_of_several_policies_the_largest_size_counts() -> None:
         ({"steps": ()}, "steps: is empty"),
         ({"steps": (Step(1, 0, 5),)}, "steps: has a step up to 5"),
         ({"steps": (Step(-1, 0),), "adjustment_type": AdjustmentType.EXACT}, "steps: has the size -1, expected"),
+        (
+            {"steps": (Step(-2, 0, 5), Step(5, 5)), "adjustment_type": AdjustmentType.EXACT},
+            "steps: has the size -2, expected",
+        ),
         ({"min_adjustment_magnitude": -1}, "min_adjustment_magnitude: is -1, expected"),
         ({"period": timedelta(0)}, "period: is 0s, expected"),
         ({"evaluation_periods": 0}, "evaluation_periods: is 0, expected"),

@@ -48,6 +48,8 @@ def result(text: str) -> float | None:
         ("one > 1 or two != 2 ? 1 : 0", 0),
         ("one > 1 || true and not false ? 1 : 0", 1),
         ("!(one == 1) ? 1 : 0", 0),
+        ("one < 1 || one > 1 ? 1 : 0", 0),
+        ("one <= 1 && one >= 1 ? 1 : 0", 1),
         ("(one == 1) == true ? 1 : 0", 1),
         ("(one == 1) != true ? 1 : 0", 0),
         ("none_yet == nil ? 0 : none_yet", 0),

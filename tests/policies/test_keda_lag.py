@@ -16,7 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.config import load
-from autoscaler.core.model import ClusterSpec, ClusterState, Limits, NamedPolicy, Observation, Reading, Reason, View
+from autoscaler.core.model import (
+    MOST_LEARNED,
+    ClusterSpec,
+    ClusterState,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Reading,
+    Reason,
+    View,
+)
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
 from autoscaler_policies.keda_lag import Fallback, KedaLag, Trigger
@@ -161,6 +171,17 @@ def ours(view: Make, kind: str, i: Inputs) -> object:
         return safe_fallback_size(Behaviour(i["behavior"]), i["current_replicas"], i["fallback_replicas"])
     seen = view({}, current=i["current_replicas"], minimum=0, maximum=1000)
     return KedaLag((Trigger(),)).evaluate(seen).replicas or i["current_replicas"]
+
+
+def test_what_is_not_said_is_as_in_keda() -> None:
+    assert activation(10, minimum=0, active=False) == 0
+    assert activation(0, minimum=0, active=True) == 1
+    assert partition_lag(-1, 150) == (1, 1)
+    assert partition_lag(100, 150, previous=100) == (50, 50)
+    assert safe_partition_lag(-1, 150) == 1
+    assert exported_lag(5000, 10, 8) == exported_lag(5000, 10, 8, with_lag=2) == 80
+    fallen = fallback(Behaviour.STATIC, current=1, replicas=10, target=10, threshold=3, failures=3)
+    assert fallen.metric_value == 100
 
 
 def test_a_number_without_thousandths_is_not_cut_off() -> None:
@@ -411,6 +432,8 @@ def test_of_a_log_with_more_partitions_than_can_be_kept_nothing_is_left_out(view
     wide = {str(n): {"offset": 1.0, "end": 2.0} for n in range(500)}
     memory = policy.learn(lag(view, 0.0, parts=wide))
     assert set(memory) == {"lag failures", "active_at"}
+    del wide["0"]
+    assert len(policy.learn(lag(view, 0.0, parts=wide))) == MOST_LEARNED
 
 
 def active(view: Make, policy: KedaLag, value: float, since: float | None, **more: Any) -> int | None:
@@ -431,6 +454,7 @@ def test_goes_to_the_minimum_when_no_trigger_has_been_active_for_the_cooldown(vi
     assert active(view, policy, 51.0, None, current=0) == 6
     # the cluster's own minimum is enough
     assert active(view, policy, 10.0, 1e6, minimum=3) == 3
+    assert active(view, policy, 50.0, 1e6, minimum=3) == 5
 
 
 def test_a_trigger_that_cannot_be_read_counts_as_active(view: Make) -> None:
