@@ -262,20 +262,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     begin = time.perf_counter()
     rows: list[Row] = []
-    if options.processes > 1:
-        with multiprocessing.Pool(options.processes) as pool:
-            for found in pool.imap(work, jobs):
-                rows += found
-    else:
-        for job in jobs:
-            rows += work(job)
-    sys.stdout.writelines(f"{line}\n" for line in table(rows))
+    for found in _results(jobs, options.processes):
+        rows += found
+        if len(rows) % (len(policies) * len(jobs) // len(plants)) == 0:
+            here = [row for row in rows if row.plant == found[0].plant]
+            sys.stdout.writelines(f"{line}\n" for line in table(here))
+            sys.stdout.flush()
     days = math.fsum(row.score.hours for row in rows) / 24
     spent = math.fsum(row.took for row in rows)
     wall = time.perf_counter() - begin
     sys.stdout.write(f"{len(rows)} runs of {days:.1f} days in {wall:.0f} s, {spent / days:.2f} CPU seconds for a day\n")
     if options.json is not None:
         options.json.write_text(json.dumps([_plain(row) for row in rows], indent=1))
+
+
+def _results(jobs: Sequence[Job], processes: int) -> Iterator[list[Row]]:
+    """What came of each job, in their order."""
+    if processes <= 1:
+        yield from map(work, jobs)
+        return
+    with multiprocessing.Pool(processes) as pool:
+        yield from pool.imap(work, jobs)
 
 
 def _plain(row: Row) -> dict[str, Any]:
