@@ -49,6 +49,7 @@ from autoscaler_policies.flink_scaling import (
     Settings,
     Summary,
     Wanted,
+    divided,
     exceeds_quota,
     job_changes,
     job_slots,
@@ -575,13 +576,14 @@ class FlinkOperator:
             vertex: changed[vertex].parallelism if vertex in changed else measured.loads[vertex].parallelism
             for vertex in job.changes
         }
-        limiting = max(needed, key=needed.__getitem__)
+        limiting = max(needed, key=lambda vertex: (needed[vertex], self._short(view, measured.loads[vertex])))
         load = measured.loads[limiting]
         inputs = self._inputs(view, load, measured, needed[limiting])
         told = f"{measured.names[limiting]}: {self._told(view, load)}"
         if not changed:
-            waits = next((change.why for change in job.changes.values() if change.why), "")
-            why = waits or "every vertex is within its band"
+            held = next((vertex for vertex, change in job.changes.items() if change.why), limiting)
+            of = "" if held == limiting else f"{measured.names[held]}: "
+            why = of + (job.changes[held].why or "every vertex is within its band")
             return sized(view, view.current, inputs, f"{told}; {why}, {replicas(view.current)} stay")
         if self._too_much(view, measured, {vertex: change.parallelism for vertex, change in changed.items()}):
             return sized(
@@ -591,15 +593,11 @@ class FlinkOperator:
         slots, each = job_slots(groups), view.spec.slots_per_replica
         workers = job_workers(groups, each)
         has = job_slots(measured.slots({vertex: measured.loads[vertex].parallelism for vertex in needed}))
-        if slots >= has:
-            workers = max(workers, view.current)  # replicas may be up that the job does not use yet
-        return sized(
-            view,
-            workers,
-            inputs,
-            f"{told}: parallelism {load.parallelism} to {needed[limiting]}, ceil({slots} slots / {each}) = "
-            f"{replicas(workers)}",
-        )
+        sum_up = f"ceil({slots} slots / {each}) = {replicas(workers)}"
+        if slots >= has and workers < view.current:
+            workers = view.current  # the job does not use all that are there yet, and does not need fewer
+            sum_up += f", and {view.current} are there"
+        return sized(view, workers, inputs, f"{told}: parallelism {load.parallelism} to {needed[limiting]}, {sum_up}")
 
     def _inputs(self, view: View, load: Load, measured: _Measured, needed: int) -> dict[str, float]:
         inputs = {
@@ -616,6 +614,11 @@ class FlinkOperator:
 
     def _capacity(self, view: View, load: Load) -> float:
         return needed_capacity(load.target, self._settings(), self._restart(view.memory))
+
+    def _short(self, view: View, load: Load) -> float:
+        """How much of what it needs a vertex is short of: to name the neediest of several with equal parallelism."""
+        short = divided(self._capacity(view, load), load.true_rate)
+        return INF if math.isnan(short) else short
 
     def _told(self, view: View, load: Load) -> str:
         capacity = self._capacity(view, load)

@@ -314,7 +314,9 @@ def test_the_job_runs_on_the_slots_that_the_engine_shows() -> None:
 def test_replicas_that_the_job_does_not_use_yet_are_not_taken_away() -> None:
     running = EngineStatus(JobState.RUNNING, slots=8, parallelism=4)
     known = rig(current=4, slots=2, utilization_max=0.8, more={"engine": running}, **NO_BACKLOG)
-    assert known.steady(lag=0, arrivals=600, throughput=600, saturation=1.0).replicas == 4
+    seen = known.steady(lag=0, arrivals=600, throughput=600, saturation=1.0)
+    assert seen.replicas == 4
+    assert seen.detail.endswith("ceil(6 slots / 2) = 3 replicas, and 4 are there")
 
 
 def test_a_job_without_replicas_gets_the_first_one_for_what_there_is_to_do() -> None:
@@ -528,6 +530,13 @@ def test_one_vertex_outside_its_band_releases_all_changes() -> None:
     known = rig(vertices="vertices", current=10, utilization_max=0.9, utilization_min=0.4, **NO_BACKLOG)
     seen = known.steady_vertices(source(10, busy=0.5), work(10, busy=0.3))
     assert seen.replicas == 8
+
+
+def test_a_vertex_that_waits_is_named() -> None:
+    known = rig(vertices="vertices", current=10, scale_down_interval=MINUTE, **NO_BACKLOG)
+    seen = known.steady_vertices(source(10, busy=0.1), work(10, busy=0.7))
+    assert seen.detail.startswith("work: 400 records/s need 571 at 70%, 10 subtasks could process 571 records/s; ")
+    assert seen.detail.endswith("; source: 4 would do, in 45 s at the earliest, 10 replicas stay")
 
 
 def test_vertices_that_feed_each_other_make_no_sense() -> None:
