@@ -459,6 +459,11 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
         AwsStep(**{**usual, **parameters})
 
 
+def test_takes_the_ends_of_what_makes_sense() -> None:
+    policy = AwsStep("cpu", 60, Comparison.AT_LEAST, (Step(0, 0),), AdjustmentType.EXACT, warmup=timedelta(0))
+    assert policy.evaluate(view([60.0], minimum=0)).replicas == 0
+
+
 @pytest.mark.parametrize(
     ("bounds", "message"),
     [

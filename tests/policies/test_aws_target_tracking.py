@@ -169,6 +169,11 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
         AwsTargetTracking(**{"metric": "cpu", "target": 50.0, **parameters})
 
 
+def test_takes_the_ends_of_what_makes_sense() -> None:
+    eager = AwsTargetTracking("cpu", 50.0, warmup=timedelta(0), high_periods=1, low_periods=1, low=1.0)
+    assert eager.evaluate(view([49.0], current=100)).replicas == 98
+
+
 @settings(deadline=None)  # a busy machine is no failure
 @given(value=st.floats(0, 1e6), more=st.floats(0, 1e6), current=st.integers(1, 100))
 def test_a_higher_value_never_asks_for_less(value: float, more: float, current: int) -> None:

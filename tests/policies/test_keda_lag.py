@@ -377,6 +377,8 @@ def test_computes_the_lag_from_offsets_where_the_source_tells_them(view: Make) -
     policy = KedaLag((Trigger(offset_reset_policy=Reset.EARLIEST),))
     parts = offsets(a={"offset": 100, "end": 150}, b={"offset": -1, "end": 30}, c={"lag": 40.0})
     assert policy.evaluate(lag(view, 0.0, parts=parts)).inputs == {"lag": 120.0}
+    done = offsets(a={"lag": 0.0}, b={"lag": 50.0})
+    assert policy.evaluate(lag(view, 0.0, parts=done, current=9)).replicas == 2
     lost = offsets(a={"offset": 100}, b={"lag": -3.0}, c={"lag": 40.0})
     answer = policy.evaluate(lag(view, 0.0, parts=lost, current=1))
     assert (answer.replicas, answer.inputs) == (3, {"lag": 40.0})
@@ -501,7 +503,7 @@ def test_failures_are_counted_until_a_reading_comes(view: Make) -> None:
 BOTH = (Trigger(name="kafka"), Trigger("orders", name="orders"))
 
 
-def both(view: Make, kafka: float | None, orders: float | None, **more: Any) -> View:
+def both(view: Make, kafka: float | tuple[float, ...] | None, orders: float | None, **more: Any) -> View:
     values = {"lag": kafka, "orders": orders}
     readings = {name: value for name, value in values.items() if value is not None}
     return view(readings, **{"current": 2, "maximum": 100, **more})
@@ -531,6 +533,9 @@ def test_a_trigger_that_keeps_failing_is_nil_in_the_formula_and_lowers_nothing(v
     assert policy.evaluate(seen).reason is Reason.MISSING
     assert policy.evaluate(replace(seen, memory=failing)).replicas == 6
     assert policy.evaluate(replace(seen, memory=failing, current=9)).reason is Reason.MISSING
+    # what is known of it in part is not all of it
+    part = replace(both(view, (20.0, -1.0), 60.0), memory=failing)
+    assert policy.evaluate(part).replicas == 6
     blind = replace(both(view, None, None), memory={"kafka failures": 4.0, "orders failures": 4.0})
     assert policy.evaluate(blind).replicas == 2
     none = KedaLag(BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3))
@@ -624,6 +629,12 @@ def test_falls_back_in_the_daemons_own_step() -> None:
 def test_refuses_parameters_that_make_no_sense(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_takes_the_ends_of_what_makes_sense() -> None:
+    trigger = Trigger(activation_lag_threshold=0, persistent_after=timedelta(0))
+    assert not trigger.exclude_persistent_lag
+    assert KedaLag((trigger,), fallback=Fallback(0, 0), cooldown=timedelta(0), tolerance=0).active_minimum == 1
 
 
 @settings(deadline=None)  # a busy machine is no failure
