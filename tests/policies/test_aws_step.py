@@ -159,14 +159,14 @@ clusters:
 
 @pytest.mark.parametrize("policy", [AwsStep, Step, AwsTargetTracking])
 def test_every_parameter_is_on_the_page_and_in_the_docstring(policy: type) -> None:
-    section = PAGE[PAGE.index("## `aws-step`") : PAGE.index("### Moving from ASG policies")]
+    section = PAGE.partition("## `aws-step`")[2].partition("\n## `flink-operator`")[0]
     for field in dataclasses.fields(policy):
         assert f"| `{field.name}` |" in section
         assert f"        {field.name}: " in (policy.__doc__ or "")
 
 
 def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -> None:
-    section = PAGE[PAGE.index("## `aws-step`") : PAGE.index("### Moving from ASG policies")]
+    section = PAGE.partition("## `aws-step`")[2].partition("\n## `flink-operator`")[0]
     path = tmp_path / "autoscaler.yaml"
     found: dict[str, object] = {}
     for block in re.findall(r"```yml\n(.*?)```", section, re.DOTALL):

@@ -885,6 +885,7 @@ def test_it_cannot_do_without_the_metrics_of_its_mode() -> None:
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 SECTION = PAGE.partition("## `flink-operator`")[2].partition("\n## ")[0]
+MOVE = PAGE.partition("### Moving from the Flink autoscaler")[2].partition("\n### ")[0]
 
 
 def test_the_table_has_every_parameter_with_its_option_and_its_default() -> None:
@@ -914,7 +915,7 @@ def written(default: object) -> str:
 
 
 def test_what_an_operator_was_told_moves_over(tmp_path: Path) -> None:
-    before, after = re.findall(r"```yml\n(.*?)```", SECTION, re.DOTALL)
+    before, after = re.findall(r"```yml\n(.*?)```", MOVE, re.DOTALL)
     path = tmp_path / "autoscaler.yaml"
     path.write_text(after)
     cluster = load(path, {}).clusters["orders"]
