@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 from enum import StrEnum
 
 from autoscaler.core.flink import TargetRate, Utilization, needed_workers, target_capacity, thresholds
@@ -23,6 +23,8 @@ MOST = 2**31 - 1
 
 _SECOND = timedelta(seconds=1)
 _UTILIZATION = Utilization()
+_THOUSANDTH = Decimal("0.001")
+_COARSE = 2.0**43  # from here on doubles are further apart than a thousandth
 
 
 class Alignment(StrEnum):
@@ -62,7 +64,8 @@ class Settings:
         observed_scalability: `observed-scalability.enabled`.
         observations: `observed-scalability.min-observations`.
         least_coefficient: `observed-scalability.coefficient-min`.
-        rounded_from: capacities below it, records/s, are not rounded to whole numbers; the original rounds them all.
+        rounded_from: capacities below it, records/s, are not rounded to whole numbers, and rates below it not to
+            thousandths; the original rounds them all.
     """
 
     utilization: Utilization = _UTILIZATION
@@ -360,6 +363,7 @@ def vertex_change(
         backlog: whether a backlog is being processed (`processing_backlog`).
     """
     current = load.parallelism
+    load = _rounded(load, settings.rounded_from)
     capacity = needed_capacity(load.target, settings, restart)
     if math.isnan(load.true_rate) or math.isnan(capacity):
         return Change(current, delayed=delayed, why="its rates are not known")
@@ -391,6 +395,23 @@ def vertex_change(
         if settings.block_ineffective and not gained >= settings.effectiveness:
             return Change(current, why=f"the last scale up gained {gained:.0%} of what was expected")
     return _to(load, target.parallelism, outside, None, target.limited)
+
+
+def _rounded(load: Load, least: float) -> Load:
+    """The rates of a vertex in thousandths: so that the last digits of a mean do not cost a subtask."""
+    target = load.target
+    return replace(
+        load,
+        target=TargetRate(rounded(target.rate, least), rounded(target.catch_up, least)),
+        true_rate=rounded(load.true_rate, least),
+    )
+
+
+def rounded(value: float, least: float = -math.inf) -> float:
+    """A rate in thousandths, halves up and never to 0: `ScalingMetrics.roundMetric`. Below `least` it is left alone."""
+    if not least <= value or not -_COARSE < value < _COARSE:
+        return value
+    return float(Decimal(repr(value)).quantize(_THOUSANDTH, ROUND_HALF_UP)) or value
 
 
 def _lowered(
