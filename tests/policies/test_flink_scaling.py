@@ -49,6 +49,7 @@ from autoscaler_policies.flink_scaling import (
     processing_backlog,
     recent,
     restart_time,
+    rounded,
     scaled,
     scaling_coefficient,
     vertex_change,
@@ -214,14 +215,14 @@ def scale_down_window(inputs: Inputs) -> list[dict[str, Any]]:
     return found
 
 
-def sliding_max(inputs: Inputs) -> list[list[int]]:
+def sliding_max(inputs: Inputs) -> list[list[int | None]]:
     delayed = Delayed(inputs["pushes"][0][0])
     for at, parallelism in inputs["pushes"]:
         delayed = delayed.push(at, parallelism, outside=True)
-    found = []
+    found: list[list[int | None]] = []
     for start in inputs["query_window_starts"]:
         delayed = delayed.within(start)
-        found.append([start, delayed.greatest.parallelism])
+        found.append([start, delayed.greatest.parallelism if delayed.wanted else None])
     return found
 
 
@@ -259,10 +260,15 @@ def window(inputs: Inputs) -> list[list[Any]]:
     return found
 
 
-def excluded_period(inputs: Inputs) -> list[bool]:
-    """Times of a case without a day are those of a Thursday."""
+def excluded_period(inputs: Inputs) -> list[bool] | bool:
+    """Times of a case without a day are those of a Thursday; a case without times asks whether it can be read."""
     expressions = inputs.get("expressions") or [inputs["expression"]]
-    periods = tuple(map(quartz.parse, expressions))
+    try:
+        periods = tuple(map(quartz.parse, expressions))
+    except ValueError:
+        return False
+    if "times" not in inputs:
+        return True
     days = [time if " " in time or "T" in time else f"2023-12-14 {time}" for time in inputs["times"]]
     return [quartz.excluded(periods, datetime.fromisoformat(day)) for day in days]
 
@@ -289,12 +295,42 @@ def quota(inputs: Inputs) -> bool:
     )
 
 
-def end_to_end(inputs: Inputs) -> list[int] | int:
+def end_to_end(inputs: Inputs) -> list[int] | int | None:
     """Two vertices, `source` and `sink`, that take the same; each window is measured, evaluated and decided on."""
     config = inputs["config"]
+    if "sample_s" in inputs:
+        return _first_change(inputs)
     known = inputs["windows"] if "windows" in inputs else [inputs["window"]]
     found = [_evaluated(config, window) for window in known]
     return found if "windows" in inputs else found[0]
+
+
+def _first_change(inputs: Inputs) -> list[int] | None:
+    """When the first change is made of two vertices whose busy times change from period to period, and which."""
+    known = inputs["parallelism"]
+    busy: dict[str, list[float]] = {"source": [], "sink": []}
+    delayed: dict[str, Delayed] = {}
+    for sample in range(len(inputs["source_busy_ms_per_s"]) * inputs["samples_per_period"]):
+        for name, seen in busy.items():
+            seen.append(inputs[f"{name}_busy_ms_per_s"][sample // inputs["samples_per_period"]] / 1000)
+        if sample + 1 < inputs["window_samples"]:
+            continue
+        taken = float(inputs["records_in_per_s"])
+        loads = {
+            name: Load(
+                known[name],
+                TargetRate(taken),
+                true_processing_rate(busy_time(Aggregator.MAX, seen[-inputs["window_samples"] :]), taken),
+                4000,
+            )
+            for name, seen in busy.items()
+        }
+        now = (sample + 1) * inputs["sample_s"]
+        job = job_changes(loads, settings(inputs["config"]), delayed=delayed, now=now)
+        if job.changed:
+            return [now, *(job.changed[name].parallelism if name in job.changed else known[name] for name in busy)]
+        delayed = {name: change.delayed for name, change in job.changes.items() if change.delayed is not None}
+    return None
 
 
 def _evaluated(config: Inputs, window: Inputs) -> int:
@@ -682,3 +718,35 @@ def test_divisions_are_those_of_java(dividend: float, divisor: float, expected: 
 
 def test_times_without_a_zone_are_local_times() -> None:
     assert quartz.excluded((quartz.parse("12:00-13:00"),), datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
+
+
+# what a mean leaves behind
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (102564.10256410255, 102564.103),
+        (0.0005, 0.001),
+        (1.0005, 1.001),
+        (0.0004, 0.0004),
+        (0.0, 0.0),
+        (2.0**60 / 3, 2.0**60 / 3),
+        (INF, INF),
+    ],
+)
+def test_rates_are_thousandths_and_never_cut_to_nothing(value: float, expected: float) -> None:
+    assert rounded(value) == expected
+
+
+def test_what_is_not_known_stays_so_and_small_rates_are_left_alone() -> None:
+    assert math.isnan(rounded(NAN))
+    assert rounded(12.34567, 100.0) == 12.34567
+    assert rounded(123.4567, 100.0) == 123.457
+
+
+def test_the_last_digit_of_a_mean_costs_no_subtask() -> None:
+    share = sum([0.78] * 10) / 10
+    assert share != 0.78
+    known = Settings(utilization=Utilization(0.8), catch_up=timedelta(0), scale_down_interval=timedelta(0))
+    assert vertex_change(Load(200, TargetRate(80_000.0), 80_000 / share), known).parallelism == 195
