@@ -188,7 +188,7 @@ def test_an_unknown_target_is_left_alone() -> None:
     explained = told(spec(Says(9, Reason.ABOVE)), seen, ClusterState(at=NOW - 15 * SECOND, desired=4))
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders is left alone, because the size of its target is not known; "
-        "last seen: 4."
+        "it is taken to be 4."
     )
     assert "  - The target could not be asked: no route to the host.\n" in explained
 
