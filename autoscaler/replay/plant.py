@@ -25,6 +25,9 @@ AVERAGED = 12
 START = datetime(2026, 1, 5, tzinfo=UTC)
 """The time of the first step: midnight, a Monday."""
 
+RAN_FOR = 3600.0
+"""A new plant has been running for so long, or until it is not cold any more if that is longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlantSpec:
@@ -37,9 +40,10 @@ class PlantSpec:
         checkpoint: a checkpoint completes so often while the job runs; a restart goes back to the last one.
         gamma: n workers do n^gamma times the work of one.
         sigma, tau: standard deviation and memory of the capacity's noise, an AR(1) process of ln(capacity).
-        merge: registrations within so long of the first share one restart.
+        merge: registrations within so long of the first share one restart, which begins then, at the next step.
         cold, cold_for: share of its capacity that a job has for so long after a restart.
-        crash_every: mean time between two crashes of a worker, 0: none. It is replaced by a new one.
+        crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
+            A job's only worker does not crash.
         crash_noticed: how long a crash keeps the job from restarting (heartbeat time-out).
         idle: share of the CPU that is busy without any record; it shows in `cpu`, never in `utilization`.
         slo: the age of the oldest unprocessed record should be at most this.
@@ -68,7 +72,16 @@ class PlantSpec:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: is {value:g}, expected above 0")
-        for name in ("startup_sd", "restart_sd", "heartbeat", "sigma", "merge", "cold_for", "crash_every"):
+        for name in (
+            "startup_sd",
+            "restart_sd",
+            "heartbeat",
+            "sigma",
+            "merge",
+            "cold_for",
+            "crash_every",
+            "crash_noticed",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}: is {value:g}, expected 0 or more")
@@ -111,7 +124,10 @@ class Track:
 
 
 class Plant:
-    """One simulated cluster. `advance` it step by step, `observe` it, `scale` it.
+    """One simulated cluster, running steadily at first. `advance` it step by step, `observe` it, `scale` it.
+
+    Workers come up and checkpoints complete at any time; a restart for new workers and a crash are put off to the
+    beginning of the next step.
 
     Args:
         spec: how it behaves.
@@ -132,7 +148,7 @@ class Plant:
         self._starting: list[float] = []  # when each will register
         self._joins_at = math.inf  # when the restart that takes in new workers begins
         self._stalled_until = 0.0
-        self._running_since = 0.0
+        self._running_since = -max(RAN_FOR, spec.cold_for)
         self._arrived = 0.0
         self._position = 0.0
         self._committed = 0.0
@@ -142,50 +158,42 @@ class Plant:
         self._keeps = math.exp(-STEP / spec.tau)
         self._stirs = spec.sigma * math.sqrt(1.0 - self._keeps * self._keeps)
         self._crash_at = self._next_crash()
-        # offered, processed, lag, utilization and cpu of the last minute, and their sums
+        # arrivals/s, processed/s, lag and utilization of each step of the last minute
         self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=AVERAGED)
-
-    @property
-    def lag(self) -> float:
-        """Records that wait."""
-        return self._arrived - self._position
-
-    def capacity(self, size: int) -> float:
-        """Records/s that a size processes, without noise."""
-        return float(self.one * size**self.spec.gamma)
 
     def advance(self, arrivals: float) -> None:
         """One step of 5 s in which so many records arrive."""
         spec, track = self.spec, self.track
         begin = self._now
         end = begin + STEP
-        if self._starting:
-            self._register(end)
         if self._joins_at <= begin:
-            self._joins_at = math.inf
             self._restart(begin, spec.restart_up)
-            self._used = self._registered
         if self._crash_at <= begin:
             self._crash(begin)
+        if self._starting:
+            self._register(end)
         self._noise = self._keeps * self._noise + self._stirs * self._dice.gauss(0.0, 1.0)
+        self._arrived += arrivals
+        waiting = self._arrived - self._position
+        able = done = 0.0
         stalled = min(max(self._stalled_until - begin, 0.0), STEP)
         runs = STEP - stalled
-        able = 0.0
         if runs > 0.0:
             able = self.one * self._used**spec.gamma * math.exp(self._noise)
-            if begin < self._running_since + spec.cold_for:
-                able *= spec.cold
-        self._arrived += arrivals
-        done = min(able * runs, self._arrived - self._position)
-        self._position += done
-        if runs > 0.0:
+            cold = self._running_since + spec.cold_for - begin - stalled
+            if cold > 0.0:
+                able *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
+            done = min(able * runs, waiting)
+            # Not above what has arrived by the rounding of a sum.
+            self._position = self._arrived if done == waiting else self._position + done
             self._checkpoint_in -= runs
             if self._checkpoint_in <= 0.0:
-                self._checkpoint_in += spec.checkpoint
-                self._committed = self._position
-                self._checkpointed = end
-        busy = done / (able * STEP) if able else 0.0
-        self._seen.append((arrivals / STEP, done / STEP, self._arrived - self._position, busy))
+                # It completed so long before the step's end, and what was processed since then is not in it.
+                ago = -self._checkpoint_in % spec.checkpoint
+                self._committed = self._position - done * ago / runs
+                self._checkpointed = end - ago
+                self._checkpoint_in = spec.checkpoint - ago
+        self._seen.append((arrivals / STEP, done / STEP, waiting - done, done / (able * STEP) if able else 0.0))
         self._now = end
         track.arrivals.append(arrivals)
         track.position.append(self._position)
@@ -194,25 +202,19 @@ class Plant:
         track.stopped.append(stalled / STEP)
 
     def observe(self) -> Observation:
-        """What real sources would show now: averages of the last minute."""
+        """What real sources would show now, one step or more after the beginning: averages of the last minute."""
         now = START + timedelta(seconds=self._now)
-        seen = self._seen
-        count = len(seen) or 1
-        offered = processed = lag = busy = 0.0
-        for one in seen:
-            offered += one[0]
-            processed += one[1]
-            lag += one[2]
-            busy += one[3]
-        busy /= count
+        count = len(self._seen)
+        # fsum: what `sum` makes of the last digit depends on Python's version.
+        offered, processed, lag, busy = [math.fsum(each) / count for each in zip(*self._seen, strict=True)]
         return Observation(
             now,
             self.desired,
             self._registered,
             {
-                "arrivals": Reading(offered / count, now),
-                "throughput": Reading(processed / count, now),
-                "lag": Reading(lag / count, now),
+                "arrivals": Reading(offered, now),
+                "throughput": Reading(processed, now),
+                "lag": Reading(lag, now),
                 "utilization": Reading(busy, now),
                 "saturation": Reading(busy, now),
                 "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now),
@@ -237,8 +239,6 @@ class Plant:
             gone = have - size - cancelled
             if gone:
                 self._registered -= gone
-                self._used = self._registered
-                self._joins_at = math.inf
                 self._restart(self._now, self.spec.restart_down, self.spec.heartbeat)
 
     def _status(self) -> EngineStatus:
@@ -267,11 +267,14 @@ class Plant:
             self._joins_at = min(here) + self.spec.merge
 
     def _restart(self, at: float, median: float, extra: float = 0.0) -> None:
+        """The job stops, goes back to the last checkpoint and then uses all workers that are up by now."""
         stall = extra + self._dice.lognormvariate(math.log(median), self.spec.restart_sd)
         self._stalled_until = max(self._stalled_until, at + stall)
         self._running_since = self._stalled_until
         self._position = self._committed
         self._checkpoint_in = self.spec.checkpoint
+        self._used = self._registered
+        self._joins_at = math.inf
         self.track.restarts += 1
 
     def _crash(self, at: float) -> None:
@@ -279,7 +282,6 @@ class Plant:
         self._crash_at = self._next_crash()
         if self._registered > 1:
             self._registered -= 1
-            self._used = min(self._used, self._registered)
             self._start()
             self._restart(at, self.spec.restart_down, self.spec.crash_noticed)
 
