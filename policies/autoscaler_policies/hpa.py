@@ -240,7 +240,7 @@ class Hpa:
                     words.append(f"{metric.metric}: {error}")
                 else:
                     inputs[metric.metric] = _shown(one)
-                    words.append(_told(metric, one))
+                    words.append(_told(view, metric, reading, one))
             found.append(one)
         proposals = [None if one is None else one.replicas for one in found]
         log = before.log
@@ -426,8 +426,12 @@ def _shown(one: Sized) -> float:
     return float(one.utilization) if one.utilization is not None else one.usage / MILLI
 
 
-def _told(metric: Metric, one: Sized) -> str:
+def _told(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
     unit = "%" if one.utilization is not None else ""
-    return (
-        f"{metric.metric} {plain(_shown(one))}{unit} at target {plain(metric.target)}{unit}: {replicas(one.replicas)}"
-    )
+    said = f"{metric.metric} {plain(_shown(one))}{unit} at target {plain(metric.target)}{unit}"
+    if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE}:
+        pods = _pods(view, reading, MILLI)
+        silent = sum(pod.count for pod in pods if pod.usage is None and pod.state is PodState.READY)
+        if silent:
+            said = f"{said}, {replicas(silent)} silent"
+    return f"{said}: {replicas(one.replicas)}"

@@ -408,6 +408,19 @@ def test_says_why_it_does_not_do_what_the_metrics_ask_for() -> None:
     assert answer.detail == "lag 500 at target 100: 20 replicas; 20 replicas asked for; 8 replicas (ScaleUpLimit)"
 
 
+def test_says_how_many_replicas_are_silent() -> None:
+    average = Metric(MetricType.AVERAGE_VALUE, "cpu", 2.0)
+    for metric, value, said in (
+        (CPU, (0.2, 0.1, 0.15), "cpu 15% at target 60%, 2 replicas silent: 5 replicas"),
+        (CPU, (0.2, 0.1, 0.15, 0.15), "cpu 15% at target 60%, 1 replica silent: 3 replicas"),
+        (CPU, (0.6,) * 5, "cpu 60% at target 60%: 5 replicas"),
+        (average, (1.0,) * 4, "cpu 1 at target 2, 1 replica silent: 3 replicas"),
+        (LAG, (200.0, 300.0), "cpu 100 at target 100: 5 replicas"),
+    ):
+        answer = Run(Hpa((replace(metric, metric="cpu"),)), 5).turn({"cpu": value})
+        assert answer.detail.partition(";")[0] == said
+
+
 def test_a_reading_that_tells_nothing_is_a_missing_one() -> None:
     reading = Reading(0.9, T0, parts={"a": {"usage": 0.9}})
     answer = Run(Hpa((CPU,)), 4).turn({"cpu": reading})
