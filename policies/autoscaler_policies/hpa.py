@@ -78,7 +78,10 @@ class Metric:
             if not 1 <= self.target < MOST_USAGE or self.target != int(self.target):
                 raise ValueError(f"target: is {self.target:g}, expected a whole percentage of the request, like 60")
         elif not 1 / MILLI <= self.target < MOST_USAGE / MILLI:
-            raise ValueError(f"target: is {self.target:g}, expected 0.001 or more: an HPA counts in thousandths")
+            raise ValueError(
+                f"target: is {self.target:g}, expected 0.001 or more and below {MOST_USAGE / MILLI:.1e}: "
+                "an HPA counts in thousandths"
+            )
 
     def __str__(self) -> str:
         """The name: what the configuration takes for a metric that a policy cannot do without."""
@@ -383,7 +386,8 @@ def _units(number: float, scale: int) -> int:
 
 def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
     """The replicas as pods: those that told something, those that are up and silent, those that are not up."""
-    told = reading.parts if any(USAGE in part for part in reading.parts.values()) else {}
+    # Parts with requests and no usage are replicas of which nothing was read; the value of their reading tells nothing.
+    told = reading.parts if any(USAGE in part or REQUEST in part for part in reading.parts.values()) else {}
     if told:
         return _parts(view, told)
     request = scale
