@@ -244,6 +244,8 @@ def _parsed(text: str) -> tuple[ast.expr, Mapping[str, int]]:
     odd = next((index for index, character in enumerate(text) if not " " <= character <= "~"), None)
     if odd is not None:
         raise ValueError(f"column {odd + 1}: the character {text[odd]!r} is not understood")
+    if "#" in text:  # to Python all that follows would be a comment, also what stood on lines of its own
+        raise ValueError(f"column {text.index('#') + 1}: an expression has no comments")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # such as of `1if`, which later versions of Python refuse

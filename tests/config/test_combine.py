@@ -175,6 +175,8 @@ def test_numbers_beyond_all_floats_are_said_too() -> None:
         ("lag if lag is cpu else cpu", "column 8: expected a condition"),
         ("lag if True else cpu", "column 8: expected a condition"),
         ("lag + Größe", "column 9: the character 'ö' is not understood"),
+        ("lag # or cpu", "column 5: an expression has no comments"),
+        ("max(lag, # the main one\n  cpu)", "column 10: an expression has no comments"),
         ("lag\0", "column 4: the character '\\x00' is not understood"),
         ("lag + " * 100 + "1", "is longer than 500 characters"),
         ("lag" + " + 1" * 25, "column 1: nested more than 20 deep"),
