@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -40,7 +41,7 @@ class Load:
         name: what tables and files call it.
         rates: records/s, the mean of each step of `STEP` seconds.
         changes: seconds from the beginning at which the rate jumps, where that is known: time to converge counts from
-            there.
+            there. They ascend and lie within the load.
     """
 
     name: str
@@ -53,6 +54,9 @@ class Load:
         for step, rate in enumerate(self.rates):
             if not (math.isfinite(rate) and rate >= 0):
                 raise LoadError(f"{self.name}: step {step} is {rate}, expected a rate of 0 or more")
+        for before, change in pairwise([0.0, *self.changes, self.seconds]):
+            if not before < change:
+                raise LoadError(f"{self.name}: jumps at {self.changes}, expected in order within {self.seconds:g} s")
 
     @property
     def peak(self) -> float:

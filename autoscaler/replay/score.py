@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -176,26 +176,30 @@ def _slack(come: Sequence[float]) -> float:
 
 def _next_came(come: Sequence[float], position: float) -> float:
     """When the first record after a position came, in seconds; there must be one."""
-    return _at(come, bisect_right(come, position), position)
+    return next(_pieces(come, position, math.inf))[0]
 
 
-def _last_came(come: Sequence[float], position: float) -> float:
-    """When the last record before a position came, in seconds; there must be one."""
-    return _at(come, bisect_left(come, position), position)
+def _pieces(come: Sequence[float], low: float, high: float) -> Iterator[tuple[float, float, float]]:
+    """The records between two positions, step by step in which they came: when the first and last came, up to where.
 
-
-def _at(come: Sequence[float], step: int, position: float) -> float:
-    """When a position was reached, which is in that step."""
-    before = come[step - 1] if step else 0.0
-    return (step + (position - before) / (come[step] - before)) * STEP
+    Within each piece they came evenly.
+    """
+    for step in range(bisect_right(come, low), len(come)):
+        if low >= high:
+            return
+        before = come[step - 1] if step else 0.0
+        width = come[step] - before
+        if width > 0:
+            until = min(come[step], high)
+            yield (step + (low - before) / width) * STEP, (step + (until - before) / width) * STEP, until
+            low = until
 
 
 def delays(arrivals: Sequence[float], position: Sequence[float]) -> list[tuple[float, float]]:
     """(delay in seconds, records) from when records came until they were processed for good.
 
-    Within a step records come, and are done, evenly: those that waited at its beginning count with their mean delay,
-    and so do those that have come in it. What still waits at the end counts with its age: no run is better for being
-    over.
+    Within a step records come, and are done, evenly: those that came in one and were done in one count with their mean
+    delay. What still waits at the end counts with its age: no run is better for being over.
     """
     come = list(accumulate(arrivals))
     slack = _slack(come)
@@ -209,17 +213,17 @@ def delays(arrivals: Sequence[float], position: Sequence[float]) -> list[tuple[f
             if before >= earlier - slack and done >= total - slack:
                 found.append((0.0, records))
             else:
-                begin, pace = step * STEP, STEP / records
-                for low, high in pairwise((before, earlier, done) if before < earlier < done else (before, done)):
-                    first = begin + (low - before) * pace - _next_came(come, low)
-                    last = begin + (high - before) * pace - _last_came(come, high)
-                    found.append((max(0.0, (first + last) / 2), high - low))
+                begin, pace, low = step * STEP, STEP / records, before
+                for first, last, high in _pieces(come, before, done):
+                    at = begin + ((low + high) / 2 - before) * pace
+                    found.append((max(0.0, at - (first + last) / 2), high - low))
+                    low = high
             before = done
         earlier = total
-    left = earlier - before
-    if left > slack:
-        first, last = _next_came(come, before), _last_came(come, earlier)
-        found.append((len(come) * STEP - (first + last) / 2, left))
+    if earlier - before > slack:
+        for first, last, high in _pieces(come, before, earlier):
+            found.append((len(come) * STEP - (first + last) / 2, high - before))
+            before = high
     return found
 
 

@@ -162,6 +162,12 @@ def test_a_load_has_steps_and_rates_only(rates: tuple[float, ...]) -> None:
         Load("x", rates)
 
 
+@pytest.mark.parametrize("changes", [(0.0,), (10.0,), (-5.0,), (5.0, 5.0), (7.0, 5.0), (math.nan,)])
+def test_jumps_are_in_order_and_within_the_load(changes: tuple[float, ...]) -> None:
+    with pytest.raises(LoadError, match="expected in order within 10 s"):
+        Load("x", (1.0, 2.0), changes)
+
+
 # What is made
 
 

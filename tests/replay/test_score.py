@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -84,7 +85,25 @@ def test_what_is_processed_again_counts_once_and_when_it_was_done_for_good() -> 
     assert sum(records for _, records in found) == 20
     # The first five stay done. The restart puts the others off until they are done from 15 to 20 s.
     assert _flat(found[:1]) == pytest.approx([1.25, 5])
-    assert _flat(found[1:]) == pytest.approx([(12.5 + 10) / 2, 15])
+    assert _flat(found[1:]) == pytest.approx([(12.5 + 11 + 2 / 3) / 2, 5, (11 + 2 / 3 + 10) / 2, 10])
+
+
+def test_records_of_one_step_that_are_done_in_one_count_together() -> None:
+    # After a stall all is done at once, and still the first have waited longer than the last.
+    assert _flat(delays([10, 10, 10, 0], [0, 0, 0, 30])) == pytest.approx([40 / 3, 10, 10, 10, 20 / 3, 10])
+    assert _flat(delays([10, 0, 0, 20], [0, 0, 0, 0])) == pytest.approx([17.5, 10, 2.5, 20])
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1200)), min_size=1, max_size=50))
+def test_all_delays_together_are_the_records_that_wait_summed_over_time(steps: list[tuple[int, int]]) -> None:
+    arrivals = [float(records) for records, _ in steps]
+    come = list(itertools.accumulate(arrivals))
+    position = [min(total, total * share / 1000) for total, (_, share) in zip(come, steps, strict=True)]
+    good = [min(position[step:]) for step in range(len(steps))]
+    waiting = [0.0, *(total - done for total, done in zip(come, good, strict=True))]
+    area = sum((before + after) / 2 * STEP for before, after in itertools.pairwise(waiting))
+    together = math.fsum(delay * records for delay, records in delays(arrivals, position))
+    assert together == pytest.approx(area, rel=1e-6, abs=1e-6 * come[-1])
 
 
 def test_what_still_waits_at_the_end_counts_with_its_age() -> None:
