@@ -349,43 +349,51 @@ class FlinkOperator:
         if stable is not None and now < stable:
             left = (stable - now).total_seconds()
             return _learning(f"the job has just started: nothing counts for another {left:.0f} s")
-        sizes: dict[str, float | None] = {}
+        start = now - self.metrics_window
+        alike = self._of_one_size(view.past) if self.vertices is None else self._of_same_sizes(view.past, self.vertices)
         seen: list[Observation] = []
-        for observation in reversed(view.past):
-            before = self._sizes(observation)
-            changed = any(sizes.get(name, size) != size for name, size in before.items())
-            if changed or (stable is not None and observation.at < stable):
+        for observation in alike:
+            if stable is not None and observation.at < stable:
                 break
-            sizes |= before
-            if self._usable(observation):
-                seen.append(observation)
+            seen.append(observation)
+            if observation.at <= start:
+                break  # it is full, and what is before does not count
         first = seen[-1].at if seen else now
-        if now < first + self.metrics_window:
-            left = (first + self.metrics_window - now).total_seconds()
-            return _learning(f"the window is full in {left:.0f} s at the earliest")
-        found = [observation for observation in reversed(seen) if observation.at >= now - self.metrics_window]
+        if start < first:
+            return _learning(f"the window is full in {(first - start).total_seconds():.0f} s at the earliest")
+        found = [observation for observation in reversed(seen) if observation.at >= start]
         if len(found) < 2:  # noqa: PLR2004 - a rate lies between two
             return _learning(f"there are {len(found)} readings in the window, expected 2 or more")
         return found
 
-    def _usable(self, observation: Observation) -> bool:
-        """Whether it has what this judges by."""
-        if self.vertices is not None:
-            reading = observation.metrics.get(self.vertices)
-            return reading is not None and bool(reading.parts)
-        return all(name in observation.metrics for name in self.metrics)
+    def _of_one_size(self, past: Sequence[Observation]) -> Iterator[Observation]:
+        """What can be judged by, newest first, as long as it is of one size: a true rate belongs to a parallelism."""
+        ready = parallelism = None
+        for observation in reversed(past):
+            had, engine = observation.ready, observation.engine
+            ran = None if engine is None else engine.parallelism
+            if ready is None:
+                ready = had
+            if parallelism is None:
+                parallelism = ran
+            if (had is not None and had != ready) or (ran is not None and ran != parallelism):
+                return
+            metrics = observation.metrics
+            if self.lag in metrics and self.throughput in metrics and self.busy in metrics:
+                yield observation
 
-    def _sizes(self, observation: Observation) -> dict[str, float | None]:
-        """What must not have changed within the window, as far as it is told: a true rate belongs to a parallelism."""
-        found: dict[str, float | None] = {}
-        if self.vertices is None:
-            if observation.ready is not None:
-                found["ready"] = observation.ready
-            if observation.engine is not None and observation.engine.parallelism is not None:
-                found["parallelism"] = observation.engine.parallelism
-        elif (reading := observation.metrics.get(self.vertices)) is not None:
-            found |= {label: numbers.get("parallelism") for label, numbers in reading.parts.items()}
-        return found
+    def _of_same_sizes(self, past: Sequence[Observation], name: str) -> Iterator[Observation]:
+        """The same of vertices. One that is not told changes nothing."""
+        sizes: dict[str, float | None] = {}
+        for observation in reversed(past):
+            reading = observation.metrics.get(name)
+            if reading is None or not reading.parts:
+                continue
+            before = {label: numbers.get("parallelism") for label, numbers in reading.parts.items()}
+            if any(sizes.get(label, size) != size for label, size in before.items()):
+                return
+            sizes |= before
+            yield observation
 
     def _job(self, view: View, seen: Sequence[Observation]) -> _Measured | Recommendation:
         """A job seen as one vertex."""
@@ -394,17 +402,16 @@ class FlinkOperator:
             return Recommendation(None, Reason.ABSTAINED, {}, "no replica is up: there is nothing to judge")
         processed = [_total(observation.metrics[self.throughput]) for observation in seen]
         shares = [_busiest(observation.metrics[self.busy]) for observation in seen]
-        lags = [(_millis(observation.metrics[self.lag]), _total(observation.metrics[self.lag])) for observation in seen]
-        if math.isnan(processed[-1]) or math.isnan(shares[-1]) or math.isnan(lags[-1][1]):
+        waiting = [_total(observation.metrics[self.lag]) for observation in seen]
+        if math.isnan(processed[-1]) or math.isnan(shares[-1]) or math.isnan(waiting[-1]):
             return missing(view, *self.metrics)
         taken = average(processed)
-        offered = average(
-            [_total(observation.metrics.get(self.arrivals)) for observation in seen],
-            2,
-        )
-        if math.isnan(offered) or self.arrivals not in view.metrics:
-            offered = taken + rate(lags)
-        waiting = [lag for _, lag in lags]
+        offered = NAN
+        if self.arrivals in view.metrics:
+            offered = average([_total(observation.metrics.get(self.arrivals)) for observation in seen], 2)
+        if math.isnan(offered):
+            ats = [_millis(observation.metrics[self.lag]) for observation in seen]
+            offered = taken + rate(zip(ats, waiting, strict=True))
         target = self._target(offered, waiting[-1])
         true_rate = self._true_rate(taken, shares, self._observed(processed, waiting, [0.0] * len(seen)))
         if taken == 0 and (target.rate > 0 or waiting[-1] > 0):
@@ -490,16 +497,19 @@ class FlinkOperator:
 
     def _observed(self, taken: Iterable[float], lags: Iterable[float], held: Iterable[float]) -> Sequence[float]:
         """What a source did while it caught up, reading by reading."""
+        threshold, minimum = (
+            self.observed_true_processing_rate_lag_threshold,
+            self.observed_true_processing_rate_min_observations,
+        )
+        seconds = threshold // timedelta(seconds=1)
         found: list[float] = []
         count, total = 0, 0.0
         for records_in, lag, share in zip(taken, lags, held, strict=True):
-            one = observed_while_catching_up(
-                records_in,
-                lag,
-                0.0 if math.isnan(share) else share * 1000,
-                threshold=self.observed_true_processing_rate_lag_threshold,
-                previous=total / count if count >= self.observed_true_processing_rate_min_observations else NAN,
-            )
+            one = total / count if count >= minimum else NAN
+            if not (records_in > 0 and lag < seconds * records_in):  # only where it is more than what stands
+                one = observed_while_catching_up(
+                    records_in, lag, 0.0 if math.isnan(share) else share * 1000, threshold=threshold, previous=one
+                )
             found.append(one)
             if math.isfinite(one):
                 count, total = count + 1, total + one
@@ -795,14 +805,16 @@ def _total(reading: Reading | None) -> float:
         return NAN
     value = reading.value
     if not isinstance(value, tuple):
-        return _positive(value)
+        return value if 0 <= value < INF else NAN
     return finite(sum(value)) if value and all(0 <= one < INF for one in value) else NAN
 
 
 def _busiest(reading: Reading) -> float:
     """The busy share of the busiest replica; NaN where it is none."""
-    values = reading.value if isinstance(reading.value, tuple) else (reading.value,)
-    return min(max(values), 1.0) if values and all(0 <= value <= BUSIEST for value in values) else NAN
+    value = reading.value
+    if isinstance(value, tuple):
+        value = max(value) if value and all(0 <= one <= BUSIEST for one in value) else NAN
+    return min(value, 1.0) if 0 <= value <= BUSIEST else NAN
 
 
 _LABEL = re.compile(r"(.*) \(([0-9a-f]{32})\)", re.DOTALL)
