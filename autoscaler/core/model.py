@@ -340,6 +340,12 @@ class Behaviour:
             raise ValueError(f"tolerance must be from 0 to below 1, not {self.tolerance}")
 
 
+DOWN = Behaviour(window=timedelta(minutes=5))
+"""The guards of the way down, unless they are given..."""
+STABILIZED = Behaviour()
+"""... and those where every policy looks at the past itself (`stabilizes`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SettleSpec:
     """How a rescale is followed until it is absorbed.
@@ -412,7 +418,8 @@ class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
     A policy that looks into the past also has an attribute `lookback` (timedelta): how far. One that learns is a
-    `Learner`, one that moves the bounds is a `Bounding` one.
+    `Learner`, one that moves the bounds is a `Bounding` one. One with an attribute `stabilizes` that is true never
+    asks for fewer on what it has seen for a short time only: it needs no stabilization window.
     """
 
     def evaluate(self, view: View) -> Recommendation:
@@ -485,13 +492,14 @@ class ClusterSpec:
         max_ahead: a reading further in the future counts as missing.
         lookback: how much of the past policies are shown.
         combine: how the policies become one proposal; None: the greatest size asked for.
+        down: by default a window of 5 minutes, or none where all policies that ask for sizes stabilize themselves.
     """
 
     name: str
     limits: Limits
     policies: tuple[NamedPolicy, ...]
     up: Behaviour = Behaviour()
-    down: Behaviour = Behaviour(window=timedelta(minutes=5))
+    down: Behaviour = DOWN
     settle: SettleSpec = SettleSpec()
     capacity: CapacitySpec = CapacitySpec()
     metrics: tuple[str, ...] = ()
@@ -515,6 +523,11 @@ class ClusterSpec:
         for name in ("max_ahead", "lookback"):
             if getattr(self, name) < ZERO:
                 raise ValueError(f"{name} must not be negative")
+        if self.down is DOWN or self.down is STABILIZED:
+            # By identity: the same written out is what the user wants, whatever the policies do.
+            asking = [named.policy for named in self.policies if getattr(named.policy, "asks", True)]
+            own = bool(asking) and all(getattr(policy, "stabilizes", False) is True for policy in asking)
+            object.__setattr__(self, "down", STABILIZED if own else DOWN)
 
 
 @dataclass(frozen=True, slots=True)

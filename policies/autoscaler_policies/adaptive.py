@@ -1,0 +1,530 @@
+"""The default policy: it knows what each size can do, what a rescale costs and what will probably arrive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from autoscaler.core.capacity import effective_slots, source_partitions
+from autoscaler.core.capacity import rate as saturated_rate
+from autoscaler.core.model import (
+    PHASES,
+    ZERO,
+    Direction,
+    JobState,
+    Phase,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+)
+from autoscaler_policies import capacity_model, forecast
+from autoscaler_policies.answer import LARGEST, missing, plain, replicas, sized
+from autoscaler_policies.capacity_model import smallest
+
+WARM = timedelta(seconds=120)
+"""After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall."""
+CHECKPOINT_S = 10.0
+"""What a restart goes back by, until checkpoints have been seen."""
+SLOWLY = 0.3
+"""Weight of a new time in the average of the times that the job stood still."""
+BEHIND_S = 10.0
+STUCK = 0.6
+"""A job that falls behind by so much does all it can, if its workers are busier than that: else something else does."""
+
+AVERAGED_S = 30.0
+"""A rate is usually a mean over a minute: what it shows is so old."""
+LASTS = 3.0
+"""A trend is expected to last so many times as long as it has been seen..."""
+AHEAD_S = 450.0
+"""... and a size to do for so long: trends that last longer are met by the next rescale."""
+
+REACT_S = 120.0
+"""More is asked for when the delay would come near the objective within so long."""
+LATE = 0.8
+"""A delay beyond this share of the objective is expected to break it: nothing comes as it was foreseen."""
+RECOVER_S = 600.0
+RECOVER_UP_S = 1200.0
+RECOVERED = 0.25
+"""Within so long what a rescale piles up should be gone, down to this share of the objective."""
+BARELY = 0.9
+"""A change whose own outage makes the oldest record older than this share of the objective is not one for saving."""
+DRAINS = 5.0
+"""A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives."""
+WIDER = 4
+"""So many sizes beyond the best are looked at: the price of a size has one valley, but sizes are whole numbers."""
+
+SWINGS = 2.0
+"""Fewer must do for the middle of the arrivals and so many times what they swing by."""
+WAVERS = 3.0
+"""What fits now and then only does not fit: a time in which it does not undoes so many in which it did."""
+UNSEEN_S = 240.0
+"""After so long unseen what fewer would have saved begins anew."""
+FLIP_S = 24 * 3600.0
+FLIP_SWINGS = 3.0
+FLIP_RESERVE = 0.08
+MOST_RESERVE = 0.4
+RESERVE_KEPT_S = 24 * 3600.0
+"""Fewer that did not last for a day, though no more arrived, need so much more to spare the next time; forgotten
+within a day."""
+
+
+@dataclass(slots=True)
+class _Outlook:
+    """What is known and expected at one moment. Times are seconds, rates records/s."""
+
+    view: View
+    memory: Mapping[str, float]
+    partitions: int | None
+    lag: float
+    level: float
+    trends: tuple[tuple[float, float], ...]
+    seasonal: float
+    up: float
+    stall_up: float
+    stall_down: float
+    replay: float
+
+    def able(self, size: int) -> float:
+        """What a size can process."""
+        spec = self.view.spec
+        if "capacity.level" not in self.memory:
+            return saturated_rate(self.view.learned, spec, size, self.partitions) or 0.0
+        return capacity_model.rate(self.memory, _workers(self.view, size, self.partitions), size)
+
+    def arriving(self, ahead: float) -> float:
+        """What will arrive so far ahead; never less than now, as a forecast must not lower anything."""
+        rise = max(self.seasonal, 0.0)
+        for slope, seen in self.trends:
+            rise = max(rise, slope * (min(ahead, seen * LASTS) + AVERAGED_S))
+        return min(self.level + rise, LARGEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive:
+    """Keeps the delay of records below an objective at the least cost, with few rescales.
+
+    It learns what each size can process (from throughput and utilization, whenever the job runs undisturbed), how
+    long workers take to come, how long the job stands still, and how arrivals rise and swing. From these it predicts
+    how old the oldest record gets. It asks for more when that age, the outage of the rescale included, would come
+    near `objective`, and then for the size at which workers and lateness together cost least; for fewer in one step,
+    when the smaller size would have done for `calm` and has cost more than the outage of a rescale.
+
+    Attributes:
+        objective: the oldest unprocessed record should not be older than this; default 60s.
+        patience: share of the objective that may be used up before more is asked for, above 0 to 1; default 0.75.
+        reserve: capacity that a larger size should have above what is expected, as a share of that; default 0.05.
+        down_reserve: the same for a smaller size, besides what arrivals swing by; default 0.02.
+        calm: fewer only when watched for so long, and for the most that arrived within it; default 3m.
+        outage: a rescale is worth as much as the whole cluster for so long; default 72s.
+        waiting: what a second beyond the objective costs, in seconds of the whole cluster; default 10.
+        restart: how long the job stands still for a rescale, until that has been seen; default 15s.
+        start_up: how long new workers take to come, until that has been seen; default 45s.
+        season: usual arrivals, records/s, in equal slots of a week that begins on Monday 0:00 UTC; default none.
+        lag: name of the metric with the records waiting.
+        arrivals: name of the metric with the offered records/s.
+        throughput: name of the metric with the processed records/s.
+        utilization: name of the metric from 0 to 1 with the busy share or the CPU of the workers; of one number per
+            replica the hottest counts. Without it capacity is learned only while the job falls behind.
+    """
+
+    stabilizes: ClassVar[bool] = True
+    """It looks at the past itself: the cluster's stabilization window is 0s unless the user says otherwise."""
+
+    objective: timedelta = timedelta(seconds=60)
+    patience: float = 0.75
+    reserve: float = 0.05
+    down_reserve: float = 0.02
+    calm: timedelta = timedelta(minutes=3)
+    outage: timedelta = timedelta(seconds=72)
+    waiting: float = 10.0
+    restart: timedelta = timedelta(seconds=15)
+    start_up: timedelta = timedelta(seconds=45)
+    season: tuple[float, ...] = ()
+    lag: str = "lag"
+    arrivals: str = "arrivals"
+    throughput: str = "throughput"
+    utilization: str = "utilization"
+
+    def __post_init__(self) -> None:
+        if self.objective <= ZERO:
+            raise ValueError(f"objective: is {self.objective.total_seconds():g}s, expected above 0s")
+        if not 0 < self.patience <= 1:
+            raise ValueError(f"patience: is {self.patience:g}, expected above 0 and at most 1")
+        for name in ("reserve", "down_reserve"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}: is {getattr(self, name):g}, expected from 0 to below 1")
+        if not 0 <= self.waiting < math.inf:
+            raise ValueError(f"waiting: is {self.waiting:g}, expected 0 or more")
+        for name in ("calm", "outage", "restart", "start_up"):
+            if getattr(self, name) < ZERO:
+                raise ValueError(f"{name}: is {getattr(self, name).total_seconds():g}s, expected 0s or more")
+        if not all(0 <= usual < math.inf for usual in self.season):
+            raise ValueError("season: has a slot that is no rate, expected 0 records/s or more in each")
+        empty = [name for name in ("lag", "arrivals", "throughput", "utilization") if not getattr(self, name)]
+        if empty:
+            raise ValueError(f"{empty[0]}: is empty, expected the name of a metric")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics it cannot do without."""
+        return (self.lag, self.arrivals, self.throughput)
+
+    @property
+    def lookback(self) -> timedelta:
+        """How much past it needs: the longest trend, and the time that must have been calm."""
+        longest = timedelta(seconds=forecast.MINUTE_S * max(forecast.TRENDS.values()))
+        return max(longest, self.calm) + timedelta(minutes=2)
+
+    # learning
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        """What is known now: arrivals, forecasts and their errors, capacity, stalls, what fewer would have saved."""
+        memory = dict(view.memory)
+        now = view.now.timestamp()
+        _learn_stalls(view, memory, now)
+        arrivals, lag = _total(view, self.arrivals), _total(view, self.lag)
+        if arrivals is not None:
+            forecast.follow(memory, arrivals, view.metrics[self.arrivals].at.timestamp())
+            forecast.look(memory, self._minutes(view))
+            forecast.judge(memory, now, forecast.change(self.season, now, forecast.JUDGED_S) if self.season else None)
+            self._learn_capacity(view, memory, arrivals, lag, now)
+        self._learn_spare(view, memory, arrivals, lag, now)
+        return {name: number for name, number in memory.items() if math.isfinite(number)}
+
+    def _learn_capacity(
+        self, view: View, memory: dict[str, float], arrivals: float, lag: float | None, now: float
+    ) -> None:
+        throughput = _total(view, self.throughput)
+        if throughput is None or not _undisturbed(view):
+            return
+        busy = _hottest(view, self.utilization)
+        if lag is not None and throughput < arrivals and lag > BEHIND_S * throughput and (busy is None or busy > STUCK):
+            busy = 1.0
+        if busy is not None:
+            partitions = source_partitions(view.spec, view.engine, view.past)
+            workers = _workers(view, view.current, partitions)
+            capacity_model.sample(memory, workers, view.current, throughput, busy, now)
+
+    def _learn_spare(
+        self, view: View, memory: dict[str, float], arrivals: float | None, lag: float | None, now: float
+    ) -> None:
+        """What fewer replicas would have saved since the size changed last, in replica-seconds.
+
+        The rent that is paid until buying would have been cheaper (ski rental): a rescale that saves much comes soon,
+        one that saves little comes late, and one whose gain comes and goes does not come at all.
+        """
+        size = memory.get("spare.size")
+        since = max(now - memory.get("spare.seen_at", now), 0.0)
+        memory["spare.seen_at"] = now
+        memory["spare.size"] = view.current
+        if "down.reserve" in memory:
+            memory["down.reserve"] *= math.exp(-since / RESERVE_KEPT_S)
+        if size is not None and size != view.current:
+            self._learn_reserve(view, memory, now, rises=view.current > size)
+        if size != view.current or arrivals is None or lag is None or since > UNSEEN_S:
+            memory["spare.since_at"] = now
+            memory["spare.saved"] = 0.0
+        memory["spare.enough"] = view.current
+        if arrivals is None or lag is None or view.rescale is not None:
+            return
+        outlook = self._outlook(view, memory, lag, arrivals)
+        enough = self._enough(outlook) if outlook.able(view.current) > 0 else view.current
+        memory["spare.enough"] = enough
+        fewer = view.current - enough or -WAVERS
+        memory["spare.saved"] = max(memory.get("spare.saved", 0.0) + fewer * since, 0.0)
+
+    def _learn_reserve(self, view: View, memory: dict[str, float], now: float, *, rises: bool) -> None:
+        """Fewer replicas that did not last, though no more arrived: the next time they need more to spare."""
+        level = memory.get("arrivals.level", 0.0)
+        if not rises:
+            memory["down.seen_at"] = now
+            memory["down.level"] = max(level, self._peak(view, memory))
+            return
+        most = memory.pop("down.level", 0.0) * (1 + FLIP_SWINGS * memory.get("arrivals.swing", forecast.SWING))
+        if now - memory.pop("down.seen_at", -math.inf) < FLIP_S and level < most:
+            memory["down.reserve"] = min(memory.get("down.reserve", 0.0) + FLIP_RESERVE, MOST_RESERVE)
+
+    # deciding
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size keeps the objective at the least cost."""
+        lag, arrivals = _total(view, self.lag), _total(view, self.arrivals)
+        if lag is None or arrivals is None:
+            absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
+            return missing(view, *absent)
+        outlook = self._outlook(view, view.memory, lag, arrivals)
+        able = outlook.able(view.current)
+        if able <= 0 and (view.current or outlook.able(1) <= 0):
+            return self._unknown(view, lag, arrivals)
+        soon = outlook.arriving(outlook.up)
+        # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
+        piled = max(0.0, lag + ((outlook.level + soon) / 2 - able) * outlook.up)
+        piled = min(piled + min(able, outlook.level) * outlook.replay + soon * outlook.stall_up, LARGEST)
+        age = min(piled / soon, LARGEST) if soon > 0 else 0.0
+        drain = lag / (able - outlook.level) if able > outlook.level else math.inf
+        inputs = {
+            "arrivals": outlook.level,
+            "expected": soon,
+            "ahead": outlook.up,
+            "lag": lag,
+            "capacity": able,
+            "rescaled_age": age,
+        }
+        if drain < math.inf:
+            inputs["recovery"] = min(drain, LARGEST)
+        objective = self.objective.total_seconds()
+        if soon > able:
+            grows = (soon - able) / soon
+            if view.rescale is not None or age + grows * REACT_S > self.patience * objective:
+                return self._more(outlook, soon, piled, inputs)
+        late = lag > BEHIND_S * able and lag > self.patience * objective * outlook.level
+        if late and drain > DRAINS * objective:
+            return self._more(outlook, soon, piled, inputs)
+        if _total(view, self.throughput) is None:
+            return missing(view, self.throughput)
+        return self._fewer(outlook, inputs) or sized(view, view.current, inputs, self._stays(outlook, inputs))
+
+    def _more(self, outlook: _Outlook, soon: float, piled: float, inputs: dict[str, float]) -> Recommendation:
+        """The size above the present one at which workers and lateness together cost least."""
+        view = outlook.view
+        maximum = view.limits.maximum
+        objective = self.objective.total_seconds()
+        later = outlook.arriving(AHEAD_S + outlook.up)
+        outage = outlook.stall_up + outlook.replay
+        reserve = 1 + self.reserve + max(0.0, outage - RECOVERED * objective) / RECOVER_UP_S
+        least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.able(size) >= later * reserve)
+        late = piled - LATE * objective * soon
+        best, price = least, math.inf
+        for size in range(least, maximum + 1):
+            spare = outlook.able(size) / (1 + self.reserve / 2) - soon
+            lasts = 0.0 if late <= 0 else min(late / spare, AHEAD_S) if spare > 0 else AHEAD_S
+            cost = (size - least) * AHEAD_S + self.waiting * least * lasts
+            if cost < price:
+                best, price = size, cost
+            elif size > best + WIDER:
+                break
+        able = outlook.able(best)
+        inputs["able"] = able
+        inputs["waiting"] = price
+        inputs.pop("recovery", None)
+        text = f"{self._load(outlook, inputs)}; {replicas(view.current)} ({plain(inputs['capacity'])}/s) are short, "
+        if able > soon:
+            recovery = min(piled / (able - soon), LARGEST)
+            inputs["recovery"] = recovery
+            text += f"{best} ({plain(able)}/s) recover in {plain(recovery)} s after it"
+        else:
+            text += f"{best} ({plain(able)}/s), the most allowed, are too"
+        return sized(view, max(best, view.current), inputs, text)
+
+    def _enough(self, outlook: _Outlook) -> int:
+        """The smallest size that would do, up to the present one."""
+        view, memory = outlook.view, outlook.memory
+        low = view.limits.minimum
+        if low >= view.current:
+            return view.current
+        objective = self.objective.total_seconds()
+        usual = memory.get("arrivals.middle", 0.0) * (1 + SWINGS * memory.get("arrivals.swing", forecast.SWING))
+        most = max(outlook.arriving(AHEAD_S), self._peak(view, memory), usual)
+        outage = outlook.stall_down + outlook.replay
+        reserve = 1 + self.down_reserve + memory.get("down.reserve", 0.0)
+        most *= reserve + max(0.0, outage - RECOVERED * objective) / RECOVER_S
+        piled = outlook.lag + outlook.level * outage
+
+        def fits(size: int) -> bool:
+            able = outlook.able(size)
+            return able >= most and piled <= BARELY * objective * able
+
+        return smallest(low, view.current, fits)
+
+    def _fewer(self, outlook: _Outlook, inputs: dict[str, float]) -> Recommendation | None:
+        """The smaller size that would have done for a while, once it would have saved more than a rescale costs."""
+        view, memory = outlook.view, outlook.memory
+        size = self._enough(outlook)
+        saved = memory.get("spare.saved", 0.0)
+        outage = self.outage.total_seconds() * view.current
+        watched = view.now.timestamp() - memory.get("spare.since_at", math.inf)
+        if view.rescale is not None or memory.get("spare.size") != view.current:
+            return None
+        if size >= view.current or watched < self.calm.total_seconds() or saved < outage:
+            return None
+        if outlook.lag > RECOVERED * self.objective.total_seconds() * inputs["capacity"]:
+            return None
+        able = outlook.able(size)
+        inputs["able"] = able
+        inputs["saved"] = saved
+        inputs["outage"] = outage
+        text = (
+            f"{self._load(outlook, inputs)}; {replicas(size)} ({plain(able)}/s) would do and would have saved "
+            f"{plain(saved)} replica-seconds, a rescale is worth {plain(outage)}"
+        )
+        return sized(view, size, inputs, text)
+
+    def _stays(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
+        view = outlook.view
+        text = f"{self._load(outlook, inputs)}; {replicas(view.current)} ({plain(inputs['capacity'])}/s)"
+        text += f" work it off in {plain(inputs['recovery'])} s" if "recovery" in inputs else " do for now"
+        enough = int(outlook.memory.get("spare.enough", view.current))
+        if enough < view.current:
+            saved = outlook.memory.get("spare.saved", 0.0)
+            worth = self.outage.total_seconds() * view.current
+            text += f"; {enough} would do and have saved {plain(saved)} of {plain(worth)} replica-seconds"
+        return text
+
+    def _load(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
+        text = f"{plain(outlook.level)}/s arriving"
+        if inputs["expected"] > outlook.level:
+            text += f", {plain(inputs['expected'])}/s in {plain(outlook.up)} s"
+        return f"{text}, lag {plain(outlook.lag)}"
+
+    def _unknown(self, view: View, lag: float, arrivals: float) -> Recommendation:
+        """Without a known capacity: one more when there is clearly too little, else no opinion."""
+        inputs = {"lag": lag, "arrivals": arrivals}
+        what = f"lag {plain(lag)} records at {plain(arrivals)}/s arriving, capacity not known yet"
+        if not view.current:
+            if lag or arrivals:
+                return sized(view, 1, inputs, f"{what}; nothing is processed by 0 replicas: one")
+            return sized(view, 0, inputs, "nothing arrives, nothing waits")
+        throughput = _total(view, self.throughput)
+        if throughput and view.rescale is None and arrivals >= throughput:
+            inputs["throughput"] = throughput
+            if lag > throughput * self.objective.total_seconds():
+                behind = plain(min(lag / throughput, LARGEST))
+                return sized(view, view.current + 1, inputs, f"{what}; {behind} s behind and not gaining: one more")
+        return Recommendation(None, Reason.LEARNING, inputs, what)
+
+    def _outlook(self, view: View, memory: Mapping[str, float], lag: float, arrivals: float) -> _Outlook:
+        level = max(memory.get("arrivals.level", arrivals), 0.0)
+        seasonal = 0.0
+        if self.season:
+            factor = forecast.change(self.season, view.now.timestamp(), AHEAD_S)
+            seasonal = forecast.trust(memory, "season") * level * (factor - 1.0)
+        durations = view.learned.durations.get(Direction.UP, {})
+        up = sum([_median(durations[phase]) for phase in PHASES[1:5] if durations.get(phase)])
+        stall = self.restart.total_seconds()
+        stall_up, stall_down = memory.get("stall.up", stall), memory.get("stall.down", stall)
+        return _Outlook(
+            view,
+            memory,
+            source_partitions(view.spec, view.engine, view.past),
+            lag,
+            level,
+            forecast.trends(memory),
+            seasonal,
+            up or (self.start_up + self.restart).total_seconds(),
+            stall_up,
+            stall_down,
+            # What does not stand still goes back to no checkpoint.
+            memory.get("checkpoint.interval", CHECKPOINT_S) if max(stall_up, stall_down) > 1.0 else 0.0,
+        )
+
+    def _minutes(self, view: View) -> list[tuple[float, float]]:
+        """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""
+        stride = max(1, round(forecast.MINUTE_S / view.spec.interval.total_seconds()))
+        name = self.arrivals
+        points = []
+        for seen in view.past[-1 : -1 - stride * max(forecast.TRENDS.values()) : -stride]:
+            reading = seen.metrics.get(name)
+            if reading is not None and reading.finite():
+                points.append((reading.at.timestamp(), _sum(reading)))
+        points.reverse()
+        return points or [(view.now.timestamp(), _sum(view.metrics[name]))]
+
+    def _peak(self, view: View, memory: Mapping[str, float]) -> float:
+        """The most that arrived within the calm time, less what may be noise."""
+        begin = view.now - self.calm
+        name = self.arrivals
+        most = 0.0
+        for seen in reversed(view.past):
+            if seen.at < begin:
+                break
+            reading = seen.metrics.get(name)
+            if reading is not None and reading.finite():
+                most = max(most, _sum(reading))
+        return most / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
+
+
+def _undisturbed(view: View) -> bool:
+    """Whether what is seen is what this size does, not a transient."""
+    if view.ready != view.current or view.current < 1:
+        return False
+    engine = view.engine
+    if engine is not None:
+        if engine.job is not JobState.RUNNING:
+            return False
+        if engine.running_since is not None and ZERO <= view.now - engine.running_since < WARM:
+            return False
+    if view.rescale is not None and PHASES.index(view.rescale.phase) < PHASES.index(Phase.RUNNING):
+        return False
+    return view.warm_from is None or view.now - view.warm_from >= WARM
+
+
+def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
+    """How long the job stands still for a rescale, up and down apart; and how far apart its checkpoints are.
+
+    From when it was last seen running, with another parallelism, until it says to have run again.
+    """
+    engine = view.engine
+    if engine is None:
+        return
+    if engine.last_checkpoint is not None:
+        at = engine.last_checkpoint.timestamp()
+        took = at - memory.get("checkpoint.seen_at", at)
+        if took > 0:
+            # They are not seen one by one: the least is the nearest to the truth, and may grow.
+            memory["checkpoint.interval"] = min(took, memory.get("checkpoint.interval", took) * 1.1)
+        memory["checkpoint.seen_at"] = at
+    if engine.job is not JobState.RUNNING or engine.running_since is None:
+        return
+    since = engine.running_since.timestamp()
+    used = float(view.ready if engine.parallelism is None else engine.parallelism)
+    before, seen = memory.get("running.parallelism", used), memory.get("running.seen_at")
+    if seen is not None and used != before:
+        name = "stall.up" if used > before else "stall.down"
+        stall = 0.0
+        if since > memory.get("running.since_at", since) + 1.0:
+            # Workers go when they are told to, right after a look; they come at any time between two.
+            stall = max(since - seen - (0.0 if used < before else view.spec.interval.total_seconds() / 2), 1.0)
+        known = memory.get(name, stall)
+        memory[name] = known + SLOWLY * (stall - known)
+    memory["running.parallelism"] = used
+    memory["running.since_at"] = since
+    memory["running.seen_at"] = max(now, since)
+
+
+def _workers(view: View, size: int, partitions: int | None) -> float:
+    """How many replicas' work a size does: partitions that do not divide evenly leave some of it idle."""
+    return effective_slots(size, view.spec.slots_per_replica, partitions) / view.spec.slots_per_replica
+
+
+def _median(values: tuple[float, ...]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _sum(reading: Reading) -> float:
+    value = reading.value
+    return min(max(sum(value) if isinstance(value, tuple) else value, 0.0), LARGEST)
+
+
+def _total(view: View, name: str) -> float | None:
+    """A metric as one number, the sum if it has one per replica; None when it is incomplete or negative."""
+    reading = view.metrics.get(name)
+    if reading is None:
+        return None
+    value = reading.value
+    if isinstance(value, tuple):
+        if len(value) < view.ready or min(value) < 0:
+            return None
+        value = sum(value)
+    return min(value, LARGEST) if value >= 0 else None
+
+
+def _hottest(view: View, name: str) -> float | None:
+    reading = view.metrics.get(name)
+    if reading is None:
+        return None
+    value = reading.value
+    return max(value) if isinstance(value, tuple) else value

@@ -1,0 +1,210 @@
+"""What arrives and what will arrive: the level, trends that stand out of the noise, and the season.
+
+What is learned are a few numbers in a policy's memory, under names that begin with `arrivals.`, `trend.`,
+`forecast.` and `error.`. Every forecast is held against what came, and counts as much as it was right of late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+MINUTE_S = 60.0
+"""Rates are usually means over a minute: readings closer together tell the same twice."""
+TRENDS: Mapping[str, int] = {"minutes": 6, "quarter": 15}
+"""Trends are looked for in so many readings, a minute apart."""
+SIGNIFICANT = 3.0
+"""A slope must be so many times its standard error (a t-test with few degrees of freedom, hence more than 2)..."""
+STANDS_OUT = 3.0
+"""... and rise within its time by so many times what arrivals swing by from minute to minute..."""
+CLEAR = 3.0
+"""... and that of the last minute by so many times within a minute."""
+LEAST_POINTS = 4
+
+SMOOTH = 0.4
+BEND = 0.1
+"""Weights of a new reading in the level and in the trend of the last minute (Holt's linear smoothing)..."""
+JUMP = 4.0
+"""... unless it is off by more than so many times the noise: then it is the level."""
+NOISE = 0.05
+LEAST_NOISE = 0.01
+NOISE_WEIGHT = 0.03
+NORMAL = 1.2533
+"""Standard deviation over mean absolute deviation of a normal distribution."""
+SWING = 0.03
+SWING_WEIGHT = 0.005
+"""How much arrivals swing around their trend from minute to minute: learned in an hour, as a jump is no swing."""
+STALE_S = 600.0
+"""After so long without a reading the level begins anew."""
+
+JUDGED_S = 300.0
+"""Forecasts are judged by what came so long after."""
+ERROR_WEIGHT = 0.2
+
+WEEK_S = 7 * 86400.0
+MONDAY_S = 4 * 86400.0
+"""The first Monday of 1970 was the 5th of January."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A straight line through the recent past.
+
+    Attributes:
+        now: its value at the last point.
+        slope: its rise per second.
+        error: standard error of the slope; infinite with too few points.
+        noise: standard deviation of the points around it.
+        span: seconds from the first point to the last.
+    """
+
+    now: float
+    slope: float
+    error: float
+    noise: float
+    span: float
+
+
+def line(points: Sequence[tuple[float, float]]) -> Line:
+    """Ordinary least squares through (seconds, value), in order of time; at least one point."""
+    count = len(points)
+    end, last = points[-1]
+    begin = points[0][0]
+    if count < LEAST_POINTS or end <= begin:
+        return Line(last, 0.0, math.inf, 0.0, 0.0)
+    sum_t = sum_v = sum_tt = sum_tv = 0.0
+    for at, value in points:
+        t = at - end
+        v = value - last
+        sum_t += t
+        sum_v += v
+        sum_tt += t * t
+        sum_tv += t * v
+    mean_t, mean_v = sum_t / count, sum_v / count
+    spread = sum_tt - count * mean_t * mean_t
+    slope = (sum_tv - count * mean_t * mean_v) / spread
+    squares = 0.0
+    for at, value in points:
+        off = value - last - mean_v - slope * (at - end - mean_t)
+        squares += off * off
+    noise = math.sqrt(squares / (count - 2))
+    return Line(last + mean_v - slope * mean_t, slope, noise / math.sqrt(spread), noise, end - begin)
+
+
+def follow(memory: dict[str, float], value: float, at: float) -> None:
+    """Take a new reading of the arrivals into their level and the trend of the last minute.
+
+    Args:
+        memory: what is known, changed in place.
+        value: records/s.
+        at: when it was true, seconds since 1970. The same reading seen again says nothing new.
+    """
+    seen = memory.get("arrivals.seen_at", -math.inf)
+    since = at - seen
+    if since <= 0:
+        return
+    memory["arrivals.seen_at"] = at
+    level, slope, noise = (memory.get(f"arrivals.{name}") for name in ("level", "slope", "noise"))
+    if level is None or slope is None or noise is None or since > STALE_S:
+        memory["arrivals.level"] = value
+        memory["arrivals.slope"] = 0.0
+        memory["arrivals.noise"] = NOISE if noise is None else noise
+        return
+    foreseen = max(level + slope * since, 0.0)
+    off = value - foreseen
+    largest = max(level, value)
+    most = JUMP * noise * largest
+    memory["arrivals.level"] = value if abs(off) > most else foreseen + SMOOTH * off
+    memory["arrivals.slope"] = slope + BEND * off / since
+    if largest > 0:
+        memory["arrivals.noise"] = max(
+            noise + NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL - noise), LEAST_NOISE
+        )
+
+
+def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:
+    """Look for trends in the past.
+
+    Args:
+        memory: what is known, changed in place; `follow` comes first.
+        points: (seconds since 1970, records/s) about a minute apart, in order of time; at least one.
+    """
+    level = memory.get("arrivals.level", points[-1][1])
+    swing = memory.get("arrivals.swing", SWING)
+    found = line(points)
+    for name, count in TRENDS.items():
+        found = line(points[-count:])
+        clear = found.slope > SIGNIFICANT * found.error and found.slope * found.span > STANDS_OUT * swing * level
+        memory[f"trend.{name}"] = found.slope if clear else 0.0
+    # The line through the longest time tells the middle of what swings, unless there was a jump.
+    memory["arrivals.middle"] = max(found.now, 0.0) if found.noise <= 2 * swing * level else level
+    if found.noise > 0 and level > 0:
+        swing += SWING_WEIGHT * (min(found.noise / level, 2 * swing) - swing)
+        memory["arrivals.swing"] = max(swing, LEAST_NOISE)
+
+
+def trends(memory: Mapping[str, float]) -> tuple[tuple[float, float], ...]:
+    """The trends upward that stand out of the noise, as far as trusted: (rise per second, seconds it was seen for)."""
+    trusted = trust(memory, "trend")
+    found = [
+        (slope * trusted, count * MINUTE_S)
+        for name, count in TRENDS.items()
+        if (slope := memory.get(f"trend.{name}", 0.0)) > 0
+    ]
+    slope = memory.get("arrivals.slope", 0.0)
+    if slope * MINUTE_S > CLEAR * memory.get("arrivals.swing", SWING) * memory.get("arrivals.level", 0.0):
+        found.append((slope, MINUTE_S))
+    return tuple(found)
+
+
+def judge(memory: dict[str, float], now: float, factor: float | None) -> None:
+    """Hold the forecasts of a while ago against what came, and make new ones.
+
+    Args:
+        memory: what is known, changed in place; `follow` and `look` come first.
+        now: seconds since 1970.
+        factor: by what the season says that arrivals change within `JUDGED_S`; None: there is no season.
+    """
+    due = memory.get("forecast.due_at", now)
+    level = memory.get("arrivals.level", 0.0)
+    if now < due <= now + JUDGED_S:
+        return
+    unchanged = memory.pop("forecast.unchanged", None)
+    for name in ("trend", "season"):
+        value = memory.pop(f"forecast.{name}", None)
+        if value is None or unchanged is None or now > due + MINUTE_S or level <= 0:
+            continue
+        for what, guess in ((name, value), (f"{name}_unchanged", unchanged)):
+            error = min(abs(guess - level) / level, 10.0)
+            known = memory.get(f"error.{what}", error)
+            memory[f"error.{what}"] = known + ERROR_WEIGHT * (error - known)
+    memory["forecast.due_at"] = now + JUDGED_S
+    memory["forecast.unchanged"] = level
+    rise = max(memory.get(f"trend.{name}", 0.0) * min(JUDGED_S, count * MINUTE_S) for name, count in TRENDS.items())
+    if rise > 0:
+        memory["forecast.trend"] = level + rise
+    if factor is not None:
+        memory["forecast.season"] = level * factor
+
+
+def trust(memory: Mapping[str, float], name: str) -> float:
+    """How far a forecast counts, 0 to 1: fully, unless it was worse of late than to expect no change."""
+    error = memory.get(f"error.{name}", 0.0)
+    if error <= 0:
+        return 1.0
+    return min(1.0, memory.get(f"error.{name}_unchanged", error) / error) ** 2
+
+
+def season(week: Sequence[float], at: float) -> float:
+    """The usual value at a time (seconds since 1970, UTC), between the slots of a week that begins on Monday, 0:00."""
+    place = (at - MONDAY_S) % WEEK_S / WEEK_S * len(week)
+    slot = int(place) % len(week)
+    share = place - int(place)
+    return week[slot] * (1.0 - share) + week[(slot + 1) % len(week)] * share
+
+
+def change(week: Sequence[float], at: float, ahead: float) -> float:
+    """By what factor the usual arrivals change within so many seconds; 1 where nothing is usual."""
+    usual = season(week, at)
+    return season(week, at + ahead) / usual if usual > 0 else 1.0
