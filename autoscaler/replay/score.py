@@ -213,9 +213,9 @@ def delays(arrivals: Sequence[float], position: Sequence[float]) -> list[tuple[f
             if before >= earlier - slack and done >= total - slack:
                 found.append((0.0, records))
             else:
-                begin, pace, low = step * STEP, STEP / records, before
+                low = before
                 for first, last, high in _pieces(come, before, done):
-                    at = begin + ((low + high) / 2 - before) * pace
+                    at = (step + ((low + high) / 2 - before) / records) * STEP
                     found.append((max(0.0, at - (first + last) / 2), high - low))
                     low = high
             before = done

@@ -110,6 +110,10 @@ def test_what_still_waits_at_the_end_counts_with_its_age() -> None:
     assert delays([10, 0, 0], [0, 0, 0]) == [(12.5, 10)]
 
 
+def test_so_few_records_that_none_can_be_told_from_another_have_a_delay() -> None:
+    assert _flat(delays([2e-308], [1e-308])) == pytest.approx([1.25, 1e-308, 1.25, 1e-308])
+
+
 def test_nothing_has_no_delay() -> None:
     assert delays([], []) == []
     assert delays([0, 0], [0, 0]) == []
