@@ -111,6 +111,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     as_json(sub)
 
     sub = command("plugins", _plugins, "list what is installed: policies, sources, engines, targets")
+    sub.add_argument("name", nargs="?", metavar="NAME", help="show this one, with all its keys")
     as_json(sub)
 
     command("schema", _schema, "print the JSON Schema of the configuration file")
@@ -512,6 +513,14 @@ def _plugins(arguments: argparse.Namespace) -> int:
     from autoscaler import plugins
 
     found = plugins.installed()
+    if arguments.name is not None:
+        known = {plugin.name for plugin in found}
+        if arguments.name not in known:
+            close = plugins.guess(arguments.name, known)
+            raise AutoscalerError(
+                f"no plug-in is called {arguments.name!r}; installed: {', '.join(sorted(known))}{close}"
+            )
+        found = [plugin for plugin in found if plugin.name == arguments.name]
     if arguments.json:
         _print_json(
             [
@@ -530,6 +539,11 @@ def _plugins(arguments: argparse.Namespace) -> int:
             ]
         )
         return OK
+    if arguments.name is not None:
+        for number, plugin in enumerate(found):
+            _say(*([""] if number else []))
+            _one_plugin(plugin)
+        return FAILED if any(plugin.problem for plugin in found) else OK
     rows = [
         (
             plugin.kind.noun,
@@ -546,6 +560,26 @@ def _plugins(arguments: argparse.Namespace) -> int:
     ]
     _table(("kind", "name", "package", "what it does", "parameters"), rows)
     return FAILED if any(plugin.problem for plugin in found) else OK
+
+
+def _one_plugin(plugin: Any) -> None:  # noqa: ANN401 - plugins.Description, imported only when needed
+    from autoscaler import plugins
+    from autoscaler.config import build
+    from autoscaler.config.keys import keys
+
+    head = f"{plugin.kind.noun} {plugin.name} ({plugin.package} {plugin.version})"
+    _say(f"{head}: {plugin.problem or plugin.summary}")
+    if plugin.problem:
+        return
+    cls = build.usable(plugins.load(plugin.kind, plugin.name), plugin.kind)
+    parts = [("key", cls)]
+    if plugin.kind is plugins.Kind.SOURCE:
+        parts.append(("key of a metric", cls.Query))
+    for title, part in parts:
+        rows = [(key.path, key.default, key.takes, key.meaning) for key in keys(part)]
+        if rows:
+            _say("")
+            _table((title, "default", "takes", "meaning"), rows)
 
 
 def _parameter(parameter: Any) -> dict[str, Any]:  # noqa: ANN401 - plugins.Parameter, imported only when needed

@@ -118,7 +118,7 @@ def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | N
         if value is dataclasses.MISSING:
             required.append(field.name)
         else:
-            schema["default"] = _plain(value)
+            schema["default"] = plain(value)
         properties[field.name] = schema
     made: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     if required:
@@ -165,7 +165,7 @@ def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any
     return dict(_SCALARS[hint])
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """A default as it would stand in the file."""
     match value:
         case timedelta():
@@ -175,9 +175,9 @@ def _plain(value: object) -> object:
         case Path() | str():
             return str(value)
         case abc.Mapping():
-            return {str(key): _plain(inner) for key, inner in value.items()}
+            return {str(key): plain(inner) for key, inner in value.items()}
         case tuple() | list():
-            return [_plain(inner) for inner in value]
+            return [plain(inner) for inner in value]
         case _ if dataclasses.is_dataclass(value):
-            return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value

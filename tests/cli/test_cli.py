@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -148,6 +149,33 @@ def test_plugins_are_listed_whole_when_the_output_is_not_a_terminal(capsys: pyte
     url = next(p for p in found["source", "prometheus"]["parameters"] if p["name"] == "url")
     assert url["required"] is True
     assert any(parameter["name"] == "query" for parameter in found["source", "prometheus"]["query"])
+
+
+def test_one_plugin_is_shown_with_all_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plugins", "hpa"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("policy hpa (reactive-autoscaler ")
+    assert re.search(r"^metrics\[\]\.target +required +a number +what it should be", out, re.MULTILINE)
+    assert re.search(r"^behavior\.scale_down\.stabilization_window +5m +a duration", out, re.MULTILINE)
+
+
+def test_a_source_is_shown_with_the_keys_of_a_metric_and_beside_the_engine_of_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["plugins", "flink"]) == 0
+    source, engine = capsys.readouterr().out.split("\nengine flink ")
+    assert source.startswith("source flink ")
+    assert "key of a metric" in source
+    assert "key of a metric" not in engine
+    assert cli.main(["plugins", "flink", "--json"]) == 0
+    assert [plugin["kind"] for plugin in json.loads(capsys.readouterr().out)] == ["source", "engine"]
+
+
+def test_a_plugin_that_is_not_installed_is_named_with_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plugins", "flnk-operator"]) == 1
+    complaint = capsys.readouterr().err
+    assert "no plug-in is called 'flnk-operator'" in complaint
+    assert "did you mean 'flink-operator'?" in complaint
 
 
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
