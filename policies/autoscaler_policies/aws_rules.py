@@ -208,8 +208,12 @@ def _up(seen: Observation) -> int:
 
 
 def _mean(numbers: Sequence[float]) -> float:
-    # divided first, as a sum of finite numbers may be beyond all floats
-    return math.fsum(number / len(numbers) for number in numbers)
+    """The mean, between the least and the greatest: of equal numbers it is that number, which may be the threshold."""
+    try:
+        mean = math.fsum(numbers) / len(numbers)
+    except OverflowError:  # the sum of finite numbers may be beyond all floats
+        mean = math.fsum(number / len(numbers) for number in numbers)
+    return max(min(numbers), min(mean, max(numbers)))
 
 
 _AGGREGATE: dict[Aggregation, Callable[[Sequence[float]], float]] = {

@@ -346,6 +346,13 @@ def test_a_missing_metric_never_lowers_the_size() -> None:
     assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
 
 
+@pytest.mark.parametrize("number", [0.7, 50.0, 60.0, 1e308])
+def test_the_mean_of_equal_numbers_is_that_number(number: float) -> None:
+    for replicas in range(1, 120):  # 11 times a 11th of 50 is not 50 in floats, and 50 may be the threshold
+        seen = view([(number,) * replicas], current=replicas)
+        assert datapoints(seen, "cpu", MINUTE, 1, Aggregation.AVERAGE) == (number,)
+
+
 @pytest.mark.parametrize(
     ("how", "expected"), [(Aggregation.AVERAGE, 25.0), (Aggregation.MINIMUM, 10.0), (Aggregation.MAXIMUM, 40.0)]
 )
