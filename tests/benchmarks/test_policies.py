@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("numpy", reason="numpy is not installed (extra simulate)")
+
 SCRIPT = Path(__file__).with_name("policies.py")
 
 

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("numpy", reason="numpy is not installed (extra simulate)")
+
 from autoscaler.replay.loads import Load
 from autoscaler.replay.optimum import OptimumError, Problem, optimum, problem, solve
 from autoscaler.replay.plant import PLANTS, PlantSpec
