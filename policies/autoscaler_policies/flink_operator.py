@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -115,7 +116,11 @@ _CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 ROUNDED_FROM = 100.0
 """Records/s. Flink rounds every capacity to a whole number, so that a job of 0.4 records/s would need none."""
 
-_QUEUE = 4  # lower parallelisms that are remembered for a vertex; more are made fewer, the greater ones last longer
+_QUEUE = 60
+"""So many lower parallelisms are remembered of a vertex that waits, and fewer where there are many such vertices."""
+
+_SHORTEST = 4
+"""At least so many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +296,12 @@ class FlinkOperator:
             for index, step in enumerate(history[vertex]):
                 kept |= _of_step(f"{vertex}.step.{index}", step)
         job = self._decide(view, measured, memory, history)
-        for vertex, change in job.changes.items():
-            if change.delayed is not None:
-                waits = _of_delayed(vertex, change.delayed)
-                if len(kept) + len(waits) <= MOST_LEARNED:  # without it, the vertex only waits anew
-                    kept |= waits
+        waiting = {vertex: change.delayed for vertex, change in job.changes.items() if change.delayed is not None}
+        room = (MOST_LEARNED - len(kept)) // max(len(waiting), 1)
+        for vertex, delayed in waiting.items():
+            waits = _of_delayed(vertex, delayed, max(_SHORTEST, min((room - 1) // 3, _QUEUE)))
+            if len(kept) + len(waits) <= MOST_LEARNED:  # without it, the vertex only waits anew
+                kept |= waits
         return dict(list(kept.items())[:MOST_LEARNED])
 
     def evaluate(self, view: View) -> Recommendation:
@@ -851,12 +857,14 @@ def _delayed(memory: Mapping[str, float], vertex: str, parallelism: int, now: fl
     return Delayed(min(since, now), tuple(wanted)) if wanted else None
 
 
-def _of_delayed(vertex: str, delayed: Delayed) -> dict[str, float]:
+def _of_delayed(vertex: str, delayed: Delayed, most: int) -> dict[str, float]:
     wanted = list(delayed.wanted)
-    while len(wanted) > _QUEUE:
-        # The older one was greater: it may stand for the younger, as too many harm nobody.
-        older, younger = wanted[-3], wanted[-2]
-        wanted[-3:-1] = [Wanted(younger.at, older.parallelism, older.outside)]
+    while len(wanted) > most:
+        # The older of the two that differ least may stand for the younger: it is greater, and too many harm nobody.
+        gaps = [before.parallelism - after.parallelism for before, after in pairwise(wanted[:-1])]
+        first = gaps.index(min(gaps))
+        older, younger = wanted[first : first + 2]
+        wanted[first : first + 2] = [Wanted(younger.at, older.parallelism, older.outside)]
     found = {f"{vertex}.down_at": delayed.since}
     for index, one in enumerate(wanted):
         found[f"{vertex}.down.{index}_at"] = one.at

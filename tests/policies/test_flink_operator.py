@@ -643,15 +643,43 @@ def test_a_vertex_of_another_parallelism_waits_anew() -> None:
     assert known.memory["job.down_at"] > since
 
 
+def test_the_most_within_the_interval_is_exact_after_many_steps_down() -> None:
+    parameters = {"metrics_window": timedelta(seconds=15), **NO_BACKLOG}
+    known = rig(current=100, scale_down_interval=9 * MINUTE, **parameters)
+    at_once = rig(current=100, scale_down_interval=timedelta(0), target_utilization_boundary=0.0, **parameters)
+    wanted: list[int] = []
+    rates = [500.0 - 4 * tick for tick in range(80)]
+    found: int | None = 100
+    for rate in rates:
+        values = {"lag": 0.0, "arrivals": rate, "throughput": rate, "saturation": rate / 1000}
+        wanted.append(at_once.job(**values).replicas or 100)
+        found = known.job(**values).replicas or 100
+        if found != 100:
+            break
+    # 36 looks are 9 minutes, and the greatest of them must be from when it was outside its band: below 400/s of 1,000
+    assert rates[len(wanted) - 37] < 400 <= rates[len(wanted) - 38]
+    assert found == max(wanted[-37:])
+    assert len({*wanted}) > 30
+
+
 def test_a_queue_of_many_parallelisms_is_kept_short_and_never_lower() -> None:
-    known = rig(current=100, scale_down_interval=60 * MINUTE, metrics_window=timedelta(seconds=15), **NO_BACKLOG)
+    names = [f"v{index} ({index:032x})" for index in range(40)]
+    known = rig(
+        vertices="vertices",
+        current=100,
+        scale_down_interval=60 * MINUTE,
+        metrics_window=timedelta(seconds=15),
+        **NO_BACKLOG,
+    )
     for tick in range(40):
-        rate = 500 - 10 * tick
-        known.job(lag=0, arrivals=rate, throughput=rate, saturation=rate / 1000)
-    kept = [known.memory[f"job.down.{index}"] for index in range(4)]
-    assert "job.down.4" not in known.memory
+        share = 0.5 - 0.008 * tick
+        known.vertices(*[source(100, 1000 * share, share) for _ in names], names=names)
+    kept = [known.memory[f"{0:032x}.down.{index}"] for index in range(7)]
+    assert f"{0:032x}.down.7" not in known.memory
+    assert len(known.memory) <= MOST_LEARNED
     assert kept == sorted(kept, reverse=True)
     assert kept[0] >= 70
+    assert kept[-1] == 40
 
 
 def rescaled(known: Rig, to: int, **after: float) -> None:
