@@ -244,7 +244,7 @@ class FlinkOperator:
             )
         for quota, worker in (("quota_cpu", "worker_cpu"), ("quota_memory", "worker_memory")):
             if getattr(self, quota) is not None and getattr(self, worker) is None:
-                raise ValueError(f"{quota}: counts workers by {worker}, which is missing")
+                raise ValueError(f"{worker}: is missing, expected what one worker has, which {quota} is counted by")
         self._check_periods()
 
     def _check_periods(self) -> None:

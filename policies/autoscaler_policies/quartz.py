@@ -29,7 +29,7 @@ class Daily:
 
     def __post_init__(self) -> None:
         if not self.start < self.end:
-            raise ValueError(f"{self.start}-{self.end} does not end after it begins")
+            raise ValueError(f"{self.start}-{self.end} does not end after it begins; over midnight it takes two ranges")
 
     def holds(self, at: datetime) -> bool:
         """Whether a local time is in it."""

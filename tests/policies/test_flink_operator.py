@@ -889,8 +889,11 @@ def test_in_the_core_a_job_settles_and_stays() -> None:
         ({"catch_up_duration": -MINUTE}, "catch_up_duration: is -1 day, 23:59:00, expected 0s or more"),
         ({"metrics_window": timedelta(0)}, "metrics_window: is 0:00:00, expected more than 0s"),
         ({"quota_cpu": 0.0, "worker_cpu": 1.0}, "quota_cpu: is 0.0, expected a finite number above 0"),
-        ({"quota_cpu": 4.0}, "quota_cpu: counts workers by worker_cpu, which is missing"),
-        ({"quota_memory": 4.0}, "quota_memory: counts workers by worker_memory, which is missing"),
+        ({"quota_cpu": 4.0}, "worker_cpu: is missing, expected what one worker has, which quota_cpu is counted by"),
+        (
+            {"quota_memory": 4.0},
+            "worker_memory: is missing, expected what one worker has, which quota_memory is counted by",
+        ),
         ({"lag": ""}, "lag: is , expected the name of a metric"),
         ({"vertices": ""}, "vertices: is , expected the name of a metric"),
         ({"vertex_exclude_ids": ("a", "")}, "vertex_exclude_ids: is .*, expected ids or parts of names"),
