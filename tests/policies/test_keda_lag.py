@@ -272,11 +272,24 @@ def test_the_move_from_keda_that_the_page_shows_is_one(tmp_path: Path) -> None:
         ),
         fallback=Fallback(fallen["replicas"], fallen["failureThreshold"], Behaviour(fallen["behavior"])),
         active_minimum=keda["minReplicaCount"],
-        cooldown=timedelta(seconds=keda["cooldownPeriod"]),
+        # the one comes after the other
+        cooldown=timedelta(seconds=keda["cooldownPeriod"]) - cluster.spec.down.window,
     )
     assert cluster.spec.policies == (NamedPolicy("keda", policy),)
     assert cluster.spec.limits == Limits(keda["idleReplicaCount"], keda["maxReplicaCount"])
     assert cluster.interval == timedelta(seconds=keda["pollingInterval"])
+    assert idle_after(cluster.spec) == timedelta(seconds=keda["cooldownPeriod"])
+
+
+def idle_after(spec: ClusterSpec) -> timedelta:
+    """How long after the last lag a cluster goes to its minimum, all guards considered."""
+    at, state, size = datetime(2026, 1, 1, tzinfo=UTC), ClusterState(), 2
+    last = at + 9 * spec.interval
+    while size > spec.limits.minimum and at < last + timedelta(hours=1):
+        lag_of = Reading(3000.0 if at <= last else 0.0, at)
+        state, decision = step(spec, state, Observation(at, size, size, {"lag": lag_of}))
+        size, at = decision.desired, at + spec.interval
+    return state.past[-1].at - last
 
 
 def lag(
