@@ -175,7 +175,7 @@ def average(values: Iterable[float | None], minimum: int = 1) -> float:
 
     Infinity when nothing is finite and something is infinite.
     """
-    known = [value for value in map(_number, values) if not math.isnan(value)]
+    known = [value for value in values if value is not None and not math.isnan(value)]
     finite = [value for value in known if not math.isinf(value)]
     if not finite:
         return INF if known else NAN
