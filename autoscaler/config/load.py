@@ -15,7 +15,7 @@ from autoscaler.config.build import Builder
 from autoscaler.config.document import Invalid, Node, Problems, join
 from autoscaler.config.frame import DIRECTORY, LONGEST_TIMEOUT, ClusterFrame, FileFrame
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
-from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
+from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
 from autoscaler.durations import format_duration
 from autoscaler.plugins import Kind
 
@@ -143,6 +143,10 @@ class _File:
         if not (read.complete and sound):
             raise Invalid
         spec = build.construct(ClusterSpec, mapping, path, frame.spec(name))
+        down = mapping.entries.get("down")
+        if down is not None and spec.stabilized and "window" not in build.mapping(down.node, path).entries:
+            # What is left out keeps its default, also when another key is set beside it.
+            spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
         metrics: Mapping[str, Metric] = read.values.get("metrics", {})
         return Cluster(spec, frame["target"], frame["engine"], metrics, frame["interval"], frame.timeout)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.config import load
+from autoscaler_policies.adaptive import Adaptive
 from autoscaler_policies.backlog_drain import BacklogDrain
 from autoscaler_policies.daedalus import Daedalus
 from autoscaler_policies.ds2 import Ds2
@@ -39,6 +40,7 @@ clusters:
     {policies}
 """
 WRITTEN = {
+    "main": Adaptive(objective=timedelta(seconds=60)),
     "drain": BacklogDrain(within=timedelta(seconds=60), stops=False),
     "cpu": TargetTracking("cpu", 0.6),
     "requests": TargetTracking("requests", 300.0, Mode.TOTAL),
