@@ -179,8 +179,7 @@ def _check(arguments: argparse.Namespace) -> int:
         return OK
     from autoscaler.daemon.once import check
 
-    # What an engine would log of a job's settings is in the report; Python's last resort would show it a second time.
-    logging.getLogger("autoscaler.engines").addHandler(logging.NullHandler())
+    _log_nothing()
     checked = asyncio.run(check(config))
     bad = _is_bad(checked)
     if arguments.json:
@@ -188,6 +187,12 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         _show_checked(config, checked)
     return FAILED if bad else OK
+
+
+def _log_nothing() -> None:
+    """What is logged is in what is printed as well; Python's last resort would show it twice, without its details."""
+    for name in ("autoscaler", "kubernetes_asyncio"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
 
 
 def _is_bad(checked: Checked) -> bool:
@@ -280,7 +285,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     from autoscaler.daemon.once import plan
     from autoscaler.daemon.records import plain
 
-    records = asyncio.run(plan(_load(arguments.config)))
+    config = _load(arguments.config)
+    _log_nothing()
+    records = asyncio.run(plan(config))
     if arguments.json:
         _print_json(
             [

@@ -137,6 +137,23 @@ def test_plan_tells_what_would_be_decided_and_changes_nothing(good: Path, capsys
     assert plans[1]["decision"]["desired"] == 3
 
 
+@pytest.mark.parametrize("command", [["plan"], ["check", "--online"]])
+def test_what_cannot_be_connected_is_told_once(command: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "autoscaler.yaml"
+    path.write_text("""
+clusters:
+  orders:
+    target: {type: kubernetes, name: orders, kubeconfig: nowhere}
+    max: 4
+    policies: {calendar: {type: schedule, exclude: [{name: nights, start: "@daily", duration: 6h}]}}
+""")
+    done = subprocess.run(
+        [sys.executable, "-m", "autoscaler", *command, str(path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "Kubernetes cannot be connected" in done.stdout
+
+
 def test_plugins_are_listed_whole_when_the_output_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins"]) == 0
     out = capsys.readouterr().out
