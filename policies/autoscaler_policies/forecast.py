@@ -21,6 +21,8 @@ STANDS_OUT = 3.0
 CLEAR = 3.0
 """... and that of the last minute by so many times within a minute."""
 LEAST_POINTS = 4
+READING_S = 15.0
+"""Readings that are closer together than this say as much less of how arrivals rise and swing."""
 
 SMOOTH = 0.4
 BEND = 0.1
@@ -116,7 +118,7 @@ def follow(memory: dict[str, float], value: float, at: float) -> None:
     largest = max(level, value)
     most = JUMP * noise * largest
     memory["arrivals.level"] = value if abs(off) > most else foreseen + SMOOTH * off
-    memory["arrivals.slope"] = slope + BEND * off / since
+    memory["arrivals.slope"] = slope + BEND * off / max(since, READING_S)
     if largest > 0:
         memory["arrivals.noise"] = max(
             noise + NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL - noise), LEAST_NOISE
@@ -132,6 +134,8 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
     """
     level = memory.get("arrivals.level", points[-1][1])
     swing = memory.get("arrivals.swing", SWING)
+    since = min(max(points[-1][0] - memory.get("arrivals.looked_at", -math.inf), 0.0), READING_S)
+    memory["arrivals.looked_at"] = points[-1][0]
     found = line(points)
     for name, count in TRENDS.items():
         found = line(points[-count:])
@@ -140,7 +144,7 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
     # The line through the longest time tells the middle of what swings, unless there was a jump.
     memory["arrivals.middle"] = max(found.now, 0.0) if found.noise <= 2 * swing * level else level
     if found.noise > 0 and level > 0:
-        swing += SWING_WEIGHT * (min(found.noise / level, 2 * swing) - swing)
+        swing += SWING_WEIGHT * since / READING_S * (min(found.noise / level, 2 * swing) - swing)
         memory["arrivals.swing"] = max(swing, LEAST_NOISE)
 
 
