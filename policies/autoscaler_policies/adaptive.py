@@ -307,6 +307,9 @@ class Adaptive:
                 best, price = size, cost
             elif size > best + WIDER:
                 break
+        # What has nothing to read does nothing: more replicas than partitions, or than divide them better.
+        able = outlook.able(best)
+        best = smallest(min(view.current, best), best, lambda size: outlook.able(size) >= able)
         able = outlook.able(best)
         inputs["able"] = able
         inputs["waiting"] = price
@@ -317,7 +320,8 @@ class Adaptive:
             inputs["recovery"] = recovery
             text += f"{best} ({plain(able)}/s) recover in {plain(recovery)} s after it"
         else:
-            text += f"{best} ({plain(able)}/s), the most allowed, are too"
+            most = "the most allowed" if best >= maximum else "the most that have something to do"
+            text += f"{best} ({plain(able)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
 
     def _enough(self, outlook: _Outlook) -> int:

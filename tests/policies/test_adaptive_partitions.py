@@ -1,0 +1,32 @@
+"""The default policy where the partitions of the log bound what more replicas help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autoscaler_policies.adaptive import Adaptive
+from tests.policies.conftest import make
+
+
+@pytest.mark.parametrize(("current", "enough"), [(1, 3), (2, 3), (3, 3)])
+def test_more_replicas_than_have_something_to_read_are_not_asked_for(current: int, enough: int) -> None:
+    # 6 partitions: a fourth and a fifth replica would wait for the others
+    view = make(
+        {"lag": 5000.0, "arrivals": 100.0, "throughput": 20.0 * current},
+        current=current,
+        maximum=5,
+        per_replica=20,
+        partitions=6,
+    )
+    policy = Adaptive()
+    found = policy.evaluate(view)
+    assert found.replicas == enough
+    assert f"{enough} (60/s), the most that have something to do, are too" in found.detail
+    assert policy.evaluate(replace(view, limits=replace(view.limits, maximum=6))).replicas == 6
+
+
+def test_the_most_allowed_is_told_as_such() -> None:
+    view = make({"lag": 5000.0, "arrivals": 100.0, "throughput": 20.0}, maximum=3, per_replica=20, partitions=6)
+    assert "3 (60/s), the most allowed, are too" in Adaptive().evaluate(view).detail
