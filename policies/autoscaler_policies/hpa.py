@@ -384,10 +384,26 @@ def _units(number: float, scale: int) -> int:
     return math.ceil(round(parts, 3))
 
 
+def _replicas(reading: Reading) -> Mapping[str, Mapping[str, float]]:
+    """What a reading tells of each replica; nothing where its parts are something else.
+
+    Parts with requests and no usage are replicas of which nothing was read: the value of their reading tells nothing.
+    """
+    return reading.parts if any(USAGE in part or REQUEST in part for part in reading.parts.values()) else {}
+
+
+def _silent(view: View, reading: Reading) -> int:
+    """How many replicas are up of which nothing was read."""
+    told = _replicas(reading)
+    if told:
+        up = [part for part in told.values() if part.get(READY, 1.0)]
+        return sum(USAGE not in part for part in up) + max(view.ready - len(up), 0)
+    return max(view.ready - len(reading.value), 0) if isinstance(reading.value, tuple) else 0
+
+
 def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
     """The replicas as pods: those that told something, those that are up and silent, those that are not up."""
-    # Parts with requests and no usage are replicas of which nothing was read; the value of their reading tells nothing.
-    told = reading.parts if any(USAGE in part or REQUEST in part for part in reading.parts.values()) else {}
+    told = _replicas(reading)
     if told:
         return _parts(view, told)
     request = scale
@@ -433,9 +449,6 @@ def _shown(one: Sized) -> float:
 def _told(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
     unit = "%" if one.utilization is not None else ""
     said = f"{metric.metric} {plain(_shown(one))}{unit} at target {plain(metric.target)}{unit}"
-    if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE}:
-        pods = _pods(view, reading, MILLI)
-        silent = sum(pod.count for pod in pods if pod.usage is None and pod.state is PodState.READY)
-        if silent:
-            said = f"{said}, {replicas(silent)} silent"
+    if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE} and (silent := _silent(view, reading)):
+        said = f"{said}, {replicas(silent)} silent"
     return f"{said}: {replicas(one.replicas)}"

@@ -422,6 +422,14 @@ def test_says_how_many_replicas_are_silent() -> None:
         answer = Run(Hpa((replace(metric, metric="cpu"),)), 5).turn({"cpu": value})
         assert answer.detail.partition(";")[0] == said
 
+    parts = {
+        "a": {"usage": 0.3, "request": 1.0},
+        "b": {"request": 1.0},
+        "c": {"usage": 9.0, "request": 1.0, "ready": 0.0},
+    }
+    answer = Run(Hpa((CPU,)), 5).turn({"cpu": Reading(0.0, T0, parts=parts)})
+    assert answer.detail.startswith("cpu 30% at target 60%, 4 replicas silent: ")
+
 
 def test_a_reading_that_tells_nothing_is_a_missing_one() -> None:
     reading = Reading(0.9, T0, parts={"a": {"usage": 0.9}})
