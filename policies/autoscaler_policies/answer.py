@@ -27,10 +27,9 @@ def replicas(count: int) -> str:
 def sized(view: View, size: int, inputs: Mapping[str, float], detail: str) -> Recommendation:
     """Ask for a size, kept within the limits; the reason follows from the size the cluster has."""
     limits = view.limits
-    if size < limits.minimum:
-        size = limits.minimum
-    elif size > limits.maximum:
-        size = limits.maximum
+    if not limits.minimum <= size <= limits.maximum:
+        size = limits.minimum if size < limits.minimum else limits.maximum
+        detail = f"{detail}; {limits.minimum} to {limits.maximum} is allowed"
     if size > view.current:
         reason = Reason.ABOVE
     elif size < view.current:

@@ -12,11 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.model import Allowance, ClusterSpec, ClusterState, Limits, NamedPolicy, Observation, Reason, View
+from autoscaler.core.model import (
+    Allowance,
+    ClusterSpec,
+    ClusterState,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Reading,
+    Reason,
+    View,
+)
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
 from autoscaler_policies import schedule as module
 from autoscaler_policies.schedule import Exclusion, Schedule, Window
+from autoscaler_policies.target_tracking import TargetTracking
 
 Make = Callable[..., View]
 HOUR = timedelta(hours=1)
@@ -294,3 +305,13 @@ class TestContract(PolicyContract):
         other = pickle.loads(pickle.dumps(policy))  # noqa: S301 - our own
         for one in views:
             assert other.allow(one.now, one.limits) == policy.allow(one.now, one.limits)
+
+
+def test_a_policy_says_where_the_bounds_of_a_window_change_what_it_asks_for() -> None:
+    spec = ClusterSpec(
+        "c", CLUSTER, (NamedPolicy("calendar", made(OFFICE)), NamedPolicy("cpu", TargetTracking("cpu", 0.6)))
+    )
+    at = berlin("2026-01-05 12:00")
+    _, decision = step(spec, ClusterState(), Observation(at, 2, 2, {"cpu": Reading(0.6, at)}))
+    assert decision.desired == 4
+    assert decision.recommendations[1].detail.endswith("2 replicas stay; 4 to 12 is allowed")
