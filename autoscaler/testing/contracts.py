@@ -448,6 +448,19 @@ class PolicyContract:
             for view, memory in zip(views, _memories(learn, views), strict=True):
                 policy.evaluate(dataclasses.replace(view, memory=memory))
 
+    def test_it_asks_for_no_fewer_at_first_sight(self, policy: Policy, views: Sequence[View]) -> None:
+        """If it says that it `stabilizes`, the cluster has no stabilization window: it must have seen one itself."""
+        if not getattr(policy, "stabilizes", False):
+            pytest.skip("this policy leaves it to the guards not to go down too soon")
+        learn: Callable[[View], Mapping[str, float]] | None = getattr(policy, "learn", None)
+        for view in views:
+            shown = dataclasses.replace(view, memory={})
+            answer = policy.evaluate(dataclasses.replace(shown, memory=learn(shown) if learn else {}))
+            least = min(view.current, view.limits.maximum)
+            assert answer.replicas is None or answer.replicas >= least, (
+                f"asks for {answer.replicas} of {view.current} replicas at first sight: {answer.detail}"
+            )
+
     def test_the_bounds_it_allows_are_bounds(self, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
         """`allow`, if it has one, gives bounds at every time of a year, the same ones for the same time."""
         allow = _optional(policy, "allow")

@@ -230,6 +230,26 @@ def test_a_bad_policy_that_learns_is_caught(policy: Learning, problem: str) -> N
 
 
 @dataclass(frozen=True)
+class Confident(Learning):
+    """A policy that says it looks at the past itself, and does what its function does."""
+
+    stabilizes: ClassVar[bool] = True
+
+
+def falls_at_once(view: View) -> Recommendation:
+    return steady(view, replicas=min(1, view.current), reason=Reason.BELOW)
+
+
+def test_a_policy_that_goes_down_at_first_sight_needs_the_window() -> None:
+    contract = PolicyContract()
+    contract.test_it_asks_for_no_fewer_at_first_sight(Confident(counts, steady), views(METRICS))
+    with pytest.raises(AssertionError, match="at first sight"):
+        contract.test_it_asks_for_no_fewer_at_first_sight(Confident(counts, falls_at_once), views(METRICS))
+    with pytest.raises(pytest.skip.Exception, match="leaves it to the guards"):
+        contract.test_it_asks_for_no_fewer_at_first_sight(Learning(counts, falls_at_once), views(METRICS))
+
+
+@dataclass(frozen=True)
 class Moving(Scripted):
     """A policy that moves the bounds by a function.
 
@@ -526,7 +546,7 @@ def test_a_policys_author_needs_no_plug_in_of_pytest_and_is_told_what_to_overrid
         timeout=60,
         check=False,
     )
-    assert re.search(r"\b8 passed, .*\b12 errors", run.stdout), run.stdout
+    assert re.search(r"\b8 passed, .*\b13 errors", run.stdout), run.stdout
     assert "override the fixture policy in your class" in run.stdout
 
 
