@@ -46,6 +46,8 @@ REACT_S = 120.0
 """More is asked for when the delay would come near the objective within so long."""
 LATE = 0.8
 """A delay beyond this share of the objective is expected to break it: nothing comes as it was foreseen."""
+LOOKS = 2.0
+"""After so many looks without another jump of the arrivals they are where they jumped to."""
 RECOVER_S = 600.0
 RECOVER_UP_S = 1200.0
 RECOVERED = 0.25
@@ -278,6 +280,9 @@ class Adaptive:
             inputs["recovery"] = min(drain, LARGEST)
         objective = self.objective.total_seconds()
         if soon > able:
+            if age < self.patience * objective and _jumping(view):
+                text = f"{self._load(outlook, inputs)}; arrivals have just jumped: the next looks tell how far"
+                return sized(view, view.current, inputs, text)
             grows = (soon - able) / soon
             if view.rescale is not None or age + grows * REACT_S > self.patience * objective:
                 return self._more(outlook, soon, piled, inputs)
@@ -497,6 +502,16 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
     memory["running.parallelism"] = used
     memory["running.since_at"] = since
     memory["running.seen_at"] = max(now, since)
+
+
+def _jumping(view: View) -> bool:
+    """Whether arrivals have just jumped up, and looks are so close together that the next ones soon tell how far.
+
+    A rate measured across a jump is neither the old nor the new one: a size for it would be changed at once.
+    """
+    soon = LOOKS * view.spec.interval.total_seconds()
+    since = view.now.timestamp() - view.memory.get("arrivals.jumped_at", -math.inf)
+    return soon < forecast.READING_S and 0 <= since < soon
 
 
 def _workers(view: View, size: int, partitions: int | None) -> float:

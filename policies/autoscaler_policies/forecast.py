@@ -117,6 +117,8 @@ def follow(memory: dict[str, float], value: float, at: float) -> None:
     off = value - foreseen
     largest = max(level, value)
     most = JUMP * noise * largest
+    if off > most:
+        memory["arrivals.jumped_at"] = at
     memory["arrivals.level"] = value if abs(off) > most else foreseen + SMOOTH * off
     memory["arrivals.slope"] = slope + BEND * off / max(since, READING_S)
     if largest > 0:

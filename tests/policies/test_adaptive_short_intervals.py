@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 
+from autoscaler.core.model import View
 from autoscaler_policies import forecast
+from autoscaler_policies.adaptive import Adaptive
+from tests.policies.conftest import make
 
 RISE, FALL = 300.0, 600.0
 
@@ -51,3 +57,40 @@ def test_the_same_reading_seen_again_teaches_no_swing() -> None:
     once = memory["arrivals.swing"]
     forecast.look(memory, points)
     assert memory["arrivals.swing"] == once
+
+
+def jumped(ago: float, interval: float, lag: float = 100.0) -> View:
+    """40 of what will be 46 records/s for one replica that does 20, seen so many seconds after the last jump."""
+    view = make({"lag": lag, "arrivals": 40.0, "throughput": 20.0}, per_replica=20)
+    at = view.now.timestamp() - ago
+    memory = {"arrivals.level": 40.0, "arrivals.jumped_at": at, "stall.up": 1.0, "stall.down": 1.0}
+    return replace(view, memory=memory, spec=replace(view.spec, interval=timedelta(seconds=interval)))
+
+
+@pytest.mark.parametrize(
+    ("ago", "interval", "lag", "asked"),
+    [
+        (0, 2, 100, 1),
+        (3.9, 2, 100, 1),
+        (4, 2, 100, 3),
+        (-1, 2, 100, 3),  # the clock was set
+        (0, 7, 100, 1),
+        (0, 7.5, 100, 3),  # the next look would be too late to wait for
+        (0, 15, 100, 3),
+        (0, 2, 2000, 4),  # so much waits that every second counts
+    ],
+)
+def test_while_arrivals_jump_more_is_asked_for_only_if_it_is_urgent(
+    ago: float, interval: float, lag: float, asked: int
+) -> None:
+    found = Adaptive().evaluate(jumped(ago, interval, lag))
+    assert found.replicas == asked
+    assert ("arrivals have just jumped" in found.detail) == (asked == 1)
+
+
+@pytest.mark.parametrize(("values", "jump"), [((10, 10, 46), True), ((46, 46, 10), False), ((10, 10, 10.5), False)])
+def test_only_a_rise_beyond_the_noise_is_a_jump(values: tuple[float, ...], jump: bool) -> None:
+    memory: dict[str, float] = {}
+    for number, value in enumerate(values):
+        forecast.follow(memory, value, 100.0 + 2 * number)
+    assert memory.get("arrivals.jumped_at") == (104.0 if jump else None)
