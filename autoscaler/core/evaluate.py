@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
 
@@ -124,7 +123,7 @@ def learn(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Mapping[str, M
         name = named.name
         known = before.get(name, {})
         try:
-            found = learning(replace(view, memory=known))
+            found = learning(view.knowing(view.learned, known))
             problem = _nonsense(found)
             found = known if problem else _plain(found)
         except Exception as error:  # noqa: BLE001 - a policy is somebody else's code
@@ -142,7 +141,7 @@ def _nonsense(found: object) -> str:
         return f"returned {type(found).__name__}, expected numbers by name"
     if len(found) > MOST_LEARNED:
         return f"kept {len(found)} numbers, expected at most {MOST_LEARNED}"
-    if all(map(math.isfinite, found.values())) and all(type(name) is str for name in found):
+    if all(map(math.isfinite, found.values())) and set(map(type, found)) <= {str}:
         return ""
     name, number = next(
         (name, number) for name, number in found.items() if type(name) is not str or not math.isfinite(number)
@@ -172,7 +171,7 @@ def _ask(named: NamedPolicy, view: View, failed: Mapping[str, str]) -> Recommend
         return _failed(named, failed[named.name])
     memory = view.learned.memory.get(named.name)
     if memory:
-        view = replace(view, memory=memory)
+        view = view.knowing(view.learned, memory)
     try:
         answer = named.policy.evaluate(view)
         problem = _problem(answer)

@@ -290,9 +290,12 @@ GUARDS: tuple[tuple[Reason, _Guard], ...] = (
 
 def guard(s: Situation) -> tuple[Verdict, ...]:
     """Pass the proposal through every guard. The trail starts at the proposal and ends at what is decided."""
-    verdicts = []
     wanted, lowest, highest = s.proposed, 0, _ANY
     before = s.proposed
+    if before == s.current and s.rescale is None and not s.unsettled:
+        # Most of the time nothing is to change: what no guard objects to is not asked for one by one.
+        return (*_unopposed(before), bounds(s, before))
+    verdicts = []
     for name, rule in GUARDS:
         wanted, lowest, highest, reason, detail = rule(s, wanted, lowest, highest)
         after = min(wanted, highest) if wanted > lowest else lowest
@@ -309,6 +312,12 @@ def guard(s: Situation) -> tuple[Verdict, ...]:
 def _passed(name: Reason, size: int) -> Verdict:
     """The verdict of a guard that let a size pass: the commonest object there is, hence kept."""
     return Verdict(name, size, size, name)
+
+
+@lru_cache(maxsize=4096)
+def _unopposed(size: int) -> tuple[Verdict, ...]:
+    """The verdicts of all guards where the size that there is is proposed and nothing is on its way."""
+    return tuple([_passed(name, size) for name, _ in GUARDS])
 
 
 def bounds(s: Situation, size: int) -> Verdict:

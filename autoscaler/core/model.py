@@ -142,10 +142,9 @@ class EngineStatus:
     deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for number in (self.slots, self.parallelism, self.max_parallelism, self.partitions, self.restarts):
+        for name in ("slots", "parallelism", "max_parallelism", "partitions", "restarts"):
+            number = getattr(self, name)
             if number is not None and number < 0:
-                names = ("slots", "parallelism", "max_parallelism", "partitions", "restarts")
-                name = next(name for name in names if (getattr(self, name) or 0) < 0)
                 raise ValueError(f"{name} must be 0 or more, not {number}")
         for phase, limit in self.deadlines.items():
             if limit <= ZERO:

@@ -98,8 +98,8 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     )
     memory, unlearned = learn(spec.policies, view)
     if memory or learned.memory:
-        learned = replace(learned, memory=memory)
-        view = replace(view, learned=learned)
+        learned = Learned(learned.capacity, learned.durations, memory)
+        view = view.knowing(learned, {})
     recommendations = evaluate(spec.policies, view, {**failed, **unlearned} if failed or unlearned else NOBODY)
     proposed, muddled = combine(recommendations, current, spec.combine)
     distrust = _distrust(doubts, recommendations, observation.engine, notes, muddled)

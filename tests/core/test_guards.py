@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.capacity import source_partitions, usable_slots
-from autoscaler.core.guards import Situation, guard, least, most, next_useful
+from autoscaler.core.guards import GUARDS, Situation, guard, least, most, next_useful
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -203,6 +203,52 @@ def test_guards_that_let_a_size_pass_have_nothing_to_say() -> None:
         verdicts = guard(situation(current, proposed, spec=s, ended=T0, engine=running(6, max_parallelism=12)))
         assert [verdict.detail for verdict in verdicts] == [""] * 11
         assert changed(verdicts) == []
+
+
+_WHEN = st.integers(0, 1000).map(at)
+_BEHAVIOURS = st.builds(
+    Behaviour,
+    window=st.sampled_from([seconds(0), seconds(300)]),
+    tolerance=st.sampled_from([0.0, 0.1]),
+    cooldown=st.sampled_from([seconds(0), seconds(600)]),
+    select=st.sampled_from(Select),
+    rates=st.sampled_from(
+        [(), (Rate(RateKind.REPLICAS, 1, seconds(600)),), (Rate(RateKind.PERCENT, 10, seconds(60)),)]
+    ),
+)
+
+
+@given(
+    size=st.integers(0, 30),
+    behaviours=st.tuples(_BEHAVIOURS, _BEHAVIOURS),
+    changes=st.fixed_dictionaries(
+        {
+            "distrust": st.sampled_from(["", "lag: stale"]),
+            "engine": st.sampled_from([None, running(6, max_parallelism=12), running(40, partitions=7)]),
+            "proposals": st.lists(st.builds(Proposal, _WHEN, st.integers(0, 30)), max_size=3).map(tuple),
+            "events": st.lists(st.builds(ScaleEvent, _WHEN, st.integers(-9, 9)), max_size=3).map(tuple),
+            "ended": st.none() | _WHEN,
+            "since": _WHEN,
+            "floor": st.none() | st.builds(Bound, st.integers(0, 30), st.just("a floor")),
+            "ceiling": st.none() | st.builds(Bound, st.integers(0, 30), st.just("a ceiling")),
+            "overruled": st.lists(_WHEN, max_size=4).map(sorted).map(tuple),
+            "still": st.booleans(),
+        }
+    ),
+)
+def test_no_guard_objects_to_the_size_that_there_is(
+    size: int, behaviours: tuple[Behaviour, Behaviour], changes: dict[str, Any]
+) -> None:
+    up, down = behaviours
+    s = situation(size, size, spec=spec(limits=Limits(0, 1000), partitions=5, up=up, down=down), **changes)
+    lowest, highest = 0, 10**9
+    for name, rule in GUARDS:
+        assert rule(s, size, lowest, highest) == (size, lowest, highest, name, "")
+    # Hence none of them is asked.
+    assert guard(s) == (
+        *(Verdict(name, size, size, name) for name, _ in GUARDS),
+        Verdict(Reason.BOUNDS, size, size, Reason.BOUNDS),
+    )
 
 
 def test_down_waits_until_the_window_was_watched() -> None:

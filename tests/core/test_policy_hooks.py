@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from autoscaler.core.model import (
     MOST_LEARNED,
     Allowance,
     Behaviour,
+    Cause,
     ClusterSpec,
     ClusterState,
     Decision,
@@ -38,6 +39,7 @@ from autoscaler.core.model import (
     SizeCapacity,
     View,
 )
+from autoscaler.core.settle import begin
 from autoscaler.core.step import rebase, step
 from autoscaler.daemon.records import dump_state, load_state
 from tests.core.build import T0, Asks, Fixed, asks, at, seconds, seen, spec
@@ -113,6 +115,16 @@ def run(a_spec: ClusterSpec, *observations: Observation, state: ClusterState | N
 
 
 # bounds that move
+
+
+def test_a_view_that_knows_something_else_shows_all_else_as_before() -> None:
+    learned, memory = Learned(memory={"p0": {"ticks": 1.0}}), {"ticks": 1.0}
+    view = View(
+        T0, 3, 2, {"lag": Reading(1.0, T0)}, (seen(0, 3),), Limits(1, 5), Learned({3: SizeCapacity(1.0, T0, 1)}),
+        spec(), EngineStatus(JobState.RUNNING), begin(2, 3, T0, Cause.REQUEST), T0, {"ticks": 0.0},
+    )  # fmt: skip
+    assert view.knowing(learned, memory) == replace(view, learned=learned, memory=memory)
+    assert all(getattr(view, item.name) not in (None, {}, ()) for item in fields(View))
 
 
 def test_policies_move_the_bounds_one_after_the_other() -> None:
