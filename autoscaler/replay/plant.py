@@ -207,6 +207,7 @@ class Plant:
         count = len(self._seen)
         # fsum: what `sum` makes of the last digit depends on Python's version.
         offered, processed, lag, busy = [math.fsum(each) / count for each in zip(*self._seen, strict=True)]
+        utilization = Reading(busy, now)
         return Observation(
             now,
             self.desired,
@@ -215,8 +216,8 @@ class Plant:
                 "arrivals": Reading(offered, now),
                 "throughput": Reading(processed, now),
                 "lag": Reading(lag, now),
-                "utilization": Reading(busy, now),
-                "saturation": Reading(busy, now),
+                "utilization": utilization,
+                "saturation": utilization,
                 "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now),
             },
             {},
