@@ -20,6 +20,8 @@ ROUNDING = 1e-9
 """What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""
 MOST = 2**31 - 1
 """No group is larger, whatever a metric says."""
+DAY = timedelta(days=1)
+"""How far an alarm looks back at most, as CloudWatch has it for periods of less than an hour."""
 
 
 class AdjustmentType(StrEnum):
@@ -85,6 +87,25 @@ def flaw(steps: Sequence[Step]) -> str:
     if last is not None and last > 0:
         return f"has a step up to {last:g} and none above it, expected one without an upper bound"
     return ""
+
+
+def reached(steps: Iterable[Step], *, above: bool) -> bool:
+    """Whether any of the steps is for values beyond the threshold, on the side on which the alarm fires."""
+    if above:
+        return any(step.upper is None or step.upper > 0 for step in steps)
+    return any(step.lower is None or step.lower < 0 for step in steps)
+
+
+def watch(name: str, count: int, period: timedelta) -> None:
+    """Refuse an alarm that looks back further than a day.
+
+    Raises:
+        ValueError: it does; the message begins with the name of the count.
+    """
+    if count < 1:
+        raise ValueError(f"{name}: is {count}, expected 1 or more")
+    if count > DAY / period:
+        raise ValueError(f"{name}: is {count} of {period.total_seconds():g}s, expected at most a day together")
 
 
 def step_for(distance: float, steps: Iterable[Step], *, above: bool) -> Step | None:

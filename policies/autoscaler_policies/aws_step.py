@@ -18,9 +18,11 @@ from autoscaler_policies.aws_rules import (
     adjusted,
     datapoints,
     flaw,
+    reached,
     shrinking,
     step_for,
     warm,
+    watch,
 )
 
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
@@ -78,6 +80,8 @@ class AwsStep:
             raise ValueError(f"threshold: is {self.threshold}, expected a finite number")
         if found := flaw(self.steps):
             raise ValueError(f"steps: {found}")
+        if not reached(self.steps, above=self.above):
+            raise ValueError(f"steps: has none for values {self.comparison} the threshold, expected at least one")
         exact = self.adjustment_type is AdjustmentType.EXACT
         lowest = min(step.adjustment for step in self.steps)
         if exact and lowest < 0:
@@ -86,12 +90,17 @@ class AwsStep:
             raise ValueError(f"min_adjustment_magnitude: is {self.min_adjustment_magnitude}, expected 0 or more")
         if self.period <= ZERO:
             raise ValueError(f"period: is {self.period.total_seconds():g}s, expected above 0s")
-        if self.evaluation_periods < 1:
-            raise ValueError(f"evaluation_periods: is {self.evaluation_periods}, expected 1 or more")
+        watch("evaluation_periods", self.evaluation_periods, self.period)
         if not 1 <= self.needed <= self.evaluation_periods:
-            raise ValueError(f"datapoints_to_alarm: is {self.needed}, expected 1 to {self.evaluation_periods}")
+            expected = f"1 to evaluation_periods ({self.evaluation_periods})"
+            raise ValueError(f"datapoints_to_alarm: is {self.needed}, expected {expected}")
         if self.warmup < ZERO:
             raise ValueError(f"warmup: is {self.warmup.total_seconds():g}s, expected 0s or more")
+
+    @property
+    def above(self) -> bool:
+        """Whether the alarm is for values above the threshold."""
+        return self.comparison in (Comparison.AT_LEAST, Comparison.ABOVE)
 
     @property
     def needed(self) -> int:
@@ -122,8 +131,7 @@ class AwsStep:
         told = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {plain(self.threshold)}"
         if breaching < self.needed or not self._breaches(newest):
             return Recommendation(None, Reason.ABSTAINED, inputs, f"{self.metric} {plain(newest)}: {told}, no alarm")
-        above = self.comparison in (Comparison.AT_LEAST, Comparison.ABOVE)
-        step = step_for(distance, self.steps, above=above)
+        step = step_for(distance, self.steps, above=self.above)
         if step is None:
             return Recommendation(None, Reason.ABSTAINED, inputs, f"{what}: no step is for that")
         current, ready = view.current, warm(view, self.warmup)

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from autoscaler.core.model import ZERO, Reason, Recommendation, View
 from autoscaler_policies.answer import missing, plain, replicas, sized
-from autoscaler_policies.aws_rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm
+from autoscaler_policies.aws_rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
 
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
 
@@ -57,16 +57,17 @@ class AwsTargetTracking:
         if self.warmup < ZERO:
             raise ValueError(f"warmup: is {self.warmup.total_seconds():g}s, expected 0s or more")
         for name in ("high_periods", "low_periods"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: is {getattr(self, name)}, expected 1 or more")
+            watch(name, getattr(self, name), self.period)
         if not 0 < self.low <= 1:
             raise ValueError(f"low: is {self.low}, expected above 0 to 1")
 
     def _check_target(self) -> None:
         if (self.acceptable_latency is None) != (self.processing_time is None):
-            raise ValueError("acceptable_latency: is given without processing_time or the other way round")
+            left = "acceptable_latency" if self.acceptable_latency is None else "processing_time"
+            raise ValueError(f"{left}: is missing, expected acceptable_latency and processing_time or none of them")
         if (self.target is None) == (self.acceptable_latency is None):
-            raise ValueError("target: expected either this or acceptable_latency with processing_time")
+            found = "is missing" if self.target is None else f"is {self.target:g} beside acceptable_latency"
+            raise ValueError(f"target: {found}, expected either this or acceptable_latency with processing_time")
         for name in ("acceptable_latency", "processing_time"):
             value = getattr(self, name)
             if value is not None and value <= ZERO:

@@ -168,8 +168,10 @@ class KedaLag:
             raise ValueError("triggers: is empty, expected at least one")
         if len(set(labels)) < len(labels):
             raise ValueError(f"triggers: have the names {', '.join(labels)}, expected different ones")
-        if bool(self.formula) != (self.target is not None):
-            raise ValueError("target: is given without a formula or the other way round, expected both or none")
+        if self.formula and self.target is None:
+            raise ValueError("target: is missing, expected what the formula's number should be per replica")
+        if not self.formula and self.target is not None:
+            raise ValueError(f"target: is {self.target:g} without a formula, expected both or none")
         if self.target is not None and not (math.isfinite(self.target) and self.target > 0):
             raise ValueError(f"target: is {self.target}, expected a finite number above 0")
         self._check_formula(labels)

@@ -452,11 +452,16 @@ def test_of_several_policies_the_largest_size_counts() -> None:
             {"steps": (Step(-2, 0, 5), Step(5, 5)), "adjustment_type": AdjustmentType.EXACT},
             "steps: has the size -2, expected",
         ),
+        ({"steps": (Step(1, None, 0),)}, "steps: has none for values >= the threshold, expected at least one"),
+        ({"steps": (Step(1, None, -5),), "comparison": Comparison.ABOVE}, "steps: has none for values > the threshold"),
+        ({"comparison": Comparison.AT_MOST}, "steps: has none for values <= the threshold"),
         ({"min_adjustment_magnitude": -1}, "min_adjustment_magnitude: is -1, expected"),
         ({"period": timedelta(0)}, "period: is 0s, expected"),
         ({"evaluation_periods": 0}, "evaluation_periods: is 0, expected"),
-        ({"datapoints_to_alarm": 2}, "datapoints_to_alarm: is 2, expected 1 to 1"),
-        ({"datapoints_to_alarm": 0}, "datapoints_to_alarm: is 0, expected 1 to 1"),
+        ({"datapoints_to_alarm": 2}, r"datapoints_to_alarm: is 2, expected 1 to evaluation_periods \(1\)"),
+        ({"datapoints_to_alarm": 0}, r"datapoints_to_alarm: is 0, expected 1 to evaluation_periods \(1\)"),
+        ({"evaluation_periods": 1441}, "evaluation_periods: is 1441 of 60s, expected at most a day together"),
+        ({"evaluation_periods": 10**15}, "evaluation_periods: is 1000000000000000 of 60s, expected at most a day"),
         ({"warmup": timedelta(seconds=-1)}, "warmup: is -1s, expected"),
     ],
 )
@@ -464,6 +469,12 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
     usual = {"metric": "cpu", "threshold": 60.0, "comparison": Comparison.AT_LEAST, "steps": (Step(1, 0),)}
     with pytest.raises(ValueError, match=message):
         AwsStep(**{**usual, **parameters})
+
+
+@pytest.mark.parametrize("comparison", list(Comparison))
+def test_steps_on_both_sides_of_the_threshold_are_taken(comparison: Comparison) -> None:
+    both = (Step(-1, None, 0), Step(1, 0))
+    assert AwsStep("cpu", 60.0, comparison, both, evaluation_periods=1440).lookback > timedelta(days=1)
 
 
 def test_takes_the_ends_of_what_makes_sense() -> None:

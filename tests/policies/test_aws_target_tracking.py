@@ -146,10 +146,14 @@ SECOND = timedelta(seconds=1)
     ("parameters", "message"),
     [
         ({"metric": ""}, "metric: is empty"),
-        ({"target": None}, "target: expected either this or"),
-        ({"acceptable_latency": SECOND}, "acceptable_latency: is given without"),
-        ({"processing_time": SECOND}, "acceptable_latency: is given without"),
-        ({"acceptable_latency": SECOND, "processing_time": SECOND}, "target: expected either this or"),
+        ({"target": None}, "target: is missing, expected either this or"),
+        ({"acceptable_latency": SECOND}, "processing_time: is missing, expected"),
+        ({"processing_time": SECOND}, "acceptable_latency: is missing, expected"),
+        (
+            {"acceptable_latency": SECOND, "processing_time": SECOND},
+            "target: is 50 beside acceptable_latency, expected",
+        ),
+        ({"high_periods": 1441}, "high_periods: is 1441 of 60s, expected at most a day together"),
         (
             {"target": None, "acceptable_latency": SECOND, "processing_time": 0 * SECOND},
             "processing_time: is 0s, expected above",
