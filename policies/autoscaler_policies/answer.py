@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from autoscaler.core.model import Reason, Recommendation, View
 
 LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
+ENDLESS = 1e15  # nobody reads more digits
 
 
 def finite(value: float) -> float:
@@ -15,8 +16,8 @@ def finite(value: float) -> float:
 
 
 def plain(value: float) -> str:
-    """A number for people: 2,000 and 120 and 0.35."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"  # noqa: PLR2004 - three digits are enough
+    """A number for people: 2,000 and 120 and 0.35; 1e+300 is not written out."""
+    return f"{value:,.0f}" if 100 <= abs(value) < ENDLESS else f"{value:.3g}"  # noqa: PLR2004 - three digits will do
 
 
 def replicas(count: int) -> str:
