@@ -76,7 +76,8 @@ def _outcome(observation: Observation, decision: Decision, *, dry_run: bool) -> 
         tail = " This is a dry run: the target was not called." if dry_run else ""
         return f"{who} {asked} {way} from {decision.current} to {decision.desired}, {why}.{tail}"
     if observation.desired is None:
-        return f"{who} is left alone, because the size of its target is not known; it is taken to be {decision.current}."
+        why = f"because the size of its target is not known; it is taken to be {decision.current}"
+        return f"{who} is left alone, {why}."
     return f"{who} stays at {decision.current}, {why}."
 
 
