@@ -306,7 +306,7 @@ class Adaptive:
         best, price = least, math.inf
         for size in range(least, maximum + 1):
             spare = outlook.able(size) / (1 + self.reserve / 2) - soon
-            lasts = 0.0 if late <= 0 else min(late / spare, AHEAD_S) if spare > 0 else AHEAD_S
+            lasts = 0.0 if late <= 0 else late / spare if spare > 0 else math.inf
             cost = (size - least) * AHEAD_S + self.waiting * least * lasts
             if cost < price:
                 best, price = size, cost
@@ -317,7 +317,8 @@ class Adaptive:
         best = smallest(min(view.current, best), best, lambda size: outlook.able(size) >= able)
         able = outlook.able(best)
         inputs["able"] = able
-        inputs["waiting"] = price
+        if price < math.inf:
+            inputs["waiting"] = price
         inputs.pop("recovery", None)
         text = f"{self._load(outlook, inputs)}; {replicas(view.current)} ({plain(inputs['capacity'])}/s) are short, "
         if able > soon:
