@@ -37,6 +37,7 @@ from autoscaler_policies.flink_scaling import (
     Load,
     Settings,
     Summary,
+    Wanted,
     aligned,
     divided,
     effectiveness,
@@ -750,3 +751,32 @@ def test_the_last_digit_of_a_mean_costs_no_subtask() -> None:
     assert share != 0.78
     known = Settings(utilization=Utilization(0.8), catch_up=timedelta(0), scale_down_interval=timedelta(0))
     assert vertex_change(Load(200, TargetRate(80_000.0), 80_000 / share), known).parallelism == 195
+
+
+# corners
+
+
+def test_of_two_that_are_equal_the_later_one_counts() -> None:
+    delayed = Delayed(0.0).push(0.0, 3, outside=False).push(1.0, 3, outside=True)
+    assert delayed.wanted == (Wanted(1.0, 3, outside=True),)
+
+
+def test_a_rate_at_the_edge_of_its_band_is_within() -> None:
+    known = Settings(utilization=Utilization(0.8, maximum=0.9, minimum=0.5), catch_up=timedelta(0))
+    target = TargetRate(900.0)
+    for true_rate, outside in ((999.999, True), (1000.0, False), (1800.0, False), (1800.001, True)):
+        assert outside_band(Load(10, target, true_rate), known, timedelta(0)) is outside
+
+
+def test_the_window_begins_when_the_job_is_stable() -> None:
+    assert metric_window((), 99, 0, 100, 100).stabilizing
+    assert not metric_window((), 100, 0, 100, 100).stabilizing
+
+
+def test_the_settings_are_those_of_the_operator() -> None:
+    known = Settings()
+    assert (known.utilization, known.catch_up) == (Utilization(0.7, 0.3), seconds(1800))
+    assert (known.scale_down_interval, known.max_scale_down, known.max_scale_up) == (seconds(3600), 0.6, 100_000)
+    assert (known.vertex_min, known.vertex_max, known.alignment) == (1, 200, Alignment.BALANCED)
+    assert (known.block_ineffective, known.effectiveness, known.capped) == (False, 0.1, True)
+    assert (known.observed_scalability, known.observations, known.least_coefficient) == (False, 3, 0.5)
