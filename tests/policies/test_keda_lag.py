@@ -690,3 +690,11 @@ class TestContractOfAFormula(PolicyContract):
     @pytest.fixture
     def policy(self) -> KedaLag:
         return KedaLag((Trigger(), Trigger("arrivals")), formula="lag / arrivals", target=2, fallback=Fallback(3))
+
+
+def test_a_fallback_wakes_what_is_idle(view: Make) -> None:
+    policy = KedaLag((Trigger(),), fallback=Fallback(6, 4))
+    seen = replace(view({}, current=0, minimum=0), memory={"lag failures": 4.0})
+    assert policy.evaluate(seen).replicas is None
+    seen = replace(seen, memory=policy.learn(seen))
+    assert (policy.evaluate(seen).replicas, policy.evaluate(seen).reason) == (6, Reason.ABOVE)
