@@ -37,6 +37,8 @@ STUCK = 0.6
 
 AVERAGED_S = 30.0
 """A rate is usually a mean over a minute: what it shows is so old."""
+WAITS_S = 2.0
+"""Of what arrives and is not processed at least so many seconds' worth waits, or one of the readings is wrong."""
 LASTS = 3.0
 """A trend is expected to last so many times as long as it has been seen..."""
 AHEAD_S = 450.0
@@ -190,12 +192,18 @@ class Adaptive:
         _learn_stalls(view, memory, now)
         arrivals, lag = _total(view, self.arrivals), _total(view, self.lag)
         if arrivals is not None:
-            forecast.follow(memory, arrivals, view.metrics[self.arrivals].at.timestamp())
+            at = view.metrics[self.arrivals].at.timestamp()
+            forecast.follow(memory, arrivals, at, doubtful=self._doubtful(view, arrivals, lag))
             forecast.look(memory, self._minutes(view))
             forecast.judge(memory, now, forecast.change(self.season, now, forecast.JUDGED_S) if self.season else None)
             self._learn_capacity(view, memory, arrivals, lag, now)
         self._learn_spare(view, memory, arrivals, lag, now)
         return {name: number for name, number in memory.items() if math.isfinite(number)}
+
+    def _doubtful(self, view: View, arrivals: float, lag: float | None) -> bool:
+        """Whether more is said to arrive than is processed, though it does not wait anywhere."""
+        throughput = _total(view, self.throughput)
+        return throughput is not None and lag is not None and lag < WAITS_S * (arrivals - throughput)
 
     def _learn_capacity(
         self, view: View, memory: dict[str, float], arrivals: float, lag: float | None, now: float
@@ -313,8 +321,8 @@ class Adaptive:
             elif size > best + WIDER:
                 break
         # What has nothing to read does nothing: more replicas than partitions, or than divide them better.
-        able = outlook.able(best)
-        best = smallest(min(view.current, best), best, lambda size: outlook.able(size) >= able)
+        used = _workers(view, best, outlook.partitions)
+        best = smallest(min(view.current, best), best, lambda size: _workers(view, size, outlook.partitions) >= used)
         able = outlook.able(best)
         inputs["able"] = able
         if price < math.inf:

@@ -94,13 +94,14 @@ def line(points: Sequence[tuple[float, float]]) -> Line:
     return Line(last + mean_v - slope * mean_t, slope, noise / math.sqrt(spread), noise, end - begin)
 
 
-def follow(memory: dict[str, float], value: float, at: float) -> None:
+def follow(memory: dict[str, float], value: float, at: float, *, doubtful: bool = False) -> None:
     """Take a new reading of the arrivals into their level and the trend of the last minute.
 
     Args:
         memory: what is known, changed in place.
         value: records/s.
         at: when it was true, seconds since 1970. The same reading seen again says nothing new.
+        doubtful: nothing else bears it out: if it is a jump up, it counts when the next reading is one as well.
     """
     seen = memory.get("arrivals.seen_at", -math.inf)
     since = at - seen
@@ -117,7 +118,11 @@ def follow(memory: dict[str, float], value: float, at: float) -> None:
     off = value - foreseen
     largest = max(level, value)
     most = JUMP * noise * largest
+    doubted = memory.pop("arrivals.doubted_at", None)
     if off > most:
+        if doubtful and doubted is None:
+            memory["arrivals.doubted_at"] = at
+            return
         memory["arrivals.jumped_at"] = at
     memory["arrivals.level"] = value if abs(off) > most else foreseen + SMOOTH * off
     memory["arrivals.slope"] = slope + BEND * off / max(since, READING_S)
