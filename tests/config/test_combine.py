@@ -192,6 +192,42 @@ def test_what_is_no_expression_is_refused_with_its_place(text: str, problem: str
 
 
 @pytest.mark.parametrize(
+    ("opening", "inner", "closing", "deepest"),
+    [
+        ("-", "lag", "", 19),
+        ("1+(", "lag", ")", 19),
+        ("(", "lag", "+1)", 19),
+        ("max(", "lag", ")", 19),
+        ("(", "lag", " if cpu else 1)", 19),
+        ("1 if cpu else ", "lag", "", 19),
+        ("1 if (", "lag", ")>0 else 1", 9),
+        ("1 if 0<(", "lag", ") else 1", 9),
+    ],
+)
+def test_however_it_is_nested_it_is_so_deep_at_most(opening: str, inner: str, closing: str, deepest: int) -> None:
+    assert read(opening * deepest + inner + closing * deepest, POLICIES).names
+    deeper = deepest + 1
+    with pytest.raises(ValueError, match="nested more than 20 deep"):
+        read(opening * deeper + inner + closing * deeper, POLICIES)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("not ", ""), ("(cpu and ", ")"), ("(cpu or ", ")")])
+def test_conditions_are_so_deep_at_most(opening: str, closing: str) -> None:
+    assert read(f"1 if {opening * 18}lag{closing * 18} else 1", POLICIES).names
+    with pytest.raises(ValueError, match="nested more than 20 deep"):
+        read(f"1 if {opening * 19}lag{closing * 19} else 1", POLICIES)
+
+
+def test_an_expression_has_so_many_characters_at_most() -> None:
+    assert read("lag" + "+1" * 8 + " " * 500, POLICIES).names == ("lag",)  # spaces at its ends are none of it
+    longest = "max(" + "lag," * 123 + "lag)"
+    assert len(longest) == 500
+    assert read(longest, POLICIES).names == ("lag",)
+    with pytest.raises(ValueError, match="is longer than 500 characters"):
+        read(longest.replace("max(", "max( "), POLICIES)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "why"),
     [
         ("backlog-drain", "max(backlog-drain, cpu)", "has other characters than letters, digits and _"),
