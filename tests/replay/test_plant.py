@@ -82,6 +82,13 @@ def test_what_arrives_is_processed_in_its_step_while_capacity_lasts() -> None:
     assert _processed(plant) == [195, 195, 200, 200, 150]
 
 
+def test_a_job_that_keeps_up_has_processed_what_has_come_to_the_digit() -> None:
+    plant = _plant(4)
+    for step in range(1000):
+        plant.advance(100.0 + math.sin(step))
+    assert plant.track.position == list(accumulate(plant.track.arrivals))
+
+
 def test_without_workers_nothing_is_processed() -> None:
     plant = _plant(1)
     plant.scale(0)
@@ -161,6 +168,14 @@ def test_registrations_within_the_merge_window_share_one_restart() -> None:
     assert plant.track.running == [4] * 8 + [6] * 12
 
 
+def test_the_merge_window_begins_with_the_first_registration() -> None:
+    plant = _plant(4, startup_sd=0.02, merge=3.2)
+    plant.scale(204)
+    _run(plant, 60)
+    # All come up between 25 and 30 s, the first before 26.8 s and the last after 29 s.
+    assert plant.track.running == [4] * 6 + [204] * 6
+
+
 def test_a_registration_after_the_merge_window_restarts_the_job_again() -> None:
     plant = _plant(4, merge=10)
     plant.scale(5)
@@ -184,6 +199,16 @@ def test_a_restart_during_a_stall_begins_it_anew() -> None:
     assert plant.track.restarts == 2
     assert sum(_stopped(plant)) == pytest.approx(45)
     assert _engine(plant).running_since == _time(75)
+
+
+def test_a_restart_during_a_longer_stall_does_not_shorten_it() -> None:
+    plant = _plant(6, heartbeat=50)
+    plant.scale(4)
+    plant.scale(5)
+    _run(plant, 100)
+    # From 0 to 58 s, and from 40 s on for 12 s.
+    assert plant.track.restarts == 2
+    assert sum(_stopped(plant)) == pytest.approx(58)
 
 
 def test_a_worker_that_comes_up_after_the_restart_began_is_not_in_it() -> None:
