@@ -214,6 +214,9 @@ class Adaptive:
         busy = _hottest(view, self.utilization)
         if lag is not None and throughput < arrivals and lag > BEHIND_S * throughput and (busy is None or busy > STUCK):
             busy = 1.0
+        if busy is not None and 0 < busy < capacity_model.LEAST_BUSY and "capacity.level" not in memory:
+            # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
+            busy = capacity_model.LEAST_BUSY
         if busy is not None:
             partitions = source_partitions(view.spec, view.engine, view.past)
             workers = _workers(view, view.current, partitions)
