@@ -36,16 +36,16 @@ clusters:
       lag: {{source: job, metric: lag}}
       arrivals: {{source: job, metric: arrivals}}
       throughput: {{source: job, metric: throughput}}
+      utilization: {{source: job, metric: {utilization}}}
       saturation: {{source: job, metric: saturation}}
     policies:
-      drain:                    # the fewest workers that keep up and work off the backlog within a minute
-        type: backlog-drain
-        within: 60s
-        restart: {restart}s
-        confirm: 3s             # a rate measured across a change of the load is neither the old nor the new
-        stops: {stops}
-    up: {{window: 0s}}
-    down: {{window: {window}s, cooldown: 5s}}
+      main:
+        type: adaptive
+        objective: 30s          # a record should not wait for longer; what that takes is learned while it runs
+        restart: {restart}s             # {about_restart}: until that has been seen
+        start_up: 10s           # how long new workers take to come: likewise
+        calm: {calm}s               # 3m without this: a demo has no time to wait for what may come again
+        outage: {outage}s             # a rescale is worth as much as all workers for so long: 72s without this
     settle: {{{settle}caught_up: 3m, backlog_time: 5s}}
     capacity:                   # records/s, until it has been seen how much it really is
       per_replica: {per_worker:g}
@@ -65,8 +65,9 @@ class Parts:
         source: parameters of the source, which are those of the engine.
         target: parameters of the target `local`.
         timeout: within this everything must have answered.
-        restart: seconds that the first rescale is assumed to take.
-        stops: the policy's `stops`, with a comment.
+        restart: seconds that the job is assumed to stand still for the first rescale.
+        about_restart: a comment on it.
+        utilization: the source's metric that tells how busy the workers are.
         settle: deadlines of the first phases, unless they follow from the engine's own settings.
         per_worker: records/s that a worker is assumed to process at first.
     """
@@ -78,7 +79,8 @@ class Parts:
     about_engine: str
     timeout: str
     restart: int
-    stops: str
+    about_restart: str
+    utilization: str
     settle: Mapping[str, str]
     per_worker: float
 
@@ -88,6 +90,7 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
 
     A shorter demo is less patient before it scales down, or there would be no time left to see it.
     """
+    patience = max(0.4, min(1.0, duration / DURATION))
     return _TEXT.format(
         about_source=parts.about_source,
         source=_lines(parts.source, 4),
@@ -96,14 +99,16 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
         about_engine=parts.about_engine,
         timeout=parts.timeout,
         restart=parts.restart,
-        stops=parts.stops,
+        about_restart=parts.about_restart,
+        utilization=parts.utilization,
         settle="".join(f"{phase}: {limit}, " for phase, limit in parts.settle.items()),
         per_worker=parts.per_worker,
         partitions=partitions,
         cluster=CLUSTER,
         state=json.dumps(str(state)),
         listen=listen,
-        window=max(8, round(30 * min(1.0, duration / DURATION))),
+        calm=round(20 * patience),
+        outage=round(10 * patience),
     )
 
 

@@ -62,8 +62,9 @@ class FlinkScene:
             },
             about_engine="Reactive Mode restarts the job on all the slots there are",
             timeout="1800ms",
-            restart=10,
-            stops="true             # the whole job restarts, from its latest checkpoint",
+            restart=4,
+            about_restart="the whole job restarts, from its latest checkpoint",
+            utilization="utilization",
             settle={},
             per_worker=1000 / COST,
         )

@@ -20,6 +20,7 @@ from autoscaler.demo.show import Moment, line, show, table
 from autoscaler.demo.spark_scene import SparkScene
 from autoscaler.demo.stage import DemoError, Stage
 from autoscaler.ports import AutoscalerError
+from autoscaler_policies.adaptive import Adaptive
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -65,9 +66,17 @@ def test_the_configuration_file_is_a_valid_one(
     path.write_text(configuration(parts, 6, 1, work, 240.0))
     cluster = load(path, {}).clusters["demo"]
     assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (1, 4)
-    assert cluster.spec.down.window.total_seconds() == 30
+    assert cluster.spec.down.window.total_seconds() == 0
+    policy = cluster.spec.policies[0].policy
+    assert isinstance(policy, Adaptive)
+    assert set(policy.metrics) | {policy.utilization} <= set(cluster.spec.metrics)
+    assert (policy.objective.total_seconds(), policy.calm.total_seconds()) == (30, 20)
     path.write_text(configuration(parts, 6, 1, work, 100.0))
-    assert load(path, {}).clusters["demo"].spec.down.window.total_seconds() == 12
+    hurried = load(path, {}).clusters["demo"].spec.policies[0].policy
+    assert isinstance(hurried, Adaptive)
+    assert (hurried.calm.total_seconds(), hurried.outage.total_seconds()) == (8, 4)
+    # A surge that is over fills `calm` still: two workers instead of three must not be worth a rescale until then.
+    assert all(each.calm < 3 * each.outage for each in (policy, hurried))
 
 
 @pytest.mark.parametrize(
