@@ -40,7 +40,12 @@ BUSY_ENOUGH = 0.4
 MOST_IDLE = 0.3
 IDLE_S = 6 * 3600.0
 SPREAD = 0.25
-"""Throughput must have varied by this share of its mean before a utilization without records is believed."""
+"""Throughput must have varied by this share of its mean before a utilization without records is believed..."""
+FITS = 0.9
+"""... and the line must tell so much of the variance: where records began to cost otherwise there is no one line."""
+
+LINE = ("weight", "x", "y", "xx", "xy", "yy")
+"""The sums that make the line; without one of them it begins anew."""
 
 OWN_S = 1800.0
 """After so long at a size half of its own deviation from the power law is believed..."""
@@ -85,7 +90,10 @@ def idle(memory: Mapping[str, float]) -> float:
     spread = SPREAD * mean_x
     if not variance > spread * spread:
         return 0.0
-    slope = (memory.get("capacity.line.xy", 0.0) / weight - mean_x * mean_y) / variance
+    both = memory.get("capacity.line.xy", 0.0) / weight - mean_x * mean_y
+    slope = both / variance
+    if not slope * both >= FITS * (memory.get("capacity.line.yy", 0.0) / weight - mean_y * mean_y):
+        return 0.0
     return min(max(mean_y - slope * mean_x, 0.0), MOST_IDLE)
 
 
@@ -129,9 +137,7 @@ def sample(
         _follow(memory, x, size, seen, busy, since, now)
 
 
-def _follow(
-    memory: dict[str, float], x: float, size: int, seen: float, busy: float, since: float, now: float
-) -> None:
+def _follow(memory: dict[str, float], x: float, size: int, seen: float, busy: float, since: float, now: float) -> None:
     """One step of the Kalman filter: the state is (level, exponent), the measurement level + exponent * x."""
     level, exponent = memory["capacity.level"], memory.get("capacity.exponent", EXPONENT)
     hours = since / 3600.0
@@ -188,8 +194,9 @@ def _forget_oldest(memory: dict[str, float]) -> None:
 
 def _learn_line(memory: dict[str, float], x: float, y: float, since: float) -> None:
     """Moving sums of throughput, per replica^exponent, and utilization."""
-    kept = math.exp(-since / IDLE_S)
-    for name, value in (("weight", 1.0), ("x", x), ("y", y), ("xx", x * x), ("xy", x * y)):
+    whole = all("capacity.line." + name in memory for name in LINE)
+    kept = math.exp(-since / IDLE_S) if whole else 0.0
+    for name, value in zip(LINE, (1.0, x, y, x * x, x * y, y * y), strict=True):
         key = "capacity.line." + name
         memory[key] = memory.get(key, 0.0) * kept + value
 
