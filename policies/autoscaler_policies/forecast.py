@@ -184,7 +184,7 @@ def judge(memory: dict[str, float], now: float, factor: float | None) -> None:
     unchanged = memory.pop("forecast.unchanged", None)
     for name in ("trend", "season"):
         value = memory.pop(f"forecast.{name}", None)
-        if value is None or unchanged is None or now > due + MINUTE_S or level <= 0:
+        if value is None or unchanged is None or not due <= now <= due + MINUTE_S or level <= 0:
             continue
         for what, guess in ((name, value), (f"{name}_unchanged", unchanged)):
             error = min(abs(guess - level) / level, 10.0)

@@ -1,0 +1,381 @@
+"""What arrives and what will arrive: the level, trends that stand out of the noise, and the season."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler_policies import forecast
+from autoscaler_policies.forecast import MONDAY_S, WEEK_S, change, follow, judge, line, look, season, trends, trust
+
+Memory = dict[str, float]
+Points = list[tuple[float, float]]
+STEP = 15.0
+DAY = 86400.0
+
+
+def dice(seed: int) -> Random:
+    return Random(seed)  # noqa: S311 - noise that is the same each time, not a secret
+
+
+def play(
+    rate: Callable[[float], float],
+    seconds: float,
+    *,
+    memory: Memory | None = None,
+    factor: Callable[[float], float] | None = None,
+    step: float = STEP,
+) -> Iterator[tuple[float, Memory]]:
+    """Show a rate every 15 s, and after each reading what is known."""
+    memory = {} if memory is None else memory
+    seen: Points = []
+    stride = round(60 / step)
+    for number in range(1, round(seconds / step) + 1):
+        at = number * step
+        seen.append((at, max(rate(at), 0.0)))
+        follow(memory, seen[-1][1], at)
+        look(memory, seen[::-stride][:15][::-1])
+        judge(memory, at, None if factor is None else factor(at))
+        yield at, memory
+
+
+def after(rate: Callable[[float], float], seconds: float, **given: object) -> Memory:
+    memory: Memory = {}
+    for _ in play(rate, seconds, memory=memory, **given):  # type: ignore[arg-type]
+        pass
+    return memory
+
+
+# the line
+
+
+def test_a_line_of_worked_numbers() -> None:
+    # t -3 -2 -1 0, v 1 3 2 4: mean t -1.5, mean v 2.5, sum (t-mt)^2 = 5, sum (t-mt)(v-mv) = 4: slope 0.8
+    # residuals -0.3 0.9 -0.9 0.3: squares 1.8, noise sqrt(1.8 / 2), error noise / sqrt(5); at t = 0: 2.5 + 0.8 * 1.5
+    found = line([(97.0, 1.0), (98.0, 3.0), (99.0, 2.0), (100.0, 4.0)])
+    assert found.slope == pytest.approx(0.8)
+    assert found.now == pytest.approx(3.7)
+    assert found.noise == pytest.approx(math.sqrt(0.9))
+    assert found.error == pytest.approx(math.sqrt(0.9 / 5))
+    assert found.span == 3
+
+
+@pytest.mark.parametrize("points", [[(1.0, 5.0)], [(1.0, 5.0), (2.0, 6.0), (3.0, 7.0)], [(1.0, 7.0)] * 6])
+def test_too_few_points_or_one_moment_make_no_line(points: Points) -> None:
+    assert line(points) == forecast.Line(points[-1][1], 0.0, math.inf, 0.0, 0.0)
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    st.floats(-100, 100),
+    st.floats(-1e4, 1e4),
+    st.lists(st.integers(0, 900), min_size=4, max_size=15, unique=True).map(sorted),
+    st.floats(1.7e9, 1.8e9),
+)
+def test_points_on_a_line_give_that_line_at_any_time(slope: float, now: float, ago: list[int], end: float) -> None:
+    points = [(end - seconds, now - slope * seconds) for seconds in reversed(ago)]
+    found = line(points)
+    # seconds since 1970 are known to a quarter of a millionth
+    assert found.slope == pytest.approx(slope, rel=1e-4, abs=1e-3)
+    assert found.now == pytest.approx(now - slope * ago[0], rel=1e-4, abs=0.1)
+    assert found.noise <= 0.1
+
+
+# the level
+
+
+def test_the_level_follows_what_arrives() -> None:
+    # 5 %, less than a jump: 40 % of what is missing at first, and nearly all after a minute and a half
+    levels = [memory["arrivals.level"] for at, memory in play(lambda at: 100 if at <= 600 else 105, 700)]
+    assert levels[39] == pytest.approx(100)
+    assert levels[40] == pytest.approx(102)
+    assert levels[45] == pytest.approx(105, abs=1)
+    assert max(levels) < 107
+
+
+def test_a_jump_is_the_level_at_once() -> None:
+    levels = [memory["arrivals.level"] for at, memory in play(lambda at: 100 if at <= 600 else 250, 660)]
+    assert levels[39:41] == [pytest.approx(100), 250]
+
+
+def test_a_jump_that_nothing_bears_out_counts_when_it_is_read_twice() -> None:
+    memory = after(lambda _: 100.0, 600)
+    follow(memory, 250.0, 615, doubtful=True)
+    assert memory["arrivals.level"] == pytest.approx(100)
+    follow(memory, 250.0, 630, doubtful=True)
+    assert memory["arrivals.level"] == 250
+
+
+def test_a_single_doubtful_jump_is_forgotten() -> None:
+    memory = after(lambda _: 100.0, 600)
+    follow(memory, 250.0, 615, doubtful=True)
+    follow(memory, 100.0, 630, doubtful=True)
+    follow(memory, 250.0, 645, doubtful=True)
+    assert memory["arrivals.level"] == pytest.approx(100, rel=0.01)
+
+
+def test_fewer_are_believed_at_once_however_doubtful() -> None:
+    memory = after(lambda _: 100.0, 600)
+    follow(memory, 20.0, 615, doubtful=True)
+    assert memory["arrivals.level"] == 20
+
+
+def test_the_same_reading_twice_says_nothing() -> None:
+    memory = after(lambda at: 100 + at / 100, 600)
+    before = dict(memory)
+    follow(memory, 999.0, 600)
+    follow(memory, 999.0, 300)
+    assert memory == before
+
+
+def test_after_a_gap_the_level_begins_anew_and_the_noise_is_still_known() -> None:
+    chance = dice(1)
+    memory = after(lambda _: chance.gauss(100, 20), 1800)
+    noise = memory["arrivals.noise"]
+    assert noise > forecast.NOISE
+    follow(memory, 120.0, 1800 + forecast.STALE_S + 1)
+    assert (memory["arrivals.level"], memory["arrivals.slope"]) == (120, 0)
+    assert memory["arrivals.noise"] == noise
+
+
+def test_of_a_memory_without_its_level_it_begins_anew() -> None:
+    memory: Memory = {"arrivals.seen_at": 0.0, "arrivals.slope": 5.0}
+    follow(memory, 120.0, 15.0)
+    assert memory["arrivals.level"] == 120
+    assert memory["arrivals.noise"] == forecast.NOISE
+
+
+def test_nothing_arriving_is_no_noise() -> None:
+    memory = after(lambda _: 0.0, 600)
+    assert memory["arrivals.level"] == 0
+    assert memory["arrivals.noise"] == forecast.NOISE
+    assert not trends(memory)
+
+
+# trends
+
+
+def autocorrelated(chance: Random, share: float, lasts: float) -> Callable[[float], float]:
+    kept = math.exp(-STEP / lasts)
+    state = [chance.gauss(0, share)]
+
+    def rate(_: float) -> float:
+        state[0] = kept * state[0] + math.sqrt(1 - kept * kept) * chance.gauss(0, share)
+        return 100 * (1 + state[0])
+
+    return rate
+
+
+@pytest.mark.parametrize("share", [0.03, 0.1])
+def test_white_noise_hardly_ever_looks_like_a_trend(share: float) -> None:
+    found = shown = 0
+    for seed in range(8):
+        chance = dice(seed)
+        for at, memory in play(lambda _, chance=chance: 100 * (1 + chance.gauss(0, share)), 2 * 3600):  # type: ignore[misc]
+            if at > 1800:
+                shown += 1
+                found += bool(trends(memory))
+    assert shown == 8 * 360
+    assert found < 0.02 * shown
+
+
+def test_noise_that_holds_on_for_a_minute_seldom_looks_like_a_trend() -> None:
+    found = shown = 0
+    for seed in range(8):
+        for at, memory in play(autocorrelated(dice(seed), 0.05, 60), 2 * 3600):
+            if at > 1800:
+                shown += 1
+                found += bool(trends(memory))
+    assert found < 0.04 * shown
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ramp_is_found_within_minutes_and_its_slope_is_right(seed: int) -> None:
+    # 100/s, from 30 min on 4 % more each minute, with 2 % of noise
+    chance = dice(seed)
+    begin, slope = 1800.0, 4.0 / 60
+
+    def rate(at: float) -> float:
+        return (100 + slope * max(at - begin, 0)) * (1 + chance.gauss(0, 0.02))
+
+    first = None
+    for at, memory in play(rate, begin + 900):
+        if at > begin and trends(memory):
+            first = first or at
+        if at == begin + 600:
+            assert memory["trend.minutes"] == pytest.approx(slope, rel=0.35)
+            assert memory["trend.quarter"] > 0
+    assert first is not None
+    assert first - begin <= 300
+
+
+def test_a_fall_is_no_trend_to_prepare_for() -> None:
+    memory = after(lambda at: 200 - at / 15, 1500)
+    assert (memory["trend.minutes"], memory["trend.quarter"]) == (0, 0)
+    assert not trends(memory)
+
+
+def test_trends_are_told_with_the_time_they_were_seen_for_as_far_as_trusted() -> None:
+    memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 2.0, "trend.quarter": 1.0}
+    assert trends(memory) == ((2.0, 360.0), (1.0, 900.0))
+    # its errors were twice those of expecting no change: a quarter is left
+    memory |= {"error.trend": 0.2, "error.trend_unchanged": 0.1}
+    assert trends(memory) == ((0.5, 360.0), (0.25, 900.0))
+    # that of the last minute must stand out: 3 times 3 % of 100 within a minute
+    assert len(trends({**memory, "arrivals.slope": 0.149})) == 2
+    assert trends({**memory, "arrivals.slope": 0.151})[2] == (0.151, 60.0)
+
+
+def test_what_arrivals_swing_by_is_learned_within_hours() -> None:
+    chance = dice(3)
+    calm = after(lambda _: 100 * (1 + chance.gauss(0, 0.01)), 4 * 3600)
+    wild = after(lambda _: 100 * (1 + chance.gauss(0, 0.15)), 4 * 3600)
+    assert calm["arrivals.swing"] < forecast.SWING < 0.1 < wild["arrivals.swing"] < 0.18
+
+
+def test_a_jump_is_no_swing_and_the_middle_is_the_new_level() -> None:
+    memory = after(lambda at: 100 if at <= 1800 else 200, 1800 + 120)
+    assert memory["arrivals.swing"] < 1.5 * forecast.SWING
+    assert memory["arrivals.middle"] == pytest.approx(memory["arrivals.level"])
+    assert memory["arrivals.middle"] == pytest.approx(200, rel=0.1)
+
+
+def test_the_middle_of_what_swings_is_steadier_than_its_level() -> None:
+    chance = dice(5)
+    middles, levels = [], []
+    for at, memory in play(lambda _: 100 * (1 + chance.gauss(0, 0.1)), 3 * 3600):
+        if at > 3600:
+            middles.append(abs(memory["arrivals.middle"] - 100))
+            levels.append(abs(memory["arrivals.level"] - 100))
+    assert sum(middles) < sum(levels)
+
+
+# judging
+
+
+def test_a_trend_that_was_right_is_trusted() -> None:
+    memory = after(lambda at: 100 + at / 30, 7200)
+    assert memory["error.trend"] < memory["error.trend_unchanged"]
+    assert trust(memory, "trend") == 1
+
+
+def test_a_trend_that_never_goes_on_is_trusted_less() -> None:
+    # up by 40 % in ten minutes, and back for ten: what rises for five minutes has nearly done so
+    memory = after(lambda at: 100 + 40 * abs((at / 600) % 2 - 1), 6 * 3600)
+    assert memory["error.trend"] > memory["error.trend_unchanged"]
+    assert trust(memory, "trend") < 0.7
+
+
+def daily(at: float) -> float:
+    return 100 + 50 * math.sin(2 * math.pi * at / 7200)
+
+
+def test_a_season_that_is_right_is_trusted_and_one_that_is_wrong_is_not() -> None:
+    right = after(daily, 4 * 3600, factor=lambda at: daily(at + forecast.JUDGED_S) / daily(at))
+    assert trust(right, "season") == 1
+    assert right["error.season"] < 0.5 * right["error.season_unchanged"]
+    wrong = after(daily, 4 * 3600, factor=lambda at: daily(at + 3600 + forecast.JUDGED_S) / daily(at + 3600))
+    assert trust(wrong, "season") < 0.5
+
+
+def test_without_a_season_none_is_judged() -> None:
+    memory = after(daily, 3600)
+    assert not [name for name in memory if "season" in name]
+    assert trust(memory, "season") == 1
+
+
+def test_forecasts_are_judged_when_they_are_due_and_not_before() -> None:
+    memory: Memory = {"arrivals.level": 100.0}
+    judge(memory, 1000.0, 1.5)
+    assert memory["forecast.due_at"] == 1000 + forecast.JUDGED_S
+    memory["arrivals.level"] = 120.0
+    judge(memory, 1299.0, 1.5)
+    assert "error.season" not in memory
+    judge(memory, 1300.0, 1.5)
+    # 150 were foreseen and 120 came: off by 25 %; no change would have been off by 1/6
+    assert memory["error.season"] == pytest.approx(0.25)
+    assert memory["error.season_unchanged"] == pytest.approx(1 / 6)
+    assert trust(memory, "season") == pytest.approx((4 / 6) ** 2)
+    memory["arrivals.level"] = 180.0
+    judge(memory, 1600.0, 1.5)
+    # 180 were foreseen and came: an error of 0 with a weight of 1/5
+    assert memory["error.season"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("late", [forecast.JUDGED_S + 61, -400.0])
+def test_a_forecast_that_nobody_looked_at_when_it_was_due_is_not_judged(late: float) -> None:
+    # -400: the clock was set, and it would be due too far ahead
+    memory: Memory = {"arrivals.level": 100.0}
+    judge(memory, 1000.0, 1.5)
+    judge(memory, 1000.0 + late, 1.5)
+    assert "error.season" not in memory
+    assert memory["forecast.due_at"] == 1000 + late + forecast.JUDGED_S
+
+
+def test_nothing_is_judged_while_nothing_arrives() -> None:
+    memory: Memory = {"arrivals.level": 100.0}
+    judge(memory, 1000.0, 1.5)
+    memory["arrivals.level"] = 0.0
+    judge(memory, 1300.0, 1.5)
+    assert "error.season" not in memory
+
+
+# the season
+
+
+def test_a_season_is_followed_between_its_slots_and_over_the_end_of_the_week() -> None:
+    week = [float(10 * day) for day in range(7)]  # Monday 0, Tuesday 10, ... Sunday 60
+    assert season(week, MONDAY_S) == 0
+    assert season(week, MONDAY_S + DAY) == 10
+    assert season(week, MONDAY_S + 1.25 * DAY) == pytest.approx(12.5)
+    assert season(week, MONDAY_S + 6 * DAY) == 60
+    assert season(week, MONDAY_S + 6.5 * DAY) == pytest.approx(30)  # from 60 down to Monday's 0
+    assert season(week, MONDAY_S + 2800 * WEEK_S + DAY) == pytest.approx(10)
+    assert season(week, MONDAY_S - DAY) == 60
+    assert season([7.0], 12345.0) == 7
+
+
+def test_the_weekday_is_that_of_the_calendar() -> None:
+    # 2026-01-05 was a Monday: 1767571200
+    assert season([5.0, *[0.0] * 6], 1767571200.0) == 5
+
+
+def test_a_season_tells_by_what_factor_arrivals_change() -> None:
+    week = [100.0, 150.0, 0.0, 100.0, 100.0, 100.0, 100.0]
+    assert change(week, MONDAY_S, DAY) == pytest.approx(1.5)
+    assert change(week, MONDAY_S + DAY, DAY) == 0
+    assert change(week, MONDAY_S + 2 * DAY, DAY) == 1  # nothing is usual: no factor
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=40), st.floats(-1e10, 1e10))
+def test_a_season_stays_between_its_least_and_its_most(week: Sequence[float], at: float) -> None:
+    assert min(week) * (1 - 1e-9) <= season(week, at) <= max(week) * (1 + 1e-9)
+
+
+finite = st.floats(0, 1.7976931348623157e308)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.floats(-100, 1e6), finite), min_size=1, max_size=30))
+def test_whatever_arrives_no_level_or_trend_is_below_nothing(readings: list[tuple[float, float]]) -> None:
+    memory: Memory = {}
+    seen: Points = []
+    at = 1.7e9
+    for later, value in readings:
+        at = max(at + later, at)
+        seen.append((at, value))
+        follow(memory, value, at)
+        look(memory, seen[-15:])
+        judge(memory, at, 2.0)
+        memory = {name: number for name, number in memory.items() if math.isfinite(number)}
+        assert memory.get("arrivals.level", 0.0) >= 0
+        assert memory.get("arrivals.middle", 0.0) >= 0
+        assert all(slope > 0 for slope, _ in trends(memory))
+        assert 0 <= trust(memory, "trend") <= 1
+        assert 0 <= trust(memory, "season") <= 1
