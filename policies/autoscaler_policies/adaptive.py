@@ -67,6 +67,8 @@ WAVERS = 3.0
 """What fits now and then only does not fit: a time in which it does not undoes so many in which it did."""
 UNSEEN_S = 240.0
 """After so long unseen what fewer would have saved begins anew."""
+ANSWER_S = 5.0
+"""What an engine says of its job's state may be so old (Flink: 3 s)."""
 FLIP_S = 24 * 3600.0
 FLIP_SWINGS = 3.0
 FLIP_RESERVE = 0.08
@@ -486,9 +488,12 @@ def _undisturbed(view: View) -> bool:
 def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
     """How long the job stands still for a rescale, up and down apart; and how far apart its checkpoints are.
 
-    From when it was last seen running, with another parallelism, until it says to have run again.
+    From when it was last seen running, with another parallelism, until it says to have run again, or until it was last
+    seen not to: Flink's job runs before its tasks have their state back.
     """
     engine = view.engine
+    if now - memory.get("spare.seen_at", now) > max(UNSEEN_S, 2 * view.spec.interval.total_seconds()):
+        memory.pop("running.seen_at", None)  # nobody looked: it may have stood still at any time, or not at all
     if engine is None:
         return
     if engine.last_checkpoint is not None:
@@ -498,9 +503,12 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
             # They are not seen one by one: the least is the nearest to the truth, and may grow.
             memory["checkpoint.interval"] = min(took, memory.get("checkpoint.interval", took) * 1.1)
         memory["checkpoint.seen_at"] = at
+    if engine.job in (JobState.STARTING, JobState.RESTARTING):
+        memory["running.not_at"] = now
     if engine.job is not JobState.RUNNING or engine.running_since is None:
         return
     since = engine.running_since.timestamp()
+    stood = memory.pop("running.not_at", since)
     used = float(view.ready if engine.parallelism is None else engine.parallelism)
     before, seen = memory.get("running.parallelism", used), memory.get("running.seen_at")
     if seen is not None and used != before:
@@ -508,7 +516,8 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
         stall = 0.0
         if since > memory.get("running.since_at", since) + 1.0:
             # Workers go when they are told to, right after a look; they come at any time between two.
-            stall = max(since - seen - (0.0 if used < before else view.spec.interval.total_seconds() / 2), 1.0)
+            end = stood if stood > since + ANSWER_S else since
+            stall = max(end - seen - (0.0 if used < before else view.spec.interval.total_seconds() / 2), 1.0)
         known = memory.get(name, stall)
         memory[name] = known + SLOWLY * (stall - known)
     memory["running.parallelism"] = used
