@@ -270,6 +270,20 @@ def test_a_source_with_a_backlog_can_do_no_more_than_it_does() -> None:
     assert seen.replicas == 12
 
 
+def test_what_a_source_showed_while_behind_stands_when_it_has_caught_up() -> None:
+    """The mean of what was seen stands for the readings in between, once there are two: (80 + 120) / 2, and so on."""
+    known = rig(current=4, **NO_BACKLOG)
+    for processed, lag in ((80, 60_000), (120, 60_000), (100, 0), (160, 60_000)):
+        known.job(lag=lag, arrivals=100, throughput=processed, saturation=0.5)
+    seen = known.job(lag=0, arrivals=100, throughput=100, saturation=0.5)
+    assert seen.inputs["true_rate"] == pytest.approx((80 + 120 + 100 + 160 + 115) / 5)
+
+
+def test_a_share_a_little_above_one_is_one() -> None:
+    seen = rig(**NO_BACKLOG).steady(lag=0, arrivals=100, throughput=100, saturation=1.5)
+    assert seen.inputs["true_rate"] == 100
+
+
 def test_a_backlog_keeps_the_workers_that_work_it_off() -> None:
     """Without it 10 records/s would be far below the band."""
     known = rig(current=4, **NO_BACKLOG)
@@ -434,6 +448,13 @@ def test_what_multiplies_records_needs_for_all_of_them() -> None:
 def test_the_lag_of_a_source_is_that_of_all_after_it() -> None:
     known = rig(vertices="vertices", catch_up_duration=10 * MINUTE, restart_time=timedelta(0), utilization_max=0.75)
     seen = known.steady_vertices(source(lag=6000), work(records_in=4000, busy=0.8))
+    assert seen.inputs["catch_up_rate"] == pytest.approx(100)
+
+
+def test_the_lag_that_counts_is_the_last_one() -> None:
+    known = rig(vertices="vertices", catch_up_duration=10 * MINUTE, restart_time=timedelta(0), utilization_max=0.75)
+    known.steady_vertices(source(lag=0), work(records_in=4000, busy=0.8))
+    seen = known.vertices(source(lag=6000), work(records_in=4000, busy=0.8))
     assert seen.inputs["catch_up_rate"] == pytest.approx(100)
 
 
