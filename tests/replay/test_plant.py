@@ -83,9 +83,9 @@ def test_what_arrives_is_processed_in_its_step_while_capacity_lasts() -> None:
 
 
 def test_a_job_that_keeps_up_has_processed_what_has_come_to_the_digit() -> None:
-    plant = _plant(4)
-    for step in range(1000):
-        plant.advance(100.0 + math.sin(step))
+    plant = Plant(CALM, 1e30, 1, 4)
+    for step in range(50):
+        plant.advance(math.pi**step)
     assert plant.track.position == list(accumulate(plant.track.arrivals))
 
 
@@ -460,6 +460,13 @@ def test_a_job_that_stands_still_uses_nothing_and_shows_the_lag() -> None:
     assert _value(plant, "throughput") == _value(plant, "utilization") == 0
     assert _value(plant, "arrivals") == 10
     assert _value(plant, "lag") == 10 * fmean(range(5, 65, 5))
+
+
+def test_utilization_is_of_the_whole_time_also_where_the_job_ran_for_a_part_of_it() -> None:
+    plant = _plant(5)
+    plant.scale(4)
+    _run(plant, 10, FLOOD)
+    assert _value(plant, "utilization") == pytest.approx(2 / 10)
 
 
 def test_what_is_processed_again_shows_in_the_throughput() -> None:
