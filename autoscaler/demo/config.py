@@ -36,7 +36,7 @@ clusters:
       lag: {{source: job, metric: lag}}
       arrivals: {{source: job, metric: arrivals}}
       throughput: {{source: job, metric: throughput}}
-      utilization: {{source: job, metric: {utilization}}}
+      utilization: {{source: job, metric: utilization}}
       saturation: {{source: job, metric: saturation}}
     policies:
       main:
@@ -67,7 +67,6 @@ class Parts:
         timeout: within this everything must have answered.
         restart: seconds that the job is assumed to stand still for the first rescale.
         about_restart: a comment on it.
-        utilization: the source's metric that tells how busy the workers are.
         settle: deadlines of the first phases, unless they follow from the engine's own settings.
         per_worker: records/s that a worker is assumed to process at first.
     """
@@ -80,7 +79,6 @@ class Parts:
     timeout: str
     restart: int
     about_restart: str
-    utilization: str
     settle: Mapping[str, str]
     per_worker: float
 
@@ -100,7 +98,6 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
         timeout=parts.timeout,
         restart=parts.restart,
         about_restart=parts.about_restart,
-        utilization=parts.utilization,
         settle="".join(f"{phase}: {limit}, " for phase, limit in parts.settle.items()),
         per_worker=parts.per_worker,
         partitions=partitions,

@@ -66,8 +66,6 @@ class SparkScene:
             timeout="1500ms",
             restart=0,
             about_restart="the job goes on while workers come and go",
-            # At little load the slots are busy with what small batches cost besides, and at full load idle between two.
-            utilization="saturation",
             settle=dict.fromkeys(("ready", "registered", "absorbed", "running"), "1m"),
             per_worker=WORKER_RATE,
         )
