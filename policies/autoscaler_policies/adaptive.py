@@ -250,7 +250,8 @@ class Adaptive:
         enough = self._enough(outlook) if outlook.able(view.current) > 0 else view.current
         memory["spare.enough"] = enough
         fewer = view.current - enough or -WAVERS
-        memory["spare.saved"] = max(memory.get("spare.saved", 0.0) + fewer * since, 0.0)
+        seen = since if since <= UNSEEN_S else 0.0
+        memory["spare.saved"] = max(memory.get("spare.saved", 0.0) + fewer * seen, 0.0)
 
     def _learn_reserve(self, view: View, memory: dict[str, float], now: float, *, rises: bool) -> None:
         """Fewer replicas that did not last, though no more arrived: the next time they need more to spare."""

@@ -1,15 +1,847 @@
-"""The default policy: a placeholder of its contract; see the other files for what it does."""
+"""The default policy: when it asks for more, for how many, and when for fewer. Worked numbers are in the comments."""
 
 from __future__ import annotations
 
-import pytest
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
 
-from autoscaler.core.model import Policy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.core.model import (
+    CapacitySpec,
+    Cause,
+    ClusterSpec,
+    ClusterState,
+    Direction,
+    EngineStatus,
+    JobState,
+    Learned,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Phase,
+    Policy,
+    Reading,
+    Reason,
+    Recommendation,
+    Rescale,
+    View,
+)
+from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
 from autoscaler_policies.adaptive import Adaptive
+from tests.policies.conftest import NOW, make
+
+Memory = Mapping[str, float]
+T = NOW.timestamp()
+INTERVAL = timedelta(seconds=15)
+
+
+def dice(seed: int) -> Random:
+    return Random(seed)  # noqa: S311 - noise that is the same each time, not a secret
 
 
 class TestContract(PolicyContract):
     @pytest.fixture
     def policy(self) -> Policy:
         return Adaptive()
+
+
+class TestContractWithASeason(PolicyContract):
+    @pytest.fixture
+    def policy(self) -> Policy:
+        return Adaptive(season=(100.0, 5000.0, 0.0, 20.0), calm=timedelta(0))
+
+
+# n replicas do 100 n records/s
+KNOWN: Memory = {"capacity.level": math.log(100.0), "capacity.exponent": 1.0}
+
+
+def shown(arrivals: float, lag: float = 0.0, *, current: int = 4, memory: Memory | None = None, **given: Any) -> View:
+    """A view of a job whose sizes are known, with these arrivals as their level."""
+    throughput = given.pop("throughput", min(arrivals, 100.0 * current))
+    metrics = {"lag": lag, "arrivals": arrivals, "throughput": throughput}
+    given.setdefault("maximum", 20)
+    view = make({name: value for name, value in metrics.items() if value is not None}, current=current, **given)
+    known = {**KNOWN, "arrivals.level": arrivals, "arrivals.middle": arrivals, **(memory or {})}
+    return replace(view, memory=known)
+
+
+def asked(view: View, **parameters: Any) -> Recommendation:
+    return Adaptive(**parameters).evaluate(view)
+
+
+# more
+
+
+def test_more_is_asked_for_when_the_delay_would_soon_come_near_the_objective() -> None:
+    # 4 do 400/s, 460/s arrive; new workers come within 45 + 15 s: 60 * 60 pile up, 400 * 10 are replayed, 460 * 15
+    # come while the job stands still: 14500, 31.5 s old. Within 120 s more it gets 60 / 460 * 120 = 15.7 s older,
+    # 47.2 s: more than 0.75 * 60. Wanted: 460 * (1.05 + (25 - 15) / 1200) = 486.8, that is 5.
+    found = asked(shown(460))
+    assert (found.replicas, found.reason) == (5, Reason.ABOVE)
+    assert found.inputs["rescaled_age"] == pytest.approx(14500 / 460)
+    assert found.inputs["recovery"] == pytest.approx(14500 / (500 - 460))
+    assert found.inputs["able"] == pytest.approx(500)
+    assert found.detail == ("460/s arriving, lag 0; 4 replicas (400/s) are short, 5 (500/s) recover in 362 s after it")
+
+
+def test_it_is_patient_while_the_delay_stays_far_from_the_objective() -> None:
+    # 450/s: 13750 pile up, 30.6 s old; 50 / 450 * 120 = 13.3 s more: 43.9 s
+    assert asked(shown(450)).replicas == 4
+    assert asked(shown(450), patience=0.7).replicas == 5
+    assert asked(shown(450), objective=timedelta(seconds=58)).replicas == 5
+
+
+def test_a_rescale_on_its_way_is_corrected_without_patience() -> None:
+    # it has to be done with anyway; 405/s are more than 400/s
+    assert asked(shown(405)).replicas == 4
+    assert asked(shown(405, rescale=True)).replicas == 5
+
+
+def test_a_backlog_that_would_take_too_long_is_a_shortage_though_no_more_arrives() -> None:
+    # 300/s arrive, 400/s are done: 45000 take 450 s, more than 5 * 60
+    found = asked(shown(300, 45000))
+    assert found.reason is Reason.ABOVE
+    # 25000 take 250 s
+    found = asked(shown(300, 25000))
+    assert (found.replicas, found.reason) == (4, Reason.STEADY)
+    assert found.inputs["recovery"] == pytest.approx(250)
+    assert found.detail == "300/s arriving, lag 25,000; 4 replicas (400/s) work it off in 250 s"
+
+
+def test_a_backlog_that_is_not_old_is_no_shortage() -> None:
+    # 4200 take 420 s, as only 10/s can be spared, but the oldest are 4200 / 390 = 11 s old: not 45 s
+    assert asked(shown(390, 4200)).replicas == 4
+
+
+@pytest.mark.parametrize(("waiting", "size"), [(0.0, 5), (1.0, 6), (10.0, 9)])
+def test_the_size_is_the_one_at_which_workers_and_lateness_cost_least(waiting: float, size: int) -> None:
+    # 460/s arrive and 22000 wait: 36500 pile up, 14420 more than 48 s' worth. n replicas can spare 100 n / 1.025 - 460
+    # and cost (n - 5) * 450, and `waiting` * 5 for each second that it lasts:
+    #   n     5     6     7     8     9    10
+    #   s   518.6 115.0  64.7  45.0  34.5  28.0
+    # at 1: 2593, 1025, 1223 ...; at 10: 25932, 6201, 4135, 3600, 3525, 3648
+    found = asked(shown(460, 22000), waiting=waiting)
+    assert found.replicas == size
+    prices = {0.0: 0.0, 1.0: 1025.1, 10.0: 3524.8}
+    assert found.inputs["waiting"] == pytest.approx(prices[waiting], abs=1)
+
+
+def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() -> None:
+    # a day's backlog: the least that would do takes for ever, and more of it is never worth fewer replicas
+    little, much, most = (asked(shown(460, lag, maximum=1000)).replicas for lag in (1e5, 1e6, 1e7))
+    assert little is not None
+    assert much is not None
+    assert most is not None
+    assert 9 < little < much < most < 1000
+
+
+@pytest.mark.parametrize("waiting", [0.0, 10.0])
+def test_where_nothing_suffices_the_most_allowed_is_asked_for_and_said(waiting: float) -> None:
+    found = asked(shown(900, 50000, maximum=7), waiting=waiting)
+    assert (found.replicas, found.reason) == (7, Reason.ABOVE)
+    assert found.detail.endswith("4 replicas (400/s) are short, 7 (700/s), the most allowed, are too")
+    assert "recovery" not in found.inputs
+    assert "waiting" not in found.inputs
+
+
+def test_at_the_maximum_it_stays_there() -> None:
+    found = asked(shown(900, current=7, maximum=7))
+    assert (found.replicas, found.reason) == (7, Reason.STEADY)
+    # above it, as the configuration has changed, the bounds decide
+    found = asked(shown(900, current=8, maximum=7))
+    assert (found.replicas, found.reason) == (7, Reason.BELOW)
+
+
+def test_the_learned_times_of_a_rescale_count() -> None:
+    # 420/s: by default 20 * 60 + 4000 + 6300 = 11500, 27.4 s old, 5.7 s more: patient
+    assert asked(shown(420)).replicas == 4
+    # after 200 s until workers are there: 20 * 200 + 4000 + 6300 = 14300, 34.0 + 5.7 s: still; with a stall of 30 s not
+    assert asked(shown(420, learned_up=200.0)).replicas == 4
+    assert asked(shown(420, learned_up=200.0)).inputs["ahead"] == 200
+    assert asked(shown(420, memory={"stall.up": 30.0})).replicas == 5
+    # nor where 30 s are replayed
+    assert asked(shown(420, memory={"checkpoint.interval": 30.0})).replicas == 5
+    # what does not stand still replays nothing
+    moving = {"checkpoint.interval": 30.0, "stall.up": 0.0, "stall.down": 0.0}
+    assert asked(shown(420, memory=moving)).replicas == 4
+
+
+def test_a_trend_raises_ahead_of_time_and_its_forecast_is_said() -> None:
+    # 390/s, 1/s more each second: 390 + 60 + 30 = 480 when the new workers are there
+    memory = {"trend.minutes": 1.0}
+    found = asked(shown(390, memory=memory))
+    assert found.reason is Reason.ABOVE
+    assert found.inputs["expected"] == pytest.approx(480)
+    assert "390/s arriving, 480/s in 60 s, lag 0;" in found.detail
+    # up by what is expected at 450 + 60 s: 390 + 510 + 30 = 930, * 1.0583 = 984
+    assert found.replicas == 10
+    # trusted for a quarter, 412/s are not worth it
+    assert asked(shown(390, memory={**memory, "error.trend": 0.2, "error.trend_unchanged": 0.1})).replicas == 4
+
+
+def test_a_season_raises_ahead_of_time_and_never_lowers() -> None:
+    # half an hour a slot; at noon of a Thursday arrivals are usual, and rise to the threefold within the next slot
+    slot = 3 * 48 + 24
+    week = [100.0] * 336
+    week[slot + 1] = 300.0
+    assert asked(shown(380)).replicas == 4
+    # within 450 s by (1 + 2 * 450 / 1800) = 1.5
+    found = asked(shown(380), season=tuple(week))
+    assert found.replicas == 7  # 570 * 1.0583 = 603.3
+    assert found.inputs["expected"] == pytest.approx(570)
+    doubted = {"error.season": 0.2, "error.season_unchanged": 0.1}
+    assert asked(shown(380, memory=doubted), season=tuple(week)).inputs["expected"] == pytest.approx(380 + 190 / 4)
+    week[slot + 1] = 0.0
+    assert asked(shown(460), season=tuple(week)) == asked(shown(460))
+
+
+def test_more_replicas_than_divide_the_partitions_better_are_not_asked_for() -> None:
+    # 12 partitions: 5 replicas do as much as 4, and 6 as much as 6; from 6 on only 12 do more
+    known = {**KNOWN, "arrivals.level": 460.0}
+    assert asked(replace(shown(460, partitions=12), memory=known)).replicas == 6
+    assert asked(replace(shown(640, current=6, partitions=12), memory=known | {"arrivals.level": 700.0})).replicas == 12
+
+
+# nothing known
+
+
+def test_what_is_configured_holds_until_something_is_learned() -> None:
+    view = replace(shown(460, per_replica=100.0), memory={"arrivals.level": 460.0})
+    assert asked(view).replicas == 5
+    learned = {"arrivals.level": 460.0, "capacity.level": math.log(50.0), "capacity.exponent": 1.0}
+    # 24500 pile up at 200/s; 10 would do, but for 2420 too late 13 are worth it
+    assert asked(replace(view, memory=learned)).replicas == 13
+
+
+def unknown(lag: float, arrivals: float, throughput: float | None, **given: Any) -> View:
+    return replace(shown(arrivals, lag, throughput=throughput, **given), memory={})
+
+
+@pytest.mark.parametrize(
+    ("lag", "arrivals", "throughput", "replicas"),
+    [
+        (0, 100, 100, None),
+        (5900, 110, 100, None),  # 59 s behind
+        (6100, 110, 100, 5),  # 61 s behind and falling back
+        (6100, 100, 100, 5),  # 61 s behind and not gaining
+        (6100, 99, 100, None),  # gaining
+        (6100, 110, 0, None),  # nothing is processed: it may have to start first
+        (6100, 110, None, None),
+    ],
+)
+def test_of_unknown_capacity_one_more_is_asked_for_when_it_falls_behind(
+    lag: float, arrivals: float, throughput: float | None, replicas: int | None
+) -> None:
+    found = asked(unknown(lag, arrivals, throughput))
+    assert found.replicas == replicas
+    assert found.reason is (Reason.LEARNING if replicas is None else Reason.ABOVE)
+    assert "capacity not known yet" in found.detail
+    if replicas:
+        assert "61 s behind and not gaining: one more" in found.detail
+
+
+def test_of_unknown_capacity_a_rescale_on_its_way_is_waited_for() -> None:
+    assert asked(unknown(6100, 110, 100, rescale=True)).reason is Reason.LEARNING
+
+
+@pytest.mark.parametrize(("lag", "arrivals", "replicas"), [(0, 0, 0), (1, 0, 1), (0, 1, 1)])
+def test_from_no_replicas_of_unknown_capacity_one_is_asked_for_as_soon_as_there_is_work(
+    lag: float, arrivals: float, replicas: int
+) -> None:
+    assert asked(unknown(lag, arrivals, None, current=0, minimum=0)).replicas == replicas
+
+
+@pytest.mark.parametrize(("lag", "arrivals", "replicas"), [(0, 460, 5), (50000, 0, 11), (10, 0, 1)])
+def test_from_no_replicas_as_many_are_asked_for_as_are_needed(lag: float, arrivals: float, replicas: int) -> None:
+    found = asked(shown(arrivals, lag, current=0, minimum=0, throughput=0.0))
+    assert found.replicas is not None
+    if arrivals:
+        assert found.replicas >= replicas
+    else:
+        assert found.replicas > 0
+    assert found.reason is Reason.ABOVE
+
+
+def test_no_replicas_stay_none_while_nothing_arrives() -> None:
+    assert asked(shown(0, current=0, minimum=0, throughput=0.0)).replicas == 0
+
+
+# fewer
+
+
+def spare(size: int, saved: float = 1e6, watched: float = 1000.0) -> Memory:
+    return {"spare.size": float(size), "spare.saved": saved, "spare.since_at": T - watched}
+
+
+def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_rescale_costs() -> None:
+    # 300/s and what they swing by, * (1.02 + (25 - 15) / 600): 318 * 1.0367 = 330, that is 4 of 8. 72 s of 8 are 576.
+    view = shown(300, current=8, memory=spare(8, 576))
+    found = asked(view)
+    assert (found.replicas, found.reason) == (4, Reason.BELOW)
+    assert found.detail == (
+        "300/s arriving, lag 0; 4 replicas (400/s) would do and would have saved 576 replica-seconds, "
+        "a rescale is worth 576"
+    )
+    assert asked(shown(300, current=8, memory=spare(8, 575))).replicas == 8
+    assert asked(view, outage=timedelta(seconds=73)).replicas == 8
+
+
+def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
+    found = asked(shown(300, current=8, memory={**spare(8, 200), "spare.enough": 4.0}))
+    assert found.detail.endswith("4 would do and have saved 200 of 576 replica-seconds")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"memory": spare(8, watched=179)},  # not calm for long enough
+        {"memory": spare(7)},  # watched at another size
+        {"memory": {"spare.size": 8.0, "spare.saved": 1e6}},
+        {"memory": spare(8), "rescale": True},
+        {"memory": spare(8), "lag": 12001},  # still more than 15 s of work waiting
+        {"memory": spare(8), "minimum": 8},
+        {"memory": {**spare(8), "arrivals.middle": 800.0}},
+        {"memory": {**spare(8), "down.reserve": 0.4}, "arrivals": 600},
+        {"memory": {**spare(8), "trend.minutes": 1.0}},  # 300 + 480 are expected
+        {"memory": {**spare(8), "stall.down": 140.0}},  # 150 s of 300/s are more than 54 s of 7 replicas' work
+    ],
+)
+def test_no_fewer_are_asked_for(change: dict[str, Any]) -> None:
+    assert asked(shown(**{"arrivals": 300, "current": 8, **change})).replicas == 8
+
+
+def test_fewer_must_do_for_the_most_that_arrived_within_the_calm_time() -> None:
+    def seen(ago: float, most: float) -> int | None:
+        view = shown(300, current=8, memory={**spare(8), "arrivals.noise": 0.01})
+        at = NOW - timedelta(seconds=ago)
+        before = Observation(at, 8, 8, {"arrivals": Reading(most, at)})
+        odd = Observation(at, 8, 8, {"arrivals": Reading(math.nan, at)})
+        return asked(replace(view, past=(before, odd, *view.past))).replicas
+
+    assert seen(181, 600.0) == 4
+    assert seen(179, 600.0) == 7  # 600 / 1.02 * 1.0367 = 609.8
+    assert seen(179, 900.0) == 8
+
+
+@pytest.mark.parametrize("name", ["lag", "arrivals", "throughput"])
+def test_without_a_metric_nothing_is_lowered_and_it_is_said(name: str) -> None:
+    view = shown(300, current=8, memory=spare(8), missing={name: "connection refused"})
+    view = replace(view, metrics={key: reading for key, reading in view.metrics.items() if key != name})
+    found = asked(view)
+    assert (found.replicas, found.reason) == (None, Reason.MISSING)
+    assert found.detail == f"no trusted reading of {name} (connection refused)"
+
+
+def test_without_the_throughput_more_is_still_asked_for() -> None:
+    assert asked(shown(460, throughput=None)).replicas == 5
+
+
+@pytest.mark.parametrize("value", [(100.0,), (100.0, 100.0, 100.0, -1.0), -1.0])
+def test_an_incomplete_or_negative_number_is_none(value: float | tuple[float, ...]) -> None:
+    view = shown(300, current=4)
+    view = replace(view, metrics={**view.metrics, "arrivals": Reading(value, NOW)})
+    assert asked(view).reason is Reason.MISSING
+
+
+def test_to_none_when_nothing_arrives_and_none_are_allowed() -> None:
+    view = shown(0, current=2, minimum=0, memory=spare(2))
+    assert asked(view).replicas == 0
+    assert asked(replace(view, limits=Limits(1, 20))).replicas == 1
+
+
+# a life: learning and deciding in the order of time
+
+
+class Life:
+    """A job that is looked at every 15 s; n replicas do 100 n^0.9 records/s."""
+
+    def __init__(self, policy: Adaptive | None = None, size: int = 4, **given: Any) -> None:
+        self.policy = policy or Adaptive()
+        self.size = size
+        self.given = {"maximum": 20, "engine": True, **given}
+        self.memory: Memory = {}
+        self.now = NOW
+        self.past: tuple[Observation, ...] = ()
+        self.status = EngineStatus(JobState.RUNNING, running_since=NOW - timedelta(hours=1))
+
+    @property
+    def able(self) -> float:
+        return 100.0 * float(self.size**0.9)
+
+    def look(self, arrivals: float = 300.0, lag: float | None = 0.0, **change: Any) -> Recommendation:
+        self.now += change.pop("later", INTERVAL)
+        done = change.pop("throughput", min(arrivals, self.able))
+        busy = change.pop("utilization", min(done / max(self.able, 1.0), 1.0) if done is not None else None)
+        values = {"arrivals": arrivals, "lag": lag, "throughput": done, "utilization": busy}
+        metrics = {name: Reading(value, self.now) for name, value in values.items() if value is not None}
+        observation = Observation(self.now, self.size, self.size, metrics)
+        self.past = (*self.past[-70:], observation)
+        view = make(current=self.size, past=self.past, **self.given)
+        view = replace(view, **{"now": self.now, "metrics": metrics, "engine": self.status, **change})
+        self.memory = self.policy.learn(replace(view, memory=self.memory))
+        return self.policy.evaluate(replace(view, memory=self.memory))
+
+    def until(self, size: int, most: int = 400, **given: Any) -> int:
+        """Looks until a size is asked for; every answer before it is to stay."""
+        for number in range(1, most):
+            found = self.look(**given).replicas
+            if found == size:
+                return number
+            assert found == self.size
+        raise AssertionError(f"{size} was never asked for")
+
+
+def test_what_saves_much_comes_soon_and_what_saves_little_late() -> None:
+    much, little = Life(size=12), Life(size=5)
+    # 4 of 12 would do: 8 * 15 each time make 72 * 12 = 864 after 8 times; but 12 times are 3 minutes
+    assert much.until(4) == 13
+    # 4 of 5: 15 each time make 72 * 5 = 360 after 24 times
+    assert little.until(4) == 25
+
+
+def test_a_gain_that_comes_and_goes_saves_nothing() -> None:
+    life = Life(size=5)
+    for number in range(400):
+        assert life.look(arrivals=300.0 if number % 40 < 20 else 380.0).replicas == 5
+
+
+def test_after_a_time_unseen_saving_begins_anew() -> None:
+    life = Life(size=5)
+    for _ in range(20):
+        life.look()
+    life.look(later=timedelta(minutes=5))
+    assert life.until(4) > 20
+    life = Life(size=5)
+    for _ in range(20):
+        life.look()
+    life.look(lag=None)  # what cannot be seen saves nothing either
+    assert life.until(4) > 20
+
+
+def test_a_size_is_learned_whatever_utilization_is_read() -> None:
+    for utilization, learned in ((0.5, 600), ((0.2, 0.75, 0.5, 0.3), 400), (None, 0)):
+        life = Life(size=4)
+        found = life.look(300.0, utilization=utilization)
+        assert found.inputs.get("capacity", 0) == pytest.approx(learned)
+
+
+def test_a_job_that_falls_behind_does_all_it_can() -> None:
+    # more arrives than is done, and more than 10 s of it wait
+    for busy, learned in ((None, 300), (0.7, 300), (0.5, 600)):
+        life = Life(size=4)
+        life.look(400.0, lag=4000.0, throughput=300.0, utilization=busy)
+        known = math.exp(life.memory["capacity.level"]) * 4 ** life.memory["capacity.exponent"]
+        assert known == pytest.approx(learned)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ready": 3},
+        {"current": 0, "ready": 0},
+        {"engine": EngineStatus(JobState.RESTARTING)},
+        {"engine": EngineStatus(JobState.RUNNING, running_since=NOW)},
+        {"warm_from": NOW - timedelta(seconds=90)},
+        {"rescale": Rescale(3, 4, NOW, Cause.REQUEST, Phase.READY, NOW)},
+        {"throughput": None},
+    ],
+)
+def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[str, Any]) -> None:
+    life = Life(size=4)
+    life.look(**change)
+    assert "capacity.level" not in life.memory
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"engine": None},
+        {"engine": EngineStatus(JobState.RUNNING)},
+        {"engine": EngineStatus(JobState.RUNNING, running_since=NOW + timedelta(hours=1))},  # their clock is ahead
+        {"warm_from": NOW - timedelta(seconds=120)},
+        {"rescale": Rescale(3, 4, NOW, Cause.REQUEST, Phase.RUNNING, NOW)},
+    ],
+)
+def test_it_is_learned_once_that_is_over(change: dict[str, Any]) -> None:
+    life = Life(size=4)
+    life.look(**change)
+    assert "capacity.level" in life.memory
+
+
+def restart(life: Life, parallelism: int | None, ago: float) -> None:
+    """The job has been rescaled, and runs again since so many seconds before the next look."""
+    since = life.now + INTERVAL - timedelta(seconds=ago)
+    life.status = replace(life.status, parallelism=parallelism, running_since=since)
+    life.look()
+
+
+def test_how_long_the_job_stands_still_is_learned_up_and_down_apart() -> None:
+    life = Life(size=4)
+    life.status = replace(life.status, parallelism=4)
+    life.look()
+    assert "stall.up" not in life.memory
+    # seen running until 15 s before, again since 2 s: 13 s, less half an interval as workers come at any time
+    restart(life, 8, 2.0)
+    assert life.memory["stall.up"] == pytest.approx(5.5)
+    assert "stall.down" not in life.memory
+    # they go right after a look
+    restart(life, 4, 3.0)
+    assert life.memory["stall.down"] == pytest.approx(12)
+    # 0.3 of the difference is believed: 5.5 + 0.3 * (1 - 5.5), as it is never less than 1 s
+    restart(life, 8, 14.0)
+    assert life.memory["stall.up"] == pytest.approx(4.15)
+    # a restart at the same size is no rescale
+    restart(life, 8, 1.0)
+    assert life.memory["stall.up"] == pytest.approx(4.15)
+
+
+def test_where_the_engine_tells_no_parallelism_replicas_tell_it() -> None:
+    life = Life(size=4)
+    life.look()
+    life.size = 8
+    restart(life, None, 2.0)
+    assert life.memory["stall.up"] == pytest.approx(5.5)
+
+
+def test_a_job_that_goes_on_meanwhile_has_no_stall_and_replays_nothing() -> None:
+    life = Life(size=4)
+    life.status = replace(life.status, parallelism=4)
+    life.look()
+    for parallelism in (8, 4):
+        life.status = replace(life.status, parallelism=parallelism)
+        life.look()
+    assert (life.memory["stall.up"], life.memory["stall.down"]) == (0, 0)
+    # 460/s at 400/s are patient for longer: 3600 pile up until the workers are there, and nothing else
+    found = asked(shown(460, memory={"stall.up": 0.0, "stall.down": 0.0}))
+    assert found.replicas == 4
+    assert found.inputs["rescaled_age"] == pytest.approx(3600 / 460)
+
+
+def test_while_the_job_does_not_run_no_stall_is_taken() -> None:
+    life = Life(size=4)
+    life.status = replace(life.status, parallelism=4)
+    life.look()
+    before = life.memory["running.seen_at"]
+    life.status = EngineStatus(JobState.RESTARTING, parallelism=8)
+    life.look()
+    assert life.memory["running.seen_at"] == before
+    # the look before it failed was 30 s ago: 30 - 5 - 7.5
+    life.status = EngineStatus(JobState.RUNNING, running_since=life.now + INTERVAL - timedelta(seconds=5))
+    life.status = replace(life.status, parallelism=8)
+    life.look()
+    assert life.memory["stall.up"] == pytest.approx(17.5)
+
+
+def test_the_interval_of_checkpoints_is_the_least_seen_and_may_grow_slowly() -> None:
+    life = Life(size=4)
+    for seconds in (0, 60, 60, 90):
+        life.status = replace(life.status, last_checkpoint=NOW + timedelta(seconds=seconds))
+        life.look()
+    # first 60 s apart; the same again says nothing; then 30 s
+    assert life.memory["checkpoint.interval"] == 30
+    life.status = replace(life.status, last_checkpoint=NOW + timedelta(seconds=190))
+    life.look()
+    assert life.memory["checkpoint.interval"] == pytest.approx(33)
+
+
+def test_fewer_that_did_not_last_though_no_more_arrived_need_more_to_spare_the_next_time() -> None:
+    life = Life(size=8)
+    life.look()
+    assert "down.reserve" not in life.memory
+    life.size = 4
+    life.look()
+    life.size = 5
+    life.look(300.0)
+    assert life.memory["down.reserve"] == pytest.approx(0.08)
+    life.look(300.0, later=timedelta(hours=24))
+    assert life.memory["down.reserve"] == pytest.approx(0.08 / math.e)  # forgotten within a day
+    for _ in range(30):
+        for size in (4, 5):
+            life.size = size
+            life.look(300.0)
+    assert life.memory["down.reserve"] == pytest.approx(0.4)  # never more
+
+
+@pytest.mark.parametrize(("arrivals", "later"), [(400.0, INTERVAL), (300.0, timedelta(hours=25))])
+def test_fewer_that_lasted_or_met_more_arrivals_were_right(arrivals: float, later: timedelta) -> None:
+    life = Life(size=8)
+    life.look()
+    life.size = 4
+    life.look()
+    life.size = 5
+    life.look(arrivals, later=later)
+    assert "down.reserve" not in life.memory
+    # nor is it a reason when nothing was taken away before
+    life.size = 6
+    life.look(arrivals)
+    assert "down.reserve" not in life.memory
+
+
+def test_a_jump_that_waits_nowhere_is_doubted() -> None:
+    life = Life(size=4)
+    for _ in range(40):
+        life.look(300.0)
+    assert life.look(900.0, throughput=300.0).inputs["arrivals"] == pytest.approx(300)
+    assert life.look(900.0, throughput=300.0, lag=9000.0).inputs["arrivals"] == 900
+
+
+def test_minutes_without_a_reading_are_left_out_of_the_trends() -> None:
+    life = Life(size=8)
+    for number in range(60):
+        life.look(200 + 3.0 * number)
+    assert life.memory["trend.quarter"] == pytest.approx(0.2, rel=0.05)
+    gone = [replace(seen, metrics={}) if number % 8 == 2 else seen for number, seen in enumerate(life.past)]
+    life.past = tuple(gone)
+    life.look(380.0)
+    assert life.memory["trend.quarter"] == pytest.approx(0.2, rel=0.05)
+
+
+def test_without_a_past_the_reading_is_what_is_known() -> None:
+    view = make({"arrivals": 300.0, "lag": 0.0, "throughput": 300.0}, past=())
+    assert Adaptive().learn(view)["arrivals.middle"] == 300
+
+
+def test_a_season_is_learned_to_be_trusted_or_not() -> None:
+    life = Life(Adaptive(season=tuple([100.0, 500.0] * 84)), size=4)
+    for _ in range(240):
+        life.look(300.0)
+    assert life.memory["error.season"] > life.memory["error.season_unchanged"]
+
+
+# parameters
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"objective": timedelta(0)}, "objective: is 0s, expected above 0s"),
+        ({"patience": 0.0}, "patience: is 0, expected above 0"),
+        ({"patience": 1.1}, "patience: is 1.1, expected above 0"),
+        ({"patience": math.nan}, "patience: is nan, expected above 0"),
+        ({"reserve": -0.1}, "reserve: is -0.1, expected from 0"),
+        ({"reserve": 1.0}, "reserve: is 1, expected from 0"),
+        ({"down_reserve": math.nan}, "down_reserve: is nan, expected from 0"),
+        ({"waiting": -1.0}, "waiting: is -1, expected 0 or more"),
+        ({"waiting": math.inf}, "waiting: is inf, expected 0 or more"),
+        ({"calm": timedelta(seconds=-1)}, "calm: is -1s, expected 0s or more"),
+        ({"outage": timedelta(seconds=-1)}, "outage: is -1s, expected 0s or more"),
+        ({"restart": timedelta(seconds=-1)}, "restart: is -1s, expected 0s or more"),
+        ({"start_up": timedelta(seconds=-1)}, "start_up: is -1s, expected 0s or more"),
+        ({"season": (1.0, -1.0)}, "season: has a slot that is no rate"),
+        ({"season": (math.inf,)}, "season: has a slot that is no rate"),
+        ({"lag": ""}, "lag: is empty"),
+        ({"arrivals": ""}, "arrivals: is empty"),
+        ({"throughput": ""}, "throughput: is empty"),
+        ({"utilization": ""}, "utilization: is empty"),
+    ],
+)
+def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Adaptive(**parameters)
+
+
+def test_it_is_shown_as_much_of_the_past_as_it_looks_at() -> None:
+    assert Adaptive().lookback == timedelta(minutes=17)
+    assert Adaptive(calm=timedelta(minutes=30)).lookback == timedelta(minutes=32)
+    assert Adaptive(lag="waiting").metrics == ("waiting", "arrivals", "throughput")
+
+
+# properties
+
+
+def known(chance: Random) -> tuple[Memory, float, float]:
+    """What may have been learned, what one replica does, and the exponent."""
+    one, exponent = 10 ** chance.uniform(0, 5), chance.uniform(0.6, 1.0)
+    memory = {"capacity.level": math.log(one), "capacity.exponent": exponent}
+    ranges = {
+        "arrivals.swing": (0.01, 0.3),
+        "arrivals.noise": (0.01, 0.3),
+        "stall.up": (0.0, 60.0),
+        "stall.down": (0.0, 60.0),
+        "checkpoint.interval": (1.0, 100.0),
+        "down.reserve": (0.0, 0.4),
+    }
+    memory |= {name: chance.uniform(*ends) for name, ends in ranges.items() if chance.random() < 0.6}
+    for size in range(1, 61):
+        if chance.random() < 0.3:
+            memory |= {f"size.{size}.deviation": chance.gauss(0, 0.05), f"size.{size}.seconds": 3600.0}
+    return memory, one, exponent
+
+
+@settings(deadline=None, max_examples=400)  # a busy machine is no failure
+@given(st.integers(0, 10**9), st.floats(1e-3, 10.0))
+def test_more_arrivals_never_mean_fewer_replicas(seed: int, more: float) -> None:
+    """All else equal: the same capacity and times, records that have waited as long, and all arrivals by a factor.
+
+    Not the same number of records waiting: with more arrivals those have come within a shorter time.
+    """
+    chance = dice(seed)
+    memory, one, exponent = known(chance)
+    current = chance.randint(1, 40)
+    able = one * current**exponent
+    arrivals = able * chance.uniform(0.3, 1.6)
+    waited = chance.choice((0.0, chance.uniform(0, 120), 10 ** chance.uniform(0, 4)))
+    slopes = {name: chance.uniform(-0.01, 0.02) for name in ("trend.minutes", "trend.quarter", "arrivals.slope")}
+    extra = {**spare(current, 10 ** chance.uniform(0, 5), chance.uniform(0, 1000))}
+    peak = chance.uniform(0, 1.2)
+    parameters = {"waiting": chance.choice((1.0, 10.0)), "objective": timedelta(seconds=chance.choice((30, 60, 600)))}
+    given: dict[str, Any] = {
+        "current": current,
+        "maximum": 60,
+        "partitions": chance.choice((None, None, 12, 60, 90)),
+        "learned_up": chance.choice((None, chance.uniform(5, 200))),
+    }
+
+    def size(factor: float) -> int:
+        now = arrivals * factor
+        trends = {name: max(slope, 0.0) * now for name, slope in slopes.items()}
+        view = shown(now, waited * now, memory={**extra, **trends, **memory}, throughput=min(now, able), **given)
+        at = NOW - INTERVAL
+        view = replace(
+            view, past=(Observation(at, current, current, {"arrivals": Reading(peak * now, at)}), *view.past)
+        )
+        found = asked(view, **parameters).replicas
+        assert found is not None
+        return found
+
+    assert size(1.0) <= size(1.0 + more)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_two_readings_the_greater_never_asks_for_fewer(seed: int) -> None:
+    """After the same past without a trend, with what is learned from either of them.
+
+    A trend is believed while readings lie on its line: one far above it makes it doubtful, which may cost more.
+    """
+    chance = dice(seed)
+    life = Life(size=4, maximum=40)
+    compared = 0
+    for number in range(160):
+        load = 300 * math.exp(chance.gauss(0, 0.02))
+        if number > 20:
+            sizes = []
+            for factor in (0.6, 0.9, 1.0, 1.05, 1.2, 1.5, 3.0):
+                other = Life(size=life.size, maximum=40)
+                other.memory, other.now, other.past = life.memory, life.now, life.past
+                reading = load * factor
+                # what arrives and is not processed waits, else it would be doubted; it has waited 3 s
+                sizes.append(other.look(reading, lag=3 * reading).replicas)
+            assert None not in sizes
+            assert sizes == sorted(sizes)  # type: ignore[type-var]
+            compared += len(set(sizes)) > 1
+        found = life.look(load, lag=3 * load)
+        life.size = found.replicas or life.size
+    assert compared > 50
+
+
+BEGIN = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def sizes(seed: int, factor: float, looks: int = 120) -> list[int]:
+    """What a whole decision machine asks for, look by look, in a random life; all rates times a factor."""
+    chance = dice(seed)
+    season = tuple(chance.uniform(1, 100) * factor for _ in range(168)) if chance.random() < 0.3 else ()
+    policy = Adaptive(season=season)
+    limits = Limits(chance.choice((0, 1, 2)), chance.choice((10, 40)))
+    spec = ClusterSpec(
+        "c",
+        limits,
+        (NamedPolicy("a", policy),),
+        capacity=CapacitySpec(per_replica=chance.choice((None, 100 * factor))),
+        metrics=policy.metrics,
+        engine=True,
+        partitions=chance.choice((None, 12, 60)),
+        lookback=policy.lookback,
+    )
+    state = ClusterState()
+    desired = ready = chance.randint(1, limits.maximum)
+    one, load, lag = chance.uniform(50, 150), chance.uniform(50, 1000), 0.0
+    since, coming = BEGIN - timedelta(hours=1), -1
+    found = []
+    for number in range(looks):
+        at = BEGIN + number * INTERVAL
+        if chance.random() < 0.03:
+            load = chance.uniform(20, 3000)
+        load *= math.exp(chance.gauss(0, 0.03))
+        if number == coming:
+            ready, since = desired, at - timedelta(seconds=chance.uniform(0, 14))
+        able = one * ready**0.9
+        done = 0.0 if number == coming - 1 else min(able, load + lag / 15)
+        lag += (load - done) * 15
+        values = {
+            "lag": lag * factor,
+            "arrivals": load * factor * math.exp(chance.gauss(0, 0.02)),
+            "throughput": done * factor,
+            "utilization": min(done / able, 1.0) * chance.uniform(0.97, 1) if able else 0.0,
+        }
+        metrics = {name: Reading(value, at) for name, value in values.items() if chance.random() > 0.01}
+        checkpoint = at - timedelta(seconds=number % 4 * 15 + chance.random())
+        status = EngineStatus(JobState.RUNNING, ready, ready, None, None, since, checkpoint)
+        state, decision = step(spec, state, Observation(at, desired, ready, metrics, {}, status))
+        assert limits.minimum <= decision.desired <= limits.maximum
+        assert all(asked.reason is not Reason.FAILED for asked in decision.recommendations)
+        if decision.rescale:
+            desired, coming = decision.desired, number + chance.randint(1, 6)
+        found.append(decision.desired)
+    return found
+
+
+@settings(deadline=None, max_examples=16)
+@given(st.integers(0, 10**6), st.integers(-20, 30), st.floats(1e-6, 1e6))
+def test_rates_and_lags_times_a_factor_give_the_same_sizes(seed: int, power: int, factor: float) -> None:
+    expected = sizes(seed, 1.0)
+    assert sizes(seed, 2.0**power) == expected
+    assert sizes(seed, factor) == expected
+
+
+def test_the_lives_compared_are_lives_with_changes() -> None:
+    assert sum(len(set(sizes(seed, 1.0))) > 1 for seed in range(10)) >= 8
+
+
+readings = st.floats(0, 1.7976931348623157e308) | st.floats(allow_nan=False, allow_infinity=False)
+numbers = st.sampled_from((0.0, 1.0, 300.0, 1e300)) | readings
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    looks=st.lists(
+        st.tuples(numbers, numbers, numbers, numbers | st.floats(0, 1), st.integers(0, 12), st.floats(0, 1e5)),
+        min_size=1,
+        max_size=10,
+    ),
+    keep=st.booleans(),
+)
+def test_whatever_is_read_sizes_are_allowed_and_all_numbers_finite(
+    *, looks: list[tuple[float, float, float, float, int, float]], keep: bool
+) -> None:
+    life = Life(Adaptive(season=(1.0, 1e300, 0.0)), minimum=1, maximum=10)
+    for arrivals, lag, throughput, busy, size, later in looks:
+        life.size = size
+        found = life.look(
+            arrivals,
+            lag,
+            throughput=throughput,
+            utilization=(busy,) * max(size, 1),
+            later=timedelta(seconds=later),
+        )
+        assert all(map(math.isfinite, life.memory.values()))
+        assert all(map(math.isfinite, found.inputs.values()))
+        assert found.replicas is None or 1 <= found.replicas <= 10
+        if not keep:
+            life.memory = dict(list(life.memory.items())[::2])
+
+
+def test_a_learned_time_of_a_phase_is_the_median() -> None:
+    view = shown(460)
+    durations: dict[Direction, Mapping[Phase, tuple[float, ...]]] = {
+        Direction.UP: {Phase.READY: (10.0, 500.0, 20.0), Phase.RUNNING: (7.0,), Phase.CAUGHT_UP: (999.0,)}
+    }
+    assert asked(replace(view, learned=Learned({}, durations))).inputs["ahead"] == 27
