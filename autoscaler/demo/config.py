@@ -36,9 +36,8 @@ clusters:
       lag: {{source: job, metric: lag}}
       arrivals: {{source: job, metric: arrivals}}
       throughput: {{source: job, metric: throughput}}
-      utilization: {{source: job, metric: utilization}}
       saturation: {{source: job, metric: saturation}}
-    policies:
+{utilization}    policies:
       main:
         type: adaptive
         objective: 30s          # a record should not wait for longer; what that takes is learned while it runs
@@ -55,6 +54,8 @@ clusters:
     lookback: 3m
 """
 
+_UTILIZATION = "      utilization: {source: job, metric: utilization}\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -67,6 +68,7 @@ class Parts:
         timeout: within this everything must have answered.
         restart: seconds that the job is assumed to stand still for the first rescale.
         about_restart: a comment on it.
+        utilization: whether the source tells what share of what they could do the workers do, at any load.
         settle: deadlines of the first phases, unless they follow from the engine's own settings.
         per_worker: records/s that a worker is assumed to process at first.
     """
@@ -79,6 +81,7 @@ class Parts:
     timeout: str
     restart: int
     about_restart: str
+    utilization: bool
     settle: Mapping[str, str]
     per_worker: float
 
@@ -98,6 +101,7 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
         timeout=parts.timeout,
         restart=parts.restart,
         about_restart=parts.about_restart,
+        utilization=_UTILIZATION if parts.utilization else "",
         settle="".join(f"{phase}: {limit}, " for phase, limit in parts.settle.items()),
         per_worker=parts.per_worker,
         partitions=partitions,

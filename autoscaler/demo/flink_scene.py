@@ -64,6 +64,7 @@ class FlinkScene:
             timeout="1800ms",
             restart=4,
             about_restart="the whole job restarts, from its latest checkpoint",
+            utilization=True,
             settle={},
             per_worker=1000 / COST,
         )

@@ -36,7 +36,7 @@ def test_the_spark_example_says_what_it_means() -> None:
     assert config.daemon.directory == ROOT / "examples" / "var"
     assert (cluster.interval, cluster.timeout) == (timedelta(seconds=15), timedelta(seconds=8))
     assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (1, 12)
-    assert cluster.spec.metrics == ("lag", "arrivals", "throughput", "utilization", "saturation")
+    assert cluster.spec.metrics == ("lag", "arrivals", "throughput", "saturation")
     assert cluster.spec.engine
 
 

@@ -69,7 +69,8 @@ def test_the_configuration_file_is_a_valid_one(
     assert cluster.spec.down.window.total_seconds() == 0
     policy = cluster.spec.policies[0].policy
     assert isinstance(policy, Adaptive)
-    assert set(policy.metrics) | {policy.utilization} <= set(cluster.spec.metrics)
+    assert set(policy.metrics) <= set(cluster.spec.metrics)
+    assert (policy.utilization in cluster.spec.metrics) == (scene is FlinkScene)
     assert (policy.objective.total_seconds(), policy.calm.total_seconds()) == (30, 20)
     path.write_text(configuration(parts, 6, 1, work, 100.0))
     hurried = load(path, {}).clusters["demo"].spec.policies[0].policy
