@@ -32,6 +32,10 @@ CHECKPOINT_S = 10.0
 SLOWLY = 0.3
 """Weight of a new time in the average of the times that the job stood still."""
 BEHIND_S = 10.0
+LONG_S = 60.0
+FAR = 0.85
+"""A job that has done all it can for so long and less than this share of what was expected of it shows what it can do:
+what was learned on little load, where utilization says least, is wrong."""
 STUCK = 0.6
 """A job that falls behind by so much does all it can, if its workers are busier than that: else something else does."""
 
@@ -93,13 +97,14 @@ class _Outlook:
     stall_up: float
     stall_down: float
     replay: float
+    share: float = 1.0
 
     def able(self, size: int) -> float:
         """What a size can process."""
         spec = self.view.spec
         if "capacity.level" not in self.memory:
             return saturated_rate(self.view.learned, spec, size, self.partitions) or 0.0
-        return capacity_model.rate(self.memory, _workers(self.view, size, self.partitions), size)
+        return self.share * capacity_model.rate(self.memory, _workers(self.view, size, self.partitions), size)
 
     def arriving(self, ahead: float) -> float:
         """What will arrive so far ahead; never less than now, as a forecast must not lower anything."""
@@ -211,11 +216,13 @@ class Adaptive:
         self, view: View, memory: dict[str, float], arrivals: float, lag: float | None, now: float
     ) -> None:
         throughput = _total(view, self.throughput)
+        behind = memory.pop("behind.since_at", now)
         if throughput is None or not _undisturbed(view):
             return
         busy = _hottest(view, self.utilization)
         if lag is not None and throughput < arrivals and lag > BEHIND_S * throughput and (busy is None or busy > STUCK):
             busy = 1.0
+            memory["behind.since_at"] = behind
         if busy is not None and 0 < busy < capacity_model.LEAST_BUSY and "capacity.level" not in memory:
             # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
             busy = capacity_model.LEAST_BUSY
@@ -430,7 +437,7 @@ class Adaptive:
         up = sum([_median(durations[phase]) for phase in PHASES[1:5] if durations.get(phase)])
         stall = self.restart.total_seconds()
         stall_up, stall_down = memory.get("stall.up", stall), memory.get("stall.down", stall)
-        return _Outlook(
+        outlook = _Outlook(
             view,
             memory,
             source_partitions(view.spec, view.engine, view.past),
@@ -444,6 +451,12 @@ class Adaptive:
             # What does not stand still goes back to no checkpoint.
             memory.get("checkpoint.interval", CHECKPOINT_S) if max(stall_up, stall_down) > 1.0 else 0.0,
         )
+        throughput = _total(view, self.throughput)
+        if throughput and view.now.timestamp() - memory.get("behind.since_at", math.inf) >= LONG_S:
+            able = outlook.able(view.current)
+            if throughput < FAR * able:
+                outlook.share = throughput / able
+        return outlook
 
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""

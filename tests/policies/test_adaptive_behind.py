@@ -1,0 +1,63 @@
+"""What the default policy makes of a job that falls behind though it was learned to do enough."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from autoscaler.core.model import Recommendation
+from autoscaler_policies.adaptive import Adaptive
+from tests.policies.conftest import NOW, make
+
+# On little load one replica was learned to do 90 records/s; it does 20.
+LEARNED = {"capacity.level": math.log(90.0), "capacity.exponent": 0.9, "stall.up": 1.0, "stall.down": 1.0}
+
+
+def fall_behind(
+    seconds: int, *, throughput: float = 20.0, utilization: float = 1.0, pause: int | None = None
+) -> Recommendation:
+    """46 records/s arrive, looked at every 5 s; the last thing it says. In the `pause`th second it keeps up."""
+    policy = Adaptive()
+    memory = dict(LEARNED)
+    said = None
+    for at in range(0, seconds + 1, 5):
+        done = 46.0 if at == pause else throughput
+        metrics = {"lag": 500.0, "arrivals": 46.0, "throughput": done, "utilization": utilization}
+        view = make(metrics, maximum=20, rescale=False)
+        view = replace(
+            view,
+            now=NOW + timedelta(seconds=at),
+            metrics={name: replace(each, at=NOW + timedelta(seconds=at)) for name, each in view.metrics.items()},
+            spec=replace(view.spec, interval=timedelta(seconds=5)),
+            memory=memory,
+        )
+        # what was learned stays as wrong as it is: here it is about the time until that is right
+        learned = {name: number for name, number in policy.learn(view).items() if not name.startswith("size.")}
+        memory = {**learned, **LEARNED}
+        said = policy.evaluate(replace(view, memory=memory))
+    assert said is not None
+    return said
+
+
+def test_a_job_that_is_behind_for_a_minute_shows_what_it_can_do() -> None:
+    assert fall_behind(55).replicas == 1
+    said = fall_behind(60)
+    assert said.inputs["capacity"] == pytest.approx(20.0)
+    assert said.replicas == 3  # 20 x 3^0.9 = 54/s; 2 do 37/s
+    assert "1 replica (20/s) are short" in said.detail
+
+
+@pytest.mark.parametrize(
+    ("throughput", "utilization", "pause", "why"),
+    [
+        (80.0, 1.0, None, "it does what was expected, within what capacities vary by"),
+        (20.0, 0.5, None, "its workers wait for something else: more of them would, too"),
+        (20.0, 1.0, 30, "it has kept up in between"),
+    ],
+)
+def test_else_it_does_what_was_learned(throughput: float, utilization: float, pause: int | None, why: str) -> None:
+    said = fall_behind(75, throughput=throughput, utilization=utilization, pause=pause)
+    assert said.inputs["capacity"] == pytest.approx(90.0), why
