@@ -360,6 +360,7 @@ class Adaptive:
         objective = self.objective.total_seconds()
         usual = memory.get("arrivals.middle", 0.0) * (1 + SWINGS * memory.get("arrivals.swing", forecast.SWING))
         most = max(outlook.arriving(AHEAD_S), self._peak(view, memory), usual)
+        most = max(most, self._came(outlook) / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE)))
         outage = outlook.stall_down + outlook.replay
         reserve = 1 + self.down_reserve + memory.get("down.reserve", 0.0)
         most *= reserve + max(0.0, outage - RECOVERED * objective) / RECOVER_S
@@ -482,6 +483,21 @@ class Adaptive:
             if reading is not None and reading.finite():
                 most = max(most, _sum(reading))
         return most / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
+
+    def _came(self, outlook: _Outlook) -> float:
+        """What has come within the last minute by what was processed and what waits now, whatever the arrivals say."""
+        view = outlook.view
+        throughput = _total(view, self.throughput)
+        if throughput is None:
+            return 0.0
+        begin = view.now.timestamp() - forecast.MINUTE_S
+        for seen in reversed(view.past):
+            reading = seen.metrics.get(self.lag)
+            if reading is not None and reading.finite() and (at := reading.at.timestamp()) <= begin:
+                more = outlook.lag - _sum(reading)
+                since = view.metrics[self.lag].at.timestamp() - at
+                return min(max(throughput + more / max(since, forecast.MINUTE_S), 0.0), LARGEST)
+        return throughput
 
 
 def _undisturbed(view: View) -> bool:
