@@ -210,6 +210,12 @@ def test_more_replicas_than_divide_the_partitions_better_are_not_asked_for() -> 
     assert asked(replace(shown(640, current=6, partitions=12), memory=known | {"arrivals.level": 700.0})).replicas == 12
 
 
+def test_a_size_seen_to_do_well_takes_none_away_from_a_greater_load() -> None:
+    # 6 did 822/s by themselves, 7 do 700/s by the law: neither is enough, and 7 have more to read with
+    well = {"size.6.deviation": 0.4, "size.6.seconds": 6 * 3600.0}
+    assert asked(shown(900, maximum=7, memory=well)).replicas == 7
+
+
 # nothing known
 
 
@@ -329,6 +335,11 @@ def test_fewer_must_do_for_the_most_that_arrived_within_the_calm_time() -> None:
     assert seen(181, 600.0) == 4
     assert seen(179, 600.0) == 7  # 600 / 1.02 * 1.0367 = 609.8
     assert seen(179, 900.0) == 8
+
+
+def test_fewer_must_do_for_what_arrivals_swing_by() -> None:
+    # 300 * (1 + 2 * 0.3) * 1.0367 = 497.6
+    assert asked(shown(300, current=8, memory={**spare(8), "arrivals.swing": 0.3})).replicas == 5
 
 
 @pytest.mark.parametrize("name", ["lag", "arrivals", "throughput"])
