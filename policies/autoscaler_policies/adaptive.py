@@ -359,8 +359,7 @@ class Adaptive:
             return view.current
         objective = self.objective.total_seconds()
         usual = memory.get("arrivals.middle", 0.0) * (1 + SWINGS * memory.get("arrivals.swing", forecast.SWING))
-        most = max(outlook.arriving(AHEAD_S), self._peak(view, memory), usual)
-        most = max(most, self._came(outlook) / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE)))
+        most = max(outlook.arriving(AHEAD_S), self._peak(view, memory), usual, self._came(outlook))
         outage = outlook.stall_down + outlook.replay
         reserve = 1 + self.down_reserve + memory.get("down.reserve", 0.0)
         most *= reserve + max(0.0, outage - RECOVERED * objective) / RECOVER_S

