@@ -43,6 +43,8 @@ AVERAGED_S = 30.0
 """A rate is usually a mean over a minute: what it shows is so old."""
 WAITS_S = 2.0
 """Of what arrives and is not processed at least so many seconds' worth waits, or one of the readings is wrong."""
+MOST_COME = 2.0
+"""A lag that has grown by more than so many times what came in the meantime, the job running, is read again first."""
 LASTS = 3.0
 """A trend is expected to last so many times as long as it has been seen..."""
 AHEAD_S = 450.0
@@ -197,7 +199,7 @@ class Adaptive:
         memory = dict(view.memory)
         now = view.now.timestamp()
         _learn_stalls(view, memory, now)
-        arrivals, lag = _total(view, self.arrivals), _total(view, self.lag)
+        arrivals, lag = _total(view, self.arrivals), self._waiting(view)
         if arrivals is not None:
             at = view.metrics[self.arrivals].at.timestamp()
             forecast.follow(memory, arrivals, at, doubtful=self._doubtful(view, arrivals, lag))
@@ -275,7 +277,7 @@ class Adaptive:
 
     def evaluate(self, view: View) -> Recommendation:
         """Say which size keeps the objective at the least cost."""
-        lag, arrivals = _total(view, self.lag), _total(view, self.arrivals)
+        lag, arrivals = self._waiting(view), _total(view, self.arrivals)
         if lag is None or arrivals is None:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
             return missing(view, *absent)
@@ -482,6 +484,16 @@ class Adaptive:
             if reading is not None and reading.finite():
                 most = max(most, _sum(reading))
         return most / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
+
+    def _waiting(self, view: View) -> float | None:
+        """The lag; of one that has grown by far more than can have come no more than that, until it is read again."""
+        lag, arrivals = _total(view, self.lag), _total(view, self.arrivals)
+        before = view.past[-2].metrics.get(self.lag) if len(view.past) > 1 else None
+        if lag is None or arrivals is None or before is None or not before.finite() or not _undisturbed(view):
+            return lag
+        since = (view.metrics[self.lag].at - before.at).total_seconds()
+        come = max(arrivals, _total(view, self.throughput) or 0.0)
+        return min(lag, _sum(before) + MOST_COME * come * since) if since > 0 else lag
 
     def _came(self, outlook: _Outlook) -> float:
         """What has come within the last minute by what was processed and what waits now, whatever the arrivals say."""

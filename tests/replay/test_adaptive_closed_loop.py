@@ -498,11 +498,26 @@ def no_engine(seen: Observation) -> Observation:
     return replace(seen, engine=None, missing={"engine": "timed out"})
 
 
+def behind(seen: Observation) -> Observation:
+    """One reading of the lag in an hour is of an offset that was lost: millions."""
+    return put(seen, lag=5e6) if second(seen) % HOUR == 1800 else seen
+
+
 @pytest.mark.parametrize(("memory", "share"), [(60, 0.03), (0, 0.1)])
-def test_a_reading_that_is_twice_the_truth_is_no_surge(memory: float, share: float) -> None:
-    rates = noise(levels(8, 5.0, K8S), share, 1, memory)
-    found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S), doubled).run(rates)
+@pytest.mark.parametrize("lie", [doubled, behind])
+def test_one_reading_that_nothing_bears_out_changes_nothing(lie: Shown, memory: float, share: float) -> None:
+    rates = noise(levels(6, 5.0, K8S), share, 1, memory)
+    found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S), lie).run(rates)
     assert found.changes(after=0.4) == []
+
+
+def test_a_backlog_that_comes_at_once_is_believed_when_it_is_read_again() -> None:
+    found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S)).run(levels(1, 5.0, K8S))
+    found.shown = lambda seen: put(seen, lag=number(seen, "lag") + 200_000)
+    found.run(levels(0.02, 5.0, K8S))
+    (when, before, size), *_ = found.changes(after=1)
+    assert 1 + 25 / HOUR < when <= 1 + 45 / HOUR
+    assert size > before
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
