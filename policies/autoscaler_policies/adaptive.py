@@ -225,13 +225,21 @@ class Adaptive:
         if lag is not None and throughput < arrivals and lag > BEHIND_S * throughput and (busy is None or busy > STUCK):
             busy = 1.0
             memory["behind.since_at"] = behind
-        if busy is not None and 0 < busy < capacity_model.LEAST_BUSY and "capacity.level" not in memory:
+        if busy is None:
+            return
+        partitions = source_partitions(view.spec, view.engine, view.past)
+        workers = _workers(view, view.current, partitions)
+        if 0 < busy < capacity_model.LEAST_BUSY and ("capacity.level" not in memory or "capacity.least" in memory):
             # Never seen busier, it can do at least so much: enough to get fewer replicas, and then be measured.
             busy = capacity_model.LEAST_BUSY
-        if busy is not None:
-            partitions = source_partitions(view.spec, view.engine, view.past)
-            workers = _workers(view, view.current, partitions)
-            capacity_model.sample(memory, workers, view.current, throughput, busy, now)
+            if throughput / busy > capacity_model.rate(memory, workers, view.current):
+                capacity_model.forget(memory)
+                capacity_model.sample(memory, workers, view.current, throughput, busy, now)
+                memory["capacity.least"] = 1.0
+            return
+        if busy >= capacity_model.LEAST_BUSY and "capacity.least" in memory:
+            capacity_model.forget(memory)
+        capacity_model.sample(memory, workers, view.current, throughput, busy, now)
 
     def _learn_spare(
         self, view: View, memory: dict[str, float], arrivals: float | None, lag: float | None, now: float

@@ -137,6 +137,12 @@ def sample(
         _follow(memory, x, size, seen, busy, since, now)
 
 
+def forget(memory: dict[str, float]) -> None:
+    """Know nothing, as in the beginning."""
+    for name in [name for name in memory if name.startswith(("capacity.", "size."))]:
+        del memory[name]
+
+
 def _follow(memory: dict[str, float], x: float, size: int, seen: float, busy: float, since: float, now: float) -> None:
     """One step of the Kalman filter: the state is (level, exponent), the measurement level + exponent * x."""
     level, exponent = memory["capacity.level"], memory.get("capacity.exponent", EXPONENT)
