@@ -352,6 +352,7 @@ GATE = ("steps6h", "waves6h", "ramps8h")
         ("ungraceful", 1.34, 0.008, 4.2),
     ],
 )
+@pytest.mark.e2e
 def test_made_loads_cost_what_they_did(name: str, cost: float, violation: float, rescales: float) -> None:
     """Means of cost over the least possible, share of the time beyond the objective, changes of size an hour.
 
@@ -372,6 +373,7 @@ def spark(rates: Sequence[float], seed: int) -> Loop:
     return Loop(Unstopped(plant, ONE, seed, 6), spec_for(plant, slots=2)).run(rates)
 
 
+@pytest.mark.e2e
 def test_a_job_that_does_not_stop_rests_at_a_constant_load() -> None:
     for seed in (1, 2):
         found = spark(noise([520.0] * 720 * 6, 0.1, seed, 0), seed)
@@ -429,6 +431,7 @@ def test_records_that_suddenly_cost_half_as_much_again_are_met_at_once_and_for_g
 
 
 @pytest.mark.parametrize("gamma", [0.7, 1.0])
+@pytest.mark.e2e
 def test_a_job_that_scales_well_or_badly_is_sized_for_what_it_does(gamma: float) -> None:
     found = made("ramps8h", replace(K8S, gamma=gamma)).score()
     assert found.to_demand < 1.35
@@ -436,12 +439,14 @@ def test_a_job_that_scales_well_or_badly_is_sized_for_what_it_does(gamma: float)
     assert found.rescales <= 45
 
 
+@pytest.mark.e2e
 def test_of_workers_with_unequal_work_the_hottest_counts() -> None:
     even, uneven = made("steps6h", K8S), made("steps6h", K8S, shown=skewed)
     assert uneven.changes() == even.changes() != []
 
 
 @pytest.mark.parametrize(("name", "load"), [("k8s", "ramps8h"), ("k8s", "diurnal24h"), ("redeploy", "steps6h")])
+@pytest.mark.e2e
 def test_a_cpu_that_is_never_nought_does_as_well_as_the_busy_time(name: str, load: str) -> None:
     busy = made(load, PLANTS[name]).score()
     cpu = made(load, PLANTS[name], utilization="cpu").score()
@@ -553,6 +558,7 @@ def test_a_worker_that_never_comes_up_is_not_waited_for(lost: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "violation"), [("k8s", 0.02), ("ungraceful", 0.01)])
+@pytest.mark.e2e
 def test_crashes_are_survived_without_flapping(name: str, violation: float) -> None:
     plant = replace(PLANTS[name], crash_every=2700.0)
     rates = noise(levels(12, 5.0, plant), 0.03, 1)
