@@ -94,6 +94,37 @@ def line(points: Sequence[tuple[float, float]]) -> Line:
     return Line(last + mean_v - slope * mean_t, slope, noise / math.sqrt(spread), noise, end - begin)
 
 
+def clear(points: Sequence[tuple[float, float]], found: Line) -> bool:
+    """Whether the slope of the line through the points stands out of the noise around it.
+
+    A last point far above the line of those before it makes the slope steeper and less certain. That must not unmake
+    a trend which a lower point there would have made, or more arrivals would ask for fewer replicas: beyond the value
+    that makes it most certain, that value is judged.
+    """
+    if found.slope > SIGNIFICANT * found.error:
+        return True
+    at, last = points[-1]
+    if len(points) <= LEAST_POINTS or found.slope <= 0 or last <= found.now:
+        return False
+    before = line(points[:-1])
+    if before.slope <= 0:
+        return False
+    count = len(points)
+    mean = sum([t for t, _ in points]) / count
+    spread = sum([(t - mean) ** 2 for t, _ in points])
+    # With the last point off by d the slope is b + w d, and the squares around the line are R + k d^2: the slope is
+    # greatest beside its error at d = w R / (b k).
+    weight = (at - mean) / spread
+    kept = 1.0 - 1.0 / count - (at - mean) ** 2 / spread
+    squares = before.noise * before.noise * (count - 3)
+    foreseen = before.now + before.slope * (at - points[-2][0])
+    best = foreseen + weight * squares / (before.slope * kept)
+    if last <= best:
+        return False
+    judged = line([*points[:-1], (at, best)])
+    return judged.slope > SIGNIFICANT * judged.error
+
+
 def follow(memory: dict[str, float], value: float, at: float, *, doubtful: bool = False) -> None:
     """Take a new reading of the arrivals into their level and the trend of the last minute.
 
@@ -111,10 +142,12 @@ def follow(memory: dict[str, float], value: float, at: float, *, doubtful: bool 
     level, slope, noise = (memory.get(f"arrivals.{name}") for name in ("level", "slope", "noise"))
     if level is None or slope is None or noise is None or since > STALE_S:
         memory["arrivals.level"] = value
+        memory["arrivals.foreseen"] = value
         memory["arrivals.slope"] = 0.0
         memory["arrivals.noise"] = NOISE if noise is None else noise
         return
     foreseen = max(level + slope * since, 0.0)
+    memory["arrivals.foreseen"] = foreseen
     off = value - foreseen
     largest = max(level, value)
     most = JUMP * noise * largest
@@ -140,16 +173,24 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
         points: (seconds since 1970, records/s) about a minute apart, in order of time; at least one.
     """
     level = memory.get("arrivals.level", points[-1][1])
+    # What a trend must stand out of does not depend on the present reading: a greater one must not hide it.
+    foreseen = memory.get("arrivals.foreseen", level)
     swing = memory.get("arrivals.swing", SWING)
     since = min(max(points[-1][0] - memory.get("arrivals.looked_at", -math.inf), 0.0), READING_S)
     memory["arrivals.looked_at"] = points[-1][0]
     found = line(points)
     for name, count in TRENDS.items():
-        found = line(points[-count:])
-        clear = found.slope > SIGNIFICANT * found.error and found.slope * found.span > STANDS_OUT * swing * level
-        memory[f"trend.{name}"] = found.slope if clear else 0.0
+        some = points[-count:]
+        found = line(some)
+        stands_out = found.slope * found.span > STANDS_OUT * swing * foreseen
+        memory[f"trend.{name}"] = found.slope if stands_out and clear(some, found) else 0.0
+    slope = memory.get("arrivals.slope", 0.0)
+    memory["trend.minute"] = slope if slope * MINUTE_S > CLEAR * swing * foreseen else 0.0
     # The line through the longest time tells the middle of what swings, unless there was a jump.
-    memory["arrivals.middle"] = max(found.now, 0.0) if found.noise <= 2 * swing * level else level
+    middle = found.now
+    if found.noise > 2 * swing * foreseen:
+        middle = max(level, found.now) if points[-1][1] > found.now else level
+    memory["arrivals.middle"] = max(middle, 0.0)
     if found.noise > 0 and level > 0:
         swing += SWING_WEIGHT * since / READING_S * (min(found.noise / level, 2 * swing) - swing)
         memory["arrivals.swing"] = max(swing, LEAST_NOISE)
@@ -163,8 +204,8 @@ def trends(memory: Mapping[str, float]) -> tuple[tuple[float, float], ...]:
         for name, count in TRENDS.items()
         if (slope := memory.get(f"trend.{name}", 0.0)) > 0
     ]
-    slope = memory.get("arrivals.slope", 0.0)
-    if slope * MINUTE_S > CLEAR * memory.get("arrivals.swing", SWING) * memory.get("arrivals.level", 0.0):
+    slope = memory.get("trend.minute", 0.0)
+    if slope > 0:
         found.append((slope, MINUTE_S))
     return tuple(found)
 

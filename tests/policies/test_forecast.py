@@ -226,9 +226,60 @@ def test_trends_are_told_with_the_time_they_were_seen_for_as_far_as_trusted() ->
     # its errors were twice those of expecting no change: a quarter is left
     memory |= {"error.trend": 0.2, "error.trend_unchanged": 0.1}
     assert trends(memory) == ((0.5, 360.0), (0.25, 900.0))
-    # that of the last minute must stand out: 3 times 3 % of 100 within a minute
-    assert len(trends({**memory, "arrivals.slope": 0.149})) == 2
-    assert trends({**memory, "arrivals.slope": 0.151})[2] == (0.151, 60.0)
+    # that of the last minute has no errors of its own
+    assert trends({**memory, "trend.minute": 0.151})[2] == (0.151, 60.0)
+
+
+@pytest.mark.parametrize(("slope", "told"), [(0.149, 0.0), (0.151, 0.151)])
+def test_the_trend_of_the_last_minute_must_stand_out(slope: float, told: float) -> None:
+    # 3 times 3 % of 100 within a minute
+    memory: Memory = {"arrivals.level": 100.0, "arrivals.slope": slope, "arrivals.swing": 0.03}
+    look(memory, [(60.0 * minute, 100.0) for minute in range(15)])
+    assert memory["trend.minute"] == told
+
+
+def foretold(memory: Memory, ahead: float) -> float:
+    """What the policy takes for arriving so far ahead."""
+    rises = [slope * (min(ahead, 3 * seen) + 30) for slope, seen in trends(memory)]
+    return memory["arrivals.level"] + max(rises, default=0.0)
+
+
+@pytest.mark.parametrize("swing", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize("share", [0.1, 0.3, 1.0])
+def test_a_greater_reading_never_foretells_less(swing: float, share: float) -> None:
+    for seed in range(300):
+        dice = Random(seed)  # noqa: S311 - the same loads each time, nothing secret
+        slope = dice.uniform(0, 0.05)
+        past = [(60.0 * n, 100 * (1 + slope * n) * (1 + share * swing * dice.uniform(-1, 1))) for n in range(14)]
+        usual = 100 * (1 + slope * 14)
+        before: Memory = {
+            "arrivals.seen_at": 825.0,
+            "arrivals.level": usual,
+            "arrivals.slope": slope * 100 / 60,
+            "arrivals.noise": 0.03,
+            "arrivals.swing": swing,
+        }
+        value = usual * dice.uniform(0.9, 1.3)
+        found = []
+        for reading in (value, value + usual * dice.choice((0.02, 0.1, 0.3))):
+            memory = dict(before)
+            follow(memory, reading, 840.0)
+            look(memory, [*past, (840.0, reading)])
+            found.append(memory)
+        low, high = found
+        assert high["arrivals.middle"] >= low["arrivals.middle"] * (1 - 1e-9), seed
+        for ahead in (30.0, 60.0, 130.0, 510.0):
+            assert foretold(high, ahead) >= foretold(low, ahead) * (1 - 1e-9), (seed, ahead)
+
+
+def test_a_reading_far_above_a_trend_does_not_hide_it() -> None:
+    def seen(last: float) -> Memory:
+        memory: Memory = {"arrivals.level": 200.0, "arrivals.swing": 0.01}
+        look(memory, [*[(60.0 * n, 100.0 + 7 * n + n % 2) for n in range(14)], (840.0, last)])
+        return memory
+
+    assert seen(200.0)["trend.quarter"] == pytest.approx(7 / 60, rel=0.05)
+    assert seen(1000.0)["trend.quarter"] > seen(200.0)["trend.quarter"]
 
 
 def test_what_arrivals_swing_by_is_learned_within_hours() -> None:
