@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NoReturn, TypeAlias
 
-from simpleeval import InvalidExpression, SimpleEval
+from simpleeval import SimpleEval
 
 from autoscaler import plugins
 from autoscaler.core.evaluate import MOST
@@ -174,8 +174,6 @@ class Expression:
             size = evaluator.eval(self.text, tree)
         except ArithmeticError as error:
             raise ValueError(f"{self.text}: {error}") from error
-        except InvalidExpression as error:  # pragma: no cover - what it could refuse was refused before
-            raise ValueError(str(error)) from error
         return None if isinstance(size, _Silent) else size
 
 

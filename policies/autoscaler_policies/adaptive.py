@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from autoscaler.core.capacity import effective_slots, source_partitions
+from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
 from autoscaler.core.capacity import rate as saturated_rate
 from autoscaler.core.model import (
     PHASES,
@@ -22,8 +22,8 @@ from autoscaler.core.model import (
     View,
 )
 from autoscaler_policies import capacity_model, forecast
-from autoscaler_policies.answer import LARGEST, missing, plain, replicas, sized
-from autoscaler_policies.capacity_model import smallest
+from autoscaler_policies.answer import LARGEST, missing, plain, replicas, sized, smallest
+from autoscaler_policies.measured import total
 
 WARM = timedelta(seconds=120)
 """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall."""
@@ -199,7 +199,7 @@ class Adaptive:
         memory = dict(view.memory)
         now = view.now.timestamp()
         _learn_stalls(view, memory, now)
-        arrivals, lag = _total(view, self.arrivals), self._waiting(view)
+        arrivals, lag = total(view, self.arrivals), self._waiting(view)
         if arrivals is not None:
             at = view.metrics[self.arrivals].at.timestamp()
             forecast.follow(memory, arrivals, at, doubtful=self._doubtful(view, arrivals, lag))
@@ -211,13 +211,13 @@ class Adaptive:
 
     def _doubtful(self, view: View, arrivals: float, lag: float | None) -> bool:
         """Whether more is said to arrive than is processed, though it does not wait anywhere."""
-        throughput = _total(view, self.throughput)
+        throughput = total(view, self.throughput)
         return throughput is not None and lag is not None and lag < WAITS_S * (arrivals - throughput)
 
     def _learn_capacity(
         self, view: View, memory: dict[str, float], arrivals: float, lag: float | None, now: float
     ) -> None:
-        throughput = _total(view, self.throughput)
+        throughput = total(view, self.throughput)
         behind = memory.pop("behind.since_at", now)
         if throughput is None or not _undisturbed(view):
             return
@@ -252,7 +252,7 @@ class Adaptive:
         size = memory.get("spare.size")
         since = max(now - memory.get("spare.seen_at", now), 0.0)
         memory["spare.seen_at"] = now
-        memory["spare.size"] = view.current
+        memory["spare.size"] = float(view.current)  # a whole number would have the core copy all of it
         if "down.reserve" in memory:
             memory["down.reserve"] *= math.exp(-since / RESERVE_KEPT_S)
         if size is not None and size != view.current:
@@ -260,12 +260,12 @@ class Adaptive:
         if size != view.current or arrivals is None or lag is None or since > UNSEEN_S:
             memory["spare.since_at"] = now
             memory["spare.saved"] = 0.0
-        memory["spare.enough"] = view.current
+        memory["spare.enough"] = float(view.current)
         if arrivals is None or lag is None or view.rescale is not None:
             return
         outlook = self._outlook(view, memory, lag, arrivals)
         enough = self._enough(outlook) if outlook.able(view.current) > 0 else view.current
-        memory["spare.enough"] = enough
+        memory["spare.enough"] = float(enough)
         fewer = view.current - enough or -WAVERS
         seen = since if since <= UNSEEN_S else 0.0
         memory["spare.saved"] = max(memory.get("spare.saved", 0.0) + fewer * seen, 0.0)
@@ -285,7 +285,7 @@ class Adaptive:
 
     def evaluate(self, view: View) -> Recommendation:
         """Say which size keeps the objective at the least cost."""
-        lag, arrivals = self._waiting(view), _total(view, self.arrivals)
+        lag, arrivals = self._waiting(view), total(view, self.arrivals)
         if lag is None or arrivals is None:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
             return missing(view, *absent)
@@ -320,7 +320,7 @@ class Adaptive:
         late = lag > BEHIND_S * able and lag > self.patience * objective * outlook.level
         if late and drain > DRAINS * objective:
             return self._more(outlook, soon, piled, inputs)
-        if _total(view, self.throughput) is None:
+        if total(view, self.throughput) is None:
             return missing(view, self.throughput)
         return self._fewer(outlook, inputs) or sized(view, view.current, inputs, self._stays(outlook, inputs))
 
@@ -429,7 +429,7 @@ class Adaptive:
             if lag or arrivals:
                 return sized(view, 1, inputs, f"{what}; nothing is processed by 0 replicas: one")
             return sized(view, 0, inputs, "nothing arrives, nothing waits")
-        throughput = _total(view, self.throughput)
+        throughput = total(view, self.throughput)
         if throughput and view.rescale is None and arrivals >= throughput:
             inputs["throughput"] = throughput
             if lag > throughput * self.objective.total_seconds():
@@ -443,8 +443,7 @@ class Adaptive:
         if self.season:
             factor = forecast.change(self.season, view.now.timestamp(), AHEAD_S)
             seasonal = forecast.trust(memory, "season") * level * (factor - 1.0)
-        durations = view.learned.durations.get(Direction.UP, {})
-        up = sum([_median(durations[phase]) for phase in PHASES[1:5] if durations.get(phase)])
+        up = restart_time(view.learned, Direction.UP)
         stall = self.restart.total_seconds()
         stall_up, stall_down = memory.get("stall.up", stall), memory.get("stall.down", stall)
         outlook = _Outlook(
@@ -461,7 +460,7 @@ class Adaptive:
             # What does not stand still goes back to no checkpoint.
             memory.get("checkpoint.interval", CHECKPOINT_S) if max(stall_up, stall_down) > 1.0 else 0.0,
         )
-        throughput = _total(view, self.throughput)
+        throughput = total(view, self.throughput)
         if throughput and view.now.timestamp() - memory.get("behind.since_at", math.inf) >= LONG_S:
             able = outlook.able(view.current)
             if throughput < FAR * able:
@@ -495,18 +494,18 @@ class Adaptive:
 
     def _waiting(self, view: View) -> float | None:
         """The lag; of one that has grown by far more than can have come no more than that, until it is read again."""
-        lag, arrivals = _total(view, self.lag), _total(view, self.arrivals)
+        lag, arrivals = total(view, self.lag), total(view, self.arrivals)
         before = view.past[-2].metrics.get(self.lag) if len(view.past) > 1 else None
         if lag is None or arrivals is None or before is None or not before.finite() or not _undisturbed(view):
             return lag
         since = (view.metrics[self.lag].at - before.at).total_seconds()
-        come = max(arrivals, _total(view, self.throughput) or 0.0)
+        come = max(arrivals, total(view, self.throughput) or 0.0)
         return min(lag, _sum(before) + MOST_COME * come * since) if since > 0 else lag
 
     def _came(self, outlook: _Outlook) -> float:
         """What has come within the last minute by what was processed and what waits now, whatever the arrivals say."""
         view = outlook.view
-        throughput = _total(view, self.throughput)
+        throughput = total(view, self.throughput)
         if throughput is None:
             return 0.0
         begin = view.now.timestamp() - forecast.MINUTE_S
@@ -589,26 +588,9 @@ def _workers(view: View, size: int, partitions: int | None) -> float:
     return effective_slots(size, view.spec.slots_per_replica, partitions) / view.spec.slots_per_replica
 
 
-def _median(values: tuple[float, ...]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
 def _sum(reading: Reading) -> float:
     value = reading.value
     return min(max(sum(value) if isinstance(value, tuple) else value, 0.0), LARGEST)
-
-
-def _total(view: View, name: str) -> float | None:
-    """A metric as one number, the sum if it has one per replica; None when it is incomplete or negative."""
-    reading = view.metrics.get(name)
-    if reading is None:
-        return None
-    value = reading.value
-    if isinstance(value, tuple):
-        if len(value) < view.ready or min(value) < 0:
-            return None
-        value = sum(value)
-    return min(value, LARGEST) if value >= 0 else None
 
 
 def _hottest(view: View, name: str) -> float | None:

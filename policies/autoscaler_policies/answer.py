@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from autoscaler.core.model import Reason, Recommendation, View
 
@@ -45,3 +45,17 @@ def missing(view: View, *names: str) -> Recommendation:
     why = view.past[-1].missing if view.past else {}
     told = ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
     return Recommendation(None, Reason.MISSING, {}, f"no trusted reading of {told}")
+
+
+def smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The smallest size from `low` that fits, found by halving, or `high`, which is not asked.
+
+    Where more never fits less, a stricter `fits` never gives fewer, even if it is not monotone in the size.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        if fits(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high

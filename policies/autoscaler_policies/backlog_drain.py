@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
 from autoscaler.core.capacity import rate, restart_time, source_partitions
 from autoscaler.core.model import ZERO, Direction, Reason, Recommendation, View
-from autoscaler_policies.answer import LARGEST, finite, missing, plain, replicas, sized
+from autoscaler_policies.answer import LARGEST, finite, missing, plain, replicas, sized, smallest
+from autoscaler_policies.measured import total
 
 # A restart that takes more than a third of `within` would need absurd sizes to be made good in time: the last
 # second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
@@ -50,17 +50,6 @@ class _Load:
         """Load and size in words, the beginning of a sentence."""
         load = f"lag {plain(self.lag)} records at {plain(self.arrivals)}/s arriving"
         return f"{load}; {replicas(size)} ({plain(able)}/s)"
-
-
-def _smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The smallest size from `low` that fits, found by halving, or `high`, which is not asked."""
-    while low < high:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +124,8 @@ class BacklogDrain:
 
     def evaluate(self, view: View) -> Recommendation:
         """Say which size keeps up and works off the backlog in time."""
-        lag = _total(view, self.lag)
-        arrivals = _total(view, self.arrivals)
+        lag = total(view, self.lag)
+        arrivals = total(view, self.arrivals)
         if lag is None or arrivals is None:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
             return missing(view, *absent)
@@ -195,7 +184,7 @@ class BacklogDrain:
             return arrivals <= able * self.utilization and piled <= (able - arrivals) * left
 
         maximum = view.limits.maximum
-        size = _smallest(view.current + 1, max(maximum, view.current) + 1, fits)
+        size = smallest(view.current + 1, max(maximum, view.current) + 1, fits)
         enough = size <= maximum
         if not enough:
             size = maximum
@@ -225,7 +214,7 @@ class BacklogDrain:
 
         if not fits(view.current - 1):
             return None
-        size = _smallest(view.limits.minimum, view.current - 1, fits)
+        size = smallest(view.limits.minimum, view.current - 1, fits)
         able = load.able(size)
         inputs = load.inputs(able=able, restart=restart)
         return sized(view, size, inputs, f"{load.text(size, able)} would do, {view.current} there are")
@@ -240,7 +229,7 @@ class BacklogDrain:
     def _unknown(self, view: View, lag: float, arrivals: float) -> Recommendation:
         """Without a known capacity: one more when it is clearly too little, else no opinion."""
         inputs = {"lag": lag, "arrivals": arrivals}
-        throughput = _total(view, self.throughput)
+        throughput = total(view, self.throughput)
         within = self._times(view, Direction.UP)[1]
         what = f"lag {plain(lag)} records at {plain(arrivals)}/s arriving, capacity not known yet"
         if not view.current and (lag or arrivals):
@@ -253,16 +242,3 @@ class BacklogDrain:
             detail = f"{what}; {plain(throughput)}/s processed, {behind} s behind and not gaining: one more"
             return sized(view, view.current + 1, inputs, detail)
         return Recommendation(None, Reason.LEARNING, inputs, f"{what}; {plain(throughput)}/s processed")
-
-
-def _total(view: View, name: str) -> float | None:
-    """A metric as one number, the sum if it has one per replica; None when it is incomplete or negative."""
-    reading = view.metrics.get(name)
-    if reading is None:
-        return None
-    value = reading.value
-    if isinstance(value, tuple):
-        if len(value) < view.ready:
-            return None
-        value = finite(sum(value))
-    return value if value >= 0 else None

@@ -11,7 +11,7 @@ The model is a few numbers in a policy's memory, under names that begin with `ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 EXPONENT = 0.9
 EXPONENT_VARIANCE = 0.1**2
@@ -205,17 +205,3 @@ def _learn_line(memory: dict[str, float], x: float, y: float, since: float) -> N
     for name, value in zip(LINE, (1.0, x, y, x * x, x * y, y * y), strict=True):
         key = "capacity.line." + name
         memory[key] = memory.get(key, 0.0) * kept + value
-
-
-def smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The smallest size from `low` that fits, found by halving, or `high`, which is not asked.
-
-    Where more never fits less, a stricter `fits` never gives fewer, even if it is not monotone in the size.
-    """
-    while low < high:
-        middle = (low + high) // 2
-        if fits(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high

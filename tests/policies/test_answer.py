@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from autoscaler_policies.answer import plain
+from autoscaler_policies.answer import plain, smallest
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,18 @@ from autoscaler_policies.answer import plain
 )
 def test_numbers_are_written_for_people(value: float, said: str) -> None:
     assert plain(value) == said
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 60))
+def test_the_smallest_that_fits_is_found_or_the_largest(low: int, more: int, needed: int) -> None:
+    found = smallest(low, low + more, lambda size: size >= needed)
+    assert found == min(max(low, needed), low + more)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1), st.floats(0, 1))
+def test_a_stricter_demand_never_gives_fewer_even_on_ragged_sizes(
+    able: list[float], demand: float, more: float
+) -> None:
+    low = smallest(0, len(able), lambda size: able[size] >= demand)
+    high = smallest(0, len(able), lambda size: able[size] >= demand + more)
+    assert low <= high

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler_policies import capacity_model
-from autoscaler_policies.capacity_model import EXPONENT, MOST_SIZES, idle, rate, sample, smallest
+from autoscaler_policies.capacity_model import EXPONENT, MOST_SIZES, idle, rate, sample
 
 Memory = dict[str, float]
 INTERVAL = 15.0
@@ -262,18 +262,3 @@ def test_a_thousand_times_the_records_are_a_thousand_times_the_capacity(seed: in
     hours(often, (3, 7), 100.0 * factor, 0.8, seed=seed, count=20)
     for size in (1, 3, 7, 20):
         assert rate(often, size, size) == pytest.approx(factor * rate(once, size, size), rel=1e-9)
-
-
-@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 60))
-def test_the_smallest_that_fits_is_found_or_the_largest(low: int, more: int, needed: int) -> None:
-    found = smallest(low, low + more, lambda size: size >= needed)
-    assert found == min(max(low, needed), low + more)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1), st.floats(0, 1))
-def test_a_stricter_demand_never_gives_fewer_even_on_ragged_sizes(
-    able: list[float], demand: float, more: float
-) -> None:
-    low = smallest(0, len(able), lambda size: able[size] >= demand)
-    high = smallest(0, len(able), lambda size: able[size] >= demand + more)
-    assert low <= high
