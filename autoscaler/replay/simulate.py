@@ -14,6 +14,9 @@ from autoscaler.replay.score import Score, needed, score
 Record = Callable[[Observation, Decision], None]
 """What is done with each decision, such as keeping it."""
 
+Decide = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
+"""What decides: `step`, or something that it is compared with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -47,6 +50,7 @@ def run(
     seed: int,
     size: int | None = None,
     record: Record | None = None,
+    decide: Decide = step,
 ) -> Run:
     """Have a cluster's decisions steer a plant under a load; as many steps as the load has.
 
@@ -60,6 +64,7 @@ def run(
         seed: of everything that the plant draws.
         size: workers at the start; None: as many as the first step needs, within the limits.
         record: is shown every decision, and the observation that it was made on.
+        decide: what makes the decisions.
     """
     every = spec.interval.total_seconds() / STEP
     if every != int(every):
@@ -79,7 +84,7 @@ def run(
             continue
         wait = ticks
         observation = observe()
-        state, decision = step(spec, state, observation)
+        state, decision = decide(spec, state, observation)
         decisions += 1
         if decision.desired != decision.current:
             cluster.scale(decision.desired)
