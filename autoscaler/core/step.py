@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -41,13 +41,19 @@ _GAP = 2.5
 _UNSETTLED = frozenset({JobState.STARTING, JobState.RESTARTING, JobState.STOPPED, JobState.FAILED})
 
 
-def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+def step(
+    spec: ClusterSpec,
+    state: ClusterState,
+    observation: Observation,
+    judge: Callable[[Situation], tuple[Verdict, ...]] = guard,
+) -> tuple[ClusterState, Decision]:
     """Decide about one cluster.
 
     Args:
         spec: what is fixed.
         state: what the last step returned, or `ClusterState()` at first.
         observation: what is seen now. Its time is the only clock.
+        judge: what stands between the proposal and the size; anything but the guards is for comparisons alone.
 
     Returns:
         The new state and the decision. When `decision.rescale` is true the state holds the rescale as requested:
@@ -105,7 +111,7 @@ def step(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     distrust = _distrust(doubts, recommendations, observation.engine, notes, muddled)
     proposals = _proposals(spec, state.proposals, at, proposed, trustworthy=not distrust)
     events = _events(spec, state.events, at)
-    verdicts = guard(
+    verdicts = judge(
         Situation(
             spec,
             at,
