@@ -1,4 +1,4 @@
-"""The command line: `autoscaler run`, `check`, `plan`, `status`, `explain`, `plugins`, `schema`, `demo`.
+"""The command line: `autoscaler --help` lists the commands.
 
 Exit codes: 0 ok, 1 failed, 2 usage or configuration, 130 interrupted.
 """
@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import textwrap
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.ports import AutoscalerError, ConfigurationError, Severity
+from autoscaler.terminal import complain, hang, many, print_json, say, table
 
 if TYPE_CHECKING:
     from autoscaler.config.model import Config
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 URL = "http://127.0.0.1:8765"
-
-_GAP = 2  # spaces between two columns of a table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(parsed)
     except ConfigurationError as error:
-        _complain(*error.problems)
+        complain(*error.problems)
         return USAGE
     except AutoscalerError as error:
-        _complain(f"autoscaler: {error}")
+        complain(f"autoscaler: {error}")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -121,6 +119,18 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         from autoscaler import demo
 
         demo.add_arguments(sub)
+
+    sub = command("simulate", _simulate, "try a configuration on a simulated cluster under a load")
+    if "simulate" in arguments:
+        from autoscaler.offline import arguments as options
+
+        options.simulate(sub)
+
+    sub = command("replay", _replay, "tell what a configuration would have decided about what was recorded")
+    if "replay" in arguments:
+        from autoscaler.offline import arguments as options
+
+        options.replay(sub)
     return parser
 
 
@@ -163,19 +173,17 @@ def _check(arguments: argparse.Namespace) -> int:
         config = _load(arguments.config)
     except ConfigurationError as error:
         if arguments.json:
-            _print_json({"ok": False, "problems": list(error.problems)})
+            print_json({"ok": False, "problems": list(error.problems)})
             return USAGE
         raise
     if not arguments.online:
         if arguments.json:
-            _print_json(
+            print_json(
                 {"ok": True, "problems": [], "warnings": list(config.warnings), "clusters": sorted(config.clusters)}
             )
         else:
-            _say(*(f"warning: {warning}" for warning in config.warnings))
-            _say(
-                f"{config.path} is fine: {_many(len(config.clusters), 'cluster')}: {', '.join(sorted(config.clusters))}"
-            )
+            say(*(f"warning: {warning}" for warning in config.warnings))
+            say(f"{config.path} is fine: {many(len(config.clusters), 'cluster')}: {', '.join(sorted(config.clusters))}")
         return OK
     from autoscaler.daemon.once import check
 
@@ -183,7 +191,7 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = asyncio.run(check(config))
     bad = _is_bad(checked)
     if arguments.json:
-        _print_json(_checked_json(config, checked, ok=not bad))
+        print_json(_checked_json(config, checked, ok=not bad))
     else:
         _show_checked(config, checked)
     return FAILED if bad else OK
@@ -210,7 +218,7 @@ def _failed(checked: Checked, cluster: str) -> set[str]:
 def _show_checked(config: Config, checked: Checked) -> None:
     from autoscaler.core.explain import readings
 
-    _say(*(f"warning: {warning}" for warning in config.warnings))
+    say(*(f"warning: {warning}" for warning in config.warnings))
     rows = []
     for name, observation in checked.observations.items():
         doubts = checked.doubts[name]
@@ -223,29 +231,28 @@ def _show_checked(config: Config, checked: Checked) -> None:
             if what not in shown:
                 rows.append((name, what, "not yet" if what in awaited else "failed", why))
         rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
-    _table(("cluster", "what", "result", ""), rows)
+    table(("cluster", "what", "result", ""), rows)
     for examined in checked.examined:
         if examined.error:
-            _say("", f"ERROR: {examined.part} of cluster {examined.cluster} could not be examined: {examined.error}")
+            say("", f"ERROR: {examined.part} of cluster {examined.cluster} could not be examined: {examined.error}")
         for finding in examined.findings:
-            _say(
+            say(
                 "",
                 f"{finding.severity.upper()}: {finding.subject} ({examined.part} of cluster {examined.cluster})",
-                _hang("  problem: ", finding.problem),
-                _hang("  cost:    ", finding.cost),
-                _hang("  remedy:  ", finding.remedy),
+                hang("  problem: ", finding.problem),
+                hang("  cost:    ", finding.cost),
+                hang("  remedy:  ", finding.remedy),
             )
     findings = [finding for examined in checked.examined for finding in examined.findings]
     failed = sum(len(_failed(checked, name)) for name in checked.doubts)
-    _say(
+    say(
         "",
-        f"{_many(len(config.clusters), 'cluster')}, {_many(failed, 'reading')} failed, "
-        f"{_many(len(findings), 'finding')}.",
+        f"{many(len(config.clusters), 'cluster')}, {many(failed, 'reading')} failed, {many(len(findings), 'finding')}.",
     )
 
 
 def _checked_json(config: Config, checked: Checked, *, ok: bool) -> object:
-    from autoscaler.daemon.records import plain
+    from autoscaler.records import plain
 
     return {
         "ok": ok,
@@ -283,13 +290,13 @@ def _checked_json(config: Config, checked: Checked, *, ok: bool) -> object:
 def _plan(arguments: argparse.Namespace) -> int:
     from autoscaler.core.explain import explain
     from autoscaler.daemon.once import plan
-    from autoscaler.daemon.records import plain
+    from autoscaler.records import plain
 
     config = _load(arguments.config)
     _log_nothing()
     records = asyncio.run(plan(config))
     if arguments.json:
-        _print_json(
+        print_json(
             [
                 {
                     "observation": plain(record.observation),
@@ -300,7 +307,7 @@ def _plan(arguments: argparse.Namespace) -> int:
             ]
         )
     else:
-        _say("\n\n".join(explain(record.observation, record.decision, dry_run=True) for record in records))
+        say("\n\n".join(explain(record.observation, record.decision, dry_run=True) for record in records))
     return FAILED if any(record.observation.missing for record in records) else OK
 
 
@@ -309,7 +316,7 @@ def _status(arguments: argparse.Namespace) -> int:
         return _status_of(arguments)
     answer = _ask(_url(arguments), "/api/v1/clusters", "clusters")
     if arguments.json:
-        _print_json(answer)
+        print_json(answer)
         return OK
     _rows(answer["clusters"], dry_run=answer["dry_run"])
     return OK
@@ -334,17 +341,17 @@ def _rows(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
         for row in clusters
     ]
     head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when")
-    _table((*head, *(("trouble",) if wide else ())), rows)
+    table((*head, *(("trouble",) if wide else ())), rows)
     if not wide:
-        _say(*(f"\n{row['name']}: {_trouble(row)}" for row in clusters if _trouble(row)))
+        say(*(f"\n{row['name']}: {_trouble(row)}" for row in clusters if _trouble(row)))
     if dry_run:
-        _say("", "This is a dry run: no target is called.")
+        say("", "This is a dry run: no target is called.")
 
 
 def _status_of(arguments: argparse.Namespace) -> int:
     answer = _ask(_url(arguments), f"/api/v1/clusters/{urllib.parse.quote(arguments.cluster, safe='')}", "learned")
     if arguments.json:
-        _print_json(answer)
+        print_json(answer)
         return OK
     _rows([answer], dry_run=answer["dry_run"])
     if answer["decision"] is not None:
@@ -359,7 +366,7 @@ def _status_of(arguments: argparse.Namespace) -> int:
 def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
     from autoscaler.core.explain import number
 
-    _say("", "What the policies ask for, and the numbers they made it of:")
+    say("", "What the policies ask for, and the numbers they made it of:")
     rows = [
         (
             asked["policy"],
@@ -370,28 +377,28 @@ def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
         )
         for asked in recommendations
     ]
-    _table(("policy", "size", "reason", "why", "numbers"), rows)
+    table(("policy", "size", "reason", "why", "numbers"), rows)
 
 
 def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
     from autoscaler.core.explain import ago, number
 
     if not capacity:
-        _say("", "What a size can process was not learned yet: the job has not been seen busy for long enough.")
+        say("", "What a size can process was not learned yet: the job has not been seen busy for long enough.")
         return
-    _say("", "What a size processes when busy:")
+    say("", "What a size processes when busy:")
     rows = [
-        (str(size["replicas"]), number(size["rate"]), ago(size["age"]), _many(size["samples"], "time"))
+        (str(size["replicas"]), number(size["rate"]), ago(size["age"]), many(size["samples"], "time"))
         for size in capacity
     ]
-    _table(("replicas", "records/s", "seen last", "seen"), rows)
+    table(("replicas", "records/s", "seen last", "seen"), rows)
 
 
 def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
     if not any(seen["phases"] for seen in durations.values()):
-        _say("", "How long a rescale takes was not learned yet: none has settled.")
+        say("", "How long a rescale takes was not learned yet: none has settled.")
         return
-    _say("", "How long a rescale takes, by the last few:")
+    say("", "How long a rescale takes, by the last few:")
     rows = []
     for direction, seen in durations.items():
         for phase, took in seen["phases"].items():
@@ -399,7 +406,7 @@ def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
             rows.append((direction, phase.replace("_", " "), _took(took["median"]), last))
         if seen["restart"] is not None:
             rows.append((direction, "until it runs", _took(seen["restart"]), "all phases but catching up"))
-    _table(("direction", "phase", "takes", "by"), rows)
+    table(("direction", "phase", "takes", "by"), rows)
 
 
 def _took(seconds: float) -> str:
@@ -416,8 +423,8 @@ def _show_memory(memory: dict[str, dict[str, dict[str, float]]]) -> None:
         for group, numbers in _groups(learned)
     ]
     if rows:
-        _say("", "What the policies have learned:")
-        _table(("policy", "of", "numbers"), rows)
+        say("", "What the policies have learned:")
+        table(("policy", "of", "numbers"), rows)
 
 
 def _groups(learned: dict[str, dict[str, float]]) -> list[tuple[str, list[str]]]:
@@ -461,13 +468,13 @@ def _explain(arguments: argparse.Namespace) -> int:
     path = f"/api/v1/clusters/{urllib.parse.quote(arguments.cluster, safe='')}/decisions"
     answer = _ask(_url(arguments), f"{path}?{urllib.parse.urlencode(query)}", "decisions")
     if arguments.json:
-        _print_json(answer)
+        print_json(answer)
         return OK
     if not answer["decisions"]:
         when = f" up to {arguments.at:%Y-%m-%d %H:%M:%S %Z}" if arguments.at else " yet"
-        _complain(f"autoscaler: no decision about cluster {arguments.cluster} is kept{when}")
+        complain(f"autoscaler: no decision about cluster {arguments.cluster} is kept{when}")
         return FAILED
-    _say("\n\n\n".join(decision["explanation"] for decision in answer["decisions"]))
+    say("\n\n\n".join(decision["explanation"] for decision in answer["decisions"]))
     return OK
 
 
@@ -529,7 +536,7 @@ def _plugins(arguments: argparse.Namespace) -> int:
             )
         found = [plugin for plugin in found if plugin.name == arguments.name]
     if arguments.json:
-        _print_json(
+        print_json(
             [
                 {
                     "kind": plugin.kind.noun,
@@ -548,7 +555,7 @@ def _plugins(arguments: argparse.Namespace) -> int:
         return OK
     if arguments.name is not None:
         for number, plugin in enumerate(found):
-            _say(*([""] if number else []))
+            say(*([""] if number else []))
             _one_plugin(plugin)
         return FAILED if any(plugin.problem for plugin in found) else OK
     rows = [
@@ -565,7 +572,7 @@ def _plugins(arguments: argparse.Namespace) -> int:
         )
         for plugin in found
     ]
-    _table(("kind", "name", "package", "what it does", "parameters"), rows)
+    table(("kind", "name", "package", "what it does", "parameters"), rows)
     return FAILED if any(plugin.problem for plugin in found) else OK
 
 
@@ -575,7 +582,7 @@ def _one_plugin(plugin: Any) -> None:  # noqa: ANN401 - plugins.Description, imp
     from autoscaler.config.keys import keys
 
     head = f"{plugin.kind.noun} {plugin.name} ({plugin.package} {plugin.version})"
-    _say(f"{head}: {plugin.problem or plugin.summary}")
+    say(f"{head}: {plugin.problem or plugin.summary}")
     if plugin.problem:
         return
     cls = build.usable(plugins.load(plugin.kind, plugin.name), plugin.kind)
@@ -585,8 +592,8 @@ def _one_plugin(plugin: Any) -> None:  # noqa: ANN401 - plugins.Description, imp
     for title, part in parts:
         rows = [(key.path, key.default, key.takes, key.meaning) for key in keys(part)]
         if rows:
-            _say("")
-            _table((title, "default", "takes", "meaning"), rows)
+            say("")
+            table((title, "default", "takes", "meaning"), rows)
 
 
 def _parameter(parameter: Any) -> dict[str, Any]:  # noqa: ANN401 - plugins.Parameter, imported only when needed
@@ -603,7 +610,7 @@ def _schema(arguments: argparse.Namespace) -> int:
     del arguments
     from autoscaler import config
 
-    _print_json(config.json_schema())
+    print_json(config.json_schema())
     return OK
 
 
@@ -613,57 +620,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     return int(demo.run(arguments))
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: folded to fit a terminal, as wide as it needs to be anywhere else."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _simulate(arguments: argparse.Namespace) -> int:
+    from autoscaler.offline import simulate
 
-    console = Console(highlight=False)
-    widths = _widths(head, rows, console.width) if console.is_terminal else None
-    if widths is None:
-        console = Console(highlight=False, width=1_000_000)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for number, title in enumerate(head):
-        table.add_column(title, overflow="fold", min_width=widths[number] if widths else None)
-    for row in rows:
-        # As text: names and messages may contain what rich takes for markup.
-        table.add_row(*(Text(cell) for cell in row))
-    with console.capture() as written:
-        console.print(table)
-    _say(*(line.rstrip() for line in written.get().splitlines()))
+    return simulate.run(arguments)
 
 
-def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Widths below which columns must not be folded: that of their words, or of their titles if there is no more room.
+def _replay(arguments: argparse.Namespace) -> int:
+    from autoscaler.offline import replay
 
-    None when there is not even room for the titles: then whole lines read better, wherever the terminal breaks them.
-    """
-    titles = [len(title) for title in head]
-    words = [
-        max(titles[number], *(len(word) for row in rows for word in row[number].split()), 0)
-        for number in range(len(head))
-    ]
-    gaps = _GAP * (len(head) - 1)
-    return next((widths for widths in (words, titles) if sum(widths) + gaps <= room), None)
-
-
-def _hang(label: str, text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _print_json(value: object) -> None:
-    _say(json.dumps(value, indent=2))
-
-
-def _say(*lines: str) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
-
-
-def _complain(*lines: str) -> None:
-    sys.stderr.write("\n".join(lines) + "\n")
+    return replay.run(arguments)

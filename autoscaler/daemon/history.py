@@ -11,14 +11,14 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from autoscaler.daemon.batches import Batches
-from autoscaler.daemon.records import dump_record, load_record
 from autoscaler.ports import Record, StoreError
+from autoscaler.records import dump_record
 
 log = logging.getLogger("autoscaler.daemon.history")
 
@@ -147,20 +147,3 @@ def mend(path: Path) -> int:
         if end < size:
             file.truncate(end)
         return size - end
-
-
-def read(path: Path) -> Iterator[Record]:
-    """Read the records of one history file, or of all in a directory, oldest first.
-
-    Raises:
-        ValueError: a line is not a record; the message begins with `file:line:`.
-        OSError: a file cannot be read.
-    """
-    files = sorted(path.glob(f"*{_SUFFIX}")) if path.is_dir() else [path]
-    for file in files:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield load_record(line)
-                except ValueError as error:
-                    raise ValueError(f"{file}:{number}: {error}") from error

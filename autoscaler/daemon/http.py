@@ -19,9 +19,9 @@ from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
 from autoscaler.core.model import Learned, Rescale
 from autoscaler.daemon.metrics import exposition
-from autoscaler.daemon.records import plain
 from autoscaler.daemon.systemd import alive_and_status
 from autoscaler.ports import AutoscalerError, Record, StoreError
+from autoscaler.records import plain
 
 if TYPE_CHECKING:
     from autoscaler.daemon.app import Daemon

@@ -24,8 +24,8 @@ from typing import TypeVar
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import rebase
 from autoscaler.daemon.batches import Batches
-from autoscaler.daemon.records import dump_record, dump_state, load_record, load_state
 from autoscaler.ports import Record, StoreError
+from autoscaler.records import dump_record, dump_state, load_record, load_state
 
 R = TypeVar("R")
 

@@ -24,8 +24,8 @@ from autoscaler.core.model import (
     Reading,
 )
 from autoscaler.core.step import step
-from autoscaler.daemon.records import dump_record, dump_state, load_record, load_state
 from autoscaler.ports import Record
+from autoscaler.records import dump_record, dump_state, load_record, load_state
 from autoscaler_policies.backlog_drain import BacklogDrain
 from autoscaler_policies.target_tracking import TargetTracking
 from autoscaler_policies.threshold import Rule, Threshold

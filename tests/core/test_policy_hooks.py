@@ -41,7 +41,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.settle import begin
 from autoscaler.core.step import rebase, step
-from autoscaler.daemon.records import dump_state, load_state
+from autoscaler.records import dump_state, load_state
 from tests.core.build import T0, Asks, Fixed, asks, at, seconds, seen, spec
 
 Answer = Any

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.daemon.history import History, mend, read
-from autoscaler.daemon.records import dump_record
+from autoscaler.daemon.history import History, mend
 from autoscaler.ports import StoreError
+from autoscaler.records import dump_record
+from autoscaler.replay.trace import read
 
 from .test_journal import a_record
 
@@ -100,15 +101,6 @@ def test_mending_tells_how_much_was_lost(tmp_path: Path) -> None:
     assert mend(path) == 3
     assert mend(path) == 0
     assert path.read_bytes() == b"one\ntwo\n"
-
-
-def test_a_bad_line_is_told_with_file_and_line(tmp_path: Path) -> None:
-    path = tmp_path / "2026-01-31T17.jsonl"
-    path.write_bytes(dump_record(a_record(AT)) + b"\nnonsense\n")
-    lines = read(path)
-    assert next(lines) == a_record(AT)
-    with pytest.raises(ValueError, match=rf"{path}:2: Invalid JSON"):
-        next(lines)
 
 
 async def test_a_full_disk_leaves_whole_lines_and_it_goes_on_when_there_is_space(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import rebase, step
 from autoscaler.daemon.journal import FILE, Journal, open_journal, read_state
-from autoscaler.daemon.records import dump_record, dump_state, load_record, load_state, plain
 from autoscaler.ports import Record, StoreError
+from autoscaler.records import dump_record, dump_state, load_record, load_state, plain
 
 from .conftest import spec
 

@@ -25,8 +25,8 @@ from autoscaler.core.model import (
     Reason,
 )
 from autoscaler.core.step import step
-from autoscaler.daemon.records import dump_record, dump_state, load_record, load_state
 from autoscaler.ports import Record
+from autoscaler.records import dump_record, dump_state, load_record, load_state
 from autoscaler.replay.loads import named, noise, staircase
 from autoscaler.replay.optimum import optimum
 from autoscaler.replay.plant import PLANTS, START, STEP, Plant, PlantSpec
