@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from autoscaler.replay.plant import STEP
+from autoscaler.replay.plant import STEP, work
 
 HEADER = ("t_seconds", "value")
 """The first line of a file with a load."""
@@ -81,7 +81,7 @@ class Load:
         """Records/s of one worker such that the peak is what `PEAK_WORKERS` process: n do n^exponent times as much."""
         if not self.peak:
             raise LoadError(f"{self.name}: is 0 throughout, no worker can be sized by it")
-        return float(self.peak / PEAK_WORKERS**exponent)
+        return self.peak / work(PEAK_WORKERS, exponent)
 
 
 # Reading
@@ -410,7 +410,9 @@ def named(name: str, seed: int = 0, folder: Path | None = None) -> Load:
     """
     made = MADE.get(name)
     if made is not None:
-        return made(seed)
+        load = made(seed)
+        # Sines and powers differ in their last digits from machine to machine; a load must not.
+        return Load(name, tuple([round(rate, 9) for rate in load.rates]), load.changes)
     if name not in RECORDED:
         raise LoadError(f"{name}: is no load, expected one of {', '.join((*RECORDED, *MADE))}")
     if folder is None:

@@ -28,6 +28,15 @@ START = datetime(2026, 1, 5, tzinfo=UTC)
 RAN_FOR = 3600.0
 """A new plant has been running for so long, or until it is not cold any more if that is longer."""
 
+GRID = 3.0 * 2.0**21
+"""x + GRID - GRID is x to the nearest 2^-30: what logarithms, powers and the like give differs in its last digits from
+one system's mathematical library to another's, and a simulation's result must not."""
+
+
+def work(size: float, exponent: float) -> float:
+    """How many times the work of one so many workers do: size^exponent, the same on every machine."""
+    return math.pow(size, exponent) + GRID - GRID
+
 
 @dataclass(frozen=True, slots=True)
 class PlantSpec:
@@ -154,8 +163,8 @@ class Plant:
         self._committed = 0.0
         self._checkpoint_in = spec.checkpoint
         self._checkpointed = 0.0
-        self._noise = self._dice.gauss(0.0, spec.sigma)
-        self._keeps = math.exp(-STEP / spec.tau)
+        self._noise = spec.sigma * (self._dice.gauss(0.0, 1.0) + GRID - GRID)
+        self._keeps = math.exp(-STEP / spec.tau) + GRID - GRID
         self._stirs = spec.sigma * math.sqrt(1.0 - self._keeps * self._keeps)
         self._crash_at = self._next_crash()
         # arrivals/s, processed/s, lag and utilization of each step of the last minute
@@ -172,14 +181,14 @@ class Plant:
             self._crash(begin)
         if self._starting:
             self._register(end)
-        self._noise = self._keeps * self._noise + self._stirs * self._dice.gauss(0.0, 1.0)
+        self._noise = self._keeps * self._noise + self._stirs * (self._dice.gauss(0.0, 1.0) + GRID - GRID)
         self._arrived += arrivals
         waiting = self._arrived - self._position
         able = done = 0.0
         stalled = min(max(self._stalled_until - begin, 0.0), STEP)
         runs = STEP - stalled
         if runs > 0.0:
-            able = self.one * self._used**spec.gamma * math.exp(self._noise)
+            able = self.one * work(self._used, spec.gamma) * (math.exp(self._noise) + GRID - GRID)
             cold = self._running_since + spec.cold_for - begin - stalled
             if cold > 0.0:
                 able *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
@@ -254,8 +263,7 @@ class Plant:
         )
 
     def _start(self) -> None:
-        took = self._dice.lognormvariate(math.log(self.spec.startup), self.spec.startup_sd)
-        self._starting.append(self._now + took)
+        self._starting.append(self._now + self._lognormal(self.spec.startup, self.spec.startup_sd))
 
     def _register(self, until: float) -> None:
         """Workers that come up in this step; the first opens the window within which they share a restart."""
@@ -269,7 +277,7 @@ class Plant:
 
     def _restart(self, at: float, median: float, extra: float = 0.0) -> None:
         """The job stops, goes back to the last checkpoint and then uses all workers that are up by now."""
-        stall = extra + self._dice.lognormvariate(math.log(median), self.spec.restart_sd)
+        stall = extra + self._lognormal(median, self.spec.restart_sd)
         self._stalled_until = max(self._stalled_until, at + stall)
         self._running_since = self._stalled_until
         self._position = self._committed
@@ -289,4 +297,7 @@ class Plant:
     def _next_crash(self) -> float:
         if not self.spec.crash_every:
             return math.inf
-        return self._now + self._dice.expovariate(1.0 / self.spec.crash_every)
+        return self._now + self._dice.expovariate(1.0 / self.spec.crash_every) + GRID - GRID
+
+    def _lognormal(self, median: float, deviation: float) -> float:
+        return self._dice.lognormvariate(math.log(median), deviation) + GRID - GRID
