@@ -131,6 +131,8 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         from autoscaler.offline import arguments as options
 
         options.replay(sub)
+
+    _benchmark_options(command("benchmark", _benchmark, "compare policies on simulated clusters"), arguments)
     return parser
 
 
@@ -630,3 +632,16 @@ def _replay(arguments: argparse.Namespace) -> int:
     from autoscaler.offline import replay
 
     return replay.run(arguments)
+
+
+def _benchmark_options(sub: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    if "benchmark" in arguments:
+        from autoscaler.offline import benchmark
+
+        benchmark.add_arguments(sub)
+
+
+def _benchmark(arguments: argparse.Namespace) -> int:
+    from autoscaler.offline import benchmark
+
+    return benchmark.run(arguments)
