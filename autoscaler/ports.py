@@ -263,12 +263,14 @@ class Record:
 
     Attributes:
         dry_run: whether the decision was only written down, with no call to the target.
+        failed: why the scale call on its way when this was decided had failed; empty when it had not, or there was none.
     """
 
     observation: Observation
     decision: Decision
     version: int = 1
     dry_run: bool = False
+    failed: str = ""
 
 
 class StateStore(Protocol):

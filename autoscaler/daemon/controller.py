@@ -211,7 +211,8 @@ class Controller:
             observation = after.past[-1]
             if self.dry_run and decision.rescale:
                 after = call_withheld(after)
-            record = Record(observation, decision, dry_run=self.dry_run)
+            failed = "" if state.rescale is None else state.rescale.error
+            record = Record(observation, decision, dry_run=self.dry_run, failed=failed)
             await self._store.save(self.name, after, record)
         except StoreError as error:
             self._set_problem(str(error))
