@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -42,13 +42,17 @@ class Load:
         rates: records/s, the mean of each step of `STEP` seconds.
         changes: seconds from the beginning at which the rate jumps, where that is known: time to converge counts from
             there. They ascend and lie within the load.
+        one: records/s that one worker processes, above 0; None: so many that the peak is what `PEAK_WORKERS` process.
     """
 
     name: str
     rates: tuple[float, ...]
     changes: tuple[float, ...] = ()
+    one: float | None = None
 
     def __post_init__(self) -> None:
+        if self.one is not None and not (math.isfinite(self.one) and self.one > 0):
+            raise LoadError(f"{self.name}: one worker processes {self.one}/s, expected above 0")
         if not self.rates:
             raise LoadError(f"{self.name}: has no step, expected at least {STEP:g} s")
         for step, rate in enumerate(self.rates):
@@ -75,10 +79,12 @@ class Load:
         now = self.peak
         if not now:
             raise LoadError(f"{self.name}: is 0 throughout and cannot be scaled to a peak")
-        return Load(self.name, tuple([rate / now * peak for rate in self.rates]), self.changes)
+        return replace(self, rates=tuple([rate / now * peak for rate in self.rates]))
 
     def per_worker(self, exponent: float) -> float:
-        """Records/s of one worker such that the peak is what `PEAK_WORKERS` process: n do n^exponent times as much."""
+        """Records/s of one worker; n of them do n^exponent times as much."""
+        if self.one is not None:
+            return self.one
         if not self.peak:
             raise LoadError(f"{self.name}: is 0 throughout, no worker can be sized by it")
         return self.peak / work(PEAK_WORKERS, exponent)

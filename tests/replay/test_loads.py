@@ -1,6 +1,7 @@
 import math
 import os
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -140,6 +141,18 @@ def test_a_scaled_load_has_the_peak_asked_for_and_the_same_shape() -> None:
 @given(st.floats(0.1, 1.0), st.floats(1e-3, 1e9))
 def test_sixteen_workers_process_the_peak_at_full_load(exponent: float, peak: float) -> None:
     assert Load("x", (peak / 2, peak)).per_worker(exponent) * 16**exponent == pytest.approx(peak)
+
+
+def test_what_one_worker_processes_can_be_given() -> None:
+    load = Load("x", (0.0, 0.0), one=25.0)
+    assert load.per_worker(0.9) == 25.0
+    assert replace(load, rates=(1.0, 4.0)).scaled(1000).per_worker(0.9) == 25.0
+
+
+@pytest.mark.parametrize("one", [0.0, -1.0, math.inf, math.nan])
+def test_a_worker_that_processes_nothing_is_refused(one: float) -> None:
+    with pytest.raises(LoadError, match="x: one worker processes .*, expected above 0"):
+        Load("x", (1.0,), one=one)
 
 
 def test_a_load_of_nothing_cannot_be_scaled_and_sizes_no_worker() -> None:
