@@ -151,7 +151,7 @@ def test_what_one_worker_processes_can_be_given() -> None:
 
 @pytest.mark.parametrize("one", [0.0, -1.0, math.inf, math.nan])
 def test_a_worker_that_processes_nothing_is_refused(one: float) -> None:
-    with pytest.raises(LoadError, match="x: one worker processes .*, expected above 0"):
+    with pytest.raises(LoadError, match=r"x: one worker processes .*, expected above 0"):
         Load("x", (1.0,), one=one)
 
 
