@@ -30,13 +30,14 @@ from autoscaler.reactive.scheduler import (
     Vertices,
     Why,
     enter,
+    occupied,
     set_timer,
     widest,
 )
 from autoscaler.reactive.slots import Bounds, reactive_bounds, required_slots, slot_allocation
 
 OLDEST = (1, 18)
-CHECKPOINT_FAILURES = 2
+CHECKPOINT_FAILURES = 2  # the default of `rescale-trigger.max-checkpoint-failures`
 MOST = 1 << 15  # parallelism of any vertex
 
 
@@ -93,7 +94,7 @@ class FlinkSettings:
         delay: the pause before the job comes back after a failure, or the first one.
         multiplier, longest, reset_after: of the exponential delay: each is so many times the one before, up to the
             longest; after so long without a failure it begins anew.
-        attempts: failures after which a job is not restarted any more; None: it always is.
+        attempts: so many failures a job survives; math.inf: any number.
         cancel: how long it takes to cancel the tasks.
         create: how long it takes to build the execution graph.
     """
@@ -114,9 +115,19 @@ class FlinkSettings:
     multiplier: float = 1.5
     longest: float = 60.0
     reset_after: float = 3600.0
-    attempts: int | None = None
+    attempts: float = math.inf
     cancel: float = 0.0
     create: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in _TIMES:
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"{name}: is {value:g}, expected seconds, 0 or more")
+        for name in ("checkpoint_failures", "min_increase", "multiplier"):
+            value = getattr(self, name)
+            if not value >= 1:
+                raise ValueError(f"{name}: is {value:g}, expected 1 or more")
 
     @classmethod
     def of(
@@ -195,17 +206,17 @@ class FlinkSettings:
             job, done = self._wait(job, at)
         match event:
             case Slots(slots=slots, spare=spare):
-                lost = job.slots - slots
+                before = job.slots
                 job = replace(job, slots=slots)
-                if lost > 0 and not spare:
-                    job, more = self._lose(job, at)
-                elif lost < 0:
+                if slots < before:
+                    job, more = self._lose(job, at, spare=spare)
+                elif slots > before:
                     job, more = self._gain(job, at)
             case Killed(slots=slots, spare=spare):
-                gone = min(slots, job.slots)
-                job = replace(job, slots=job.slots - gone, dead=job.dead + gone)
-                timer = Timer(at + self.heartbeat, Due.NOTICED, gone, spare)
-                job, more = (set_timer(job, timer), ()) if self.heartbeat else self.wake(job, timer)
+                if gone := min(slots, job.slots):
+                    job = replace(job, slots=job.slots - gone, dead=job.dead + gone)
+                    timer = Timer(at + self.heartbeat, Due.NOTICED, gone, spare)
+                    job, more = (set_timer(job, timer), ()) if self.heartbeat else self.wake(job, timer)
             case Checkpoint(completed=completed):
                 job, more = self._checkpoint(job, at, completed=completed)
             case Restored():
@@ -219,8 +230,7 @@ class FlinkSettings:
         at = timer.at
         match timer.due:
             case Due.NOTICED:
-                job = replace(job, dead=job.dead - timer.slots)
-                return (job, ()) if timer.spare or not timer.slots else self._lose(job, at)
+                return self._lose(replace(job, dead=job.dead - timer.slots), at, spare=timer.spare)
             case Due.RESTARTED:
                 return self._come_back(job, at)
             case Due.CREATED:
@@ -291,7 +301,7 @@ class FlinkSettings:
 
     def _created(self, job: Job, at: float) -> Step:
         vertices = job.wished
-        if sum(max(group, default=0) for group in vertices) > job.slots + job.dead:
+        if occupied(vertices) > job.slots + job.dead:
             return self._wait(job, at)
         job = replace(enter(job, Phase.EXECUTING, at), vertices=vertices, wished=(), restored=False)
         deploy = Deploy(at, widest(vertices), vertices)
@@ -337,19 +347,18 @@ class FlinkSettings:
             job = replace(job, failed_checkpoints=self.checkpoint_failures)
         return self._change(job, at), ()
 
-    def _lose(self, job: Job, at: float) -> Step:
-        """Slots that the job used are gone: its tasks fail."""
-        if job.phase is not Phase.EXECUTING:
+    def _lose(self, job: Job, at: float, *, spare: bool) -> Step:
+        """Slots are gone; if the job used them its tasks fail."""
+        if job.phase is not Phase.EXECUTING or (spare and occupied(job.vertices) <= job.slots + job.dead):
             return job, ()
-        if self.restart is Restart.NONE or (self.attempts is not None and job.attempts >= self.attempts):
-            return _finish(job, at)
-        delay = self.delay
-        attempts = job.attempts + 1
+        attempts, delay = job.attempts + 1, self.delay
         if self.restart is Restart.EXPONENTIAL:
             if at - job.restart_at >= self.reset_after:
                 attempts = 1
-            delay = min(self.delay * self.multiplier ** (attempts - 1), self.longest)
-        job = replace(job, wished=(), attempts=attempts, restart_at=at + delay)
+            delay = min(self.delay if attempts == 1 else job.delay * self.multiplier, self.longest)
+        if self.restart is Restart.NONE or attempts > self.attempts:
+            return _finish(job, at)
+        job = replace(job, wished=(), attempts=attempts, delay=delay, restart_at=at + delay)
         return self._stop(job, at, Why.LOST, delay)
 
     def _checkpoint(self, job: Job, at: float, *, completed: bool) -> Step:
@@ -419,6 +428,23 @@ class FlinkSettings:
         if self._differs(job):
             return self._rescale(job, at)
         return replace(job, stage=Stage.IDLING, changed=math.inf, timers=_without(job, Due.TRIGGERED)), ()
+
+
+_TIMES = (
+    "cooldown",
+    "stabilization",
+    "max_delay",
+    "force_after",
+    "resource_wait",
+    "submission_stabilization",
+    "heartbeat",
+    "delay",
+    "longest",
+    "reset_after",
+    "attempts",
+    "cancel",
+    "create",
+)
 
 
 def _finish(job: Job, at: float) -> Step:

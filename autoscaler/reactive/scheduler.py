@@ -192,7 +192,8 @@ class Job:
         wished: the vertices with which it is to be deployed; empty after a failure, when nobody knows yet.
         failed_checkpoints: how many more of them may fail before a rescale waits for none; None: none is waited for.
         attempts: restarts after failures that came in short order.
-        restart_at: when the delay after the last failure was over.
+        delay: how long it paused after the last of them.
+        restart_at: when that pause was over.
     """
 
     phase: Phase = Phase.CREATED
@@ -207,6 +208,7 @@ class Job:
     wished: Vertices = ()
     failed_checkpoints: int | None = None
     attempts: int = 0
+    delay: float = 0.0
     restart_at: float = -math.inf
 
     @property
@@ -282,3 +284,8 @@ def enter(job: Job, phase: Phase, at: float) -> Job:
 def widest(vertices: Vertices) -> int:
     """The greatest parallelism of all vertices."""
     return max((share for group in vertices for share in group), default=0)
+
+
+def occupied(vertices: Vertices) -> int:
+    """Slots that these vertices take up: those of one group share them."""
+    return sum(max(group, default=0) for group in vertices)
