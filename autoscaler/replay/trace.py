@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation
-from autoscaler.core.step import step
 from autoscaler.ports import Record
 from autoscaler.records import load_record
 
@@ -23,8 +21,6 @@ SUFFIX = ".jsonl"
 
 PACKED = f"{SUFFIX}.gz"
 """... and that of one that was compressed afterwards."""
-
-Decide = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
 
 _NAME = "%Y-%m-%dT%H"
 
@@ -55,18 +51,6 @@ def files(path: Path) -> list[Path]:
             f"{path}: has no file *{SUFFIX}; the history of a daemon is in history/ of its daemon.directory"
         )
     return sorted([*found, *packed])
-
-
-def recorded(keep: Callable[[Record], object], decide: Decide = step) -> Decide:
-    """What decides, and has every decision kept as a daemon would: with the observation as it was trusted."""
-
-    def deciding(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
-        after, decision = decide(spec, state, observation)
-        failed = "" if state.rescale is None else state.rescale.error
-        keep(Record(after.past[-1], decision, failed=failed))
-        return after, decision
-
-    return deciding
 
 
 def _refuse(problem: str) -> NoReturn:
