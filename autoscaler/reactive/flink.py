@@ -150,7 +150,7 @@ class FlinkSettings:
         Raises:
             ValueError: the version is older than any that is known, or none.
         """
-        found = re.fullmatch(r"(\d+)(?:\.(\d+|x)(?:\..*)?)?", version)
+        found = re.fullmatch(r"(\d+)(?:\.(\d+|x)(?:[.-].*)?)?", version)
         known = (int(found[1]), math.inf if found[2] in {None, "x"} else int(found[2])) if found else (0, 0)
         if known < OLDEST:
             raise ValueError(f"expected a version of Flink from 1.18 on, such as 1.20 or 2.3, not {version!r}")
@@ -179,6 +179,7 @@ class FlinkSettings:
             groups=((Bounds(0, MOST),),),
             cooldown=0.0,
             stabilization=window,
+            max_delay=window,
             heartbeat=0.0,
             restart=Restart.FIXED,
             delay=0.0,
