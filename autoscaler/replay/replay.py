@@ -148,7 +148,7 @@ def _asks(asked: Recommendation | None) -> int | None:
 
 def _said(asked: Recommendation | None) -> str:
     if asked is None:
-        return "was not asked"
+        return "is not there"
     size = asked.reason.value if asked.replicas is None else f"asked for {asked.replicas}"
     return f"{size}: {asked.detail}" if asked.detail else size
 
@@ -163,7 +163,7 @@ def _size(verdict: Verdict | None) -> int | None:
 
 def _judged(verdict: Verdict | None) -> str:
     if verdict is None:
-        return "was not asked"
+        return "is not there"
     made = (
         f"made {verdict.after} of {verdict.before}" if verdict.before != verdict.after else f"let {verdict.after} pass"
     )
