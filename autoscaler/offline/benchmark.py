@@ -93,6 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("AUTOSCALER_TRACES"),
         help="where the recorded loads are (default: $AUTOSCALER_TRACES; without it only made ones are taken)",
     )
+    add(
+        "--validate",
+        action="store_true",
+        help="compare the simulation with published measurements of a real Flink instead; needs --traces",
+    )
     add("--guarded", action="store_true", help="run the rules of others behind our guards, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
     add("--processes", type=_count, metavar="N", default=os.cpu_count() or 1, help="default: one for each core")
@@ -116,6 +121,8 @@ def run(options: argparse.Namespace) -> int:
         complain(f"autoscaler: {error}")
         return FAILED
     traces = None if options.traces is None else Path(options.traces)
+    if options.validate:
+        return _validate(options, traces)
     policies = dict(options.policy or [_policy(name) for name in BASELINES])
     plants = [name for name in PLANTS if name in (options.plant or PLANTS)]
     scenarios = options.scenario or (
@@ -152,6 +159,22 @@ def run(options: argparse.Namespace) -> int:
         _show(rows, each=options.each)
         _tell_time(done, rows)
     return max(_write(options, rows, lines), _judge(options, before, rows))
+
+
+def _validate(options: argparse.Namespace, traces: Path | None) -> int:
+    from autoscaler.offline.validation import validate  # noqa: PLC0415 - seldom asked for
+    from autoscaler.replay.validation import HPA, PLANT  # noqa: PLC0415
+
+    if traces is None:
+        complain("autoscaler: --validate: needs the recorded loads: say --traces DIR, or set AUTOSCALER_TRACES")
+        return USAGE
+    try:
+        spec = cluster("hpa", HPA, PLANT.slo, 1.0)
+        validate(spec, traces, range(1, (options.seeds or 3) + 1), json=options.json)
+    except LoadError as error:
+        complain(f"autoscaler: {error}")
+        return USAGE
+    return OK
 
 
 def vars_of(one: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
