@@ -15,7 +15,7 @@ from datetime import timedelta
 
 from autoscaler.core.model import ZERO, Cause, Direction, JobState, Phase, Reason, Recommendation, Rescale, View
 from autoscaler_policies.answer import missing, plain, replicas, sized
-from autoscaler_policies.daedalus_model import Line, Regression, fit, recovery_time, wape
+from autoscaler_policies.daedalus_model import Curve, Line, Regression, fit, recovery_time, wape
 from autoscaler_policies.measured import busy, each, moving, total, warm_since
 
 FALLBACK = 600.0
@@ -64,6 +64,8 @@ class Daedalus:
         throughput: name of the metric with the processed records/s.
         lag: name of the metric with the records waiting.
         utilization: name of the metric with the busy share or the CPU, 0 to 1, of all replicas or of each.
+        forecast: name of a metric with the records/s expected in each of the next minutes, the last of them from then
+            on; it takes the place of the line, which counts while it is missing. Default none.
     """
 
     target_recovery: timedelta = timedelta(minutes=10)
@@ -81,6 +83,7 @@ class Daedalus:
     throughput: str = "throughput"
     lag: str = "lag"
     utilization: str = "utilization"
+    forecast: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("target_recovery", "interval", "horizon", "trend"):
@@ -101,6 +104,8 @@ class Daedalus:
         for name in ("arrivals", "throughput", "lag", "utilization"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is empty, expected the name of a metric")
+        if self.forecast == "":
+            raise ValueError("forecast: is empty, expected the name of a metric")
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -129,7 +134,7 @@ class Daedalus:
         for name in ("size", "recovery", "capacity"):
             memory.pop(name, None)
         self._measure(view, memory, now)
-        line = self._forecast(view, memory, now)
+        line = self._told(view, memory) or self._forecast(view, memory, now)
         if line is None or now - memory["rescaled_at"] < self.grace.total_seconds() or moving(view):
             return memory
         self._plan(view, memory, line, now)
@@ -210,6 +215,17 @@ class Daedalus:
                 since = max(since, engine.running_since.timestamp())
         return 0 < view.current == view.ready and not moving(view) and now - since >= self.warm_up.total_seconds()
 
+    def _told(self, view: View, memory: dict[str, float]) -> Curve | None:
+        """What somebody else forecasts."""
+        reading = None if self.forecast is None else view.metrics.get(self.forecast)
+        if reading is None:
+            return None
+        rates = reading.value if isinstance(reading.value, tuple) else (reading.value,)
+        if min(rates) < 0:
+            return None
+        memory["wape"] = 0.0
+        return Curve(tuple([min(rate, 1e300) for rate in rates]), self.horizon.total_seconds())
+
     def _forecast(self, view: View, memory: dict[str, float], now: float) -> Line | None:
         """The line through the last arrivals; through those of the last interval where the last line was wrong."""
         interval = self.interval.total_seconds()
@@ -254,7 +270,7 @@ class Daedalus:
         """Records/s of a size: as observed there, else in proportion to the present one (`get_capacity`)."""
         return memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
 
-    def _plan(self, view: View, memory: dict[str, float], line: Line, now: float) -> None:
+    def _plan(self, view: View, memory: dict[str, float], line: Line | Curve, now: float) -> None:
         """Choose the size (`plan` and `determine_scaleout`)."""
         current = view.current
         able = self._capacity(memory, current)

@@ -6,7 +6,7 @@ See `autoscaler_policies.daedalus` for where it is from. Times are seconds from 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SPREAD = 0.05
@@ -14,6 +14,10 @@ SPREAD = 0.05
 
 REMEMBERED = 240.0
 """From so many samples on, each new one has the weight of this one: what is older fades. Four hours of minutes."""
+
+
+MINUTE = 60.0
+"""Seconds that each number of a forecast holds for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,56 @@ class Line:
         """When it is at that rate; infinite for never."""
         return (rate - self.level) / self.slope if self.slope else math.inf
 
+    def pieces(self, _begin: float, capacity: float) -> Iterable[float]:
+        """Times between which what a capacity has to spare rises or falls evenly, and the horizon; ascending."""
+        return sorted((self.crosses(0.0), self.crosses(capacity), self.horizon))
+
+    def spare(self, begin: float, end: float, capacity: float) -> tuple[float, float]:
+        """What a capacity has to spare at the begin and the end of a piece, records/s."""
+        low, high = (max(0.0, capacity - self.at(time)) for time in (begin, end))
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Arrivals as somebody else forecasts them: a rate for each of the next minutes, the last of them from then on.
+
+    Attributes:
+        rates: records/s of each minute, 0 or more; at least one.
+        horizon: seconds ahead that it is used for.
+    """
+
+    rates: tuple[float, ...]
+    horizon: float
+
+    def at(self, time: float) -> float:
+        """Records/s at a time."""
+        return self.rates[min(int(time // MINUTE), len(self.rates) - 1)]
+
+    def most(self, until: float) -> float:
+        """The most records/s up to a time, or the horizon where that is nearer."""
+        return max(self.rates[: max(math.ceil(min(until, self.horizon) / MINUTE), 1)])
+
+    def total(self, until: float) -> float:
+        """Records that arrive until then."""
+        whole = int(until // MINUTE)
+        return math.fsum([self.at(minute * MINUTE) for minute in range(whole)]) * MINUTE + self.at(until) * (
+            until - whole * MINUTE
+        )
+
+    def pieces(self, begin: float, _capacity: float) -> Iterable[float]:
+        """The times from `begin` up to the horizon at which the rate changes, and the horizon; ascending."""
+        minute = math.floor(begin / MINUTE) + 1
+        while minute * MINUTE < self.horizon:
+            yield minute * MINUTE
+            minute += 1
+        yield self.horizon
+
+    def spare(self, begin: float, _end: float, capacity: float) -> tuple[float, float]:
+        """What a capacity has to spare at the begin and the end of a piece, records/s."""
+        spare = max(0.0, capacity - self.at(begin))
+        return spare, spare
+
 
 def fit(points: Sequence[tuple[float, float]], horizon: float) -> Line:
     """The straight line through (time, records/s) by least squares, time 0 being now.
@@ -110,7 +164,7 @@ def wape(line: Line, points: Sequence[tuple[float, float]]) -> float:
     return sum(abs(rate - line.at(time)) for time, rate in points) / came
 
 
-def recovery_time(line: Line, capacity: float, waiting: float, downtime: float) -> float:
+def recovery_time(line: Line | Curve, capacity: float, waiting: float, downtime: float) -> float:
     """Seconds from a rescale until nothing waits any more; infinite when not within the line's horizon.
 
     The job is down for `downtime`, then works with `capacity`; what exceeds the arrivals goes off what has piled up:
@@ -118,10 +172,10 @@ def recovery_time(line: Line, capacity: float, waiting: float, downtime: float) 
     """
     left = waiting + line.total(downtime)
     begin = downtime
-    for end in sorted((line.crosses(0.0), line.crosses(capacity), line.horizon)):
+    for end in line.pieces(begin, capacity):
         if not begin < end <= line.horizon:
             continue
-        low, high = (max(0.0, capacity - line.at(time)) for time in (begin, end))
+        low, high = line.spare(begin, end, capacity)
         area = (low + high) / 2 * (end - begin)
         if area >= left:
             return begin + _time_for(left, low, (high - low) / (end - begin))

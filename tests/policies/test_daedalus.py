@@ -32,7 +32,7 @@ from autoscaler.replay.score import needed
 from autoscaler.replay.simulate import run
 from autoscaler.testing import contracts
 from autoscaler_policies.daedalus import SIZES, Daedalus
-from autoscaler_policies.daedalus_model import REMEMBERED, Line, Regression, fit, recovery_time, wape
+from autoscaler_policies.daedalus_model import REMEMBERED, Curve, Line, Regression, fit, recovery_time, wape
 
 Make = Callable[..., View]
 POLICY = Daedalus()
@@ -163,6 +163,28 @@ def test_there_is_no_recovery_beyond_the_forecast() -> None:
     # more arrives than can be processed until the load has fallen to 150/s after 50 s; then what is to spare rises by
     # 1/s each second: 200 x 30 - 30² / 2 = 5,550 records of the downtime are t² / 2
     assert recovery_time(Line(200.0, -1.0, 900.0), 150.0, 0.0, 30.0) == pytest.approx(50.0 + math.sqrt(2 * 5550.0))
+
+
+def test_a_forecast_by_the_minute_counts_as_steps() -> None:
+    curve = Curve((100.0, 40.0, 160.0), 900.0)
+    assert [curve.at(time) for time in (0.0, 59.0, 60.0, 130.0, 5000.0)] == [100.0, 100.0, 40.0, 160.0, 160.0]
+    assert [curve.most(until) for until in (0.0, 60.0, 120.0, 121.0, 1e9)] == [100.0, 100.0, 100.0, 160.0, 160.0]
+    assert curve.total(30.0) == 3000.0
+    assert curve.total(150.0) == 6000.0 + 2400.0 + 30 * 160.0
+    # 3,000 of the downtime, less 30 s at 50/s, are 1,500; from then on 110/s are to spare
+    assert recovery_time(curve, 150.0, 0.0, 30.0) == pytest.approx(60.0 + 1500.0 / 110.0)
+    # another 9,000 would need more than is to spare in the second minute, and in the third there is nothing
+    assert recovery_time(curve, 150.0, 9000.0, 30.0) == math.inf
+    assert Curve((100.0,), 90.0).most(1e9) == 100.0
+
+
+@given(rate=st.floats(0, 1e6), capacity=st.floats(0, 1e6), waiting=st.floats(0, 1e9), downtime=st.floats(0, 600))
+def test_a_flat_forecast_is_a_flat_line(*, rate: float, capacity: float, waiting: float, downtime: float) -> None:
+    curve, line = Curve((rate,) * 15, 900.0), Line(rate, 0.0, 900.0)
+    expected = recovery_time(line, capacity, waiting, downtime)
+    assert curve.total(downtime) == pytest.approx(line.total(downtime), rel=1e-9)
+    if abs(expected - 900.0) > 1e-3:
+        assert recovery_time(curve, capacity, waiting, downtime) == pytest.approx(expected, rel=1e-9)
 
 
 def test_with_nothing_to_recover_it_is_the_downtime() -> None:
@@ -342,6 +364,26 @@ def test_a_size_must_take_what_is_forecast_until_it_has_recovered(view: Make) ->
     answer = ask(POLICY, seen)
     assert answer.inputs["forecast"] == pytest.approx(114.0)
     assert answer.replicas == 3
+
+
+def test_a_forecast_of_somebody_else_takes_the_place_of_the_line(view: Make) -> None:
+    told = replace(POLICY, forecast="forecast")
+
+    def asked(current: int, *forecast: float) -> Recommendation:
+        seen = load(view, 60.0, current=current)
+        metrics = {**seen.metrics, "forecast": Reading(forecast, seen.now)}
+        return ask(told, replace(seen, metrics=metrics))
+
+    flat = [60.0] * 5
+    assert asked(2, *flat).replicas == 2
+    # 135/s in five minutes, which nothing of the past tells
+    answer = asked(1, *flat, 135.0)
+    assert (answer.replicas, answer.inputs["forecast"], answer.inputs["wape"]) == (3, 135.0, 0.0)
+    assert asked(2, 135.0).replicas == 3
+    # what is no forecast is none
+    assert asked(2, -1.0, 135.0).replicas == 2
+    assert asked(2, 1.7e308, 1.7e308).replicas == 10
+    assert ask(told, load(view, 60.0, current=2)) == ask(POLICY, load(view, 60.0, current=2))
 
 
 def test_the_past_counts_where_it_can(view: Make) -> None:
@@ -631,6 +673,7 @@ def test_a_metric_that_is_missing_never_lowers_the_size(view: Make, absent: str)
         ({"bad": -0.1}, "bad: is -0.1, expected"),
         ({"bad": math.nan}, "bad: is nan, expected"),
         ({"lag": ""}, "lag: is empty"),
+        ({"forecast": ""}, "forecast: is empty"),
     ],
 )
 def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
