@@ -22,6 +22,7 @@ from autoscaler.core.model import (
 )
 
 _KEPT_DURATIONS = 8
+_UNTIL_RUNNING = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
 
 
 def effective_slots(size: int, slots_per_replica: int, partitions: int | None) -> float:
@@ -142,8 +143,12 @@ def restart_time(learned: Learned, direction: Direction) -> float | None:
     phases = learned.durations.get(direction)
     if not phases:
         return None
-    upto = PHASES[1 : PHASES.index(Phase.CAUGHT_UP)]
-    return sum(_median(phases[phase]) for phase in upto if phases.get(phase))
+    seconds = 0.0
+    for phase in _UNTIL_RUNNING:
+        seen = phases.get(phase)
+        if seen:
+            seconds += _median(seen)
+    return seconds
 
 
 def _median(values: tuple[float, ...]) -> float:

@@ -12,6 +12,7 @@ from autoscaler.core.model import (
     Allowance,
     ClusterSpec,
     Combine,
+    Learned,
     Limits,
     NamedPolicy,
     Observation,
@@ -123,9 +124,11 @@ def learn(policies: tuple[NamedPolicy, ...], view: View) -> tuple[Mapping[str, M
         name = named.name
         known = before.get(name, {})
         try:
-            found = learning(view.knowing(view.learned, known))
-            problem = _nonsense(found)
-            found = known if problem else _plain(found)
+            found = learning(view.knowing(view.learned, known) if known else view)
+            problem = ""
+            if not _plain(found):
+                problem = _nonsense(found)
+                found = known if problem else {key: float(number) for key, number in found.items()}
         except Exception as error:  # noqa: BLE001 - a policy is somebody else's code
             problem = f"raised {type(error).__name__}: {error}"
             found = known
@@ -149,29 +152,34 @@ def _nonsense(found: object) -> str:
     return f"kept {name!r} = {number}, expected a name and a finite number"
 
 
-def _plain(found: Mapping[str, float]) -> Mapping[str, float]:
-    """The same as a plain dictionary of floats: of another kind of mapping or number not all could be stored."""
-    if type(found) is dict and set(map(type, found.values())) <= {float}:
-        return found
-    return {name: float(number) for name, number in found.items()}
+def _plain(found: object) -> bool:
+    """Whether it is a dictionary of finite floats by name: of other mappings and numbers not all could be stored."""
+    return (
+        type(found) is dict
+        and len(found) <= MOST_LEARNED
+        and set(map(type, found)) <= {str}
+        and set(map(type, found.values())) <= {float}
+        # One that is not finite makes the sum so too: quicker than to look at each.
+        and math.isfinite(sum(found.values()))
+    )
 
 
 def evaluate(
-    policies: tuple[NamedPolicy, ...], view: View, failed: Mapping[str, str] = NOBODY
+    policies: tuple[NamedPolicy, ...], view: View, learned: Learned, failed: Mapping[str, str] = NOBODY
 ) -> tuple[Recommendation, ...]:
     """Ask every policy. One that raises or answers nonsense is reported as FAILED and stops nobody else.
 
-    `failed` are those that have failed already, with the reason.
+    `learned` is what is known by now, where the view is of before; `failed` are those that have failed already, with
+    the reason.
     """
-    return tuple([_ask(named, view, failed) for named in policies])
+    return tuple([_ask(named, view, learned, failed) for named in policies])
 
 
-def _ask(named: NamedPolicy, view: View, failed: Mapping[str, str]) -> Recommendation:
+def _ask(named: NamedPolicy, view: View, learned: Learned, failed: Mapping[str, str]) -> Recommendation:
     if named.name in failed:
         return _failed(named, failed[named.name])
-    memory = view.learned.memory.get(named.name)
-    if memory:
-        view = view.knowing(view.learned, memory)
+    if learned.memory:
+        view = view.knowing(learned, learned.memory.get(named.name, {}))
     try:
         answer = named.policy.evaluate(view)
         problem = _problem(answer)

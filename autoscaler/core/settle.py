@@ -64,22 +64,26 @@ def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
 
 
 def disturbed(
-    spec: ClusterSpec, observation: Observation, desired: int, last_run: EngineStatus | None, *, whole: bool
+    spec: ClusterSpec,
+    observation: Observation,
+    desired: int,
+    past: tuple[Observation, ...],
+    last_run: EngineStatus | None,
 ) -> tuple[Rescale, str] | None:
     """A rescale for what nobody requested, and what it is: replicas that are gone, or a job that restarts by itself.
 
     A worker that is stopped (SIGTERM) tells the engine, which gives up its slots at once. One that is killed, hangs or
     is cut off tells nobody: its slots stay until its heartbeat runs out, and so long the job stands still.
 
-    `last_run` is what the engine showed when the job was last seen running, if it was; `whole` is whether as many
-    replicas as desired have been seen up.
+    `past` is what was seen before; `last_run` is what the engine showed when the job was last seen running, if it was.
     """
     at = observation.at
     ready = observation.ready
     engine = observation.engine
     slots = None if engine is None else engine.slots
     if ready is not None and ready < desired:
-        if not whole:
+        # Never seen whole: they are still on their way.
+        if not any(seen.desired == desired and (seen.ready or 0) >= desired for seen in reversed(past)):
             return begin(ready, desired, at, Cause.LOSS), f"{desired - ready} of {desired} replicas are not up"
         text = f"{desired - ready} of {desired} replicas are gone"
         if slots is not None and slots > ready * spec.slots_per_replica:

@@ -66,7 +66,7 @@ def step(
         notes.append((Reason.CLOCK, f"the clock went back by {(state.at - at).total_seconds():.0f} s"))
         state = rebase(state, at - state.at)
     allowance, failed = allowed(spec.policies, at, spec.limits)
-    if allowance.limits != spec.limits:
+    if allowance.limits is not spec.limits:
         spec = replace(spec, limits=allowance.limits)
     metrics, doubts = trusted(spec, observation)
     if doubts:
@@ -105,8 +105,8 @@ def step(
     memory, unlearned = learn(spec.policies, view)
     if memory or learned.memory:
         learned = Learned(learned.capacity, learned.durations, memory)
-        view = view.knowing(learned, {})
-    recommendations = evaluate(spec.policies, view, {**failed, **unlearned} if failed or unlearned else NOBODY)
+    unfit = {**failed, **unlearned} if failed or unlearned else NOBODY
+    recommendations = evaluate(spec.policies, view, learned, unfit)
     proposed, muddled = combine(recommendations, current, spec.combine)
     distrust = _distrust(doubts, recommendations, observation.engine, notes, muddled)
     proposals = _proposals(spec, state.proposals, at, proposed, trustworthy=not distrust)
@@ -265,7 +265,7 @@ def _hold(
         state.rescale,
         state.warm_from,
     )
-    recommendations = evaluate(spec.policies, view, failed)
+    recommendations = evaluate(spec.policies, view, state.learned, failed)
     proposed, muddled = combine(recommendations, current, spec.combine)
     why = doubts.get("target") or f"desired {observation.desired}, ready {observation.ready}"
     verdict = Verdict(Reason.FRESHNESS, proposed, current, Reason.MISSING, f"the target's size is unknown: {why}")
@@ -326,8 +326,7 @@ def _disturb(
     if state.missed is not None or before is None:
         # What was given up is not waited for again; and at first sight nothing is known to have been lost.
         return state
-    whole = any(seen.desired == desired and (seen.ready or 0) >= desired for seen in reversed(state.past))
-    found = disturbed(spec, observation, desired, None if settled else _last_run(state, observation), whole=whole)
+    found = disturbed(spec, observation, desired, state.past, None if settled else _last_run(state, observation))
     if found is None:
         return state
     lost, what = found
