@@ -33,6 +33,10 @@ GRID = 3.0 * 2.0**21
 one system's mathematical library to another's, and a simulation's result must not."""
 
 
+SLOW = 0.7
+"""The share of the work of one that a slow worker does."""
+
+
 def work(size: float, exponent: float) -> float:
     """How many times the work of one so many workers do: size^exponent, the same on every machine."""
     return math.pow(size, exponent) + GRID - GRID
@@ -54,6 +58,8 @@ class PlantSpec:
         crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
             A job's only worker does not crash.
         crash_noticed: how long a crash keeps the job from restarting (heartbeat time-out).
+        slow: share of the new workers that do only `SLOW` of the work of one, as long as they are there.
+        never: share of the new workers that never come up. They are billed until they are called off.
         idle: share of the CPU that is busy without any record; it shows in `cpu`, never in `utilization`.
         slo: the age of the oldest unprocessed record should be at most this.
     """
@@ -73,6 +79,8 @@ class PlantSpec:
     cold_for: float = 30.0
     crash_every: float = 0.0
     crash_noticed: float = 10.0
+    slow: float = 0.0
+    never: float = 0.0
     idle: float = 0.05
     slo: float = 60.0
 
@@ -94,6 +102,10 @@ class PlantSpec:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name}: is {value:g}, expected 0 or more")
+        for name in ("slow", "never"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}: is {value:g}, expected a share from 0 to 1")
         if not 0 < self.cold <= 1:
             raise ValueError(f"cold: is {self.cold:g}, expected above 0 and at most 1")
         if not 0 <= self.idle < 1:
@@ -152,8 +164,9 @@ class Plant:
         self.desired = size
         self._dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
         self._now = 0.0
-        self._registered = size  # workers that are up
-        self._used = size  # of them those that the job uses
+        self._up = [1.0] * size  # share of a worker's work that each worker does that is up, the oldest first
+        self._used = size  # how many of them the job uses
+        self._able = one * work(size, spec.gamma)  # records/s that these process
         self._starting: list[float] = []  # when each will register
         self._joins_at = math.inf  # when the restart that takes in new workers begins
         self._stalled_until = 0.0
@@ -188,7 +201,7 @@ class Plant:
         stalled = min(max(self._stalled_until - begin, 0.0), STEP)
         runs = STEP - stalled
         if runs > 0.0:
-            able = self.one * work(self._used, spec.gamma) * (math.exp(self._noise) + GRID - GRID)
+            able = self._able * (math.exp(self._noise) + GRID - GRID)
             cold = self._running_since + spec.cold_for - begin - stalled
             if cold > 0.0:
                 able *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
@@ -206,7 +219,7 @@ class Plant:
         self._now = end
         track.arrivals.append(arrivals)
         track.position.append(self._position)
-        track.billed.append(self._registered + len(self._starting))
+        track.billed.append(len(self._up) + len(self._starting))
         track.running.append(self._used)
         track.stopped.append(stalled / STEP)
 
@@ -220,7 +233,7 @@ class Plant:
         return Observation(
             now,
             self.desired,
-            self._registered,
+            len(self._up),
             {
                 "arrivals": Reading(offered, now),
                 "throughput": Reading(processed, now),
@@ -239,7 +252,7 @@ class Plant:
             return
         self.desired = size
         self.track.requests.append((len(self.track.arrivals), size))
-        have = self._registered + len(self._starting)
+        have = len(self._up) + len(self._starting)
         for _ in range(size - have):
             self._start()
         if size < have:
@@ -248,14 +261,14 @@ class Plant:
             self._starting = sorted(self._starting)[: len(self._starting) - cancelled]
             gone = have - size - cancelled
             if gone:
-                self._registered -= gone
+                del self._up[len(self._up) - gone :]
                 self._restart(self._now, self.spec.restart_down, self.spec.heartbeat)
 
     def _status(self) -> EngineStatus:
         running = self._now >= self._stalled_until
         return EngineStatus(
             JobState.RUNNING if running else JobState.RESTARTING,
-            self._registered,
+            len(self._up),
             self._used if running else 0,
             running_since=START + timedelta(seconds=self._running_since) if running else None,
             last_checkpoint=START + timedelta(seconds=self._checkpointed),
@@ -263,7 +276,9 @@ class Plant:
         )
 
     def _start(self) -> None:
-        self._starting.append(self._now + self._lognormal(self.spec.startup, self.spec.startup_sd))
+        spec = self.spec
+        never = spec.never > 0 and self._dice.random() < spec.never
+        self._starting.append(math.inf if never else self._now + self._lognormal(spec.startup, spec.startup_sd))
 
     def _register(self, until: float) -> None:
         """Workers that come up in this step; the first opens the window within which they share a restart."""
@@ -271,7 +286,8 @@ class Plant:
         if not here:
             return
         self._starting = [at for at in self._starting if at > until]
-        self._registered += len(here)
+        slow = self.spec.slow
+        self._up += [SLOW if slow > 0 and self._dice.random() < slow else 1.0 for _ in here]
         if self._joins_at == math.inf:
             self._joins_at = min(here) + self.spec.merge
 
@@ -282,15 +298,16 @@ class Plant:
         self._running_since = self._stalled_until
         self._position = self._committed
         self._checkpoint_in = self.spec.checkpoint
-        self._used = self._registered
+        self._used = len(self._up)
+        self._able = self.one * work(math.fsum(self._up), self.spec.gamma)
         self._joins_at = math.inf
         self.track.restarts += 1
 
     def _crash(self, at: float) -> None:
-        """One worker is gone at once, and replaced; the job goes on without it when that is noticed."""
+        """The oldest worker is gone at once, and replaced; the job goes on without it when that is noticed."""
         self._crash_at = self._next_crash()
-        if self._registered > 1:
-            self._registered -= 1
+        if len(self._up) > 1:
+            del self._up[0]
             self._start()
             self._restart(at, self.spec.restart_down, self.spec.crash_noticed)
 

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation
-from autoscaler.core.step import step
+from autoscaler.core.step import call_failed, step
+from autoscaler.ports import Record
+from autoscaler.replay.faults import NONE, Faults, Injector, restarted
 from autoscaler.replay.loads import Load
 from autoscaler.replay.plant import STEP, Plant, PlantSpec, Track
 from autoscaler.replay.score import Score, needed, score
 
-Record = Callable[[Observation, Decision], None]
-"""What is done with each decision, such as keeping it."""
+Keep = Callable[[Record], object]
+"""What is done with the record of each decision, such as writing it to a file."""
 
 Decide = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
 """What decides: `step`, or something that it is compared with."""
@@ -49,8 +51,9 @@ def run(
     load: Load,
     seed: int,
     size: int | None = None,
-    record: Record | None = None,
+    record: Keep | None = None,
     decide: Decide = step,
+    faults: Faults = NONE,
 ) -> Run:
     """Have a cluster's decisions steer a plant under a load; as many steps as the load has.
 
@@ -63,8 +66,12 @@ def run(
         load: what is offered.
         seed: of everything that the plant draws.
         size: workers at the start; None: as many as the first step needs, within the limits.
-        record: is shown every decision, and the observation that it was made on.
+        record: is given the record of every decision, as a daemon keeps it.
         decide: what makes the decisions.
+        faults: what goes wrong.
+
+    Raises:
+        ValueError: the interval is no multiple of the plant's step, or a fault is about no metric of the cluster.
     """
     every = spec.interval.total_seconds() / STEP
     if every != int(every):
@@ -72,22 +79,33 @@ def run(
     one = load.per_worker(plant.gamma)
     if size is None:
         size = needed([load.rates[0] * STEP], one, plant.gamma)[0]
+    plant = faults.worsened(plant)
+    injector = Injector(faults, seed, spec)
     cluster = Plant(plant, one, seed, max(spec.limits.minimum, min(size, spec.limits.maximum)))
-    advance, observe = cluster.advance, cluster.observe
+    advance = cluster.advance
     state = ClusterState()
     decisions = 0
     wait = ticks = int(every)
-    for rate in load.rates:
+    for number, rate in enumerate(load.rates, 1):
         advance(rate * STEP)
+        if faults.delayed:
+            injector.pass_time(cluster, number * STEP)
         wait -= 1
         if wait:
             continue
         wait = ticks
-        observation = observe()
+        now = number * STEP
+        if injector.restarts(now):
+            state = restarted(state)
+        failed = "" if state.rescale is None else state.rescale.error
+        observation = injector.seen(cluster.observe(), now)
         state, decision = decide(spec, state, observation)
         decisions += 1
-        if decision.desired != decision.current:
-            cluster.scale(decision.desired)
         if record is not None:
-            record(observation, decision)
+            # As it was trusted, where the decider keeps that.
+            record(Record(state.past[-1] if state.past else observation, decision, failed=failed))
+        if decision.desired != decision.current:
+            error = injector.scale(cluster, decision.desired, now)
+            if error:
+                state = call_failed(state, error)
     return Run(plant, load, one, cluster.track, state, decisions)

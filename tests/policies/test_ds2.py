@@ -15,12 +15,10 @@ from autoscaler.core.model import (
     Behaviour,
     Cause,
     ClusterSpec,
-    Decision,
     EngineStatus,
     JobState,
     Limits,
     NamedPolicy,
-    Observation,
     Phase,
     Reading,
     Reason,
@@ -29,6 +27,7 @@ from autoscaler.core.model import (
     SettleSpec,
     View,
 )
+from autoscaler.ports import Record
 from autoscaler.replay.loads import Load, constant
 from autoscaler.replay.plant import PlantSpec
 from autoscaler.replay.simulate import run
@@ -433,9 +432,9 @@ def test_three_steps_are_all_it_needs() -> None:
     # n workers do n^0.9 times the work of one, and the load needs sixteen: the first step falls short by that
     sizes: list[int] = []
 
-    def record(_: Observation, decision: Decision) -> None:
-        if decision.rescale:
-            sizes.append(decision.desired)
+    def record(made: Record) -> None:
+        if made.decision.rescale:
+            sizes.append(made.decision.desired)
 
     spec = ClusterSpec(
         "c",

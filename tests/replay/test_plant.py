@@ -643,6 +643,13 @@ def test_what_can_be_nothing_is_not_below_it(name: str, value: float) -> None:
         replace(CALM, **{name: value})
 
 
+@pytest.mark.parametrize("name", ["slow", "never"])
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+def test_a_share_of_the_workers_is_one(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}: is .*, expected a share from 0 to 1"):
+        replace(CALM, **{name: value})
+
+
 @pytest.mark.parametrize("cold", [0.0, -0.1, 1.1, math.nan])
 def test_a_cold_job_does_some_of_its_work(cold: float) -> None:
     with pytest.raises(ValueError, match=r"cold: is .*, expected above 0 and at most 1"):

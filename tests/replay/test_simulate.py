@@ -6,7 +6,6 @@ import pytest
 from autoscaler.core.model import (
     ClusterSpec,
     ClusterState,
-    Decision,
     Limits,
     NamedPolicy,
     Observation,
@@ -17,6 +16,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.plugins import Kind, load
+from autoscaler.ports import Record
 from autoscaler.replay.loads import Load, named
 from autoscaler.replay.plant import PLANTS, START, Track
 from autoscaler.replay.simulate import run
@@ -51,7 +51,7 @@ def _level(hours: float, level: float = 1.0) -> Load:
 
 def test_it_decides_every_interval_from_the_first_on() -> None:
     seen: list[Observation] = []
-    found = run(_spec(), K8S, _level(0.1), 1, record=lambda observation, _: seen.append(observation))
+    found = run(_spec(), K8S, _level(0.1), 1, record=lambda record: seen.append(record.observation))
     assert [observation.at for observation in seen] == [START + timedelta(seconds=15 * n) for n in range(1, 25)]
     assert found.decisions == 24
     assert len(found.track.arrivals) == 72
@@ -89,15 +89,15 @@ def test_a_seed_gives_one_run_to_the_digit_and_another_seed_another() -> None:
 
 
 def test_the_decisions_are_those_of_step_on_the_same_observations() -> None:
-    recorded: list[tuple[Observation, Decision]] = []
+    recorded: list[Record] = []
     spec = _drain()
-    found = run(spec, K8S, named("steps6h"), 3, record=lambda *seen: recorded.append(seen))
+    found = run(spec, K8S, named("steps6h"), 3, record=recorded.append)
     state = ClusterState()
-    for observation, decision in recorded:
-        state, again = step(spec, state, observation)
-        assert again == decision
+    for record in recorded:
+        state, again = step(spec, state, record.observation)
+        assert again == record.decision
     assert state == found.state
-    assert len(found.track.requests) == sum(decision.rescale for _, decision in recorded) > 5
+    assert len(found.track.requests) == sum(record.decision.rescale for record in recorded) > 5
 
 
 def test_an_interval_that_is_no_multiple_of_the_plants_step_is_refused() -> None:
