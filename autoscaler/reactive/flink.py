@@ -13,15 +13,14 @@ from enum import StrEnum
 from typing import Any
 
 from autoscaler.reactive.scheduler import (
+    Change,
     Checkpoint,
     Deploy,
     Due,
-    Event,
     Instruction,
     Job,
     Killed,
     Phase,
-    Restored,
     Slots,
     Stage,
     Step,
@@ -198,33 +197,32 @@ class FlinkSettings:
             raise ValueError(f"expected more than {slots} slots, too few for the job's slot sharing groups")
         return replace(job, restored=True)
 
-    def react(self, job: Job, event: Event) -> Step:
+    def start(self, job: Job, at: float) -> Step:
+        """A job that was only created waits for slots."""
+        return self._wait(job, at)
+
+    def react(self, job: Job, event: Change) -> Step:
         """What an event changes."""
         at = event.at
         done: tuple[Instruction, ...] = ()
-        more: tuple[Instruction, ...] = ()
-        if job.phase is Phase.CREATED:
-            job, done = self._wait(job, at)
         match event:
             case Slots(slots=slots, spare=spare):
                 before = job.slots
                 job = replace(job, slots=slots)
                 if slots < before:
-                    job, more = self._lose(job, at, spare=spare)
+                    job, done = self._lose(job, at, spare=spare)
                 elif slots > before:
-                    job, more = self._gain(job, at)
+                    job, done = self._gain(job, at)
             case Killed(slots=slots, spare=spare):
                 if gone := min(slots, job.slots):
                     job = replace(job, slots=job.slots - gone, dead=job.dead + gone)
                     timer = Timer(at + self.heartbeat, Due.NOTICED, gone, spare)
-                    job, more = (set_timer(job, timer), ()) if self.heartbeat else self.wake(job, timer)
+                    job, done = (set_timer(job, timer), ()) if self.heartbeat else self.wake(job, timer)
             case Checkpoint(completed=completed):
-                job, more = self._checkpoint(job, at, completed=completed)
-            case Restored():
+                job, done = self._checkpoint(job, at, completed=completed)
+            case _:  # restored
                 job = replace(job, restored=job.phase is Phase.EXECUTING)
-            case _:
-                pass
-        return job, (*done, *more)
+        return job, done
 
     def wake(self, job: Job, timer: Timer) -> Step:
         """What happens when a timer runs out."""

@@ -105,7 +105,8 @@ class Passed:
     at: float
 
 
-Event = Slots | Killed | Checkpoint | Restored | Passed
+Change = Slots | Killed | Checkpoint | Restored
+Event = Change | Passed
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -235,7 +236,10 @@ Step = tuple[Job, tuple[Instruction, ...]]
 class Settings(Protocol):
     """The rules of one scheduler: `FlinkSettings` or `SparkSettings`."""
 
-    def react(self, job: Job, event: Event) -> Step:
+    def start(self, job: Job, at: float) -> Step:
+        """What becomes of a job that was only created."""
+
+    def react(self, job: Job, event: Change) -> Step:
         """What an event changes; no timer of an earlier time is left."""
 
     def wake(self, job: Job, timer: Timer) -> Step:
@@ -245,9 +249,10 @@ class Settings(Protocol):
 def advance(settings: Settings, job: Job, event: Event) -> Step:
     """What becomes of a job by an event, and what is to be done about it.
 
-    Timers that ran out before the event come first, in order. Of things at one and the same time the slots change
-    first, then timers run out, then a checkpoint completes: what is due at the time of `Slots`, `Killed` or `Restored`
-    waits for the next event, which may be `Passed` of that time. Events come in the order of time.
+    The first event starts the job. Timers that ran out before an event come first, in order. Of things at one and the
+    same time the slots change first, then timers run out, then a checkpoint completes: what is due at the time of
+    `Slots`, `Killed` or `Restored` waits for the next event, which may be `Passed` of that time. Events come in the
+    order of time.
 
     Args:
         settings: the scheduler's rules.
@@ -255,12 +260,15 @@ def advance(settings: Settings, job: Job, event: Event) -> Step:
         event: what happened.
     """
     done: list[Instruction] = []
+    if job.phase is Phase.CREATED:
+        job, more = settings.start(job, event.at)
+        done += more
     late = isinstance(event, Checkpoint | Passed)
     while job.timers and (job.timers[0].at < event.at or (late and job.timers[0].at == event.at)):
         timer, rest = job.timers[0], job.timers[1:]
         job, more = settings.wake(replace(job, timers=rest), timer)
         done += more
-    if not isinstance(event, Passed) or job.phase is Phase.CREATED:
+    if not isinstance(event, Passed):
         job, more = settings.react(job, event)
         done += more
     return job, tuple(done)

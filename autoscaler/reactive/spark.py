@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, replace
 
 from autoscaler.reactive.scheduler import (
+    Change,
     Due,
-    Event,
     Instruction,
     Job,
     Killed,
@@ -50,12 +50,14 @@ class SparkSettings:
         """A query that has used so many slots since then, or as many of them as it may."""
         return self._use(Job(slots=slots), slots, at)[0]
 
-    def react(self, job: Job, event: Event) -> Step:
+    def start(self, job: Job, at: float) -> Step:
+        """An application that was only submitted waits for executors."""
+        return enter(job, Phase.WAITING_FOR_RESOURCES, at), ()
+
+    def react(self, job: Job, event: Change) -> Step:
         """What an event changes."""
         at = event.at
         done: tuple[Instruction, ...] = ()
-        if job.phase is Phase.CREATED:
-            job = enter(job, Phase.WAITING_FOR_RESOURCES, at)
         match event:
             case Slots(slots=slots, spare=spare):
                 lost = 0 if spare else max(0, job.slots - slots)
