@@ -147,7 +147,10 @@ BASELINES: Mapping[str, Baseline] = {
     "daedalus-oracle": Baseline("{type: daedalus, forecast: forecast}", "Daedalus with the true future", oracle=True),
     "adaptive": Baseline("{type: adaptive, objective: $SLO}", "our default", bare=False),
     "adaptive-oracle": Baseline(
-        "{type: adaptive, objective: $SLO}", "our default with the true future", bare=False, oracle=True
+        "{type: adaptive, objective: $SLO, forecast: forecast}",
+        "our default with the true future",
+        bare=False,
+        oracle=True,
     ),
     "backlog-drain": Baseline("{type: backlog-drain}", "ours, without forecast", bare=False),
 }

@@ -100,6 +100,7 @@ class _Outlook:
     stall_down: float
     replay: float
     share: float = 1.0
+    told: tuple[float, ...] = ()
 
     def able(self, size: int) -> float:
         """What a size can process."""
@@ -110,6 +111,9 @@ class _Outlook:
 
     def arriving(self, ahead: float) -> float:
         """What will arrive so far ahead; never less than now, as a forecast must not lower anything."""
+        if self.told:
+            minutes = max(math.ceil(ahead / forecast.MINUTE_S), 1)
+            return min(max(self.level, *self.told[:minutes]), LARGEST)
         rise = max(self.seasonal, 0.0)
         for slope, seen in self.trends:
             rise = max(rise, slope * (min(ahead, seen * LASTS) + AVERAGED_S))
@@ -137,6 +141,8 @@ class Adaptive:
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to come, until that has been seen; default 45s.
         season: usual arrivals, records/s, in equal slots of a week that begins on Monday 0:00 UTC; default none.
+        forecast: name of a metric with the records/s expected in each of the next minutes, the last of them from then
+            on; it takes the place of trends and season, which count while it is missing. Default none.
         lag: name of the metric with the records waiting.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
@@ -157,6 +163,7 @@ class Adaptive:
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
     season: tuple[float, ...] = ()
+    forecast: str | None = None
     lag: str = "lag"
     arrivals: str = "arrivals"
     throughput: str = "throughput"
@@ -177,7 +184,8 @@ class Adaptive:
                 raise ValueError(f"{name}: is {getattr(self, name).total_seconds():g}s, expected 0s or more")
         if not all(0 <= usual < math.inf for usual in self.season):
             raise ValueError("season: has a slot that is no rate, expected 0 records/s or more in each")
-        empty = [name for name in ("lag", "arrivals", "throughput", "utilization") if not getattr(self, name)]
+        names = ("lag", "arrivals", "throughput", "utilization", "forecast")
+        empty = [name for name in names if getattr(self, name) == ""]
         if empty:
             raise ValueError(f"{empty[0]}: is empty, expected the name of a metric")
 
@@ -459,6 +467,7 @@ class Adaptive:
             stall_down,
             # What does not stand still goes back to no checkpoint.
             memory.get("checkpoint.interval", CHECKPOINT_S) if max(stall_up, stall_down) > 1.0 else 0.0,
+            told=self._told(view),
         )
         throughput = total(view, self.throughput)
         if throughput and view.now.timestamp() - memory.get("behind.since_at", math.inf) >= LONG_S:
@@ -466,6 +475,14 @@ class Adaptive:
             if throughput < FAR * able:
                 outlook.share = throughput / able
         return outlook
+
+    def _told(self, view: View) -> tuple[float, ...]:
+        """What somebody else forecasts, by the minute; nothing where that is no forecast."""
+        reading = None if self.forecast is None else view.metrics.get(self.forecast)
+        if reading is None:
+            return ()
+        rates = reading.value if isinstance(reading.value, tuple) else (reading.value,)
+        return rates if min(rates) >= 0 else ()
 
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""

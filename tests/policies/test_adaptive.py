@@ -203,6 +203,25 @@ def test_a_season_raises_ahead_of_time_and_never_lowers() -> None:
     assert asked(shown(460), season=tuple(week)) == asked(shown(460))
 
 
+def test_a_forecast_of_somebody_else_takes_the_place_of_the_trend() -> None:
+    def told(*rates: float, rate: float = 380, **more: Any) -> Recommendation:
+        view = shown(rate, **more)
+        reading = Reading(rates, view.now)
+        return asked(replace(view, metrics={**view.metrics, "forecast": reading}), forecast="forecast")
+
+    # 570/s within a minute, when new workers are there; 700/s after eight, as far as a size is chosen for
+    found = told(570.0, 570.0, 700.0)
+    assert (found.reason, found.inputs["expected"]) == (Reason.ABOVE, 570.0)
+    assert found.replicas == 8  # 700 * 1.0583 = 740.8
+    # what comes later needs nothing yet, and no trend counts beside it
+    assert told(380.0, 700.0).replicas == 4
+    assert told(380.0, memory={"trend.minutes": 1.0}).replicas == 4
+    # it lowers nothing, and what is no forecast is none
+    assert told(0.0, rate=460).replicas == asked(shown(460)).replicas
+    assert told(-1.0, 5000.0).replicas == 4
+    assert asked(shown(380), forecast="forecast") == asked(shown(380))
+
+
 def test_more_replicas_than_divide_the_partitions_better_are_not_asked_for() -> None:
     # 12 partitions: 5 replicas do as much as 4, and 6 as much as 6; from 6 on only 12 do more
     known = {**KNOWN, "arrivals.level": 460.0}
@@ -652,6 +671,7 @@ def test_a_season_is_learned_to_be_trusted_or_not() -> None:
         ({"arrivals": ""}, "arrivals: is empty"),
         ({"throughput": ""}, "throughput: is empty"),
         ({"utilization": ""}, "utilization: is empty"),
+        ({"forecast": ""}, "forecast: is empty"),
     ],
 )
 def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:
