@@ -1,12 +1,423 @@
-"""`autoscaler simulate`."""
+"""`autoscaler simulate`: a configuration tried on a simulated cluster."""
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from autoscaler.ports import AutoscalerError
+from autoscaler.config.model import Cluster
+from autoscaler.core.explain import explain, number, span
+from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, Observation
+from autoscaler.core.step import step
+from autoscaler.durations import format_duration
+from autoscaler.offline import configuration
+from autoscaler.offline.configuration import wrong
+from autoscaler.offline.record import recording
+from autoscaler.offline.told import FEW, clock, omitted, short
+from autoscaler.plugins import guess
+from autoscaler.ports import AutoscalerError, Record
+from autoscaler.replay import faults as wrongs
+from autoscaler.replay.faults import ENGINE, TARGET
+from autoscaler.replay.loads import HOUR, MADE, RECORDED, Load, LoadError, from_csv, named
+from autoscaler.replay.plant import PLANTS, START, STEP, Plant, PlantSpec, work
+from autoscaler.replay.score import Score, needed
+from autoscaler.replay.simulate import Run
+from autoscaler.replay.simulate import run as simulated
+from autoscaler.terminal import print_json, progress, say, table
+
+OK = 0
+
+SHARE = 2 / 3
+"""Where nobody says what a worker processes, the load's peak needs this share of the greatest size, at 100 %..."""
+
+ROUND = 1000.0
+"""... and where nobody says how great the peak is either, a worker processes so many records/s."""
+
+
+def _shown() -> tuple[str, ...]:
+    plant = Plant(PlantSpec(), 1.0, 0, 1)
+    plant.advance(0.0)
+    return tuple(plant.observe().metrics)
+
+
+SHOWN = _shown()
+"""The metrics that a simulated cluster shows."""
+
+SPARE = 1.1
+"""The static size that is compared with: what the peak needs, and 10 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is simulated.
+
+    Attributes:
+        spec: the cluster's, its interval a multiple of the plant's step.
+        plant, load, faults: as in `replay.simulate.run`.
+        seed: of all that is drawn.
+        static: the size that is compared with.
+        names: the plant's name of each metric of the cluster.
+        notes: what the reader should know of how it came about.
+    """
+
+    spec: ClusterSpec
+    plant: PlantSpec
+    load: Load
+    faults: wrongs.Faults
+    seed: int
+    static: int
+    names: dict[str, str]
+    notes: tuple[str, ...]
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
-    raise AutoscalerError(f"{options.config}: not built yet")
+    """Run the command. Returns the exit code."""
+    prepared = setup(options)
+    least = _optimum(prepared) if options.optimum else None
+    rescales: list[Record] = []
+    if options.record is None:
+        done = _run(prepared, rescales, None)
+    else:
+        with recording(options.record) as keep:
+            done = _run(prepared, rescales, keep)
+    static = _static(prepared)
+    if options.json:
+        print_json(_json(prepared, done, static, rescales, least, options))
+    else:
+        _show(prepared, done, static, rescales, least, options)
+    if options.plot is not None:
+        from autoscaler.offline.plot import draw  # noqa: PLC0415 - it needs an extra
+
+        draw(prepared, done, rescales, options.plot)
+    return OK
+
+
+def setup(options: argparse.Namespace) -> Setup:
+    """Make of the options what is simulated.
+
+    Raises:
+        ConfigurationError: they, or a file that they name, make no sense.
+    """
+    read = configuration.load(options.config)
+    cluster = configuration.cluster(read, options.cluster)
+    plant = _plant(options.plant)
+    spec = cluster.spec
+    notes: list[str] = []
+    interval = timedelta(seconds=STEP * max(1, math.ceil(spec.interval.total_seconds() / STEP)))
+    if interval != spec.interval:
+        notes.append(
+            f"The interval is {format_duration(interval)} here, not {format_duration(spec.interval)}: the simulation "
+            f"goes by steps of {STEP:g} s."
+        )
+        spec = replace(spec, interval=interval)
+    names = _names(options.config, cluster, dict(options.metric))
+    try:
+        faults = wrongs.NONE if options.faults is None else wrongs.parse(options.faults)
+        spells = tuple(replace(spell, name=names.get(spell.name, spell.name)) for spell in faults.spells)
+        faults = replace(faults, spells=spells)
+        load = _sized(_load(options), options, spec, plant, notes)
+    except (LoadError, wrongs.FaultError) as error:
+        raise wrong(*str(error).splitlines()) from error
+    peak = needed([load.peak * STEP], load.per_worker(plant.gamma), plant.gamma)[0]
+    if peak > spec.limits.maximum:
+        notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
+    return Setup(spec, plant, load, faults, options.seed, max(1, math.ceil(SPARE * peak)), names, tuple(notes))
+
+
+def _plant(text: str) -> PlantSpec:
+    if text in PLANTS:
+        return PLANTS[text]
+    raise wrong(f"--plant {text}: is no plant and no file, expected one of {', '.join(PLANTS)}{guess(text, PLANTS)}")
+
+
+def _load(options: argparse.Namespace) -> Load:
+    text = options.load
+    if text in MADE or text in RECORDED:
+        return _cut(named(text, options.seed, None if options.traces is None else Path(options.traces)), options.hours)
+    path = Path(text)
+    if not path.exists():
+        names = (*MADE, *RECORDED)
+        raise LoadError(
+            f"--load {text}: is no load and no file, expected one of {', '.join(names)}{guess(text, names)}"
+        )
+    return _cut(from_csv(path), options.hours)
+
+
+def _cut(load: Load, hours: float | None) -> Load:
+    if hours is None:
+        return load
+    steps = round(hours * HOUR / STEP)
+    if not 0 < steps <= len(load.rates):
+        raise LoadError(f"--hours {hours:g}: {load.name} has {load.seconds / HOUR:g} hours, in steps of {STEP:g} s")
+    changes = tuple(at for at in load.changes if at < steps * STEP)
+    return replace(load, rates=load.rates[:steps], changes=changes)
+
+
+def _sized(load: Load, options: argparse.Namespace, spec: ClusterSpec, plant: PlantSpec, notes: list[str]) -> Load:
+    """The load with its peak, and what one worker processes of it."""
+    workers = max(spec.limits.minimum, round(SHARE * spec.limits.maximum), 1)
+    peak = options.peak
+    one = options.one or spec.capacity.per_replica
+    if options.one is None and one is not None:
+        notes.append(f"One worker processes {number(one)} records/s: capacity.per_replica of the configuration.")
+    if peak is None and options.load in (*MADE, *RECORDED):
+        # Their figures are of nobody's cluster.
+        one = one or ROUND
+        peak = one * work(workers, plant.gamma)
+        notes.append(
+            f"The load is stretched so that {workers} workers at 100 % process its peak: --peak says otherwise."
+        )
+    if peak is not None:
+        load = load.scaled(peak)
+    if one is None:
+        if not load.peak:
+            raise LoadError(f"{load.name}: is 0 throughout: say with --one what a worker processes")
+        one = load.peak / work(workers, plant.gamma)
+        notes.append(
+            f"One worker processes so much that {workers} of them at 100 % process the peak: --one says otherwise."
+        )
+    return replace(load, one=one)
+
+
+def _names(path: Path, cluster: Cluster, given: dict[str, str]) -> dict[str, str]:
+    """What each metric of the cluster is of what the plant shows.
+
+    By its own name, or by what it asks its source for, as in `backlog: {source: kafka, metric: lag}`.
+    """
+    problems = []
+    for name in given:
+        if name not in cluster.metrics:
+            known = ", ".join(cluster.metrics) or "none"
+            problems.append(f"--metric {name}: cluster {cluster.spec.name} has no such metric, it has {known}")
+    found = {}
+    for name, metric in cluster.metrics.items():
+        candidates = [given[name]] if name in given else [name, getattr(metric.query, "metric", None)]
+        shown = next((candidate for candidate in candidates if candidate in SHOWN), None)
+        if shown is None:
+            asked = (
+                f"--metric {name}={given[name]}" if name in given else f"{path}: metric {name} of {cluster.spec.name}"
+            )
+            problems.append(
+                f"{asked}: the simulated cluster shows {', '.join(SHOWN)}: say which of them it is, like "
+                f"--metric {name}={SHOWN[0]}"
+            )
+        else:
+            found[name] = shown
+    if problems:
+        raise wrong(*problems)
+    return found
+
+
+def _run(prepared: Setup, rescales: list[Record], keep: Callable[[Record], None] | None) -> Run:
+    ticks = len(prepared.load.rates) * STEP / prepared.spec.interval.total_seconds()
+    made = 0
+    with progress(f"simulating {prepared.load.name}", ticks) as advanced:
+
+        def record(one: Record) -> None:
+            nonlocal made
+            made += 1
+            if made % 100 == 0:
+                advanced(made)
+            if one.decision.rescale:
+                rescales.append(one)
+            if keep is not None:
+                keep(one)
+
+        return _simulated(prepared, prepared.spec, record)
+
+
+def _static(prepared: Setup) -> Run:
+    size = prepared.static
+    spec = replace(prepared.spec, limits=Limits(size, size), policies=(), combine=None)
+    return _simulated(prepared, spec, None)
+
+
+def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], None] | None) -> Run:
+    seen = partial(_seen, spec, prepared.names)
+
+    def decide(_: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+        return step(spec, state, seen(observation))
+
+    # What goes wrong goes wrong with what the plant shows, by its own names.
+    shown = replace(spec, metrics=SHOWN)
+    try:
+        return simulated(
+            shown, prepared.plant, prepared.load, prepared.seed, record=record, decide=decide, faults=prepared.faults
+        )
+    except ValueError as error:
+        raise wrong(str(error)) from error
+
+
+def _seen(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) -> Observation:
+    """What the sources of a configuration would have shown of what the plant shows: no more than it asks for."""
+    metrics, missing = observation.metrics, observation.missing
+    engine = observation.engine if spec.engine else None
+    if engine is not None and spec.slots_per_replica > 1:
+        # A worker of the plant is one slot.
+        slots, used = engine.slots, engine.parallelism
+        engine = replace(
+            engine,
+            slots=None if slots is None else slots * spec.slots_per_replica,
+            parallelism=None if used is None else used * spec.slots_per_replica,
+        )
+    asked = {name: shown for name, shown in names.items() if shown in metrics}
+    gone = {name: missing[shown] for name, shown in names.items() if shown in missing}
+    gone |= {name: why for name, why in missing.items() if name == TARGET or (name == ENGINE and spec.engine)}
+    return replace(
+        observation, metrics={name: metrics[shown] for name, shown in asked.items()}, missing=gone, engine=engine
+    )
+
+
+def _optimum(prepared: Setup) -> float | None:
+    try:
+        from autoscaler.replay import optimum  # noqa: PLC0415 - it needs an extra
+    except ModuleNotFoundError as error:
+        raise AutoscalerError(f"--optimum: {error}") from error
+    try:
+        return optimum.optimum(prepared.load, prepared.plant, prepared.spec.limits.maximum)
+    except optimum.OptimumError:
+        return None
+
+
+# What is printed
+
+
+def _show(
+    prepared: Setup,
+    done: Run,
+    static: Run,
+    rescales: list[Record],
+    least: float | None,
+    options: argparse.Namespace,
+) -> None:
+    spec, plant, load = prepared.spec, prepared.plant, prepared.load
+    one = load.per_worker(plant.gamma)
+    say(
+        f"Cluster {spec.name} of {options.config}, {spec.limits.minimum} to {spec.limits.maximum} workers, on the "
+        f"simulated cluster {options.plant}:",
+        f"  workers come up after {plant.startup:g} s; the job stands still for {plant.restart_up:g} s when some come, "
+        f"{plant.restart_down + plant.heartbeat:g} s when some go; no record should wait for over {plant.slo:g} s.",
+        f"Load {load.name}: {span(load.seconds)}, at most {number(load.peak)} records/s; one worker processes "
+        f"{number(one)}, n of them n^{plant.gamma:g} times as much. Seed {prepared.seed}.",
+        *prepared.notes,
+        *(f"Fault: {text}" for text in wrongs.describe(prepared.faults)),
+        "",
+    )
+    score, still = done.score(least), static.score(least)
+    table(("", spec.name, f"always {prepared.static}"), _rows(score, still))
+    if options.optimum and least is None:
+        say("", f"Not even {spec.limits.maximum} workers keep the delay below {plant.slo:g} s all the time.")
+    say("", *_verdict(score, still, prepared), "")
+    if not rescales:
+        say("The size was never changed.")
+        return
+    shown = rescales if options.all or options.explain else rescales[:FEW]
+    say("Changes of size:")
+    table(
+        ("after", "size", "reason", "why"),
+        [
+            (
+                clock((record.decision.at - START).total_seconds()),
+                f"{record.decision.current} to {record.decision.desired}",
+                record.decision.reason.value,
+                short(record.decision),
+            )
+            for record in shown
+        ],
+    )
+    say(*omitted(shown, rescales, "changes of size"))
+    if options.explain:
+        for record in shown:
+            say("", "", explain(record.observation, record.decision))
+
+
+def _rows(score: Score, still: Score) -> list[tuple[str, ...]]:
+    both = (score, still)
+    rows: list[tuple[str, ...]] = [
+        ("cost, worker-hours", *(number(each.cost) for each in both)),
+        ("  to what the arrivals need at each moment", *(f"{each.to_demand:.2f}" for each in both)),
+        *(
+            [("  to the least possible", *(f"{each.to_optimum or 0:.2f}" for each in both))]
+            if score.to_optimum is not None
+            else []
+        ),
+        ("time with a record too old", *(f"{each.violation:.2%}" for each in both)),
+        ("delay of half of the records, at most", *(f"{each.p50:.1f} s" for each in both)),
+        ("delay of 99 % of the records, at most", *(f"{each.p99:.1f} s" for each in both)),
+        ("age of the oldest record ever", *(f"{each.worst:.0f} s" for each in both)),
+        ("changes of size", *(str(each.rescales) for each in both)),
+        ("  in an hour", *(f"{each.rescales_per_hour:.2f}" for each in both)),
+        ("restarts of the job", *(str(each.restarts) for each in both)),
+        ("time the job stood still", *(f"{each.stopped:.2%}" for each in both)),
+        ("workers missing, share of those needed", *(f"{each.under:.1%}" for each in both)),
+        ("workers too many, share of those needed", *(f"{each.over:.1%}" for each in both)),
+    ]
+    if score.converged is not None:
+        rows.append(
+            ("time until the size fits after a jump", *(f"{each.converged or 0:.0f} s" for each in both)),
+        )
+    return rows
+
+
+def _verdict(score: Score, still: Score, prepared: Setup) -> list[str]:
+    """What of it matters most, as a sentence."""
+    saved = 1 - score.cost / still.cost
+    cost = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
+    late = f"for {score.violation:.2%} of the time the oldest record was older than {prepared.plant.slo:g} s"
+    return [f"It costs {cost} than {prepared.static} workers all the time (the peak and 10 %), and {late}."]
+
+
+def _json(
+    prepared: Setup,
+    done: Run,
+    static: Run,
+    rescales: list[Record],
+    least: float | None,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    load, plant = prepared.load, prepared.plant
+    return {
+        "cluster": prepared.spec.name,
+        "plant": {"name": options.plant, **asdict(plant)},
+        "load": {"name": load.name, "hours": load.seconds / HOUR, "peak": load.peak},
+        "one": load.per_worker(plant.gamma),
+        "seed": prepared.seed,
+        "faults": wrongs.describe(prepared.faults),
+        "metrics": prepared.names,
+        "notes": list(prepared.notes),
+        "optimum": least,
+        "score": _plain(done.score(least)),
+        "static": {"size": prepared.static, "score": _plain(static.score(least))},
+        "rescales": [_rescale(record, explained=options.explain) for record in rescales],
+    }
+
+
+def _plain(score: Score) -> dict[str, Any]:
+    return {
+        **asdict(score),
+        "rescales_per_hour": score.rescales_per_hour,
+        "to_demand": score.to_demand,
+        "to_optimum": score.to_optimum,
+        "j": score.j,
+    }
+
+
+def _rescale(record: Record, *, explained: bool) -> dict[str, Any]:
+    decision = record.decision
+    found = {
+        "at": decision.at.isoformat(),
+        "after": (decision.at - START).total_seconds(),
+        "from": decision.current,
+        "to": decision.desired,
+        "reason": decision.reason.value,
+        "why": short(decision),
+    }
+    if explained:
+        found["explanation"] = explain(record.observation, decision)
+    return found

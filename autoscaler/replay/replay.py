@@ -135,7 +135,7 @@ def why(recorded: Decision, anew: Decision) -> Why | None:
             return Why(f"policy {name}", _said(theirs.get(name)), _said(ours.get(name)))
         return Why("combine", _combined(recorded), _combined(anew))
     then_by, now_by = ({verdict.guard: verdict for verdict in each.verdicts} for each in (recorded, anew))
-    for guard in dict.fromkeys([*then_by, *now_by]):
+    for guard in dict.fromkeys([*max(then_by, now_by, key=len), *then_by, *now_by]):
         then_verdict, now_verdict = then_by.get(guard), now_by.get(guard)
         if _size(then_verdict) != _size(now_verdict):
             return Why(guard.value, _judged(then_verdict), _judged(now_verdict))
