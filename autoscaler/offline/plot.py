@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autoscaler.ports import AutoscalerError, Record
+from autoscaler.core.model import Decision
+from autoscaler.ports import AutoscalerError
 from autoscaler.replay.plant import START, STEP
 from autoscaler.replay.score import ages, needed
 from autoscaler.replay.simulate import Run
@@ -17,7 +19,7 @@ _OFFERED, _DONE, _WORKERS, _NEEDED, _LATE = "#7f8c8d", "#2471a3", "#1e8449", "#2
 _UP, _DOWN = "#d35400", "#6c3483"
 
 
-def draw(prepared: Setup, run: Run, rescales: list[Record], path: Path) -> None:
+def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) -> None:
     """Draw a run into a PNG file.
 
     Raises:
@@ -77,8 +79,7 @@ def draw(prepared: Setup, run: Run, rescales: list[Record], path: Path) -> None:
     delay.set_xlim(0, len(hours) * STEP / 3600)
     for axes in (rates, workers):
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False, ncols=3, fontsize=9)
-    for record in rescales:
-        decision = record.decision
+    for decision in rescales:
         at = (decision.at - START).total_seconds() / 3600
         color = _UP if decision.desired > decision.current else _DOWN
         workers.plot([at], [decision.desired], "^" if color == _UP else "v", color=color, markersize=5)

@@ -76,11 +76,19 @@ class Setup:
     notes: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class Asked:
+    """A change of size that was asked for, and why the call failed, if it did."""
+
+    record: Record
+    failed: str = ""
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     prepared = setup(options)
     least = _optimum(prepared) if options.optimum else None
-    rescales: list[Record] = []
+    rescales: list[Asked] = []
     if options.record is None:
         done = _run(prepared, rescales, None)
     else:
@@ -94,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         from autoscaler.offline.plot import draw  # noqa: PLC0415 - it needs an extra
 
-        draw(prepared, done, rescales, options.plot)
+        draw(prepared, done, [asked.record.decision for asked in rescales], options.plot)
     return OK
 
 
@@ -214,7 +222,7 @@ def _names(path: Path, cluster: Cluster, given: dict[str, str]) -> dict[str, str
     return found
 
 
-def _run(prepared: Setup, rescales: list[Record], keep: Callable[[Record], None] | None) -> Run:
+def _run(prepared: Setup, rescales: list[Asked], keep: Callable[[Record], None] | None) -> Run:
     ticks = len(prepared.load.rates) * STEP / prepared.spec.interval.total_seconds()
     made = 0
     with progress(f"simulating {prepared.load.name}", ticks) as advanced:
@@ -224,8 +232,10 @@ def _run(prepared: Setup, rescales: list[Record], keep: Callable[[Record], None]
             made += 1
             if made % 100 == 0:
                 advanced(made)
+            if one.failed and rescales:
+                rescales[-1].failed = one.failed
             if one.decision.rescale:
-                rescales.append(one)
+                rescales.append(Asked(one))
             if keep is not None:
                 keep(one)
 
@@ -292,7 +302,7 @@ def _show(
     prepared: Setup,
     done: Run,
     static: Run,
-    rescales: list[Record],
+    rescales: list[Asked],
     least: float | None,
     options: argparse.Namespace,
 ) -> None:
@@ -306,7 +316,7 @@ def _show(
         f"Load {load.name}: {span(load.seconds)}, at most {number(load.peak)} records/s; one worker processes "
         f"{number(one)}, n of them n^{plant.gamma:g} times as much. Seed {prepared.seed}.",
         *prepared.notes,
-        *(f"Fault: {text}" for text in wrongs.describe(prepared.faults)),
+        *(f"Fault: {text}." for text in wrongs.describe(prepared.faults)),
         "",
     )
     score, still = done.score(least), static.score(least)
@@ -318,23 +328,23 @@ def _show(
         say("The size was never changed.")
         return
     shown = rescales if options.all or options.explain else rescales[:FEW]
-    say("Changes of size:")
-    table(
-        ("after", "size", "reason", "why"),
-        [
-            (
-                clock((record.decision.at - START).total_seconds()),
-                f"{record.decision.current} to {record.decision.desired}",
-                record.decision.reason.value,
-                short(record.decision),
-            )
-            for record in shown
-        ],
-    )
+    say("Changes of size that were asked for:")
+    table(("after", "size", "reason", "why"), [_row(asked) for asked in shown])
     say(*omitted(shown, rescales, "changes of size"))
     if options.explain:
-        for record in shown:
-            say("", "", explain(record.observation, record.decision))
+        for asked in shown:
+            say("", "", explain(asked.record.observation, asked.record.decision))
+
+
+def _row(asked: Asked) -> tuple[str, str, str, str]:
+    decision = asked.record.decision
+    why = short(decision)
+    return (
+        clock((decision.at - START).total_seconds()),
+        f"{decision.current} to {decision.desired}",
+        decision.reason.value,
+        f"{why}; the call failed: {asked.failed}" if asked.failed else why,
+    )
 
 
 def _rows(score: Score, still: Score) -> list[tuple[str, ...]]:
@@ -377,7 +387,7 @@ def _json(
     prepared: Setup,
     done: Run,
     static: Run,
-    rescales: list[Record],
+    rescales: list[Asked],
     least: float | None,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -394,7 +404,7 @@ def _json(
         "optimum": least,
         "score": _plain(done.score(least)),
         "static": {"size": prepared.static, "score": _plain(static.score(least))},
-        "rescales": [_rescale(record, explained=options.explain) for record in rescales],
+        "rescales": [_rescale(asked, explained=options.explain) for asked in rescales],
     }
 
 
@@ -408,8 +418,8 @@ def _plain(score: Score) -> dict[str, Any]:
     }
 
 
-def _rescale(record: Record, *, explained: bool) -> dict[str, Any]:
-    decision = record.decision
+def _rescale(asked: Asked, *, explained: bool) -> dict[str, Any]:
+    decision = asked.record.decision
     found = {
         "at": decision.at.isoformat(),
         "after": (decision.at - START).total_seconds(),
@@ -417,7 +427,8 @@ def _rescale(record: Record, *, explained: bool) -> dict[str, Any]:
         "to": decision.desired,
         "reason": decision.reason.value,
         "why": short(decision),
+        "failed": asked.failed or None,
     }
     if explained:
-        found["explanation"] = explain(record.observation, decision)
+        found["explanation"] = explain(asked.record.observation, decision)
     return found
