@@ -60,6 +60,10 @@ class Stage:
         except OSError as error:
             raise DemoError(f"the {name} cannot be started: {error}") from error
 
+    def pid(self, name: str) -> int:
+        """The number of a process that has not been seen to end."""
+        return self._running[name].pid
+
     def log(self, name: str) -> Path:
         """The log of a process."""
         return self.logs / f"{name}.log"

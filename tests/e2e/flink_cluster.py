@@ -31,7 +31,7 @@ from autoscaler.demo.stage import QUICK_START, Stage, free_port
 from autoscaler.java import JavaNotFoundError, find_jdk
 from autoscaler.ports import RefusedError
 from autoscaler.targets.pool import Place
-from autoscaler.targets.workers import FlinkTaskManagers, flink_home, flink_sizes
+from autoscaler.targets.workers import FlinkTaskManagers, Sizes, flink_home, flink_sizes
 
 FOREVER = 1_000_000.0
 SOON = 1.0  # seconds until a new rate holds: nobody has read beyond it by then
@@ -65,6 +65,7 @@ class FlinkCluster:
         self.stage = Stage(directory / "logs", self.pool)
         self.rest_port = free_port()
         self.job = Job("surge", directory / "clock.json", directory / "sink", **job)
+        self._sizes: dict[int, Sizes] = {}
         write_conf(
             self.conf,
             {
@@ -96,16 +97,25 @@ class FlinkCluster:
 
     def start_task_manager(self, number: int, slots: int = 1) -> None:
         """Start one without the target `local`; `stage.stop(f"taskmanager-{number}", 10)` stops it."""
-        settings = {
-            "taskmanager.numberOfTaskSlots": str(slots),
-            "taskmanager.memory.process.size": TASK_MANAGER_MEMORY,
-        }
-        sizes = flink_sizes(self.home, self.jdk, self.conf, "GET_TM_RESOURCE_PARAMS", settings)
-        kind = FlinkTaskManagers(self.home, self.jdk, self.conf, sizes, None)
+        kind = FlinkTaskManagers(self.home, self.jdk, self.conf, self.task_manager_sizes(slots), None)
         work = self.directory / f"taskmanager-{number}"
         work.mkdir()
         command, environment = kind.launch(Place(f"127.77.7.{number + 1}", work, work, number))
         self.stage.start(f"taskmanager-{number}", [command[0], *QUICK_START.split(), *command[1:]], environment)
+
+    def task_manager_sizes(self, slots: int = 1) -> Sizes:
+        """How a TaskManager's memory is divided. To be asked for the first time takes a second."""
+        if slots not in self._sizes:
+            settings = {
+                "taskmanager.numberOfTaskSlots": str(slots),
+                "taskmanager.memory.process.size": TASK_MANAGER_MEMORY,
+            }
+            self._sizes[slots] = flink_sizes(self.home, self.jdk, self.conf, "GET_TM_RESOURCE_PARAMS", settings)
+        return self._sizes[slots]
+
+    def kill_task_manager(self, number: int) -> None:
+        """Kill one that `start_task_manager` has started."""
+        kill(self.stage.pid(f"taskmanager-{number}"))
 
     def job_id(self) -> str:
         """The job's number."""
