@@ -96,15 +96,3 @@ class SparkSettings:
         since = job.since if phase is job.phase else at
         vertices = ((slots,),) if slots else ()
         return replace(job, phase=phase, since=since, vertices=vertices, restored=slots > 0), (Resize(at, slots),)
-
-
-def speed(tasks: int, slots: int) -> float:
-    """How many slots' worth of work is done by so many: tasks run in ceil(tasks / slots) rounds.
-
-    Of 4 tasks 3 slots make no more than 2 do: measured 351 and 362 rows/s.
-
-    Args:
-        tasks: of a stage; partitions, for the source's.
-        slots: that the query uses.
-    """
-    return tasks / math.ceil(tasks / slots) if slots else 0.0

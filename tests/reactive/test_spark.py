@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autoscaler.reactive.scheduler import (
     Checkpoint,
@@ -21,7 +17,7 @@ from autoscaler.reactive.scheduler import (
     Slots,
     advance,
 )
-from autoscaler.reactive.spark import SparkSettings, speed
+from autoscaler.reactive.spark import SparkSettings
 
 SPARK = SparkSettings(used_after=4.0, heartbeat=90.0)
 
@@ -103,15 +99,3 @@ def test_checkpoints_mean_nothing_to_it() -> None:
 def test_settings_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: is -1, expected 0 or more"):
         SparkSettings(**{name: -1.0})
-
-
-@pytest.mark.parametrize(("slots", "expected"), [(0, 0), (1, 1), (2, 2), (3, 2), (4, 4), (9, 4)])
-def test_four_tasks_are_done_no_faster_by_three_slots_than_by_two(slots: int, expected: float) -> None:
-    assert speed(4, slots) == expected
-
-
-@given(st.integers(1, 1000), st.integers(1, 1000))
-def test_no_slots_work_is_done_by_nobody_and_more_slots_never_slow_it_down(tasks: int, slots: int) -> None:
-    assert speed(tasks, slots) <= min(tasks, slots)
-    assert speed(tasks, slots) <= speed(tasks, slots + 1)
-    assert speed(tasks, slots) * math.ceil(tasks / slots) == pytest.approx(tasks)
