@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--plot", type=Path, metavar="FILE", help="draw cost against violation into this file (extra plot)")
     add("--record", type=Path, metavar="FILE", help=f"keep the figures of {DEFAULT} there, for --against")
     add("--against", type=Path, metavar="FILE", help="fail if they are worse than kept there")
-    add("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--markdown", action="store_true", help="print the means as a table in Markdown")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -154,10 +156,12 @@ def run(options: argparse.Namespace) -> int:
     rows = sorted([row for found in done for row in found.rows], key=place)
     lines = sorted([line for found in done for line in found.timelines], key=place)
     if options.json:
-        print_json({"digest": digest(rows), "means": [vars_of(one) for one in means(rows)], "runs": plain(rows)})
+        print_json({"digest": digest(rows), "means": [asdict(one) for one in means(rows)], "runs": plain(rows)})
+    elif options.markdown:
+        say(markdown(rows).rstrip())
     else:
         _show(rows, each=options.each)
-        _tell_time(done, rows)
+    _tell_time(done, rows)
     return max(_write(options, rows, lines), _judge(options, before, rows))
 
 
@@ -175,11 +179,6 @@ def _validate(options: argparse.Namespace, traces: Path | None) -> int:
         complain(f"autoscaler: {error}")
         return USAGE
     return OK
-
-
-def vars_of(one: Any) -> dict[str, Any]:  # noqa: ANN401 - any dataclass
-    """A dataclass as a dictionary, without looking into what it holds."""
-    return {item.name: getattr(one, item.name) for item in fields(one)}
 
 
 # What is run
@@ -396,7 +395,7 @@ def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Tim
                 plot.costs(means(rows), options.plot)
             if options.out is not None:
                 plot.costs(means(rows), options.out / "benchmark.png")
-                plot.timelines(lines, options.out)
+                plot.timelines(lines, rows, options.out)
     except OSError as error:
         complain(f"autoscaler: {error.filename}: cannot be written: {error.strerror or error}")
         return FAILED

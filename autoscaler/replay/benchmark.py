@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import Any
 
 from autoscaler.core.model import ClusterSpec
 from autoscaler.replay.loads import Load
@@ -260,7 +261,7 @@ def digest(rows: Iterable[Row]) -> str:
 # What became worse
 
 
-def recorded(rows: Sequence[Row], policy: str) -> dict[str, object]:
+def recorded(rows: Sequence[Row], policy: str) -> dict[str, Any]:
     """What is kept of a run to compare later ones with: the figures of a policy, and what they are the means of."""
     mine = [row for row in rows if row.policy == policy]
     return {
@@ -278,7 +279,7 @@ def recorded(rows: Sequence[Row], policy: str) -> dict[str, object]:
     }
 
 
-def worse(before: Mapping[str, object], rows: Sequence[Row]) -> list[str]:
+def worse(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     """What is worse than recorded by more than `WORSE` and `SLACK`, one line each; nothing: all is well.
 
     Raises:
@@ -289,7 +290,7 @@ def worse(before: Mapping[str, object], rows: Sequence[Row]) -> list[str]:
         if now[name] != before.get(name):
             raise ValueError(f"{name}: recorded of {before.get(name)}, now {now[name]}: record it again")
     then, found = before.get("plants"), now["plants"]
-    if not isinstance(then, Mapping) or not isinstance(found, Mapping) or set(then) != set(found):
+    if not isinstance(then, Mapping) or set(then) != set(found):
         raise ValueError(f"plants: recorded of {then and sorted(then)}, now {sorted(found)}: record it again")
     lines = []
     for plant, figures in found.items():
