@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,16 +18,19 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
+from autoscaler import config
 from autoscaler.demo.clock import start_clock
-from autoscaler.demo.config import api, configuration
+from autoscaler.demo.config import CLUSTER, api, configuration
 from autoscaler.demo.flink_scene import FlinkScene
 from autoscaler.demo.load import Load, read_load, split, stretch, surge
 from autoscaler.demo.result import Rescale, Run, Sample, summary
 from autoscaler.demo.scene import PARTITIONS, Scene, get, require
 from autoscaler.demo.show import Moment, Show, show
+from autoscaler.demo.simulation import beside, sentence
 from autoscaler.demo.sink import account
-from autoscaler.demo.spark_scene import SparkScene
+from autoscaler.demo.spark_scene import BATCH, SparkScene
 from autoscaler.demo.stage import DemoError, Stage, free_port
+from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError
 from autoscaler.targets.pool import ask
 
@@ -135,7 +139,7 @@ class _Demo:
             with _undisturbed():
                 self._say("stopping everything that is still running ...")
                 self._stage.clear()
-        result = summary(played)
+        result = {**summary(played), "simulated": self._simulated(played)}
         (self._output / "result.json").write_text(json.dumps(result, indent=2) + "\n")
         if not self._options.no_plot:
             self._draw(played)
@@ -290,6 +294,13 @@ class _Demo:
 
     # ---- the end
 
+    def _simulated(self, played: Run) -> Mapping[str, Any] | None:
+        """What a simulation says of it; None for Flink, and where too little was seen of the workers."""
+        cluster = config.load(self._output / "autoscaler.yaml", os.environ).clusters[CLUSTER]
+        if not isinstance(cluster.engine, Spark):
+            return None
+        return beside(played, cluster.spec, BATCH, cluster.engine.window.total_seconds())
+
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
@@ -311,6 +322,8 @@ class _Demo:
             f"  lag at most {result['peak_lag']} records, back under 5 s of load "
             f"{seconds('lag_back_after_s')} after the last new worker's first task"
         )
+        if result["simulated"] is not None:
+            say(f"  simulated with such workers: {sentence(result)}")
         say(
             f"  {result['offered']} records offered, {result['processed']} processed, {result['lost']} lost, "
             f"{result['duplicated']} duplicated; "

@@ -24,6 +24,11 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(autouse=True)
 def _everything_is_installed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    require_demo(tmp_path_factory)
+
+
+def require_demo(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Skip, unless there is what the demo needs."""
     problems = [
         f"{package} is not installed (extra demo)"
         for package in ("pyspark", "pyarrow", "matplotlib")
@@ -89,8 +94,8 @@ def played(output: Path, *options: str) -> dict[str, Any]:
     return result
 
 
-def test_the_demo_scales_up_and_down_and_loses_nothing(tmp_path: Path) -> None:
-    assert played(tmp_path / "output", "--duration", "110")["failed_tasks"] == 0
+def test_the_demo_scales_up_and_down_and_loses_nothing(spark_demo: dict[str, Any]) -> None:
+    assert spark_demo["failed_tasks"] == 0
 
 
 def test_the_demo_does_the_same_with_flink(tmp_path: Path) -> None:

@@ -1,0 +1,277 @@
+"""The demo on Spark beside its own simulation: what was measured of its workers, and what should have come of it.
+
+The plant is that of `autoscaler simulate`, with workers as they were measured; the decisions are those of the
+configuration with which the demo ran. The daemon saw a query's batches, which are as old as the batch that runs: here
+they are cut from what the plant did, and turned into metrics by the source's own functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from autoscaler.core.model import ClusterSpec, ClusterState, EngineStatus, JobState, Observation, Reading
+from autoscaler.core.step import step
+from autoscaler.demo.load import Load, Pace
+from autoscaler.demo.result import Rescale, Run, Sample, first_tasks, summary
+from autoscaler.demo.scene import PARTITIONS
+from autoscaler.demo.sink import Account, Arrival
+from autoscaler.ports import EdgeError
+from autoscaler.replay.plant import START, STEP, Plant, PlantSpec
+from autoscaler.sources.spark import PURE, Metric, Seen
+from autoscaler.spark import Batch
+from autoscaler.spark import Run as Query
+
+TICK = 0.25
+"""Seconds that a step of the plant stands for. All its times are longer by this factor: it does not know a second."""
+
+LONGEST = 180.0
+"""Seconds after the load's end after which the simulation gives up waiting for the last rescale."""
+
+SHORTEST = 1.0
+"""Seconds of a batch with next to nothing in it: planning, Parquet files and logs."""
+
+COLD = 4.5 / 5.7
+"""Share of its capacity that a query has in the first batch on new workers: measured, 5.0 to 6.4 s in place of 4.5."""
+
+KEPT = 100
+"""Batches that a report of the query holds."""
+
+COMPARED = ("peak_lag", "drained_after_s", "first_scale_up_after_s", "scale_ups", "scale_downs", "rescales")
+"""What of the summary is told beside the real one."""
+
+_EPOCH = 1e9  # when the load begins, by the clock of the simulated driver: before it there was a time
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run tells of its workers. All of it is older than what is compared, but for `used`.
+
+    Attributes:
+        one: records/s of a worker with more to do than it can, before more of them were up.
+        startup: seconds from the request for more until they were up.
+        used: seconds from then until they had all processed a record.
+    """
+
+    one: float
+    startup: float
+    used: float
+
+
+def measure(run: Run, batch: float) -> Measured | None:
+    """What a run tells of its workers, by its first scale-up; None when there was none, or nobody processed anything.
+
+    Args:
+        run: the run.
+        batch: seconds of a batch when there is enough to do. Until one has passed since the load rose, there may not
+            have been enough to do.
+    """
+    rise = run.load.rise
+    up = next((each for each in run.rescales if each.to > each.before and rise is not None and each.at >= rise), None)
+    if rise is None or up is None:
+        return None
+    ready = next((sample.at for sample in run.samples if sample.at > up.at and (sample.ready or 0) >= up.to), None)
+    new = sorted(at for at in first_tasks(run).values() if at > up.at)[: up.to - up.before]
+    begin = rise + batch
+    if ready is None or not new or ready <= begin:
+        return None
+    done = sum(begin <= arrival.at - run.start < ready for arrival in run.arrivals)
+    if not done:
+        return None
+    return Measured(done / (ready - begin) / up.before, ready - up.at, max(0.0, new[-1] - ready))
+
+
+def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, window: float) -> Run:
+    """Have the demo's decisions steer simulated workers under its load; what comes of it, as of a real run.
+
+    Args:
+        spec: the cluster of the demo's configuration.
+        load: what is offered.
+        measured: the workers.
+        batch: seconds that a batch takes when there is enough to do.
+        window: seconds over which the source averages.
+    """
+    plant = Plant(_plant(measured, batch), measured.one * TICK / STEP, 0, spec.limits.minimum)
+    query = _Query(Pace(batch, 10 * PARTITIONS), window)
+    state = ClusterState()
+    arrivals: list[Arrival] = []
+    rescales: list[Rescale] = []
+    samples = [Sample(0.0, plant.desired, plant.desired)]
+    every = round(spec.interval.total_seconds() / TICK)
+    ticks, now = 0, 0.0
+    drained = False
+    while now < load.duration + LONGEST and not (drained and _calm(samples)):
+        before = now
+        ticks += 1
+        now = ticks * TICK
+        plant.advance(float(load.offered(now) - load.offered(before)))
+        _process(arrivals, plant, before)
+        query.advance(now, load.offered(now), len(arrivals), plant.track.running[-1])
+        seen = plant.observe()
+        samples.append(Sample(now, seen.desired, seen.ready))
+        drained = now > load.duration and len(arrivals) == load.offered(now)
+        if ticks % every:
+            continue
+        observation = query.observed(now, seen)
+        state, decision = step(spec, state, observation)
+        if decision.desired != decision.current:
+            rescales.append(Rescale(now, decision.current, decision.desired, decision.reason))
+            plant.scale(decision.desired)
+    offered = load.offered(load.duration)
+    return Run(
+        load=load,
+        start=0.0,
+        arrivals=arrivals,
+        account=Account(offered, len(arrivals), offered - len(arrivals), 0, 0),
+        samples=samples,
+        rescales=rescales,
+        drained=drained,
+        workers=plant.desired,
+    )
+
+
+def beside(run: Run, spec: ClusterSpec, batch: float, window: float) -> Mapping[str, Any] | None:
+    """What a simulation says of a run, with what was measured; None when nothing could be. See `simulate`."""
+    measured = measure(run, batch)
+    if measured is None:
+        return None
+    found = summary(simulate(spec, run.load, measured, batch, window))
+    return {
+        "one_worker_per_s": round(measured.one, 1),
+        "start_up_s": round(measured.startup, 1),
+        "used_after_s": round(measured.used, 1),
+        **{name: found[name] for name in COMPARED},
+    }
+
+
+def sentence(result: Mapping[str, Any]) -> str:
+    """What the simulation in a result says, and how far it is from what was, in a sentence."""
+    found = result["simulated"]
+
+    def apart(name: str) -> str:
+        real, simulated = result[name], found[name]
+        return f" ({simulated / real - 1:+.0%})" if real and simulated is not None else ""
+
+    back = (
+        "never back" if found["drained_after_s"] is None else f"back {found['drained_after_s']:.0f} s after the request"
+    )
+    return (
+        f"lag at most {found['peak_lag']} records{apart('peak_lag')}, {back}{apart('drained_after_s')}, "
+        f"{found['scale_ups']} up and {found['scale_downs']} down"
+    )
+
+
+def _plant(measured: Measured, batch: float) -> PlantSpec:
+    """Workers as they were measured; n of them do n times the work, and nothing stops when they come or go."""
+    longer = STEP / TICK
+    return PlantSpec(
+        startup=measured.startup * longer,
+        startup_sd=0.0,
+        restart_up=1e-6,
+        restart_down=1e-6,
+        restart_sd=0.0,
+        checkpoint=1e-3,
+        gamma=1.0,
+        sigma=0.0,
+        merge=measured.used * longer,
+        cold=COLD,
+        cold_for=batch * longer,
+    )
+
+
+def _process(arrivals: list[Arrival], plant: Plant, begin: float) -> None:
+    """Note the records that were processed in a step that began then, evenly and by all workers in turn."""
+    position = math.floor(plant.track.position[-1] + 1e-6)
+    new = position - len(arrivals)
+    workers = plant.track.running[-1]
+    arrivals += [
+        Arrival(0, len(arrivals) + number, f"worker {number % workers + 1}", begin + (number + 1) / new * TICK)
+        for number in range(new)
+    ]
+
+
+def _calm(samples: Sequence[Sample]) -> bool:
+    """Whether nothing is under way, and the size is down again if it was up."""
+    last = samples[-1]
+    sizes = [sample.desired or 0 for sample in samples]
+    return last.ready == last.desired and (sizes[-1] < max(sizes) or max(sizes) == sizes[0])
+
+
+@dataclass(slots=True)
+class _Query:
+    """The batches that a query would have run, seen from outside.
+
+    Attributes:
+        pace: how many records a batch may have.
+        window: seconds over which the source averages.
+        batches: those that have ended, oldest first.
+        changes: when workers came or went.
+        running: how many there are.
+        done: records of all batches that have ended.
+        began: when the batch that runs began; None: none runs.
+        head: records that had come by then.
+        rows: records in it.
+    """
+
+    pace: Pace
+    window: float
+    batches: list[Batch] = field(default_factory=list)
+    changes: list[float] = field(default_factory=list)
+    running: int = 0
+    done: int = 0
+    began: float | None = None
+    head: int = 0
+    rows: int = 0
+
+    def advance(self, now: float, offered: int, processed: int, running: int) -> None:
+        """A step after which so many records have come, so many are processed, and so many workers run."""
+        if self.running not in (0, running):
+            self.changes.append(_EPOCH + now)
+        self.running = running
+        if self.began is not None and now >= self.began + SHORTEST and processed >= self.done + self.rows:
+            self._end(self.began, now)
+        if self.began is None and offered > self.done:
+            self.began, self.head = now, offered
+            self.rows = min(self.pace.rows(now), offered - self.done)
+            self.pace.admitted(self.rows, now)
+
+    def observed(self, now: float, plant: Observation) -> Observation:
+        """What the daemon would have seen of it."""
+        run = Query.model_validate(
+            {
+                "id": "simulated",
+                "runId": "simulated",
+                "trigger": "ProcessingTimeTrigger(0)",
+                "started": _EPOCH,
+                "progress": tuple(self.batches[-KEPT:]),
+            }
+        )
+        seen = Seen(run, _EPOCH + now, self.window, self.began is not None, tuple(self.changes))
+        metrics: dict[str, Reading] = {}
+        missing: dict[str, str] = {}
+        for metric in (Metric.LAG, Metric.ARRIVALS, Metric.THROUGHPUT, Metric.SATURATION):
+            try:
+                value = PURE[metric](seen)
+            except EdgeError as error:
+                missing[metric] = str(error)
+            else:
+                metrics[metric] = Reading(value.value, START + timedelta(seconds=min(value.at - _EPOCH, now)))
+        engine = EngineStatus(JobState.RUNNING, self.running, self.running, partitions=PARTITIONS, running_since=START)
+        return Observation(START + timedelta(seconds=now), plant.desired, plant.ready, metrics, missing, engine)
+
+    def _end(self, began: float, now: float) -> None:
+        end = self.done + self.rows
+        source = {"rows": self.rows, "start": self.done, "end": end, "latest": self.head}
+        batch = {
+            "batchId": len(self.batches),
+            "start": _EPOCH + began,
+            "received": _EPOCH + now,
+            "rows": self.rows,
+            "durationMs": {"triggerExecution": round((now - began) * 1000)},
+            "sources": ({**source, "partitions": PARTITIONS, "startPartitions": PARTITIONS},),
+        }
+        self.batches.append(Batch.model_validate(batch))
+        self.done, self.began = end, None

@@ -1,0 +1,129 @@
+"""The simulation of the demo: it knows its own workers again, and what it says follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.config import load
+from autoscaler.core.model import ClusterSpec
+from autoscaler.demo.config import CLUSTER, configuration
+from autoscaler.demo.load import Load, surge
+from autoscaler.demo.result import Run, summary
+from autoscaler.demo.simulation import Measured, beside, measure, sentence, simulate
+from autoscaler.demo.spark_scene import BATCH, SparkScene
+from autoscaler.demo.stage import Stage
+from autoscaler.ports import AutoscalerError
+
+SHORT = 110.0
+WINDOW = 10.0
+WORKERS = Measured(one=19.0, startup=6.0, used=6.0)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ClusterSpec:
+    """The demo's own configuration."""
+    work = tmp_path_factory.mktemp("demo")
+    try:
+        parts = SparkScene(Stage(work / "logs", work / "workers"), work).parts
+    except AutoscalerError as error:
+        pytest.skip(str(error))
+    path = work / "autoscaler.yaml"
+    path.write_text(configuration(parts, 6, 1, Path(work), SHORT))
+    return load(path, {}).clusters[CLUSTER].spec
+
+
+@pytest.fixture(scope="module")
+def run(spec: ClusterSpec) -> Run:
+    return simulate(spec, surge(SHORT), WORKERS, BATCH, WINDOW)
+
+
+def test_it_scales_up_drains_scales_down_and_loses_nothing(run: Run) -> None:
+    result = summary(run)
+    assert result["ok"], result["reasons"]
+    assert result["offered"] == result["processed"]
+    assert [(each.before, each.to) for each in run.rescales] == [(1, 3), (3, 1)]
+
+
+def test_the_lag_is_what_the_workers_leave_until_there_are_more(run: Run) -> None:
+    result = summary(run)
+    rise, up = surge(SHORT).rise, run.rescales[0].at
+    assert rise is not None
+    helped = up + WORKERS.startup + WORKERS.used
+    assert result["last_new_worker_first_task_s"] == pytest.approx(helped, abs=0.5)
+    # A calm query is a few records behind at any time; a little more waits for the first batch on new workers.
+    assert result["peak_lag"] == pytest.approx((46 - WORKERS.one) * (helped - rise), rel=0.05)
+
+
+def test_a_run_tells_what_its_workers_are(run: Run) -> None:
+    found = measure(run, BATCH)
+    assert found is not None
+    assert found.one == pytest.approx(WORKERS.one, rel=0.03)
+    assert found.startup == pytest.approx(WORKERS.startup, abs=0.3)
+    assert found.used == pytest.approx(WORKERS.used, abs=0.3)
+
+
+def test_workers_that_take_longer_to_come_cost_lag_and_time(spec: ClusterSpec, run: Run) -> None:
+    later = simulate(spec, surge(SHORT), replace(WORKERS, startup=16.0), BATCH, WINDOW)
+    before, after = summary(run), summary(later)
+    assert after["peak_lag"] > before["peak_lag"] + 200
+    assert after["drained_after_s"] > before["drained_after_s"]
+
+
+def test_it_gives_up_waiting_for_a_query_that_never_catches_up(spec: ClusterSpec) -> None:
+    result = summary(simulate(spec, surge(SHORT), replace(WORKERS, one=1.0), BATCH, WINDOW))
+    assert not result["ok"]
+    assert result["lost"] > 0
+    assert result["drained_after_s"] is None
+
+
+def test_a_load_that_one_worker_carries_needs_no_more(spec: ClusterSpec) -> None:
+    load = Load(((0.0, 5.0), (20.0, 8.0)), 60.0)
+    found = simulate(spec, load, WORKERS, BATCH, WINDOW)
+    assert found.rescales == []
+    assert found.drained
+    assert measure(found, BATCH) is None
+    assert beside(found, spec, BATCH, WINDOW) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arrivals": ()},
+        {"samples": ()},
+        {"rescales": ()},
+        {"load": Load(((0.0, 46.0),), SHORT)},
+    ],
+)
+def test_nothing_is_measured_where_too_little_was_seen(run: Run, changes: dict[str, Any]) -> None:
+    assert measure(replace(run, **changes), BATCH) is None
+
+
+def test_nothing_is_measured_when_more_workers_are_there_before_there_is_enough_to_do(run: Run) -> None:
+    assert measure(run, 60.0) is None
+
+
+def test_nothing_is_measured_when_nothing_was_done_until_there_were_more(run: Run) -> None:
+    up = run.rescales[0].at
+    late = [arrival for arrival in run.arrivals if not 15 < arrival.at < up + WORKERS.startup + 1]
+    assert measure(replace(run, arrivals=late), BATCH) is None
+
+
+def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSpec, run: Run) -> None:
+    found, real = beside(run, spec, BATCH, WINDOW), summary(run)
+    assert found is not None
+    assert found["peak_lag"] == pytest.approx(real["peak_lag"], rel=0.03)
+    assert found["drained_after_s"] == pytest.approx(real["drained_after_s"], rel=0.05)
+    assert (found["scale_ups"], found["scale_downs"]) == (1, 1)
+    assert found["one_worker_per_s"] == pytest.approx(WORKERS.one, rel=0.03)
+
+
+def test_the_sentence_says_how_far_it_is_from_what_was() -> None:
+    simulated = {"peak_lag": 110, "drained_after_s": 45.0, "scale_ups": 1, "scale_downs": 2}
+    said = sentence({"peak_lag": 100, "drained_after_s": 50.0, "simulated": simulated})
+    assert said == "lag at most 110 records (+10%), back 45 s after the request (-10%), 1 up and 2 down"
+    never = sentence({"peak_lag": 100, "drained_after_s": None, "simulated": {**simulated, "drained_after_s": None}})
+    assert never == "lag at most 110 records (+10%), never back, 1 up and 2 down"
