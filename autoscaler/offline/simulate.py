@@ -129,7 +129,7 @@ def setup(options: argparse.Namespace) -> Setup:
         faults = wrongs.NONE if options.faults is None else wrongs.parse(options.faults)
         spells = tuple(replace(spell, name=names.get(spell.name, spell.name)) for spell in faults.spells)
         faults = replace(faults, spells=spells)
-        load = _sized(_load(options), options, spec, plant, notes)
+        load = _cut(_sized(_load(options), options, spec, plant, notes), options.hours)
     except (LoadError, wrongs.FaultError) as error:
         raise wrong(*str(error).splitlines()) from error
     peak = needed([load.peak * STEP], load.per_worker(plant.gamma), plant.gamma)[0]
@@ -147,14 +147,14 @@ def _plant(text: str) -> PlantSpec:
 def _load(options: argparse.Namespace) -> Load:
     text = options.load
     if text in MADE or text in RECORDED:
-        return _cut(named(text, options.seed, None if options.traces is None else Path(options.traces)), options.hours)
+        return named(text, options.seed, None if options.traces is None else Path(options.traces))
     path = Path(text)
     if not path.exists():
         names = (*MADE, *RECORDED)
         raise LoadError(
             f"--load {text}: is no load and no file, expected one of {', '.join(names)}{guess(text, names)}"
         )
-    return _cut(from_csv(path), options.hours)
+    return from_csv(path)
 
 
 def _cut(load: Load, hours: float | None) -> Load:
