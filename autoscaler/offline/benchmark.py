@@ -42,7 +42,7 @@ from autoscaler.replay.benchmark import (
 )
 from autoscaler.replay.loads import MADE, RECORDED, SCENARIOS, Load, LoadError, named
 from autoscaler.replay.plant import PLANTS
-from autoscaler.terminal import complain, print_json, progress, say, table
+from autoscaler.terminal import complain, many, print_json, progress, say, table
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -344,11 +344,8 @@ def _worked(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
 def _show(rows: Sequence[Row], *, each: bool) -> None:
     for plant in dict.fromkeys(row.plant for row in rows):
         here = [row for row in rows if row.plant == plant]
-        scenarios = len({row.scenario for row in here})
-        say(
-            f"{plant}: objective {PLANTS[plant].slo:g} s, {scenarios} scenarios, {len({r.seed for r in here})} seeds",
-            "",
-        )
+        scenarios, seeds = len({row.scenario for row in here}), len({row.seed for row in here})
+        say(f"{plant}: objective {PLANTS[plant].slo:g} s, {many(scenarios, 'scenario')}, {many(seeds, 'seed')}", "")
         if each:
             table(
                 ("scenario", "policy", *HEAD),
