@@ -16,7 +16,7 @@ from autoscaler.core.explain import explain, number, span
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, Observation
 from autoscaler.core.step import step
 from autoscaler.durations import format_duration
-from autoscaler.offline import configuration
+from autoscaler.offline import configuration, plants
 from autoscaler.offline.configuration import wrong
 from autoscaler.offline.record import recording
 from autoscaler.offline.told import FEW, clock, omitted, short
@@ -25,7 +25,7 @@ from autoscaler.ports import AutoscalerError, Record
 from autoscaler.replay import faults as wrongs
 from autoscaler.replay.faults import ENGINE, TARGET
 from autoscaler.replay.loads import HOUR, MADE, RECORDED, Load, LoadError, from_csv, named
-from autoscaler.replay.plant import PLANTS, START, STEP, Plant, PlantSpec, work
+from autoscaler.replay.plant import START, STEP, Plant, PlantSpec, work
 from autoscaler.replay.score import Score, needed
 from autoscaler.replay.simulate import Run
 from autoscaler.replay.simulate import run as simulated
@@ -114,7 +114,7 @@ def setup(options: argparse.Namespace) -> Setup:
     """
     read = configuration.load(options.config)
     cluster = configuration.cluster(read, options.cluster)
-    plant = _plant(options.plant)
+    plant = plants.plant(options.plant)
     spec = cluster.spec
     notes: list[str] = []
     interval = timedelta(seconds=STEP * max(1, math.ceil(spec.interval.total_seconds() / STEP)))
@@ -136,12 +136,6 @@ def setup(options: argparse.Namespace) -> Setup:
     if peak > spec.limits.maximum:
         notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
     return Setup(spec, plant, load, faults, options.seed, max(1, math.ceil(SPARE * peak)), names, tuple(notes))
-
-
-def _plant(text: str) -> PlantSpec:
-    if text in PLANTS:
-        return PLANTS[text]
-    raise wrong(f"--plant {text}: is no plant and no file, expected one of {', '.join(PLANTS)}{guess(text, PLANTS)}")
 
 
 def _load(options: argparse.Namespace) -> Load:
