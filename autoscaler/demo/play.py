@@ -182,6 +182,7 @@ class _Demo:
             workers=workers,
             facts=facts,
             trouble=ending.problems,
+            commits=ending.commits,
         )
 
     def _prepare(self) -> None:
@@ -255,7 +256,8 @@ class _Demo:
         self._seen.rescaling = rescale is not None
         if not self._start:
             return
-        self._seen.samples.append(Sample(self._now(), desired, ready))
+        engine = (cluster.get("observation") or {}).get("engine") or {}
+        self._seen.samples.append(Sample(self._now(), desired, ready, engine.get("parallelism")))
         # One that began before the load did brought the first worker up.
         ours = rescale is not None and datetime.fromisoformat(rescale["at"]).timestamp() >= self._start
         if rescale is not None and ours and rescale["to"] != self._seen.desired:

@@ -25,11 +25,13 @@ class Sample:
         at: seconds since the load began.
         desired: workers asked for; None when the daemon did not say.
         ready: workers that were up; None likewise.
+        slots: those that the job had; None likewise.
     """
 
     at: float
     desired: int | None
     ready: int | None
+    slots: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Run:
         workers: workers that were there when the run ended.
         facts: what the engine tells of the run.
         trouble: what shows that the job's own state was not exact.
+        commits: when each batch was committed, seconds since 1970; empty where there are none.
     """
 
     load: Load
@@ -69,6 +72,7 @@ class Run:
     workers: int
     facts: Mapping[str, Any] = field(default_factory=dict)
     trouble: Sequence[str] = ()
+    commits: Sequence[float] = ()
 
 
 def lags(run: Run, every: float = 1.0) -> list[tuple[float, int]]:

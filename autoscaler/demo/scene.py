@@ -26,10 +26,12 @@ class Ending:
     Attributes:
         arrivals: the records at the sink, in the order in which they were processed.
         problems: what else shows that the job was not exact.
+        commits: when each batch was committed, seconds since 1970, where there are batches.
     """
 
     arrivals: Sequence[Arrival]
     problems: Sequence[str] = field(default=())
+    commits: Sequence[float] = field(default=())
 
 
 class Scene(Protocol):

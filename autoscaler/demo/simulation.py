@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from autoscaler.core.model import ClusterSpec, ClusterState, EngineStatus, JobState, Observation, Reading
@@ -31,11 +33,8 @@ TICK = 0.25
 LONGEST = 180.0
 """Seconds after the load's end after which the simulation gives up waiting for the last rescale."""
 
-SHORTEST = 1.0
-"""Seconds of a batch with next to nothing in it: planning, Parquet files and logs."""
-
-COLD = 4.5 / 5.7
-"""Share of its capacity that a query has in the first batch on new workers: measured, 5.0 to 6.4 s in place of 4.5."""
+NOTHING = 1e-3
+"""Seconds that a plant does not feel, where it wants more than 0."""
 
 KEPT = 100
 """Batches that a report of the query holds."""
@@ -48,21 +47,26 @@ _EPOCH = 1e9  # when the load begins, by the clock of the simulated driver: befo
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run tells of its workers. All of it is older than what is compared, but for `used`.
+    """What a run tells of its workers: rates and times, all of them from before the lag was at its highest.
 
     Attributes:
-        one: records/s of a worker with more to do than it can, before more of them were up.
+        one: records/s of a worker with more to do than it can, before more of them were asked for.
         startup: seconds from the request for more until they were up.
-        used: seconds from then until they had all processed a record.
+        joined: seconds from then until the job had their slots.
+        cold: seconds from then until the first batch was committed in which all of them had processed a record. It
+            waits for their first tasks, which start processes of their own.
+        shortest: seconds of a batch with little in it, before the load rose.
     """
 
     one: float
     startup: float
-    used: float
+    joined: float
+    cold: float
+    shortest: float
 
 
 def measure(run: Run, batch: float) -> Measured | None:
-    """What a run tells of its workers, by its first scale-up; None when there was none, or nobody processed anything.
+    """What a run tells of its workers, by its first scale-up; None when there was none, or too little was seen of it.
 
     Args:
         run: the run.
@@ -73,15 +77,24 @@ def measure(run: Run, batch: float) -> Measured | None:
     up = next((each for each in run.rescales if each.to > each.before and rise is not None and each.at >= rise), None)
     if rise is None or up is None:
         return None
-    ready = next((sample.at for sample in run.samples if sample.at > up.at and (sample.ready or 0) >= up.to), None)
+    later = [sample for sample in run.samples if sample.at > up.at]
+    ready = next((sample.at for sample in later if (sample.ready or 0) >= up.to), math.inf)
+    joined = next((sample.at for sample in later if (sample.slots or 0) >= up.to), math.inf)
     new = sorted(at for at in first_tasks(run).values() if at > up.at)[: up.to - up.before]
+    commits = [at - run.start for at in run.commits]
+    used = next((at for at in commits if new and at >= new[-1]), math.inf)
+    lengths = [after - before for before, after in pairwise(commits) if after < rise]
     begin = rise + batch
-    if ready is None or not new or ready <= begin:
+    done = sum(begin <= arrival.at - run.start < up.at for arrival in run.arrivals)
+    if math.inf in (ready, joined, used) or not lengths or not done:
         return None
-    done = sum(begin <= arrival.at - run.start < ready for arrival in run.arrivals)
-    if not done:
-        return None
-    return Measured(done / (ready - begin) / up.before, ready - up.at, max(0.0, new[-1] - ready))
+    return Measured(
+        one=done / (up.at - begin) / up.before,
+        startup=ready - up.at,
+        joined=max(0.0, joined - ready),
+        cold=max(0.0, used - max(joined, ready)),
+        shortest=median(lengths),
+    )
 
 
 def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, window: float) -> Run:
@@ -94,12 +107,12 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         batch: seconds that a batch takes when there is enough to do.
         window: seconds over which the source averages.
     """
-    plant = Plant(_plant(measured, batch), measured.one * TICK / STEP, 0, spec.limits.minimum)
-    query = _Query(Pace(batch, 10 * PARTITIONS), window)
+    plant = Plant(_plant(measured), measured.one * TICK / STEP, 0, spec.limits.minimum)
+    query = _Query(Pace(batch, 10 * PARTITIONS), window, measured.shortest)
     state = ClusterState()
     arrivals: list[Arrival] = []
     rescales: list[Rescale] = []
-    samples = [Sample(0.0, plant.desired, plant.desired)]
+    samples = [Sample(0.0, plant.desired, plant.desired, plant.desired)]
     every = round(spec.interval.total_seconds() / TICK)
     ticks, now = 0, 0.0
     drained = False
@@ -111,7 +124,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         _process(arrivals, plant, before)
         query.advance(now, load.offered(now), len(arrivals), plant.track.running[-1])
         seen = plant.observe()
-        samples.append(Sample(now, seen.desired, seen.ready))
+        samples.append(Sample(now, seen.desired, seen.ready, plant.track.running[-1]))
         drained = now > load.duration and len(arrivals) == load.offered(now)
         if ticks % every:
             continue
@@ -130,6 +143,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         rescales=rescales,
         drained=drained,
         workers=plant.desired,
+        commits=[each.received - _EPOCH for each in query.batches],
     )
 
 
@@ -142,7 +156,9 @@ def beside(run: Run, spec: ClusterSpec, batch: float, window: float) -> Mapping[
     return {
         "one_worker_per_s": round(measured.one, 1),
         "start_up_s": round(measured.startup, 1),
-        "used_after_s": round(measured.used, 1),
+        "joined_after_s": round(measured.joined, 1),
+        "cold_s": round(measured.cold, 1),
+        "shortest_batch_s": round(measured.shortest, 1),
         **{name: found[name] for name in COMPARED},
     }
 
@@ -164,21 +180,20 @@ def sentence(result: Mapping[str, Any]) -> str:
     )
 
 
-def _plant(measured: Measured, batch: float) -> PlantSpec:
-    """Workers as they were measured; n of them do n times the work, and nothing stops when they come or go."""
+def _plant(measured: Measured) -> PlantSpec:
+    """Workers as they were measured: n of them do n times the work, and nothing stops when some go."""
     longer = STEP / TICK
     return PlantSpec(
         startup=measured.startup * longer,
         startup_sd=0.0,
-        restart_up=1e-6,
-        restart_down=1e-6,
+        restart_up=max(measured.cold * longer, NOTHING),
+        restart_down=NOTHING,
         restart_sd=0.0,
-        checkpoint=1e-3,
+        checkpoint=NOTHING,
         gamma=1.0,
         sigma=0.0,
-        merge=measured.used * longer,
-        cold=COLD,
-        cold_for=batch * longer,
+        merge=measured.joined * longer,
+        cold=1.0,
     )
 
 
@@ -207,6 +222,7 @@ class _Query:
     Attributes:
         pace: how many records a batch may have.
         window: seconds over which the source averages.
+        shortest: seconds of a batch with little in it.
         batches: those that have ended, oldest first.
         changes: when workers came or went.
         running: how many there are.
@@ -218,6 +234,7 @@ class _Query:
 
     pace: Pace
     window: float
+    shortest: float
     batches: list[Batch] = field(default_factory=list)
     changes: list[float] = field(default_factory=list)
     running: int = 0
@@ -231,7 +248,7 @@ class _Query:
         if self.running not in (0, running):
             self.changes.append(_EPOCH + now)
         self.running = running
-        if self.began is not None and now >= self.began + SHORTEST and processed >= self.done + self.rows:
+        if self.began is not None and now >= self.began + self.shortest and processed >= self.done + self.rows:
             self._end(self.began, now)
         if self.began is None and offered > self.done:
             self.began, self.head = now, offered

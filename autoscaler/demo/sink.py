@@ -97,6 +97,12 @@ def committed_files(sink: Path) -> list[Path]:
     return files
 
 
+def commits(sink: Path) -> list[float]:
+    """When each batch whose log is still there was committed, oldest first: seconds since 1970."""
+    logs = [path for path in (sink / LOG).glob("*") if path.name.removesuffix(".compact").isdigit()]
+    return sorted(path.stat().st_mtime for path in logs)
+
+
 def read_sink(sink: Path) -> list[Arrival]:
     """Every record at the sink, in the order in which they were processed.
 

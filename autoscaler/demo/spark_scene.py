@@ -10,7 +10,7 @@ from typing import Any
 from autoscaler.demo.app import Settings
 from autoscaler.demo.config import Parts
 from autoscaler.demo.scene import PARTITIONS, Ending, get, require
-from autoscaler.demo.sink import read_sink
+from autoscaler.demo.sink import commits, read_sink
 from autoscaler.demo.stage import QUICK_START, DemoError, Stage, free_port, spark_environment
 from autoscaler.java import find_java
 from autoscaler.targets.workers import spark_home
@@ -131,6 +131,7 @@ class SparkScene:
         """Stop the application and read its files."""
         self._stage.stop("job", STOP_TIMEOUT)
         try:
-            return Ending(read_sink(self._work / "sink"))
+            sink = self._work / "sink"
+            return Ending(read_sink(sink), commits=commits(sink))
         except (OSError, ValueError) as error:
             raise DemoError(f"the sink cannot be read back: {error}") from error

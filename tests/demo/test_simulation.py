@@ -20,7 +20,7 @@ from autoscaler.ports import AutoscalerError
 
 SHORT = 110.0
 WINDOW = 10.0
-WORKERS = Measured(one=19.0, startup=6.0, used=6.0)
+WORKERS = Measured(one=19.0, startup=6.0, joined=4.0, cold=2.0, shortest=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +52,11 @@ def test_the_lag_is_what_the_workers_leave_until_there_are_more(run: Run) -> Non
     result = summary(run)
     rise, up = surge(SHORT).rise, run.rescales[0].at
     assert rise is not None
-    helped = up + WORKERS.startup + WORKERS.used
+    helped = up + WORKERS.startup + WORKERS.joined + WORKERS.cold
     assert result["last_new_worker_first_task_s"] == pytest.approx(helped, abs=0.5)
-    # A calm query is a few records behind at any time; a little more waits for the first batch on new workers.
-    assert result["peak_lag"] == pytest.approx((46 - WORKERS.one) * (helped - rise), rel=0.05)
+    # Nothing is done while the first batch waits for its cold workers.
+    expected = (46 - WORKERS.one) * (helped - rise) + WORKERS.one * WORKERS.cold
+    assert result["peak_lag"] == pytest.approx(expected, rel=0.05)
 
 
 def test_a_run_tells_what_its_workers_are(run: Run) -> None:
@@ -63,7 +64,10 @@ def test_a_run_tells_what_its_workers_are(run: Run) -> None:
     assert found is not None
     assert found.one == pytest.approx(WORKERS.one, rel=0.03)
     assert found.startup == pytest.approx(WORKERS.startup, abs=0.3)
-    assert found.used == pytest.approx(WORKERS.used, abs=0.3)
+    assert found.joined == pytest.approx(WORKERS.joined, abs=0.3)
+    # The batch that waited has something left to do then.
+    assert WORKERS.cold <= found.cold + 0.3 <= WORKERS.cold + 2
+    assert found.shortest == pytest.approx(WORKERS.shortest, abs=0.3)
 
 
 def test_workers_that_take_longer_to_come_cost_lag_and_time(spec: ClusterSpec, run: Run) -> None:
@@ -95,6 +99,7 @@ def test_a_load_that_one_worker_carries_needs_no_more(spec: ClusterSpec) -> None
         {"arrivals": ()},
         {"samples": ()},
         {"rescales": ()},
+        {"commits": ()},
         {"load": Load(((0.0, 46.0),), SHORT)},
     ],
 )
@@ -107,16 +112,16 @@ def test_nothing_is_measured_when_more_workers_are_there_before_there_is_enough_
 
 
 def test_nothing_is_measured_when_nothing_was_done_until_there_were_more(run: Run) -> None:
-    up = run.rescales[0].at
-    late = [arrival for arrival in run.arrivals if not 15 < arrival.at < up + WORKERS.startup + 1]
+    late = [arrival for arrival in run.arrivals if not 15 < arrival.at < run.rescales[0].at]
     assert measure(replace(run, arrivals=late), BATCH) is None
 
 
 def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSpec, run: Run) -> None:
     found, real = beside(run, spec, BATCH, WINDOW), summary(run)
     assert found is not None
-    assert found["peak_lag"] == pytest.approx(real["peak_lag"], rel=0.03)
-    assert found["drained_after_s"] == pytest.approx(real["drained_after_s"], rel=0.05)
+    # Up to a batch more: until the one that waited is committed, nobody knows that it waits no longer.
+    assert found["peak_lag"] == pytest.approx(real["peak_lag"], rel=0.1)
+    assert found["drained_after_s"] == pytest.approx(real["drained_after_s"], rel=0.1)
     assert (found["scale_ups"], found["scale_downs"]) == (1, 1)
     assert found["one_worker_per_s"] == pytest.approx(WORKERS.one, rel=0.03)
 

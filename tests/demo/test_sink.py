@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from autoscaler.demo.sink import Account, Arrival, account, committed_files, read_sink
+from autoscaler.demo.sink import Account, Arrival, account, commits, committed_files, read_sink
 
 
 def log(sink: Path, name: str, *files: str) -> None:
@@ -49,6 +50,15 @@ def test_only_files_that_were_committed_count(tmp_path: Path) -> None:
     (tmp_path / "left-by-a-failed-task.parquet").touch()
     (tmp_path / "_spark_metadata" / ".1.crc").touch()
     assert names(tmp_path) == ["a.parquet", "b c.parquet", "d.parquet"]
+
+
+def test_a_batch_was_committed_when_its_log_was_written(tmp_path: Path) -> None:
+    assert commits(tmp_path) == []
+    for number, name in enumerate(("0", "1.compact", "2")):
+        log(tmp_path, name)
+        os.utime(tmp_path / "_spark_metadata" / name, (0, 100 + number))
+    (tmp_path / "_spark_metadata" / ".1.crc").touch()
+    assert commits(tmp_path) == [100, 101, 102]
 
 
 def test_a_compacted_log_replaces_the_batches_before_it(tmp_path: Path) -> None:
