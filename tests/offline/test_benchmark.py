@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,15 @@ def test_a_load_that_no_size_keeps_has_no_optimum(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(benchmark, "LARGEST", 2)
     assert benchmark.least(Load("much", (1.0,) * 120), "k8s", None) is None
+
+
+def test_the_pages_name_every_policy_plant_and_option() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "benchmark.md").read_text()
+    table = (root / "README.md").read_text().partition("<!-- benchmark -->")[2].partition("<!-- /benchmark -->")[0]
+    assert [line.split("`")[1] for line in table.strip().splitlines()[2:]] == list(BASELINES)
+    parser = argparse.ArgumentParser(add_help=False)
+    benchmark.add_arguments(parser)
+    options = [action.option_strings[0] for action in parser._actions]
+    for name in (*BASELINES, *PLANTS, *benchmark.FAST, *options):
+        assert f"`{name}`" in page or f"`{name} " in page, name
