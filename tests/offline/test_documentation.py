@@ -36,7 +36,6 @@ def test_the_example_prints_what_is_shown(
             begins = [n for n in range(len(printed)) if printed[n : n + len(lines)] == lines]
             assert begins, f"autoscaler {command} does not print, after what was shown before:\n{part}"
             printed = printed[begins[0] + len(lines) :]
-    assert Path("clicks.png").exists()
 
 
 def test_the_plant_of_the_example_can_be_read(tmp_path: Path) -> None:
