@@ -272,7 +272,7 @@ class FlinkSettings:
     # from state to state
 
     def _wait(self, job: Job, at: float) -> Step:
-        job = replace(enter(job, Phase.WAITING_FOR_RESOURCES, at), vertices=(), restored=False)
+        job = enter(job, Phase.WAITING_FOR_RESOURCES, at)
         if self.resource_wait < math.inf:
             job = set_timer(job, Timer(at + self.resource_wait, Due.GIVEN_UP))
         return self._look(job, at)
@@ -302,7 +302,7 @@ class FlinkSettings:
         vertices = job.wished
         if occupied(vertices) > job.slots + job.dead:
             return self._wait(job, at)
-        job = replace(enter(job, Phase.EXECUTING, at), vertices=vertices, wished=(), restored=False)
+        job = replace(enter(job, Phase.EXECUTING, at), vertices=vertices)
         deploy = Deploy(at, widest(vertices), vertices)
         if self.rules is Rules.INTERVAL:
             # To look again when the interval is over is what Flink does on entering, whether slots came or not.
@@ -361,8 +361,7 @@ class FlinkSettings:
         return self._stop(job, at, Why.LOST, delay)
 
     def _checkpoint(self, job: Job, at: float, *, completed: bool) -> Step:
-        if job.phase is not Phase.EXECUTING or self.rules is Rules.INTERVAL:
-            return job, ()
+        """A checkpoint completed or failed: only a job that is on its way to a rescale cares."""
         if not completed:
             if job.failed_checkpoints is None:
                 return job, ()

@@ -62,7 +62,7 @@ def test_the_first_event_starts_a_job_which_then_waits_for_slots() -> None:
     assert (job.phase, job.wakes_at, job.parallelism, job.runs) == (Phase.CREATED, math.inf, 0, False)
     job, done = play(flink(), job, Passed(5))
     assert (job.phase, job.since, done) == (Phase.WAITING_FOR_RESOURCES, 5, [])
-    assert job.wakes_at == math.inf  # in Reactive Mode, for ever
+    assert job.timers == ()  # in Reactive Mode, for ever
 
 
 def test_in_reactive_mode_a_job_is_deployed_on_the_first_slots() -> None:
@@ -97,6 +97,18 @@ def test_until_1_20_an_offer_that_is_too_small_starts_the_wait_anew(version: str
     assert play(settings, Job(), Slots(1, 3), Slots(5, 1), Slots(6, 2), Slots(7, 3), FOREVER)[1] == [
         deployed(expected, 3)
     ]
+
+
+def test_a_wait_that_was_for_nothing_leaves_nothing_behind() -> None:
+    settings = flink(reactive=False, groups=AT_LEAST_3)
+    job, done = play(settings, Job(), Slots(0, 3), Slots(2, 4), Slots(5, 2), Passed(10))
+    assert done == []
+    assert play(settings, job, Slots(11, 3), FOREVER)[1] == [deployed(21, 3)]
+
+
+def test_slots_of_workers_that_nobody_knows_to_be_dead_count() -> None:
+    settings = flink(reactive=False, groups=UP_TO_4)
+    assert play(settings, Job(), Slots(0, 3), Killed(1, 1), Slots(2, 3))[1] == [deployed(2, 4)]
 
 
 def test_a_job_that_never_gets_enough_slots_fails_when_its_time_is_up() -> None:
@@ -182,6 +194,13 @@ def test_slots_called_spare_that_cannot_have_been_are_missed() -> None:
     assert done == [Stop(10, Why.LOST), deployed(11, 2)]
 
 
+def test_of_two_losses_each_is_judged_by_the_slots_that_are_still_counted() -> None:
+    settings = flink()
+    job = settings.executing(2, 0.0)
+    job, done = play(settings, job, Slots(5, 4), Killed(6, 1, spare=True), Slots(7, 2, spare=True))
+    assert (done, job.phase) == ([], Phase.EXECUTING)
+
+
 def test_so_many_failed_checkpoints_are_as_good_as_a_completed_one() -> None:
     settings = flink(cooldown=0.0, stabilization=10.0, max_delay=500.0)
     job, done = play(settings, settings.executing(2, 0.0), failed(5), Slots(10, 3), failed(12))
@@ -189,7 +208,9 @@ def test_so_many_failed_checkpoints_are_as_good_as_a_completed_one() -> None:
     assert play(settings, job, failed(25))[1] == [Stop(25, Why.RESCALE), deployed(25, 3)]
     job, done = play(settings, job, Checkpoint(15), Slots(16, 4), failed(25))
     assert done == []  # after a completed one they are counted anew
-    assert play(settings, job, failed(35))[1] == [Stop(35, Why.RESCALE), deployed(35, 4)]
+    job, done = play(settings, job, failed(35))
+    assert done == [Stop(35, Why.RESCALE), deployed(35, 4)]
+    assert job.failed_checkpoints is None
 
 
 def test_before_the_slots_are_stable_a_checkpoint_changes_nothing_and_neither_does_one_of_an_idle_job() -> None:
@@ -198,6 +219,22 @@ def test_before_the_slots_are_stable_a_checkpoint_changes_nothing_and_neither_do
     assert play(settings, job, Checkpoint(5)) == (job, [])
     assert play(settings, job, Slots(10, 3), Checkpoint(20))[1] == []
     assert play(settings, job, Slots(10, 3), Checkpoint(70))[1] == [Stop(70, Why.RESCALE), deployed(70, 3)]
+
+
+@pytest.mark.parametrize(("at", "expected"), [(1020, 1030), (1030, 1060), (1031, 1031)])
+def test_until_1_20_the_interval_counts_from_the_deployment(at: float, expected: float) -> None:
+    settings = flink("1.20")
+    # At 30 s a change is as good as within the interval, whose end has been looked at already.
+    events = [Slots(at, 3)] if at < 1030 else [Passed(1030), Slots(at, 3)]
+    _, done = play(settings, settings.executing(2, 1000.0), *events, Passed(5000))
+    assert done == [Stop(expected, Why.RESCALE), deployed(expected, 3)]
+
+
+def test_until_1_20_one_look_at_the_end_of_the_interval_is_enough() -> None:
+    settings = flink("1.20")
+    job, _ = play(settings, settings.executing(2, 0.0), Slots(10, 3), Slots(15, 2, spare=True))
+    assert job.wakes_at == 30
+    assert play(settings, job, Passed(30))[0].timers == ()
 
 
 @pytest.mark.parametrize("version", ["1.18", "1.20"])
@@ -225,6 +262,14 @@ def test_a_small_increase_is_taken_in_the_end() -> None:
     assert play(settings, job, Passed(160), Slots(170, 2))[1] == []
 
 
+def test_how_long_a_small_increase_waits_counts_from_the_deployment() -> None:
+    settings = flink("1.20", min_increase=2, force_after=120.0, cooldown=0.0)
+    job = settings.executing(2, 1000.0)
+    for looked, at, expected in ((1010, 1030, 1120), (1120, 1120, 1240), (1120, 1121, 1121)):
+        _, done = play(settings, job, Passed(looked), Slots(at, 3), Passed(5000))
+        assert done == [Stop(expected, Why.RESCALE), deployed(expected, 3)]
+
+
 def test_a_small_increase_that_went_again_is_not_taken() -> None:
     settings = flink("1.20", min_increase=2, force_after=120.0)
     job, done = play(settings, settings.executing(2, 0.0), Slots(100, 3), Slots(110, 2, spare=True), Passed(1000))
@@ -239,6 +284,7 @@ def test_a_worker_that_is_stopped_stops_the_job_at_once_and_the_rest_goes_on_aft
     settings = flink(version)
     job, done = play(settings, settings.executing(4, 0.0), Slots(10, 3))
     assert (done, job.phase, job.parallelism, job.wakes_at) == ([Stop(10, Why.LOST)], Phase.RESTARTING, 0, 11)
+    assert not job.restored
     assert play(settings, job, Passed(11))[1] == [deployed(11, 3)]
 
 
@@ -273,6 +319,12 @@ def test_if_the_slots_changed_again_it_waits_as_a_job_that_starts() -> None:
     settings = flink(reactive=False, cooldown=0.0, stabilization=0.0, cancel=4.0)
     _, done = play(settings, settings.executing(2, 0.0), Slots(10, 3), Passed(10), Slots(12, 4), FOREVER)
     assert done == [Stop(10, Why.RESCALE), deployed(24, 4)]
+
+
+def test_after_a_failure_it_waits_even_for_the_slots_of_the_rescale_before() -> None:
+    settings = flink(reactive=False, cooldown=0.0, stabilization=0.0)
+    job, _ = play(settings, settings.executing(2, 0.0), Slots(10, 3), Passed(20))
+    assert play(settings, job, Slots(50, 2), Slots(50.5, 3), FOREVER)[1] == [Stop(50, Why.LOST), deployed(61, 3)]
 
 
 def test_without_slots_nothing_runs_until_there_are_some_again() -> None:
@@ -377,6 +429,7 @@ def test_without_checkpoints_a_job_does_not_survive_a_lost_worker() -> None:
     settings = FlinkSettings.of("2.3")
     job, done = play(settings, settings.executing(4, 0.0), Slots(10, 3))
     assert (done, job.phase, job.parallelism) == ([Stop(10, Why.FAILED)], Phase.FINISHED, 0)
+    assert not job.restored
 
 
 def test_a_job_that_is_over_stays_so() -> None:
