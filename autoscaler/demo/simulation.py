@@ -55,7 +55,7 @@ class Measured:
         joined: seconds from then until the job had their slots.
         cold: seconds from then until the first batch was committed in which all of them had processed a record. It
             waits for their first tasks, which start processes of their own.
-        shortest: seconds of a batch with little in it, before the load rose.
+        shortest: seconds of a batch with little in it, before the load rose; of any one if none ended until then.
     """
 
     one: float
@@ -86,14 +86,15 @@ def measure(run: Run, batch: float) -> Measured | None:
     lengths = [after - before for before, after in pairwise(commits) if after < rise]
     begin = rise + batch
     done = sum(begin <= arrival.at - run.start < up.at for arrival in run.arrivals)
-    if math.inf in (ready, joined, used) or not lengths or not done:
+    if math.inf in (ready, joined, used) or not done:
         return None
     return Measured(
         one=done / (up.at - begin) / up.before,
         startup=ready - up.at,
         joined=max(0.0, joined - ready),
         cold=max(0.0, used - max(joined, ready)),
-        shortest=median(lengths),
+        # None ended before the load rose where processes take so long to start.
+        shortest=median(lengths or [batch]),
     )
 
 

@@ -107,6 +107,13 @@ def test_nothing_is_measured_where_too_little_was_seen(run: Run, changes: dict[s
     assert measure(replace(run, **changes), BATCH) is None
 
 
+def test_a_batch_takes_as_long_as_any_where_none_ended_before_the_load_rose(run: Run) -> None:
+    rise = run.load.rise or 0.0
+    found = measure(replace(run, commits=[at for at in run.commits if at > rise]), BATCH)
+    assert found is not None
+    assert found.shortest == BATCH
+
+
 def test_nothing_is_measured_when_more_workers_are_there_before_there_is_enough_to_do(run: Run) -> None:
     assert measure(run, 60.0) is None
 
