@@ -61,7 +61,8 @@ def test_of_an_old_worker_and_a_new_one_the_new_one_stays() -> None:
 
 def test_a_query_without_workers_waits_for_some() -> None:
     job, done = play(SPARK, SPARK.executing(1, 0.0), Slots(10, 0))
-    assert (done, job.phase, job.since, job.runs) == ([Resize(10, 0)], Phase.WAITING_FOR_RESOURCES, 10, False)
+    assert (done, job.phase, job.since) == ([Resize(10, 0)], Phase.WAITING_FOR_RESOURCES, 10)
+    assert not job.restored
     assert play(SPARK, job, Slots(50, 1), Passed(60))[1] == [Resize(54, 1)]
 
 
