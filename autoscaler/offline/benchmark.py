@@ -119,6 +119,9 @@ def run(options: argparse.Namespace) -> int:
     """
     try:
         from autoscaler.replay import optimum  # noqa: F401, PLC0415 - it needs an extra: said at once
+
+        if options.out is not None or options.plot is not None:
+            from autoscaler.offline import benchmark_plot  # noqa: F401, PLC0415 - likewise
     except ModuleNotFoundError as error:
         complain(f"autoscaler: {error}")
         return FAILED
@@ -132,6 +135,7 @@ def run(options: argparse.Namespace) -> int:
     )
     seeds = range(1, (options.seeds or (1 if options.fast else 3)) + 1)
     try:
+        _prepare(options)
         before = None if options.against is None else json.loads(options.against.read_text())
         loads = {name: named(name, 1, traces) for name in dict.fromkeys(scenarios)}
     except (LoadError, OSError, ValueError) as error:
@@ -179,6 +183,19 @@ def _validate(options: argparse.Namespace, traces: Path | None) -> int:
         complain(f"autoscaler: {error}")
         return USAGE
     return OK
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """See that what is to be written can be: not at the end of half an hour.
+
+    Raises:
+        OSError: a folder is not there and cannot be made.
+    """
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    for file in (options.plot, options.record):
+        if file is not None and not file.parent.is_dir():
+            raise NotADirectoryError(f"{file.parent}: is no folder")
 
 
 # What is run
@@ -382,7 +399,6 @@ def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Tim
         if options.record is not None:
             options.record.write_text(json.dumps(recorded(rows, DEFAULT), indent=2) + "\n")
         if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
             (options.out / "runs.json").write_text(json.dumps(plain(rows), indent=1) + "\n")
             (options.out / "table.md").write_text(markdown(rows))
         if options.out is not None or options.plot is not None:
@@ -395,9 +411,6 @@ def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Tim
                 plot.timelines(lines, rows, options.out)
     except OSError as error:
         complain(f"autoscaler: {error.filename}: cannot be written: {error.strerror or error}")
-        return FAILED
-    except ModuleNotFoundError:
-        complain("autoscaler: pictures need matplotlib: pip install 'reactive-autoscaler[plot]'")
         return FAILED
     return OK
 

@@ -6,11 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
+try:
+    import matplotlib as mpl
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pictures need matplotlib: pip install 'reactive-autoscaler[plot]'", name=error.name
+    ) from error
 
 from autoscaler.replay.baselines import BASELINES
 from autoscaler.replay.benchmark import LOW, Means, Row, Timeline

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,26 @@ def test_pictures_and_figures_go_into_a_folder(tmp_path: Path, capsys: pytest.Ca
     assert picture.read_bytes() == (folder / "benchmark.png").read_bytes()
     assert [run["policy"] for run in json.loads((folder / "runs.json").read_text())] == ["static", "one"]
     capsys.readouterr()
-    assert main([*SMALL, "--policy", "static", "--plot", str(tmp_path / "no" / "costs.png")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
+    (tmp_path / "taken").mkdir()
+    assert main([*SMALL, "--policy", "static", "--record", str(tmp_path / "taken")]) == 1
+    assert f"{tmp_path / 'taken'}: cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("module", "extra"), [("numpy", "simulate"), ("matplotlib", "plot")])
+def test_an_extra_that_is_missing_is_said_before_anything_is_run(
+    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import autoscaler.offline  # noqa: PLC0415
+    import autoscaler.replay  # noqa: PLC0415
+
+    monkeypatch.setitem(sys.modules, module, None)
+    for package, name in ((autoscaler.replay, "optimum"), (autoscaler.offline, "benchmark_plot")):
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
+        monkeypatch.delattr(package, name, raising=False)
+    assert main([*SMALL, "--plot", str(tmp_path / "costs.png")]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"pip install 'reactive-autoscaler[{extra}]'" in told.err
 
 
 @pytest.mark.parametrize(
@@ -115,6 +134,7 @@ def test_pictures_and_figures_go_into_a_folder(tmp_path: Path, capsys: pytest.Ca
         (["--seeds", "0"], "'0' is not a number from 1"),
         (["--scenario", "traffic7h"], "traffic7h: is a recorded trace, expected the folder"),
         (["--against", "nothing.json"], "nothing.json"),
+        (["--plot", "no/where/costs.png"], "no/where: is no folder"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
