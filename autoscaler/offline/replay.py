@@ -143,7 +143,7 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
         [
             (
                 _time(one.record.decision.at),
-                f"{one.until:%H:%M:%S}",
+                _until(one.record.decision.at, one.until),
                 _sizes(one.recorded),
                 _sizes(one.again),
                 f"{one.hours:+.2f}",
@@ -175,6 +175,10 @@ def _sizes(sizes: tuple[int, int]) -> str:
 
 def _time(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def _until(begin: datetime, end: datetime) -> str:
+    return f"{end:%H:%M:%S}" if end.date() == begin.date() else _time(end)
 
 
 def _json(found: Comparison, *, explained: bool) -> dict[str, Any]:

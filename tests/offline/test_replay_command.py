@@ -243,3 +243,13 @@ def test_a_long_list_shows_what_matters_most_in_order_of_time(
     assert len(rows) == 30
     assert told(path, config, "--all") == 0
     assert sum(line.startswith("2026") for line in capsys.readouterr().out.splitlines()) == len(found)
+
+
+def test_a_stretch_that_ends_on_another_day_says_so(
+    trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = tmp_path / "late.jsonl"
+    late.write_text((trace / "2026-01-05T00.jsonl").read_text().replace("2026-01-05T00:", "2026-01-04T23:"))
+    changed(config, "target: 0.7}", "target: 0.05}")
+    assert told(late, config, "--from", "2026-01-04T23:59:00Z") == 0
+    assert "2026-01-05 00:00:00" in capsys.readouterr().out
