@@ -13,7 +13,8 @@ TRACES = "AUTOSCALER_TRACES"
 
 def simulate(parser: argparse.ArgumentParser) -> None:
     """Add the options of `simulate` to a parser."""
-    from autoscaler.replay.loads import MADE, RECORDED  # noqa: PLC0415 - they are named in the help of this command
+    from autoscaler.replay.faults import NAMED  # noqa: PLC0415 - they are named in the help of this command
+    from autoscaler.replay.loads import MADE, RECORDED  # noqa: PLC0415
     from autoscaler.replay.plant import PLANTS  # noqa: PLC0415
 
     parser.description = (
@@ -47,7 +48,11 @@ def simulate(parser: argparse.ArgumentParser) -> None:
         help="records/s that one worker processes (default: capacity.per_replica of the cluster; else so many that two "
         "thirds of its max process the peak)",
     )
-    add("--faults", metavar="LIST", help="what goes wrong, like missing,nan@lag:2m,crash:45m; `all`: everything")
+    add(
+        "--faults",
+        metavar="LIST",
+        help=f"what goes wrong, like missing,nan@lag:2m,crash:45m; there are {', '.join(NAMED)}, and all",
+    )
     add(
         "--metric",
         action="append",

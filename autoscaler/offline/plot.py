@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoscaler.core.model import Decision
+from autoscaler.offline.configuration import wrong
 from autoscaler.ports import AutoscalerError
 from autoscaler.replay.plant import START, STEP
 from autoscaler.replay.score import ages, needed
@@ -19,16 +21,29 @@ _OFFERED, _DONE, _WORKERS, _NEEDED, _LATE = "#7f8c8d", "#2471a3", "#1e8449", "#2
 _UP, _DOWN = "#d35400", "#6c3483"
 
 
+def check(path: Path) -> None:
+    """Make sure, before anything takes long, that a picture can be drawn into this file.
+
+    Raises:
+        AutoscalerError: matplotlib is not installed.
+        ConfigurationError: the file has no folder, or is no PNG.
+    """
+    if find_spec("matplotlib") is None:
+        raise AutoscalerError("--plot needs matplotlib: pip install 'reactive-autoscaler[plot]'")
+    if path.suffix.lower() != ".png":
+        raise wrong(f"--plot {path}: is no PNG file, expected a name that ends with .png")
+    if not path.absolute().parent.is_dir():
+        raise wrong(f"--plot {path}: there is no folder {path.parent}")
+
+
 def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) -> None:
     """Draw a run into a PNG file.
 
     Raises:
-        AutoscalerError: matplotlib is not installed, or the file cannot be written.
+        AutoscalerError: the file cannot be written.
     """
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - it belongs to an extra
-    except ModuleNotFoundError as error:
-        raise AutoscalerError("--plot needs matplotlib: pip install 'reactive-autoscaler[plot]'") from error
+    import matplotlib as mpl  # noqa: PLC0415 - it belongs to an extra
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - only after the backend was chosen
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
@@ -93,7 +108,7 @@ def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) ->
     )
     try:
         figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise AutoscalerError(f"--plot {path}: cannot be written: {error}") from error
     finally:
         plt.close(figure)

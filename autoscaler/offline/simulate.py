@@ -16,7 +16,7 @@ from autoscaler.core.explain import explain, number, span
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, Observation
 from autoscaler.core.step import step
 from autoscaler.durations import format_duration
-from autoscaler.offline import configuration, plants
+from autoscaler.offline import configuration, plants, plot
 from autoscaler.offline.configuration import wrong
 from autoscaler.offline.record import recording
 from autoscaler.offline.told import FEW, clock, omitted, short
@@ -87,6 +87,8 @@ class Asked:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     prepared = setup(options)
+    if options.plot is not None:
+        plot.check(options.plot)
     least = _optimum(prepared) if options.optimum else None
     rescales: list[Asked] = []
     if options.record is None:
@@ -100,9 +102,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         _show(prepared, done, static, rescales, least, options)
     if options.plot is not None:
-        from autoscaler.offline.plot import draw  # noqa: PLC0415 - it needs an extra
-
-        draw(prepared, done, [asked.record.decision for asked in rescales], options.plot)
+        plot.draw(prepared, done, [asked.record.decision for asked in rescales], options.plot)
     return OK
 
 

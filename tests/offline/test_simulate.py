@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -296,8 +297,19 @@ def test_what_cannot_be_written_is_an_error(config: Path, tmp_path: Path, capsys
     assert "is not empty; what another run has recorded would be mixed with this one" in capsys.readouterr().err
     assert told(*given, "--record", config) == 1
     assert f"{config}: cannot be written: File exists" in capsys.readouterr().err
-    assert told(*given, "--plot", tmp_path / "nowhere" / "x.png") == 1
-    assert "x.png: cannot be written" in capsys.readouterr().err
+    (tmp_path / "taken.png").mkdir()
+    assert told(*given, "--plot", tmp_path / "taken.png") == 1
+    assert "taken.png: cannot be written" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_takes_long(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, expected in (("nowhere/x.png", "there is no folder"), ("x.pdf", "is no PNG file")):
+        assert told(config, *WITH_METRIC, "--load", "steps6h", "--plot", tmp_path / path) == 2
+        shown = capsys.readouterr()
+        assert expected in shown.err
+        assert shown.out == ""
 
 
 @pytest.mark.parametrize(
@@ -313,21 +325,14 @@ def test_options_that_are_no_numbers_or_pairs_are_refused(
 def test_extras_that_are_not_there_are_named(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import builtins  # noqa: PLC0415
-
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] in ("matplotlib", "numpy"):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1)
+    monkeypatch.setattr("autoscaler.offline.plot.find_spec", lambda _: None)
     assert told(*given, "--plot", tmp_path / "x.png") == 1
-    assert "pip install 'reactive-autoscaler[plot]'" in capsys.readouterr().err
-    import sys  # noqa: PLC0415
-
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "pip install 'reactive-autoscaler[plot]'" in shown.err
+    # As though it had never been imported, and could not be.
+    monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.delitem(sys.modules, "autoscaler.replay.optimum", raising=False)
     monkeypatch.delattr("autoscaler.replay.optimum", raising=False)
     assert told(*given, "--optimum") == 1
