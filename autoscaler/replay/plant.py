@@ -10,11 +10,29 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from autoscaler.core.model import EngineStatus, JobState, Observation, Reading
+from autoscaler.core.capacity import effective_slots
+from autoscaler.core.model import EngineStatus, JobState, Observation, Phase, Reading
+from autoscaler.reactive.flink import FlinkSettings
+from autoscaler.reactive.scheduler import (
+    Checkpoint,
+    Deploy,
+    Event,
+    Job,
+    Killed,
+    Passed,
+    Restored,
+    Slots,
+    Stage,
+    Stop,
+    Why,
+    advance,
+)
+from autoscaler.reactive.scheduler import Phase as JobPhase
+from autoscaler.reactive.spark import SparkSettings
 
 STEP = 5.0
 """Seconds of one step."""
@@ -48,16 +66,23 @@ class PlantSpec:
 
     Attributes:
         startup, startup_sd: from the request until a worker registers.
-        restart_up, restart_down, restart_sd: how long the job stands still when workers come or go.
-        heartbeat: what a scale-in adds, when workers are not stopped gracefully.
-        checkpoint: a checkpoint completes so often while the job runs; a restart goes back to the last one.
+        restart_up, restart_down, restart_sd: how long it takes to stop and restore the job when workers come or go.
+        heartbeat: how long it takes until it is noticed that a scale-in killed its workers; 0: it stops them in good
+            order, and they say so. Until then the job stands still.
+        checkpoint: a checkpoint (Spark: a batch) completes so often while the job runs; a restart goes back to the
+            last one.
         gamma: n workers do n^gamma times the work of one.
+        partitions: of the source, or of the state: at most so many slots do anything, and of one round of tasks all
+            wait for the last; None: as many as it takes.
         sigma, tau: standard deviation and memory of the capacity's noise, an AR(1) process of ln(capacity).
-        merge: registrations within so long of the first share one restart, which begins then, at the next step.
+        scheduler: the rules by which the job is restarted or goes on when slots come and go; its `heartbeat` is not
+            used, since how workers go is told here. None: the benchmark's: it restarts when `merge` is over, at once
+            for every worker that goes, and nothing else is waited for.
+        merge: registrations within so long of the first share one restart; without a `scheduler`.
         cold, cold_for: share of its capacity that a job has for so long after a restart.
         crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
             A job's only worker does not crash.
-        crash_noticed: how long a crash keeps the job from restarting (heartbeat time-out).
+        crash_noticed: how long it takes until a crash is noticed; until then the job stands still.
         slow: share of the new workers that do only `SLOW` of the work of one, as long as they are there.
         never: share of the new workers that never come up. They are billed until they are called off.
         idle: share of the CPU that is busy without any record; it shows in `cpu`, never in `utilization`.
@@ -72,8 +97,10 @@ class PlantSpec:
     heartbeat: float = 0.0
     checkpoint: float = 10.0
     gamma: float = 0.9
+    partitions: int | None = None
     sigma: float = 0.04
     tau: float = 300.0
+    scheduler: FlinkSettings | SparkSettings | None = None
     merge: float = 10.0
     cold: float = 0.85
     cold_for: float = 30.0
@@ -106,6 +133,8 @@ class PlantSpec:
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise ValueError(f"{name}: is {value:g}, expected a share from 0 to 1")
+        if self.partitions is not None and self.partitions < 1:
+            raise ValueError(f"partitions: is {self.partitions}, expected 1 or more")
         if not 0 < self.cold <= 1:
             raise ValueError(f"cold: is {self.cold:g}, expected above 0 and at most 1")
         if not 0 <= self.idle < 1:
@@ -119,6 +148,44 @@ PLANTS: Mapping[str, PlantSpec] = {
     "ungraceful": PlantSpec(heartbeat=50.0, slo=120.0),
 }
 """The four plants of the benchmark, by name."""
+
+OTHERS: Mapping[str, PlantSpec] = {
+    "flink-2.3": PlantSpec(
+        scheduler=FlinkSettings.of("2.3", checkpoint_interval=10.0), crash_noticed=FlinkSettings().heartbeat, slo=180.0
+    ),
+    "flink-1.20": PlantSpec(
+        scheduler=FlinkSettings.of("1.20", checkpoint_interval=10.0), crash_noticed=FlinkSettings().heartbeat, slo=120.0
+    ),
+    "flink-1.18": PlantSpec(
+        scheduler=FlinkSettings.of("1.18", checkpoint_interval=10.0), crash_noticed=FlinkSettings().heartbeat
+    ),
+    "spark": PlantSpec(scheduler=SparkSettings(), crash_noticed=0.0),
+}
+"""More plants, by name: Flink in Reactive Mode as its versions are by default, and Spark on a standalone cluster."""
+
+
+_STATES = {JobPhase.CREATED: JobState.STARTING, JobPhase.FINISHED: JobState.FAILED}
+_WAITING = frozenset({Stage.STABILIZING, Stage.STABILIZED})
+"""Only then a checkpoint makes a difference to a job's scheduler."""
+
+MARGIN = 60.0
+"""What a phase of a rescale may take longer than the scheduler waits: workers register, tasks are deployed."""
+
+
+def deadlines(scheduler: FlinkSettings | SparkSettings | None) -> Mapping[Phase, timedelta]:
+    """How long each phase of a rescale may take by the scheduler's settings, as a real job's engine tells it."""
+    if not isinstance(scheduler, FlinkSettings):
+        return {}
+    absorbing = scheduler.cooldown + scheduler.stabilization + scheduler.max_delay + scheduler.delay
+    waits = {Phase.REGISTERED: scheduler.heartbeat, Phase.ABSORBED: absorbing, Phase.RUNNING: scheduler.delay}
+    return {phase: timedelta(seconds=wait + MARGIN) for phase, wait in waits.items()}
+
+
+def _most(scheduler: FlinkSettings | SparkSettings | None) -> int | None:
+    """The greatest parallelism of the job, where its scheduler tells."""
+    if not isinstance(scheduler, FlinkSettings):
+        return None
+    return max(vertex.upper for group in scheduler.groups for vertex in group)
 
 
 @dataclass(slots=True)
@@ -147,30 +214,43 @@ class Track:
 class Plant:
     """One simulated cluster, running steadily at first. `advance` it step by step, `observe` it, `scale` it.
 
-    Workers come up and checkpoints complete at any time; a restart for new workers and a crash are put off to the
-    beginning of the next step.
+    Workers come up and checkpoints complete at any time; what the job's scheduler makes of it, and a crash, are put
+    off to the beginning of the next step.
 
     Args:
         spec: how it behaves.
         one: records/s that one worker processes.
         seed: of everything that is drawn.
         size: workers at the start, running.
+        slots: that each worker offers the job.
     """
 
-    def __init__(self, spec: PlantSpec, one: float, seed: int, size: int) -> None:
+    def __init__(self, spec: PlantSpec, one: float, seed: int, size: int, slots: int = 1) -> None:
         self.spec = spec
+        self._slots = slots
         self.one = one
         self.track = Track()
         self.desired = size
         self._dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
         self._now = 0.0
         self._up = [1.0] * size  # share of a worker's work that each worker does that is up, the oldest first
-        self._used = size  # how many of them the job uses
-        self._able = one * work(size, spec.gamma)  # records/s that these process
         self._starting: list[float] = []  # when each will register
-        self._joins_at = math.inf  # when the restart that takes in new workers begins
         self._stalled_until = 0.0
         self._running_since = -max(RAN_FOR, spec.cold_for)
+        self._rules = FlinkSettings.merging(spec.merge) if spec.scheduler is None else spec.scheduler
+        # Without workers only the benchmark's job is deployed.
+        deployed = size > 0 or spec.scheduler is None
+        self._job = self._rules.executing(size * slots, self._running_since) if deployed else Job()
+        self._wakes_at = self._job.wakes_at  # when the scheduler is to be told that time has passed
+        self._completed = False  # whether it is to be told that a checkpoint completed
+        self._most = _most(spec.scheduler)
+        self._deadlines = deadlines(spec.scheduler)
+        self._halted = not deployed  # not deployed, or stuck on a worker that is dead and not yet noticed
+        self._why = Why.RESCALE  # why it was stopped last, and when
+        self._stopped_at = 0.0
+        self._used = 0  # how many workers the job uses
+        self._able = 0.0  # records/s that these process
+        self._use(self._job.parallelism)
         self._arrived = 0.0
         self._position = 0.0
         self._committed = 0.0
@@ -188,17 +268,16 @@ class Plant:
         spec, track = self.spec, self.track
         begin = self._now
         end = begin + STEP
-        if self._joins_at <= begin:
-            self._restart(begin, spec.restart_up)
+        if self._completed or self._wakes_at <= begin:
+            self._tell(Checkpoint(begin) if self._completed else Passed(begin), begin)
+            self._completed = False
         if self._crash_at <= begin:
             self._crash(begin)
-        if self._starting:
-            self._register(end)
         self._noise = self._keeps * self._noise + self._stirs * (self._dice.gauss(0.0, 1.0) + GRID - GRID)
         self._arrived += arrivals
         waiting = self._arrived - self._position
         able = done = 0.0
-        stalled = min(max(self._stalled_until - begin, 0.0), STEP)
+        stalled = STEP if self._halted else min(max(self._stalled_until - begin, 0.0), STEP)
         runs = STEP - stalled
         if runs > 0.0:
             able = self._able * (math.exp(self._noise) + GRID - GRID)
@@ -215,6 +294,7 @@ class Plant:
                 self._committed = self._position - done * ago / runs
                 self._checkpointed = end - ago
                 self._checkpoint_in = spec.checkpoint - ago
+                self._completed = self._job.stage in _WAITING
         self._seen.append((arrivals / STEP, done / STEP, waiting - done, done / (able * STEP) if able else 0.0))
         self._now = end
         track.arrivals.append(arrivals)
@@ -222,6 +302,8 @@ class Plant:
         track.billed.append(len(self._up) + len(self._starting))
         track.running.append(self._used)
         track.stopped.append(stalled / STEP)
+        if self._starting:
+            self._register(end)
 
     def observe(self) -> Observation:
         """What real sources would show now, one step or more after the beginning: averages of the last minute."""
@@ -262,17 +344,21 @@ class Plant:
             gone = have - size - cancelled
             if gone:
                 del self._up[len(self._up) - gone :]
-                self._restart(self._now, self.spec.restart_down, self.spec.heartbeat)
+                self._lose(gone, self._now, self.spec.heartbeat, spare=self._used <= len(self._up))
 
     def _status(self) -> EngineStatus:
-        running = self._now >= self._stalled_until
+        job = self._job
+        running = job.phase is JobPhase.EXECUTING and self._now >= self._stalled_until
         return EngineStatus(
-            JobState.RUNNING if running else JobState.RESTARTING,
-            len(self._up),
-            self._used if running else 0,
+            JobState.RUNNING if running else _STATES.get(job.phase, JobState.RESTARTING),
+            job.slots + job.dead,
+            job.parallelism if running else 0,
+            max_parallelism=self._most,
+            partitions=self.spec.partitions,
             running_since=START + timedelta(seconds=self._running_since) if running else None,
             last_checkpoint=START + timedelta(seconds=self._checkpointed),
             restarts=self.track.restarts,
+            deadlines=self._deadlines,
         )
 
     def _start(self) -> None:
@@ -288,20 +374,8 @@ class Plant:
         self._starting = [at for at in self._starting if at > until]
         slow = self.spec.slow
         self._up += [SLOW if slow > 0 and self._dice.random() < slow else 1.0 for _ in here]
-        if self._joins_at == math.inf:
-            self._joins_at = min(here) + self.spec.merge
-
-    def _restart(self, at: float, median: float, extra: float = 0.0) -> None:
-        """The job stops, goes back to the last checkpoint and then uses all workers that are up by now."""
-        stall = extra + self._lognormal(median, self.spec.restart_sd)
-        self._stalled_until = max(self._stalled_until, at + stall)
-        self._running_since = self._stalled_until
-        self._position = self._committed
-        self._checkpoint_in = self.spec.checkpoint
-        self._used = len(self._up)
-        self._able = self.one * work(math.fsum(self._up), self.spec.gamma)
-        self._joins_at = math.inf
-        self.track.restarts += 1
+        # Before what was put off to the next step.
+        self._tell(Slots(min(*here, self._wakes_at), len(self._up) * self._slots), until)
 
     def _crash(self, at: float) -> None:
         """The oldest worker is gone at once, and replaced; the job goes on without it when that is noticed."""
@@ -309,7 +383,64 @@ class Plant:
         if len(self._up) > 1:
             del self._up[0]
             self._start()
-            self._restart(at, self.spec.restart_down, self.spec.crash_noticed)
+            self._lose(1, at, self.spec.crash_noticed, spare=False)
+
+    def _lose(self, workers: int, at: float, noticed: float, *, spare: bool) -> None:
+        """Tell the scheduler of workers that went, by and by if they could not say so."""
+        at = min(at, self._wakes_at)
+        if self.spec.scheduler is None:
+            # The benchmark's job restarts in any case, and its stall contains the time until that is noticed.
+            self._tell(Slots(at, len(self._up) * self._slots), self._now, noticed)
+        elif noticed:
+            rules = replace(self._rules, heartbeat=noticed)
+            self._tell(Killed(at, workers * self._slots, spare), self._now, rules=rules)
+        else:
+            self._tell(Slots(at, len(self._up) * self._slots, spare), self._now)
+
+    def _tell(
+        self, event: Event, at: float, extra: float = 0.0, rules: FlinkSettings | SparkSettings | None = None
+    ) -> None:
+        """Tell the job's scheduler what happened, and do what it says.
+
+        Args:
+            event: its time is that at which the scheduler learns of it.
+            at: the time now, at which it is done.
+            extra: seconds that it takes longer to restore the job.
+            rules: the scheduler's, if not as usual.
+        """
+        self._job, done = advance(rules or self._rules, self._job, event)
+        for instruction in done:
+            match instruction:
+                case Stop(why=why):
+                    self._why, self._stopped_at = why, at
+                    self._position = self._committed
+                    self._use(0)
+                case Deploy(at=begun, parallelism=parallelism):
+                    self._restore(max(begun, self._stopped_at), extra)
+                    self._use(parallelism)
+                case _:
+                    self._use(instruction.parallelism)
+        # How long that takes is no business of the scheduler: none of its rules looks at it.
+        self._job, _ = advance(self._rules, self._job, Restored(event.at))
+        self._wakes_at = self._job.wakes_at
+        self._halted = not self._job.runs
+
+    def _restore(self, at: float, extra: float) -> None:
+        """The job is deployed and comes back from the last checkpoint."""
+        spec = self.spec
+        median = spec.restart_up if self._why is Why.RESCALE else spec.restart_down
+        stall = extra + self._lognormal(median, spec.restart_sd)
+        self._stalled_until = max(self._stalled_until, at + stall)
+        self._running_since = self._stalled_until
+        self._checkpoint_in = spec.checkpoint
+        self.track.restarts += 1
+
+    def _use(self, slots: int) -> None:
+        """Have the job use so many slots, those of the workers that have been up longest."""
+        self._used = used = -(-slots // self._slots)
+        busy = effective_slots(slots, 1, self.spec.partitions) / self._slots
+        share = math.fsum(self._up[:used]) / max(1, used)
+        self._able = self.one * work(share * busy, self.spec.gamma)
 
     def _next_crash(self) -> float:
         if not self.spec.crash_every:

@@ -650,6 +650,11 @@ def test_a_share_of_the_workers_is_one(name: str, value: float) -> None:
         replace(CALM, **{name: value})
 
 
+def test_a_source_has_a_partition_at_least() -> None:
+    with pytest.raises(ValueError, match="partitions: is 0, expected 1 or more"):
+        replace(CALM, partitions=0)
+
+
 @pytest.mark.parametrize("cold", [0.0, -0.1, 1.1, math.nan])
 def test_a_cold_job_does_some_of_its_work(cold: float) -> None:
     with pytest.raises(ValueError, match=r"cold: is .*, expected above 0 and at most 1"):
