@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoscaler.core.model import (
     Behaviour,
@@ -26,7 +29,7 @@ from autoscaler.core.model import (
     Verdict,
     View,
 )
-from autoscaler.core.step import step
+from autoscaler.core.step import call_failed, step
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
 from autoscaler.records import dump_record, load_record
@@ -349,6 +352,34 @@ def test_only_what_lies_in_the_time_asked_for_is_compared_but_all_before_is_know
     # A window that began before the time asked for has passed within it.
     assert decisions[0].desired == 4
     assert decisions[-1].desired == 2
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20), st.booleans()), min_size=1, max_size=40),
+    st.integers(-6, 6),
+)
+def test_stretches_account_for_every_decision_and_hour_that_differs(
+    ticks: list[tuple[int, int, bool]], plus: int
+) -> None:
+    # Sizes that nobody would expect, one after the other: as when the target is changed from outside all the time.
+    records = []
+    state = ClusterState()
+    for tick, (size, wanted, fails) in enumerate(ticks):
+        failed = "no" if fails and state.rescale is not None and not state.rescale.confirmed else ""
+        if failed:
+            state = call_failed(state, failed)
+        state, decision = step(spec(), state, seen(tick, size, wanted))
+        records.append(Record(state.past[-1], decision, failed=failed))
+    same, found = replayed(records, spec())
+    assert same == [one.decision for one in records]
+    assert (found.equal, found.differences) == (len(records), ())
+    decisions, found = replayed(records, spec(plus))
+    assert all(1 <= decision.desired <= 20 for decision in decisions)
+    assert found.equal + sum(one.decisions for one in found.differences) == found.decisions == len(ticks)
+    assert math.fsum(one.hours for one in found.differences) == pytest.approx(found.hours - found.recorded_hours)
+    times = [time for one in found.differences for time in (one.record.decision.at, one.until)]
+    assert times == sorted(times)
+    assert all(one.why is not None for one in found.differences)
 
 
 def test_hours_that_nobody_decided_in_do_not_count() -> None:
