@@ -113,9 +113,9 @@ class FlinkCluster:
             self._sizes[slots] = flink_sizes(self.home, self.jdk, self.conf, "GET_TM_RESOURCE_PARAMS", settings)
         return self._sizes[slots]
 
-    def kill_task_manager(self, number: int) -> None:
-        """Kill one that `start_task_manager` has started."""
-        kill(self.stage.pid(f"taskmanager-{number}"))
+    def end_task_manager(self, number: int, how: signal.Signals) -> None:
+        """Send a signal to one that `start_task_manager` has started, and wait for nothing."""
+        os.kill(self.stage.pid(f"taskmanager-{number}"), how)
 
     def job_id(self) -> str:
         """The job's number."""

@@ -7,6 +7,7 @@ earliest and a latest time, and no more is claimed. Checkpoints and deployments 
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -83,9 +84,13 @@ class Recorder:
         assert deployed is not None, "the job is to run first"
         until(lambda: time.time() > deployed + seconds)
 
+    def stop(self, number: int) -> None:
+        """Stop a TaskManager in good order: it says that it goes."""
+        self._flink.end_task_manager(number, signal.SIGTERM)
+
     def kill(self, number: int, slots: int = 1) -> None:
         """Kill a TaskManager that has so many slots."""
-        self._flink.kill_task_manager(number)
+        self._flink.end_task_manager(number, signal.SIGKILL)
         self._killed.append((time.time(), slots))
 
     def timeline(self, settings: Mapping[str, float]) -> Timeline:

@@ -44,8 +44,9 @@ BY_DELAY = BY_CHECKPOINT | {
     "restart-strategy.exponential-delay.initial-backoff": 1.0,
     "restart-strategy.exponential-delay.max-backoff": 5.0,
 }
-# What Flink needs in all between a timer and the deployment, 0.3 s on two busy cores, and as much again for worse.
-SLACK = 0.75
+# Seconds that Flink may need in all between a timer and the deployment: 0.1 to 0.3 were seen, and up to 0.6 for the
+# first one on a machine with far more to do than it can.
+SLACK = 1.0
 # Chance, and no rule: a tenth more or less.
 NO_JITTER = {"restart-strategy.exponential-delay.jitter-factor": "0"}
 
@@ -64,7 +65,7 @@ def by_checkpoint(flink: FlinkCluster, recorder: Recorder) -> None:
     recorder.runs_with(4)
     recorder.ran_for(2)
     # One is stopped in good order, and one is killed: Flink waits for its heartbeat.
-    flink.stage.stop("taskmanager-4", 20)
+    recorder.stop(4)
     recorder.runs_with(3)
     recorder.ran_for(2)
     recorder.kill(3)
@@ -83,10 +84,10 @@ def by_delay(flink: FlinkCluster, recorder: Recorder) -> None:
     # One comes and another goes before the job was rescaled for it.
     flink.start_task_manager(4)
     recorder.holds(4)
-    flink.stage.stop("taskmanager-3", 20)
+    recorder.stop(3)
     recorder.runs_with(3)
     # One goes and none comes: the delay before the restart has grown.
-    flink.stage.stop("taskmanager-4", 20)
+    recorder.stop(4)
     recorder.runs_with(2)
     recorder.ran_for(2)
 

@@ -160,8 +160,10 @@ def modelled(timeline: Timeline, *, late: bool) -> list[Deployment]:
     """What the state machine makes of what happened, all of that at its latest or at its earliest time."""
     settings = flink_settings(timeline)
     if not late:
-        # Counted from the last heartbeat, which came up to one interval before the worker was killed.
-        settings = replace(settings, heartbeat=settings.heartbeat - timeline.settings["heartbeat.interval"])
+        # It runs out up to one heartbeat sooner, counted from the last one that came before the kill. And up to one
+        # delay less is left of it then where the job was restarted in vain so long before.
+        sooner = timeline.settings["heartbeat.interval"] + settings.delay
+        settings = replace(settings, heartbeat=settings.heartbeat - sooner)
     restores = iter([real.restored.at(late) - real.at.earliest for real in timeline.deployments if real.restored])
     events = _outside(timeline, late=late)
     job = Job()
@@ -218,9 +220,7 @@ def differences(timeline: Timeline) -> list[tuple[str, float]]:
     real = [each for each in timeline.deployments if each.restored]
     early, late = modelled(timeline, late=False), modelled(timeline, late=True)
     shapes = [_shape(each) for each in (early, real, late)]
-    assert shapes[0] == shapes[1] == shapes[2], "parallelism and stops, early, real and late: {}, {}, {}".format(
-        *shapes
-    )
+    assert shapes[0] == shapes[1] == shapes[2], f"parallelism, and whether it stopped; early, real, late: {shapes}"
     found: list[tuple[str, float]] = []
     for first, there, last in zip(early, real, late, strict=True):
         found.append((f"deployed with {there.parallelism}", _beyond(first.at, there.at, last.at)))
