@@ -97,12 +97,15 @@ class Reading:
         at: when the value was true at its origin (not when it was asked for).
         partitions: partitions of the log that it was read from, where the source knows: no job uses more slots.
         parts: what it is made of, where the source tells: name of a vertex or replica -> name of a number -> number.
+        over: the value is a mean over so long before `at`, though it is read more often; zero where it is not one, or
+            where nobody knows. Who knows it can tell what is new in a reading.
     """
 
     value: float | tuple[float, ...]
     at: datetime
     partitions: int | None = None
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    over: timedelta = timedelta(0)
 
     def finite(self) -> bool:
         """Whether every number in it is finite, and there is at least one."""

@@ -40,6 +40,9 @@ STEP = 5.0
 AVERAGED = 12
 """Steps that the metrics are averaged over: 60 s."""
 
+MEAN_OVER = timedelta(seconds=STEP * AVERAGED)
+"""What every metric says of itself (`Reading.over`)."""
+
 START = datetime(2026, 1, 5, tzinfo=UTC)
 """The time of the first step: midnight, a Monday."""
 
@@ -79,6 +82,8 @@ class PlantSpec:
             used, since how workers go is told here. None: the benchmark's: it restarts when `merge` is over, at once
             for every worker that goes, and nothing else is waited for.
         merge: registrations within so long of the first share one restart; without a `scheduler`.
+        joining: how long a job that goes on when workers come (Spark) does nothing all the same, since the batch in
+            which they get their first tasks waits for those to start.
         cold, cold_for: share of its capacity that a job has for so long after a restart.
         crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
             A job's only worker does not crash.
@@ -102,6 +107,7 @@ class PlantSpec:
     tau: float = 300.0
     scheduler: FlinkSettings | SparkSettings | None = None
     merge: float = 10.0
+    joining: float = 0.0
     cold: float = 0.85
     cold_for: float = 30.0
     crash_every: float = 0.0
@@ -122,6 +128,7 @@ class PlantSpec:
             "heartbeat",
             "sigma",
             "merge",
+            "joining",
             "cold_for",
             "crash_every",
             "crash_noticed",
@@ -236,6 +243,7 @@ class Plant:
         self._up = [1.0] * size  # share of a worker's work that each worker does that is up, the oldest first
         self._starting: list[float] = []  # when each will register
         self._stalled_until = 0.0
+        self._waits_until = 0.0  # for new workers, while it runs
         self._running_since = -max(RAN_FOR, spec.cold_for)
         self._rules = FlinkSettings.merging(spec.merge) if spec.scheduler is None else spec.scheduler
         # Without workers only the benchmark's job is deployed.
@@ -277,7 +285,7 @@ class Plant:
         self._arrived += arrivals
         waiting = self._arrived - self._position
         able = done = 0.0
-        stalled = STEP if self._halted else min(max(self._stalled_until - begin, 0.0), STEP)
+        stalled = STEP if self._halted else min(max(self._stalled_until - begin, self._waits_until - begin, 0.0), STEP)
         runs = STEP - stalled
         if runs > 0.0:
             able = self._able * (math.exp(self._noise) + GRID - GRID)
@@ -311,18 +319,18 @@ class Plant:
         count = len(self._seen)
         # fsum: what `sum` makes of the last digit depends on Python's version.
         offered, processed, lag, busy = [math.fsum(each) / count for each in zip(*self._seen, strict=True)]
-        utilization = Reading(busy, now)
+        utilization = Reading(busy, now, over=MEAN_OVER)
         return Observation(
             now,
             self.desired,
             len(self._up),
             {
-                "arrivals": Reading(offered, now),
-                "throughput": Reading(processed, now),
-                "lag": Reading(lag, now),
+                "arrivals": Reading(offered, now, over=MEAN_OVER),
+                "throughput": Reading(processed, now, over=MEAN_OVER),
+                "lag": Reading(lag, now, over=MEAN_OVER),
                 "utilization": utilization,
                 "saturation": utilization,
-                "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now),
+                "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now, over=MEAN_OVER),
             },
             {},
             self._status(),
@@ -419,6 +427,8 @@ class Plant:
                     self._restore(max(begun, self._stopped_at), extra)
                     self._use(parallelism)
                 case _:
+                    if instruction.parallelism > self._used * self._slots:
+                        self._waits_until = at + self.spec.joining
                     self._use(instruction.parallelism)
         # How long that takes is no business of the scheduler: none of its rules looks at it.
         self._job, _ = advance(self._rules, self._job, Restored(event.at))

@@ -210,12 +210,31 @@ class Adaptive:
         arrivals, lag = total(view, self.arrivals), self._waiting(view)
         if arrivals is not None:
             at = view.metrics[self.arrivals].at.timestamp()
-            forecast.follow(memory, arrivals, at, doubtful=self._doubtful(view, arrivals, lag))
+            over = view.metrics[self.arrivals].over.total_seconds()
+            latest = self._latest(view, over) if over > 0 else 0.0
+            doubtful = self._doubtful(view, arrivals, lag)
+            forecast.follow(memory, arrivals, at, latest=latest, over=over, doubtful=doubtful)
             forecast.look(memory, self._minutes(view))
             forecast.judge(memory, now, forecast.change(self.season, now, forecast.JUDGED_S) if self.season else None)
             self._learn_capacity(view, memory, arrivals, lag, now)
         self._learn_spare(view, memory, arrivals, lag, now)
         return {name: number for name, number in memory.items() if math.isfinite(number)}
+
+    def _latest(self, view: View, over: float) -> float:
+        """What arrived of late, by readings that are means over so many seconds."""
+        now = view.metrics[self.arrivals]
+        begin = view.now.timestamp() - over * forecast.WINDOWS - 2 * forecast.READING_S
+        points = []
+        for seen in reversed(view.past):
+            reading = seen.metrics.get(self.arrivals)
+            if reading is None or not reading.finite():
+                continue
+            at = reading.at.timestamp()
+            if at < begin:
+                break
+            points.append((at, _sum(reading)))
+        points.reverse()
+        return forecast.newest(points or [(now.at.timestamp(), _sum(now))], over)
 
     def _doubtful(self, view: View, arrivals: float, lag: float | None) -> bool:
         """Whether more is said to arrive than is processed, though it does not wait anywhere."""
@@ -595,9 +614,11 @@ def _jumping(view: View) -> bool:
 
     A rate measured across a jump is neither the old nor the new one: a size for it would be changed at once.
     """
-    soon = LOOKS * view.spec.interval.total_seconds()
-    since = view.now.timestamp() - view.memory.get("arrivals.jumped_at", -math.inf)
-    return soon < forecast.READING_S and 0 <= since < soon
+    now, interval = view.now.timestamp(), view.spec.interval.total_seconds()
+    if 0 <= now - view.memory.get("arrivals.rises_at", -math.inf) < interval <= forecast.READING_S:
+        return True
+    soon = LOOKS * interval
+    return soon < forecast.READING_S and 0 <= now - view.memory.get("arrivals.jumped_at", -math.inf) < soon
 
 
 def _workers(view: View, size: int, partitions: int | None) -> float:

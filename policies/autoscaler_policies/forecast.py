@@ -7,8 +7,10 @@ What is learned are a few numbers in a policy's memory, under names that begin w
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 MINUTE_S = 60.0
 """Rates are usually means over a minute: readings closer together tell the same twice."""
@@ -29,6 +31,8 @@ BEND = 0.1
 """Weights of a new reading in the level and in the trend of the last minute (Holt's linear smoothing)..."""
 JUMP = 4.0
 """... unless it is off by more than so many times the noise: then it is the level."""
+WINDOWS = 4
+"""What is new in a mean over a longer time is told from the means up to so many of these times ago."""
 NOISE = 0.05
 LEAST_NOISE = 0.01
 NOISE_WEIGHT = 0.03
@@ -125,13 +129,61 @@ def clear(points: Sequence[tuple[float, float]], found: Line) -> bool:
     return judged.slope > SIGNIFICANT * judged.error
 
 
-def follow(memory: dict[str, float], value: float, at: float, *, doubtful: bool = False) -> None:
+def newest(points: Sequence[tuple[float, float]], over: float) -> float:
+    """The rate since the reading before, of readings that are means over a longer time.
+
+    The sum of `over` seconds is what came in the last of them, less what came before those: so what came since the
+    reading before is the difference of the two sums, and what came as long before the `over` seconds, which is told
+    the same way from the readings of that time. A jump is so seen whole long before the mean has followed it.
+
+    Args:
+        points: (seconds, records/s) in order of time, the newest last; at least one.
+        over: seconds that each is a mean over; 0 where it is none.
+    """
+    times = [time for time, _ in points]
+    # A reading that is the same to the last digit was probably not measured anew: Prometheus asked more often than it
+    # scrapes. What is new in the next one came since the last that was.
+    anew = [time for (_, before), (time, value) in pairwise(points) if value != before]
+    at = anew[-1] if anew else times[-1]
+    apart = min([later - time for time, later in pairwise(anew)], default=0.0)
+    place = bisect_right(times, at - max(apart, READING_S))
+    value = points[-1][1]
+    since = at - times[place - 1] if place else math.inf
+    if since > over / 2:
+        return value
+
+    def mean(time: float) -> float:
+        right = bisect_right(times, time)
+        (t0, v0), (t1, v1) = points[right - 1], points[min(right, len(points) - 1)]
+        return v0 + (v1 - v0) * (time - t0) / (t1 - t0) if t1 > t0 else v0
+
+    came = 0.0
+    for end in [at - over * window for window in range(WINDOWS)]:
+        if end - over < times[0]:
+            break
+        came += over / since * (mean(end) - mean(end - since))
+        value = mean(end - over)
+    return max(came + value, 0.0)
+
+
+def follow(
+    memory: dict[str, float],
+    value: float,
+    at: float,
+    *,
+    latest: float = 0.0,
+    over: float = 0.0,
+    doubtful: bool = False,
+) -> None:
     """Take a new reading of the arrivals into their level and the trend of the last minute.
 
     Args:
         memory: what is known, changed in place.
         value: records/s.
         at: when it was true, seconds since 1970. The same reading seen again says nothing new.
+        latest: what came of late, where the value is a mean over a longer time (`newest`). It swings more than the
+            mean, which therefore counts, but while there is a jump in it.
+        over: seconds that the value is a mean over; 0 where it is none.
         doubtful: nothing else bears it out: if it is a jump up, it counts when the next reading is one as well.
     """
     seen = memory.get("arrivals.seen_at", -math.inf)
@@ -148,6 +200,8 @@ def follow(memory: dict[str, float], value: float, at: float, *, doubtful: bool 
         return
     foreseen = max(level + slope * since, 0.0)
     memory["arrivals.foreseen"] = foreseen
+    if over:
+        value = latest if _jumps(memory, max(level, latest), latest - foreseen, at, over) else value
     off = value - foreseen
     largest = max(level, value)
     most = JUMP * noise * largest
@@ -163,6 +217,21 @@ def follow(memory: dict[str, float], value: float, at: float, *, doubtful: bool 
         memory["arrivals.noise"] = max(
             noise + NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL - noise), LEAST_NOISE
         )
+
+
+def _jumps(memory: dict[str, float], largest: float, off: float, at: float, over: float) -> bool:
+    """Whether what came of late is beyond its noise, or was so recently that the mean holds what was before."""
+    noise = memory.get("arrivals.latest_noise", 2 * NOISE)
+    most = JUMP * noise * largest
+    if largest > 0:
+        noise += NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL - noise)
+        memory["arrivals.latest_noise"] = max(noise, LEAST_NOISE)
+    recent = at - memory.get("arrivals.rose_at", -math.inf) < over
+    if off > most:
+        memory["arrivals.rose_at"] = at
+        if not recent:
+            memory["arrivals.rises_at"] = at
+    return recent or off > most
 
 
 def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:

@@ -430,3 +430,101 @@ def test_whatever_arrives_no_level_or_trend_is_below_nothing(readings: list[tupl
         assert all(slope > 0 for slope, _ in trends(memory))
         assert 0 <= trust(memory, "trend") <= 1
         assert 0 <= trust(memory, "season") <= 1
+
+
+# what is new in a mean over a longer time
+
+
+def means(rate: Callable[[float], float], until: float, over: float = 60.0, step: float = 15.0) -> Points:
+    """Readings of a rate per second, each a mean over so many seconds."""
+    points = []
+    for number in range(1, round(until / step) + 1):
+        at = number * step
+        points.append((at, sum(rate(at - back - 0.5) for back in range(round(over))) / over))
+    return points
+
+
+def surge(at: float) -> float:
+    return 100.0 if at < 600 else 400.0
+
+
+@pytest.mark.parametrize("over", [30.0, 60.0, 120.0])
+@pytest.mark.parametrize("step", [15.0, 7.5, 5.0])
+def test_a_jump_is_seen_whole_long_before_the_mean_has_followed_it(over: float, step: float) -> None:
+    points = means(surge, 615, over, step)
+    assert points[-1][1] < 260
+    assert forecast.newest(points, over) == pytest.approx(400, rel=0.01)
+
+
+def test_of_a_jump_within_the_last_interval_the_part_is_seen_that_came() -> None:
+    assert forecast.newest(means(lambda at: surge(at + 5), 600), 60.0) == pytest.approx(200)
+
+
+def test_what_came_of_late_is_never_below_nothing() -> None:
+    assert forecast.newest([*means(lambda _: 100.0, 600), (615.0, 10.0)], 60.0) == 0
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(0.0, 7.0)],
+        [(0.0, 7.0), (15.0, 7.0)],
+        [(0.0, 5.0), (15.0, 7.0)],  # nothing is known of a minute ago
+        [(0.0, 5.0), (30.5, 7.0)],  # one reading was missed
+        [(0.0, 5.0), (300.0, 5.1), (600.0, 7.0)],
+        [(600.0 + number, 5.0 + number) for number in range(3)],
+    ],
+)
+def test_what_came_of_late_is_the_mean_where_nothing_else_can_be_told(points: Points) -> None:
+    assert forecast.newest(points, 60.0) == points[-1][1]
+
+
+def test_a_reading_that_was_not_measured_anew_is_no_reading() -> None:
+    """A server that measures every 15 s, asked every 5 s."""
+    points = means(surge, 630)
+    stairs = [(at + late, value) for at, value in points for late in (0.0, 5.0, 10.0)]
+    assert forecast.newest(stairs, 60.0) == forecast.newest(points, 60.0) == pytest.approx(400)
+
+
+def test_readings_that_come_a_little_early_or_late_tell_nearly_the_same() -> None:
+    chance = dice(7)
+    exact = means(surge, 670, step=1.0)
+    points = [exact[round(at + chance.uniform(-2, 2)) - 1] for at in range(15, 661, 15)]
+    assert forecast.newest(points, 60.0) == pytest.approx(400, rel=0.15)
+
+
+def followed(rate: Callable[[float], float], until: float) -> list[tuple[float, Memory]]:
+    points = means(rate, until)
+    memory: Memory = {}
+    found = []
+    for number, (at, value) in enumerate(points, 1):
+        latest = forecast.newest(points[max(0, number - 20) : number], 60.0)
+        follow(memory, value, at, latest=latest, over=60.0)
+        found.append((at, dict(memory)))
+    return found
+
+
+def test_while_there_is_a_jump_in_a_mean_what_came_of_late_is_the_level() -> None:
+    levels = {at: memory["arrivals.level"] for at, memory in followed(surge, 720)}
+    assert levels[600.0] == pytest.approx(100)
+    for at in (615.0, 630.0, 645.0, 660.0, 690.0):
+        assert levels[at] == pytest.approx(400, rel=0.05)
+
+
+def test_a_mean_counts_where_there_is_no_jump_in_it() -> None:
+    chance = dice(3)
+    noisy = [chance.gauss(100, 10) for _ in range(4000)]
+    for at, memory in followed(lambda at: noisy[int(at)] * (1 + 0.05 * math.sin(at / 20.0)), 3600):
+        if at >= 300:
+            assert memory["arrivals.level"] == pytest.approx(100, rel=0.09)
+            assert "arrivals.rose_at" not in memory
+
+
+def test_a_jump_begins_once_and_may_go_on() -> None:
+    memories = dict(followed(lambda at: 100.0 if at < 600 else 300.0 if at < 620 else 900.0, 720))
+    assert memories[720.0]["arrivals.rises_at"] == 615
+    assert memories[720.0]["arrivals.rose_at"] > 615
+
+
+def test_nothing_arriving_of_late_is_no_noise() -> None:
+    assert "arrivals.latest_noise" not in dict(followed(lambda _: 0.0, 300))[300.0]

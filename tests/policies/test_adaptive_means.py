@@ -1,0 +1,76 @@
+"""Readings that are means over a longer time than the interval: what the default policy makes of a jump in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, NamedPolicy, Observation, Reading
+from autoscaler.core.step import step
+from autoscaler_policies.adaptive import Adaptive
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+OVER = timedelta(seconds=60)
+EVERY = 15.0
+JUMP = 1800.0
+SPEC = ClusterSpec(
+    "c",
+    Limits(1, 24),
+    (NamedPolicy("adaptive", Adaptive()),),
+    metrics=("arrivals", "throughput", "lag", "utilization"),
+    interval=timedelta(seconds=EVERY),
+    lookback=Adaptive().lookback,
+)
+
+
+def seen(at: float, size: int, over: timedelta, jump: float) -> Observation:
+    """A job whose replicas do 100 records/s each. 200/s arrive, from the jump on 800: what they do not do waits."""
+    now = START + timedelta(seconds=at)
+    able = 100.0 * size
+    came = 200.0 + 600.0 * min(max(at - jump, 0.0), 60.0) / 60.0
+    done = min(came, able)
+    lag = max(0.0, at - jump) * (800.0 - able)
+    metrics = {"arrivals": came, "throughput": done, "lag": lag, "utilization": done / able}
+    return Observation(now, size, size, {name: Reading(value, now, over=over) for name, value in metrics.items()}, {})
+
+
+def decided(over: timedelta, until: float, jump: float = JUMP, missed: Collection[float] = ()) -> dict[float, Decision]:
+    """What is decided at each look, the size left as it is."""
+    state, found = ClusterState(), {}
+    for number in range(1, round(until / EVERY) + 1):
+        at = number * EVERY
+        observation = seen(at, 4, over, jump)
+        if at in missed:
+            metrics = {name: reading for name, reading in observation.metrics.items() if name != "arrivals"}
+            observation = replace(observation, metrics=metrics, missing={"arrivals": "no answer"})
+        after, found[at] = step(SPEC, state, observation)
+        state = replace(after, rescale=None)
+    return found
+
+
+def test_a_jump_in_a_mean_is_answered_before_the_mean_has_followed_it() -> None:
+    known, unknown = (decided(over, JUMP + 30) for over in (OVER, timedelta(0)))
+    assert known[JUMP].proposed < 8
+    # 8 replicas do 800/s; what waits by then has to be worked off as well.
+    assert known[JUMP + 15].proposed > 8 > unknown[JUMP + 15].proposed
+    assert known[JUMP + 30].proposed == known[JUMP + 15].proposed
+
+
+def test_a_look_at_a_part_of_a_jump_waits_for_the_next_and_says_so() -> None:
+    jump = JUMP + 10
+    found = decided(OVER, JUMP + 45, jump)
+    first = found[JUMP + 15].recommendations[0]
+    assert first.replicas == 4
+    assert "the next looks tell how far" in first.detail
+    assert found[JUMP + 30].proposed > 8
+    assert abs(found[JUMP + 45].proposed - found[JUMP + 30].proposed) <= 1
+
+
+@pytest.mark.parametrize("missed", [(JUMP - 15,), (JUMP - 60, JUMP - 45), (JUMP + 15,), (JUMP + 30,)])
+def test_readings_that_were_missed_make_no_jump_greater(missed: tuple[float, ...]) -> None:
+    whole, gaps = decided(OVER, JUMP + 60), decided(OVER, JUMP + 60, missed=missed)
+    assert gaps[JUMP + 60].proposed <= whole[JUMP + 60].proposed + 1
+    assert max(d.recommendations[0].inputs.get("arrivals", 0) for d in gaps.values()) <= 850
