@@ -201,6 +201,19 @@ def test_spark_uses_new_workers_without_a_stop_some_seconds_later() -> None:
     assert _engine(plant).max_parallelism is None
 
 
+def test_the_batch_in_which_new_workers_get_tasks_waits_for_them() -> None:
+    plant = _plant(SparkSettings(used_after=4.0), joining=7.0)
+    plant.scale(6)
+    _run(plant, 60, FLOOD)
+    # Used from 35 s on, the end of the step in which they are up; they have work 7 s later, and the job ran meanwhile.
+    assert _rates(plant) == pytest.approx([40.0] * 7 + [0.0, 0.6 * 60.0] + [60.0] * 3)
+    assert plant.track.restarts == 0
+    assert _engine(plant).job is JobState.RUNNING
+    plant.scale(4)
+    _run(plant, 10, FLOOD)
+    assert _rates(plant)[-2:] == pytest.approx([40.0] * 2)
+
+
 def test_spark_goes_on_at_once_without_workers_that_go() -> None:
     plant = _plant(SparkSettings(), 6)
     _run(plant, 20, FLOOD)
