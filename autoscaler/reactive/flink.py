@@ -89,6 +89,9 @@ class FlinkSettings:
             Reactive Mode.
         heartbeat: after so long a killed worker is noticed: `heartbeat.timeout`. A connection that is refused is
             noticed sooner, after about 20 s.
+        refused: whether the machine of a killed worker is still up and refuses connections to it. The job fails at once
+            then, and is deployed in vain, after one delay and the next, until the worker is noticed; the delay
+            that is running by then is waited out. Otherwise nobody answers: tasks are not even cancelled before.
         restart: the restart strategy.
         delay: the pause before the job comes back after a failure, or the first one.
         multiplier, longest, reset_after: of the exponential delay: each is so many times the one before, up to the
@@ -109,6 +112,7 @@ class FlinkSettings:
     resource_wait: float = math.inf
     submission_stabilization: float = 0.0
     heartbeat: float = 50.0
+    refused: bool = False
     restart: Restart = Restart.EXPONENTIAL
     delay: float = 1.0
     multiplier: float = 1.5
@@ -127,6 +131,8 @@ class FlinkSettings:
             value = getattr(self, name)
             if not value >= 1:
                 raise ValueError(f"{name}: is {value:g}, expected 1 or more")
+        if self.refused and not self.delay:
+            raise ValueError("delay: is 0, expected more where connections are refused, or it would restart for ever")
 
     @classmethod
     def of(
@@ -216,8 +222,11 @@ class FlinkSettings:
             case Killed(slots=slots, spare=spare):
                 if gone := min(slots, job.slots):
                     job = replace(job, slots=job.slots - gone, dead=job.dead + gone)
-                    timer = Timer(at + self.heartbeat, Due.NOTICED, gone, spare)
+                    timer = Timer(at + self.heartbeat, Due.NOTICED, gone, spare or self.refused)
                     job, done = (set_timer(job, timer), ()) if self.heartbeat else self.wake(job, timer)
+                    if self.refused:
+                        job, more = self._lose(job, at, spare=spare)
+                        done += more
             case Checkpoint(completed=completed):
                 job, done = self._checkpoint(job, at, completed=completed)
             case _:  # restored
@@ -304,6 +313,9 @@ class FlinkSettings:
             return self._wait(job, at)
         job = replace(enter(job, Phase.EXECUTING, at), vertices=vertices)
         deploy = Deploy(at, widest(vertices), vertices)
+        if self.refused and occupied(vertices) > job.slots:
+            job, more = self._lose(job, at, spare=False)
+            return job, (deploy, *more)
         if self.rules is Rules.INTERVAL:
             # To look again when the interval is over is what Flink does on entering, whether slots came or not.
             job, more = self._put_off(job, at) if self.cooldown else self._maybe_rescale(job, at)
@@ -322,7 +334,7 @@ class FlinkSettings:
         return job, (Stop(at, why), *more)
 
     def _come_back(self, job: Job, at: float) -> Step:
-        if job.dead:
+        if job.dead and not self.refused:
             # Tasks of a dead worker are not cancelled before it is noticed.
             return set_timer(job, Timer(max(timer.at for timer in job.timers), Due.RESTARTED)), ()
         if self.rules is Rules.STABILIZED and job.wished and job.wished == self._available(job):

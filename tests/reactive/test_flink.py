@@ -369,6 +369,38 @@ def test_a_killed_worker_may_be_deployed_on_before_anybody_notices() -> None:
     assert play(settings, job, Passed(70))[1] == [Stop(55, Why.LOST), deployed(66, 3)]
 
 
+def test_where_connections_are_refused_a_job_is_deployed_in_vain_until_its_worker_is_noticed() -> None:
+    # A real Flink 2.3, in which a worker had been stopped before, was deployed 2.6, 6.0 and 10.4 s after the kill.
+    settings = flink(refused=True, heartbeat=9.1, submission_stabilization=1.0, longest=5.0)
+    _, done = play(settings, settings.executing(4, 0.0), Slots(10.0, 3), Restored(12.5), Killed(20.0, 1), FOREVER)
+    assert done == [
+        Stop(10.0, Why.LOST),
+        deployed(12.0, 3),
+        Stop(20.0, Why.LOST),
+        *(deployed(22.5, 3), Stop(22.5, Why.LOST)),  # 1.5 s, and 1 s for the slots to be stable
+        *(deployed(25.75, 3), Stop(25.75, Why.LOST)),
+        deployed(30.125, 2),  # noticed at 29.1, while they were to be stable
+    ]
+
+
+def test_where_connections_are_refused_no_restart_is_in_vain_that_can_do_without_the_dead_worker() -> None:
+    settings = flink(refused=True, groups=UP_TO_4)
+    start = settings.executing(4, 0.0)
+    job, done = play(settings, start, Killed(20.0, 1), Slots(20.5, 4), Restored(22.0), FOREVER)
+    assert done == [Stop(20.0, Why.LOST), deployed(21.0, 4)]
+    assert job.runs
+
+
+def test_where_connections_are_refused_a_spare_worker_is_not_missed_either() -> None:
+    settings = flink(refused=True, groups=UP_TO_4)
+    assert play(settings, settings.executing(5, 0.0), Killed(20.0, 1, spare=True), FOREVER)[1] == []
+
+
+def test_where_connections_are_refused_a_restart_needs_a_delay() -> None:
+    with pytest.raises(ValueError, match="delay: is 0, expected more"):
+        flink(refused=True, delay=0.0)
+
+
 def test_more_workers_than_there_are_cannot_be_killed() -> None:
     settings = flink()
     job, _ = play(settings, settings.executing(2, 0.0), Killed(10, 5))
