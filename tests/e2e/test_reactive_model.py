@@ -86,6 +86,7 @@ def by_delay(flink: FlinkCluster, recorder: Recorder) -> None:
     recorder.holds(4)
     recorder.stop(3)
     recorder.runs_with(3)
+    recorder.ran_for(2)
     # One goes and none comes: the delay before the restart has grown.
     recorder.stop(4)
     recorder.runs_with(2)

@@ -157,13 +157,16 @@ def flink_settings(timeline: Timeline) -> FlinkSettings:
 
 
 def modelled(timeline: Timeline, *, late: bool) -> list[Deployment]:
-    """What the state machine makes of what happened, all of that at its latest or at its earliest time."""
+    """What the state machine makes of what happened, all of that at its latest or at its earliest time.
+
+    Without deployments on dead workers, which fail at once.
+    """
     settings = flink_settings(timeline)
     if not late:
-        # It runs out up to one heartbeat sooner, counted from the last one that came before the kill. And up to one
-        # delay less is left of it then where the job was restarted in vain so long before.
-        sooner = timeline.settings["heartbeat.interval"] + settings.delay
-        settings = replace(settings, heartbeat=settings.heartbeat - sooner)
+        # The heartbeat is counted from the last one that came before the kill. And it is chance whether connections are
+        # refused before the tasks are cancelled; if so, part of the delay may be over when the worker is noticed.
+        heartbeat = settings.heartbeat - timeline.settings["heartbeat.interval"]
+        settings = replace(settings, heartbeat=heartbeat, refused=True)
     restores = iter([real.restored.at(late) - real.at.earliest for real in timeline.deployments if real.restored])
     events = _outside(timeline, late=late)
     job = Job()
@@ -174,10 +177,14 @@ def modelled(timeline: Timeline, *, late: bool) -> list[Deployment]:
         for told in instructions:
             if isinstance(told, Deploy):
                 found.append(Deployment(Span(told.at, told.at), told.parallelism))
-                insort(events, Restored(told.at + max(0.0, next(restores, math.inf))), key=attrgetter("at"))
+            elif isinstance(told, Stop) and told.at == found[-1].at.latest:
+                found.pop()
             elif isinstance(told, Stop):
                 found[-1] = _stopped(found[-1], told.at)
                 events = [each for each in events if not isinstance(each, Restored)]
+        if instructions and isinstance(instructions[-1], Deploy):
+            took = max(0.0, next(restores, math.inf))
+            insort(events, Restored(found[-1].at.latest + took), key=attrgetter("at"))
         if isinstance(event, Restored):
             found[-1] = replace(found[-1], restored=Span(at, at))
         elif isinstance(event, Killed):
