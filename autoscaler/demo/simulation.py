@@ -22,6 +22,7 @@ from autoscaler.demo.result import Rescale, Run, Sample, first_tasks, summary
 from autoscaler.demo.scene import PARTITIONS
 from autoscaler.demo.sink import Account, Arrival
 from autoscaler.ports import EdgeError
+from autoscaler.reactive.spark import SparkSettings
 from autoscaler.replay.plant import START, STEP, Plant, PlantSpec
 from autoscaler.sources.spark import PURE, Metric, Seen
 from autoscaler.spark import Batch
@@ -32,9 +33,6 @@ TICK = 0.25
 
 LONGEST = 180.0
 """Seconds after the load's end after which the simulation gives up waiting for the last rescale."""
-
-NOTHING = 1e-3
-"""Seconds that a plant does not feel, where it wants more than 0."""
 
 KEPT = 100
 """Batches that a report of the query holds."""
@@ -182,18 +180,16 @@ def sentence(result: Mapping[str, Any]) -> str:
 
 
 def _plant(measured: Measured) -> PlantSpec:
-    """Workers as they were measured: n of them do n times the work, and nothing stops when some go."""
+    """Workers as they were measured under Spark's scheduler: n of them do n times the work, if partitions allow."""
     longer = STEP / TICK
     return PlantSpec(
         startup=measured.startup * longer,
         startup_sd=0.0,
-        restart_up=max(measured.cold * longer, NOTHING),
-        restart_down=NOTHING,
-        restart_sd=0.0,
-        checkpoint=NOTHING,
+        scheduler=SparkSettings(used_after=measured.joined * longer),
+        joining=measured.cold * longer,
         gamma=1.0,
+        partitions=PARTITIONS,
         sigma=0.0,
-        merge=measured.joined * longer,
         cold=1.0,
     )
 
