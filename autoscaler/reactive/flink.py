@@ -131,8 +131,9 @@ class FlinkSettings:
             value = getattr(self, name)
             if not value >= 1:
                 raise ValueError(f"{name}: is {value:g}, expected 1 or more")
-        if self.refused and not self.delay:
-            raise ValueError("delay: is 0, expected more where connections are refused, or it would restart for ever")
+        for name in ("delay", "longest"):
+            if self.refused and not getattr(self, name):
+                raise ValueError(f"{name}: is 0, expected more where connections are refused, or it restarts for ever")
 
     @classmethod
     def of(

@@ -206,6 +206,7 @@ def test_so_many_failed_checkpoints_are_as_good_as_a_completed_one() -> None:
     job, done = play(settings, settings.executing(2, 0.0), failed(5), Slots(10, 3), failed(12))
     assert (done, job.failed_checkpoints) == ([], 1)  # what failed before the change does not count
     assert play(settings, job, failed(25))[1] == [Stop(25, Why.RESCALE), deployed(25, 3)]
+    assert play(settings, job, Slots(15, 1))[0].failed_checkpoints is None  # nor does what failed before a restart
     job, done = play(settings, job, Checkpoint(15), Slots(16, 4), failed(25))
     assert done == []  # after a completed one they are counted anew
     job, done = play(settings, job, failed(35))
@@ -399,6 +400,8 @@ def test_where_connections_are_refused_a_spare_worker_is_not_missed_either() -> 
 def test_where_connections_are_refused_a_restart_needs_a_delay() -> None:
     with pytest.raises(ValueError, match="delay: is 0, expected more"):
         flink(refused=True, delay=0.0)
+    with pytest.raises(ValueError, match="longest: is 0, expected more"):
+        flink(refused=True, longest=0.0)
 
 
 def test_more_workers_than_there_are_cannot_be_killed() -> None:

@@ -44,7 +44,10 @@ groups = st.lists(
     max_size=2,
 ).map(tuple)
 flinks = st.builds(
-    FlinkSettings,
+    lambda refused, **found: FlinkSettings(
+        refused=refused, **found | {name: found[name] or 1.0 for name in ("delay", "longest") if refused}
+    ),
+    refused=st.booleans(),
     groups=groups,
     rules=st.sampled_from(Rules),
     cooldown=times,
