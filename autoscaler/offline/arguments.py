@@ -15,7 +15,7 @@ def simulate(parser: argparse.ArgumentParser) -> None:
     """Add the options of `simulate` to a parser."""
     from autoscaler.replay.faults import NAMED  # noqa: PLC0415 - they are named in the help of this command
     from autoscaler.replay.loads import MADE, RECORDED  # noqa: PLC0415
-    from autoscaler.replay.plant import PLANTS  # noqa: PLC0415
+    from autoscaler.replay.plant import OTHERS, PLANTS  # noqa: PLC0415
 
     parser.description = (
         "Have a cluster of a configuration steer a simulated one under a load, and tell what came of it: cost, "
@@ -35,7 +35,8 @@ def simulate(parser: argparse.ArgumentParser) -> None:
         "--plant",
         default="k8s",
         metavar="NAME|FILE",
-        help=f"the simulated cluster: {', '.join(PLANTS)}, or a YAML file with its parameters (default: k8s)",
+        help=f"the simulated cluster: {', '.join((*PLANTS, *OTHERS))}, or a YAML file with its parameters (default: "
+        "k8s)",
     )
     add("--cluster", metavar="NAME", help="which cluster of the configuration, where it has several")
     add("--seed", type=int, default=1, metavar="N", help="of all that is drawn (default: 1)")
@@ -45,8 +46,8 @@ def simulate(parser: argparse.ArgumentParser) -> None:
         "--one",
         type=_above,
         metavar="RATE",
-        help="records/s that one worker processes (default: capacity.per_replica of the cluster; else so many that two "
-        "thirds of its max process the peak)",
+        help="records/s that one worker processes (default: `one` of the plant's file, capacity.per_replica of the "
+        "cluster; else so many that two thirds of its max process the peak)",
     )
     add(
         "--faults",

@@ -18,6 +18,7 @@ from autoscaler.core.step import step
 from autoscaler.durations import format_duration
 from autoscaler.offline import configuration, plants, plot
 from autoscaler.offline.configuration import wrong
+from autoscaler.offline.plants import SHOWN
 from autoscaler.offline.record import recording
 from autoscaler.offline.told import FEW, clock, omitted, short
 from autoscaler.plugins import guess
@@ -25,7 +26,7 @@ from autoscaler.ports import AutoscalerError, Record
 from autoscaler.replay import faults as wrongs
 from autoscaler.replay.faults import ENGINE, TARGET
 from autoscaler.replay.loads import HOUR, MADE, RECORDED, Load, LoadError, from_csv, named
-from autoscaler.replay.plant import START, STEP, Plant, PlantSpec, work
+from autoscaler.replay.plant import START, STEP, PlantSpec, work
 from autoscaler.replay.score import Score, needed
 from autoscaler.replay.simulate import Run
 from autoscaler.replay.simulate import run as simulated
@@ -38,16 +39,6 @@ SHARE = 2 / 3
 
 ROUND = 1000.0
 """... and where nobody says how great the peak is either, a worker processes so many records/s."""
-
-
-def _shown() -> tuple[str, ...]:
-    plant = Plant(PlantSpec(), 1.0, 0, 1)
-    plant.advance(0.0)
-    return tuple(plant.observe().metrics)
-
-
-SHOWN = _shown()
-"""The metrics that a simulated cluster shows."""
 
 SPARE = 1.1
 """The static size that is compared with: what the peak needs, and 10 %."""
@@ -114,7 +105,8 @@ def setup(options: argparse.Namespace) -> Setup:
     """
     read = configuration.load(options.config)
     cluster = configuration.cluster(read, options.cluster)
-    plant = plants.plant(options.plant)
+    described = plants.plant(options.plant)
+    plant = described.plant
     spec = cluster.spec
     notes: list[str] = []
     interval = timedelta(seconds=STEP * max(1, math.ceil(spec.interval.total_seconds() / STEP)))
@@ -124,12 +116,16 @@ def setup(options: argparse.Namespace) -> Setup:
             f"goes by steps of {STEP:g} s."
         )
         spec = replace(spec, interval=interval)
-    names = _names(options.config, cluster, dict(options.metric))
+    if plant.partitions is None and spec.partitions is not None:
+        notes.append(f"The source has {spec.partitions} partitions: partitions of the configuration.")
+        plant = replace(plant, partitions=spec.partitions)
+    known = {name: shown for name, shown in described.metrics.items() if name in cluster.metrics}
+    names = _names(options.config, cluster, known | dict(options.metric))
     try:
         faults = wrongs.NONE if options.faults is None else wrongs.parse(options.faults)
         spells = tuple(replace(spell, name=names.get(spell.name, spell.name)) for spell in faults.spells)
         faults = replace(faults, spells=spells)
-        load = _cut(_sized(_load(options), options, spec, plant, notes), options.hours)
+        load = _cut(_sized(_load(options), options, spec, described, notes), options.hours)
     except (LoadError, wrongs.FaultError) as error:
         raise wrong(*str(error).splitlines()) from error
     peak = needed([load.peak * STEP], load.per_worker(plant.gamma), plant.gamma)[0]
@@ -161,17 +157,21 @@ def _cut(load: Load, hours: float | None) -> Load:
     return replace(load, rates=load.rates[:steps], changes=changes)
 
 
-def _sized(load: Load, options: argparse.Namespace, spec: ClusterSpec, plant: PlantSpec, notes: list[str]) -> Load:
+def _sized(
+    load: Load, options: argparse.Namespace, spec: ClusterSpec, described: plants.Described, notes: list[str]
+) -> Load:
     """The load with its peak, and what one worker processes of it."""
     workers = max(spec.limits.minimum, round(SHARE * spec.limits.maximum), 1)
     peak = options.peak
-    one = options.one or spec.capacity.per_replica
-    if options.one is None and one is not None:
+    gamma = described.plant.gamma
+    said = options.one or described.one
+    one = said or spec.capacity.per_replica
+    if said is None and one is not None:
         notes.append(f"One worker processes {number(one)} records/s: capacity.per_replica of the configuration.")
     if peak is None and options.load in (*MADE, *RECORDED):
         # Their figures are of nobody's cluster.
         one = one or ROUND
-        peak = one * work(workers, plant.gamma)
+        peak = one * work(workers, gamma)
         notes.append(
             f"The load is stretched so that {workers} workers at 100 % process its peak: --peak says otherwise."
         )
@@ -180,7 +180,7 @@ def _sized(load: Load, options: argparse.Namespace, spec: ClusterSpec, plant: Pl
     if one is None:
         if not load.peak:
             raise LoadError(f"{load.name}: is 0 throughout: say with --one what a worker processes")
-        one = load.peak / work(workers, plant.gamma)
+        one = load.peak / work(workers, gamma)
         notes.append(
             f"One worker processes so much that {workers} of them at 100 % process the peak: --one says otherwise."
         )
@@ -262,14 +262,6 @@ def _seen(spec: ClusterSpec, names: Mapping[str, str], observation: Observation)
     """What the sources of a configuration would have shown of what the plant shows: no more than it asks for."""
     metrics, missing = observation.metrics, observation.missing
     engine = observation.engine if spec.engine else None
-    if engine is not None and spec.slots_per_replica > 1:
-        # A worker of the plant is one slot.
-        slots, used = engine.slots, engine.parallelism
-        engine = replace(
-            engine,
-            slots=None if slots is None else slots * spec.slots_per_replica,
-            parallelism=None if used is None else used * spec.slots_per_replica,
-        )
     asked = {name: shown for name, shown in names.items() if shown in metrics}
     gone = {name: missing[shown] for name, shown in names.items() if shown in missing}
     gone |= {name: why for name, why in missing.items() if name == TARGET or (name == ENGINE and spec.engine)}

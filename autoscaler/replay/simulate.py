@@ -81,7 +81,8 @@ def run(
         size = needed([load.rates[0] * STEP], one, plant.gamma)[0]
     plant = faults.worsened(plant)
     injector = Injector(faults, seed, spec)
-    cluster = Plant(plant, one, seed, max(spec.limits.minimum, min(size, spec.limits.maximum)))
+    size = max(spec.limits.minimum, min(size, spec.limits.maximum))
+    cluster = Plant(plant, one, seed, size, spec.slots_per_replica)
     advance = cluster.advance
     state = ClusterState()
     decisions = 0

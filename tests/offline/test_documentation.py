@@ -41,7 +41,7 @@ def test_the_example_prints_what_is_shown(
 def test_the_plant_of_the_example_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "plant.yaml"
     path.write_text(YAML[1])
-    assert plant(str(path)).slo == 180
+    assert plant(str(path)).plant.slo == 180
 
 
 def test_the_plants_are_as_the_table_says() -> None:

@@ -138,6 +138,35 @@ def test_what_the_reader_must_know_is_said(config: Path, tmp_path: Path, capsys:
     assert "Not even 12 workers keep the delay below 60 s all the time." in shown
 
 
+def test_a_plants_file_says_what_a_worker_processes_and_what_metrics_are(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, load = tmp_path / "plant.yaml", tmp_path / "mine.csv"
+    plant.write_text("one: 100\nmetrics: {busy: utilization, of_another_cluster: lag}\n")
+    load.write_text("t_seconds,value\n0,100\n600,800\n1200,100\n")
+    given = (config, "--plant", plant, "--load", load)
+    found = as_json(capsys, *given)
+    assert (found["one"], found["notes"]) == (100, [])
+    assert as_json(capsys, *given, "--metric", "busy=utilization")["score"] == found["score"]
+    assert as_json(capsys, *given, "--one", 50)["one"] == 50
+
+
+def test_partitions_of_the_configuration_limit_what_workers_can_do(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load = tmp_path / "mine.csv"
+    load.write_text("t_seconds,value\n0,800\n1200,800\n")
+    given = (config, *WITH_METRIC, "--load", load, "--one", 120)
+    free = as_json(capsys, *given)
+    config.write_text(CONFIG + "    partitions: 4\n")
+    found = as_json(capsys, *given)
+    assert found["notes"] == ["The source has 4 partitions: partitions of the configuration."]
+    assert found["score"]["violation"] > 0.5 > free["score"]["violation"]
+    file = tmp_path / "plant.yaml"
+    file.write_text("partitions: 12\n")
+    assert as_json(capsys, *given, "--plant", file)["notes"] == []
+
+
 def test_a_size_that_never_changes_is_said(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,62\n900,62\n")
