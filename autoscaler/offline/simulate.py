@@ -23,6 +23,7 @@ from autoscaler.offline.record import recording
 from autoscaler.offline.told import FEW, clock, omitted, short
 from autoscaler.plugins import guess
 from autoscaler.ports import AutoscalerError, Record
+from autoscaler.reactive.spark import SparkSettings
 from autoscaler.replay import faults as wrongs
 from autoscaler.replay.faults import ENGINE, TARGET
 from autoscaler.replay.loads import HOUR, MADE, RECORDED, Load, LoadError, from_csv, named
@@ -39,6 +40,8 @@ SHARE = 2 / 3
 
 ROUND = 1000.0
 """... and where nobody says how great the peak is either, a worker processes so many records/s."""
+
+_NOTHING = 1e-9  # seconds
 
 SPARE = 1.1
 """The static size that is compared with: what the peak needs, and 10 %."""
@@ -275,8 +278,12 @@ def _optimum(prepared: Setup) -> float | None:
         from autoscaler.replay import optimum  # noqa: PLC0415 - it needs an extra
     except ModuleNotFoundError as error:
         raise AutoscalerError(f"--optimum: {error}") from error
+    plant = prepared.plant
+    if isinstance(plant.scheduler, SparkSettings):
+        # Workers come and go without a stop.
+        plant = replace(plant, restart_up=_NOTHING, restart_down=_NOTHING, cold=1.0)
     try:
-        return optimum.optimum(prepared.load, prepared.plant, prepared.spec.limits.maximum)
+        return optimum.optimum(prepared.load, plant, prepared.spec.limits.maximum)
     except optimum.OptimumError:
         return None
 

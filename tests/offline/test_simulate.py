@@ -167,6 +167,12 @@ def test_partitions_of_the_configuration_limit_what_workers_can_do(
     assert as_json(capsys, *given, "--plant", file)["notes"] == []
 
 
+def test_the_optimum_knows_that_spark_does_not_stop(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--optimum")
+    stops, goes_on = (as_json(capsys, *given, "--plant", plant)["optimum"] for plant in ("k8s", "spark"))
+    assert goes_on < stops
+
+
 def test_a_size_that_never_changes_is_said(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,62\n900,62\n")
