@@ -223,7 +223,7 @@ class Adaptive:
     def _latest(self, view: View, over: float) -> float:
         """What arrived of late, by readings that are means over so many seconds."""
         now = view.metrics[self.arrivals]
-        begin = view.now.timestamp() - over * forecast.WINDOWS - 2 * forecast.READING_S
+        begin = view.now.timestamp() - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
         points = []
         for seen in reversed(view.past):
             reading = seen.metrics.get(self.arrivals)

@@ -31,10 +31,10 @@ BEND = 0.1
 """Weights of a new reading in the level and in the trend of the last minute (Holt's linear smoothing)..."""
 JUMP = 4.0
 """... unless it is off by more than so many times the noise: then it is the level."""
-WINDOWS = 4
-"""What is new in a mean over a longer time is told from the means up to so many of these times ago."""
 NOISE = 0.05
 LEAST_NOISE = 0.01
+LATEST_NOISE = 0.2
+"""That of what came of late begins high: the error of a single reading shows in it several times as great."""
 NOISE_WEIGHT = 0.03
 NORMAL = 1.2533
 """Standard deviation over mean absolute deviation of a normal distribution."""
@@ -132,13 +132,13 @@ def clear(points: Sequence[tuple[float, float]], found: Line) -> bool:
 def newest(points: Sequence[tuple[float, float]], over: float) -> float:
     """The rate since the reading before, of readings that are means over a longer time.
 
-    The sum of `over` seconds is what came in the last of them, less what came before those: so what came since the
-    reading before is the difference of the two sums, and what came as long before the `over` seconds, which is told
-    the same way from the readings of that time. A jump is so seen whole long before the mean has followed it.
+    What came in `over` seconds is what came since the reading before, and what the last of them but that held: the
+    difference of the two means tells how much more it is than what came `over` seconds ago, for which the middle one
+    of the means of that time stands. A jump is so seen whole long before the mean has followed it.
 
     Args:
         points: (seconds, records/s) in order of time, the newest last; at least one.
-        over: seconds that each is a mean over; 0 where it is none.
+        over: seconds that each is a mean over.
     """
     times = [time for time, _ in points]
     # A reading that is the same to the last digit was probably not measured anew: Prometheus asked more often than it
@@ -146,24 +146,13 @@ def newest(points: Sequence[tuple[float, float]], over: float) -> float:
     anew = [time for (_, before), (time, value) in pairwise(points) if value != before]
     at = anew[-1] if anew else times[-1]
     apart = min([later - time for time, later in pairwise(anew)], default=0.0)
-    place = bisect_right(times, at - max(apart, READING_S))
     value = points[-1][1]
-    since = at - times[place - 1] if place else math.inf
-    if since > over / 2:
+    before = bisect_right(times, at - max(apart, READING_S)) - 1
+    ago = bisect_right(times, at - over) - 1
+    if before < 0 or ago < 0 or at - times[before] > over / 2:
         return value
-
-    def mean(time: float) -> float:
-        right = bisect_right(times, time)
-        (t0, v0), (t1, v1) = points[right - 1], points[min(right, len(points) - 1)]
-        return v0 + (v1 - v0) * (time - t0) / (t1 - t0) if t1 > t0 else v0
-
-    came = 0.0
-    for end in [at - over * window for window in range(WINDOWS)]:
-        if end - over < times[0]:
-            break
-        came += over / since * (mean(end) - mean(end - since))
-        value = mean(end - over)
-    return max(came + value, 0.0)
+    usual = sorted(points[max(number, 0)][1] for number in (ago - 1, ago, ago + 1))[1]
+    return max(usual + over / (at - times[before]) * (value - points[before][1]), 0.0)
 
 
 def follow(
@@ -200,8 +189,11 @@ def follow(
         return
     foreseen = max(level + slope * since, 0.0)
     memory["arrivals.foreseen"] = foreseen
-    if over:
-        value = latest if _jumps(memory, max(level, latest), latest - foreseen, at, over) else value
+    rises = False
+    if over > 0:
+        rises = _rises(memory, max(level, latest), latest - foreseen)
+        if rises or at - memory.get("arrivals.rose_at", -math.inf) < over:
+            value = latest
     off = value - foreseen
     largest = max(level, value)
     most = JUMP * noise * largest
@@ -211,6 +203,10 @@ def follow(
             memory["arrivals.doubted_at"] = at
             return
         memory["arrivals.jumped_at"] = at
+        if rises:
+            if at - memory.get("arrivals.rose_at", -math.inf) >= over:
+                memory["arrivals.rises_at"] = at
+            memory["arrivals.rose_at"] = at
     memory["arrivals.level"] = value if abs(off) > most else foreseen + SMOOTH * off
     memory["arrivals.slope"] = slope + BEND * off / max(since, READING_S)
     if largest > 0:
@@ -219,19 +215,14 @@ def follow(
         )
 
 
-def _jumps(memory: dict[str, float], largest: float, off: float, at: float, over: float) -> bool:
-    """Whether what came of late is beyond its noise, or was so recently that the mean holds what was before."""
-    noise = memory.get("arrivals.latest_noise", 2 * NOISE)
+def _rises(memory: dict[str, float], largest: float, off: float) -> bool:
+    """Whether what came of late is more than expected, beyond its noise."""
+    noise = memory.get("arrivals.latest_noise", LATEST_NOISE)
     most = JUMP * noise * largest
     if largest > 0:
         noise += NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL - noise)
         memory["arrivals.latest_noise"] = max(noise, LEAST_NOISE)
-    recent = at - memory.get("arrivals.rose_at", -math.inf) < over
-    if off > most:
-        memory["arrivals.rose_at"] = at
-        if not recent:
-            memory["arrivals.rises_at"] = at
-    return recent or off > most
+    return off > most
 
 
 def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:
