@@ -304,8 +304,8 @@ def _show(
     say(
         f"Cluster {spec.name} of {options.config}, {spec.limits.minimum} to {spec.limits.maximum} workers, on the "
         f"simulated cluster {options.plant}:",
-        f"  workers come up after {plant.startup:g} s; the job stands still for {plant.restart_up:g} s when some come, "
-        f"{plant.restart_down + plant.heartbeat:g} s when some go; no record should wait for over {plant.slo:g} s.",
+        f"  workers come up after {plant.startup:g} s; {_stalls(plant)}; no record should wait for over "
+        f"{plant.slo:g} s.",
         f"Load {load.name}: {span(load.seconds)}, at most {number(load.peak)} records/s; one worker processes "
         f"{number(one)}, n of them n^{plant.gamma:g} times as much. Seed {prepared.seed}.",
         *prepared.notes,
@@ -327,6 +327,15 @@ def _show(
     if options.explain:
         for asked in shown:
             say("", "", explain(asked.record.observation, asked.record.decision))
+
+
+def _stalls(plant: PlantSpec) -> str:
+    """What changes of size do to the job, in words."""
+    if isinstance(plant.scheduler, SparkSettings):
+        return "the query goes on while they come and go"
+    down = plant.restart_down + plant.heartbeat
+    stalls = f"the job stands still for {plant.restart_up:g} s when some come, {down:g} s when some go"
+    return stalls if plant.scheduler is None else f"{stalls}, and when by the rules of Flink's scheduler"
 
 
 def _row(asked: Asked) -> tuple[str, str, str, str]:
@@ -387,7 +396,7 @@ def _json(
     load, plant = prepared.load, prepared.plant
     return {
         "cluster": prepared.spec.name,
-        "plant": {"name": options.plant, **asdict(plant)},
+        "plant": {"name": options.plant, **_limited(asdict(plant))},
         "load": {"name": load.name, "hours": load.seconds / HOUR, "peak": load.peak},
         "one": load.per_worker(plant.gamma),
         "seed": prepared.seed,
@@ -399,6 +408,15 @@ def _json(
         "static": {"size": prepared.static, "score": _plain(static.score(least))},
         "rescales": [_rescale(asked, explained=options.explain) for asked in rescales],
     }
+
+
+def _limited(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
+    """Without infinities, which JSON does not know: what has no limit is null."""
+    if isinstance(value, dict):
+        return {key: _limited(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_limited(each) for each in value]
+    return None if isinstance(value, float) and math.isinf(value) else value
 
 
 def _plain(score: Score) -> dict[str, Any]:

@@ -188,6 +188,25 @@ def test_an_objective_of_a_plant_and_its_stalls_are_those_asked_for(
     assert slow["stopped"] > 2 * quick["stopped"]
 
 
+@pytest.mark.parametrize(
+    ("plant", "expected"),
+    [
+        ("k8s", "; the job stands still for 12 s when some come, 8 s when some go; no record"),
+        ("ungraceful", "12 s when some come, 58 s when some go; no record"),
+        ("flink-2.3", "8 s when some go, and when by the rules of Flink's scheduler; no record"),
+        ("spark", "; the query goes on while they come and go; no record"),
+    ],
+)
+def test_what_a_change_of_size_does_there_is_said(
+    config: Path, capsys: pytest.CaptureFixture[str], plant: str, expected: str
+) -> None:
+    given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1, "--plant", plant)
+    assert told(*given) == 0
+    assert expected in capsys.readouterr().out
+    assert told(*given, "--json") == 0
+    assert "Infinity" not in capsys.readouterr().out
+
+
 def test_no_metric_is_seen_but_those_of_the_configuration(config: Path, tmp_path: Path) -> None:
     directory = tmp_path / "trace"
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2)
