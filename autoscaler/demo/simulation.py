@@ -245,8 +245,11 @@ class _Query:
         if self.running not in (0, running):
             self.changes.append(_EPOCH + now)
         self.running = running
-        if self.began is not None and now >= self.began + self.shortest and processed >= self.done + self.rows:
-            self._end(self.began, now)
+        if self.began is not None and processed >= self.done + self.rows:
+            # A batch that leaves something behind takes as long as its records do.
+            full = self.done + self.rows < self.head
+            if full or now >= self.began + self.shortest:
+                self._end(self.began, now)
         if self.began is None and offered > self.done:
             self.began, self.head = now, offered
             self.rows = min(self.pace.rows(now), offered - self.done)

@@ -139,3 +139,11 @@ def test_the_sentence_says_how_far_it_is_from_what_was() -> None:
     assert said == "lag at most 110 records (+10%), back 45 s after the request (-10%), 1 up and 2 down"
     never = sentence({"peak_lag": 100, "drained_after_s": None, "simulated": {**simulated, "drained_after_s": None}})
     assert never == "lag at most 110 records (+10%), never back, 1 up and 2 down"
+
+
+def test_a_batch_that_leaves_something_takes_as_long_as_its_records(spec: ClusterSpec) -> None:
+    # Where a batch with little in it takes longer than one should, a daemon would else see no end of the backlog.
+    found = simulate(spec, surge(SHORT), replace(WORKERS, shortest=4.0), BATCH, WINDOW)
+    result = summary(found)
+    assert result["ok"], result["reasons"]
+    assert found.rescales[-1].at < SHORT
