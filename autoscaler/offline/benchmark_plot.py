@@ -128,6 +128,7 @@ def _labels(axes: Any, found: Sequence[Means]) -> None:  # noqa: ANN401 - matplo
             fontsize=8.5,
             color=color,
             fontweight="bold" if color == _OURS else "normal",
+            arrowprops=None if place[1] == _RISES[0] else {"arrowstyle": "-", "color": color, "linewidth": 0.6},
         )
 
 
