@@ -226,7 +226,7 @@ class Plant:
 
     Args:
         spec: how it behaves.
-        one: records/s that one worker processes.
+        one: records/s that one worker processes; may be set anew, as when records come to cost more.
         seed: of everything that is drawn.
         size: workers at the start, running.
         slots: that each worker offers the job.
@@ -257,7 +257,7 @@ class Plant:
         self._why = Why.RESCALE  # why it was stopped last, and when
         self._stopped_at = 0.0
         self._used = 0  # how many workers the job uses
-        self._able = 0.0  # records/s that these process
+        self._worth = 0.0  # how many times the work of one these do
         self._use(self._job.parallelism)
         self._arrived = 0.0
         self._position = 0.0
@@ -288,7 +288,7 @@ class Plant:
         stalled = STEP if self._halted else min(max(self._stalled_until - begin, self._waits_until - begin, 0.0), STEP)
         runs = STEP - stalled
         if runs > 0.0:
-            able = self._able * (math.exp(self._noise) + GRID - GRID)
+            able = self.one * self._worth * (math.exp(self._noise) + GRID - GRID)
             cold = self._running_since + spec.cold_for - begin - stalled
             if cold > 0.0:
                 able *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
@@ -450,7 +450,7 @@ class Plant:
         self._used = used = -(-slots // self._slots)
         busy = effective_slots(slots, 1, self.spec.partitions) / self._slots
         share = math.fsum(self._up[:used]) / max(1, used)
-        self._able = self.one * work(share * busy, self.spec.gamma)
+        self._worth = work(share * busy, self.spec.gamma)
 
     def _next_crash(self) -> float:
         if not self.spec.crash_every:

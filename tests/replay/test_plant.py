@@ -89,6 +89,14 @@ def test_a_job_that_keeps_up_has_processed_what_has_come_to_the_digit() -> None:
     assert plant.track.position == list(accumulate(plant.track.arrivals))
 
 
+def test_records_may_come_to_cost_more() -> None:
+    plant = _plant(4)
+    _run(plant, 10, FLOOD)
+    plant.one /= 2
+    _run(plant, 10, FLOOD)
+    assert _processed(plant) == [200, 200, 100, 100]
+
+
 def test_without_workers_nothing_is_processed() -> None:
     plant = _plant(1)
     plant.scale(0)
