@@ -12,12 +12,10 @@ from random import Random
 
 import pytest
 
-from autoscaler.core.capacity import effective_slots
 from autoscaler.core.model import (
     ClusterSpec,
     ClusterState,
     Decision,
-    EngineStatus,
     Limits,
     NamedPolicy,
     Observation,
@@ -26,6 +24,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.ports import Record
+from autoscaler.reactive.spark import SparkSettings
 from autoscaler.records import dump_record, dump_state, load_record, load_state
 from autoscaler.replay.loads import named, noise, staircase
 from autoscaler.replay.optimum import optimum
@@ -229,28 +228,6 @@ def skewed(seen: Observation) -> Observation:
 # Clusters that behave in another way
 
 
-class Unstopped(Plant):
-    """Spark: executors come and go without a restart, and the partitions are tasks that do not always divide evenly."""
-
-    partitions = 24
-    slots = 2
-
-    def _restart(self, _at: float, _median: float, _extra: float = 0.0) -> None:
-        self._used = self._useful(self._registered)
-        self._joins_at = math.inf
-
-    def _useful(self, size: int) -> int:
-        used = effective_slots(size, self.slots, self.partitions) / self.slots
-        assert used == int(used)
-        return int(used)
-
-    def _status(self) -> EngineStatus:
-        used = min(self._registered * self.slots, self.partitions)
-        return replace(
-            super()._status(), slots=self._registered * self.slots, parallelism=used, partitions=self.partitions
-        )
-
-
 USEFUL = frozenset({1, 2, 3, 4, 6, 12})
 """Sizes of two slots each for 24 partitions, of which each does more than the one before."""
 
@@ -369,8 +346,9 @@ def test_made_loads_cost_what_they_did(name: str, cost: float, violation: float,
 
 
 def spark(rates: Sequence[float], seed: int) -> Loop:
-    plant = replace(K8S, gamma=1.0, checkpoint=5.0)
-    return Loop(Unstopped(plant, ONE, seed, 6), spec_for(plant, slots=2)).run(rates)
+    """Executors come and go without a restart, and the partitions are tasks that do not always divide evenly."""
+    plant = replace(K8S, gamma=1.0, checkpoint=5.0, scheduler=SparkSettings(most=24), partitions=24)
+    return Loop(Plant(plant, ONE, seed, 6, slots=2), spec_for(plant, slots=2)).run(rates)
 
 
 @pytest.mark.e2e
