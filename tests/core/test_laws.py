@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,7 +74,7 @@ answers = st.one_of(
     ),
 )
 policies = st.lists(st.one_of(st.just(Asks()), answers.map(Fixed)), min_size=1, max_size=3).map(
-    lambda chosen: tuple(NamedPolicy(f"p{i}", policy) for i, policy in enumerate(chosen))
+    lambda drawn: tuple(NamedPolicy(f"p{i}", policy) for i, policy in enumerate(drawn))
 )
 specs = st.builds(
     ClusterSpec,
@@ -99,24 +100,33 @@ specs = st.builds(
     slots_per_replica=st.integers(1, 4),
     partitions=st.one_of(st.none(), st.integers(1, 40)),
 )
-numbers = st.one_of(
-    st.integers(0, 40).map(float),
-    st.sampled_from([math.nan, math.inf, -math.inf, -1.0, 1e300]),
-    st.just((1.0, 3.0)),
-)
+
+
+def chosen(*kinds: Sequence[Any]) -> st.SearchStrategy[Any]:
+    """A value of one of these kinds, each as likely as the others.
+
+    One draw, where `one_of` takes two or three: a history has hundreds of them, and they are most of a law's time.
+    """
+    most = math.lcm(*map(len, kinds))
+    return st.sampled_from([value for kind in kinds for value in [*kind] * (most // len(kind))])
+
+
+WHOLE = [float(number) for number in range(41)]
+ODD = [math.nan, math.inf, -math.inf, -1.0, 1e300]
+EACH = [(1.0, 3.0)]
+numbers = chosen(WHOLE, ODD, EACH)
+asks = chosen(WHOLE, WHOLE, ODD, EACH)
 engines = st.builds(
     EngineStatus,
     job=st.sampled_from(JobState),
-    slots=st.one_of(st.none(), st.integers(0, 60)),
-    parallelism=st.one_of(st.none(), st.integers(0, 60)),
-    max_parallelism=st.one_of(st.none(), st.integers(0, 60)),
-    partitions=st.one_of(st.none(), st.integers(0, 40)),
-    restarts=st.one_of(st.none(), st.integers(0, 3)),
+    slots=chosen([None], range(61)),
+    parallelism=chosen([None], range(61)),
+    max_parallelism=chosen([None], range(61)),
+    partitions=chosen([None], range(41)),
+    restarts=chosen([None], range(4)),
     deadlines=st.sampled_from([{}, {Phase.REGISTERED: seconds(70), Phase.ABSORBED: seconds(20)}]),
 )
-
-
-bounds = st.one_of(st.none(), st.none(), st.integers(0, 20).map(lambda size: Bound(size, "the group says so")))
+bounds = chosen([None], [None], [Bound(size, "the group says so") for size in range(21)])
 
 
 class Moment:
@@ -124,7 +134,7 @@ class Moment:
 
     def __init__(self, draw: st.DrawFn) -> None:
         self.after = draw(st.sampled_from([15, 15, 15, 15, 1, 0, 200, 4000, -20, -5000]))
-        self.ask = draw(st.one_of(st.integers(0, 30).map(float), numbers))
+        self.ask = draw(asks)
         self.lag = draw(numbers)
         self.throughput = draw(numbers)
         self.age = draw(st.sampled_from([0, 0, 0, 0, 30, 400, -60]))
