@@ -11,7 +11,7 @@ pytestmark = pytest.mark.e2e
 
 WITHIN = 0.25
 
-BUSY = 3.0
+BUSY = 4.0
 """Load average for each core from which on the machine mostly does something else: what the cluster shows is that."""
 
 
