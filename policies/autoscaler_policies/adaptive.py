@@ -15,6 +15,7 @@ from autoscaler.core.model import (
     ZERO,
     Direction,
     JobState,
+    Observation,
     Phase,
     Reading,
     Reason,
@@ -25,6 +26,7 @@ from autoscaler_policies import capacity_model, forecast
 from autoscaler_policies.answer import LARGEST, missing, plain, replicas, sized, smallest
 from autoscaler_policies.measured import total
 
+MINUTE = timedelta(seconds=forecast.MINUTE_S)
 WARM = timedelta(seconds=120)
 """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall."""
 CHECKPOINT_S = 10.0
@@ -137,7 +139,7 @@ class Adaptive:
         down_reserve: the same for a smaller size, besides what arrivals swing by; default 0.02.
         calm: fewer only when watched for so long, and for the most that arrived within it; default 3m.
         outage: a rescale is worth as much as the whole cluster for so long; default 72s.
-        waiting: what a second beyond the objective costs, in seconds of the whole cluster; default 10.
+        waiting: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to come, until that has been seen; default 45s.
         season: usual arrivals, records/s, in equal slots of a week that begins on Monday 0:00 UTC; default none.
@@ -159,7 +161,7 @@ class Adaptive:
     down_reserve: float = 0.02
     calm: timedelta = timedelta(minutes=3)
     outage: timedelta = timedelta(seconds=72)
-    waiting: float = 10.0
+    waiting: float = 14.0
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
     season: tuple[float, ...] = ()
@@ -218,6 +220,9 @@ class Adaptive:
             forecast.judge(memory, now, forecast.change(self.season, now, forecast.JUDGED_S) if self.season else None)
             self._learn_capacity(view, memory, arrivals, lag, now)
         self._learn_spare(view, memory, arrivals, lag, now)
+        # One that is not finite makes the sum so too: quicker than to look at each.
+        if math.isfinite(sum(memory.values())):
+            return memory
         return {name: number for name, number in memory.items() if math.isfinite(number)}
 
     def _latest(self, view: View, over: float) -> float:
@@ -226,13 +231,13 @@ class Adaptive:
         begin = view.now.timestamp() - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
         points = []
         for seen in reversed(view.past):
-            reading = seen.metrics.get(self.arrivals)
-            if reading is None or not reading.finite():
+            value = _rate(seen, self.arrivals)
+            if value is None:
                 continue
-            at = reading.at.timestamp()
+            at = seen.metrics[self.arrivals].at.timestamp()
             if at < begin:
                 break
-            points.append((at, _sum(reading)))
+            points.append((at, value))
         points.reverse()
         return forecast.newest(points or [(now.at.timestamp(), _sum(now))], over)
 
@@ -411,12 +416,15 @@ class Adaptive:
     def _fewer(self, outlook: _Outlook, inputs: dict[str, float]) -> Recommendation | None:
         """The smaller size that would have done for a while, once it would have saved more than a rescale costs."""
         view, memory = outlook.view, outlook.memory
-        size = self._enough(outlook)
-        saved = memory.get("spare.saved", 0.0)
-        outage = self.outage.total_seconds() * view.current
-        watched = view.now.timestamp() - memory.get("spare.since_at", math.inf)
         if view.rescale is not None or memory.get("spare.size") != view.current:
             return None
+        now = view.now.timestamp()
+        known = memory.get("spare.enough")
+        # What `learn` has just found. It is not called while the target's size is unknown.
+        size = int(known) if known is not None and memory.get("spare.seen_at") == now else self._enough(outlook)
+        saved = memory.get("spare.saved", 0.0)
+        outage = self.outage.total_seconds() * view.current
+        watched = now - memory.get("spare.since_at", math.inf)
         if size >= view.current or watched < self.calm.total_seconds() or saved < outage:
             return None
         if outlook.lag > RECOVERED * self.objective.total_seconds() * inputs["capacity"]:
@@ -509,9 +517,9 @@ class Adaptive:
         name = self.arrivals
         points = []
         for seen in view.past[-1 : -1 - stride * max(forecast.TRENDS.values()) : -stride]:
-            reading = seen.metrics.get(name)
-            if reading is not None and reading.finite():
-                points.append((reading.at.timestamp(), _sum(reading)))
+            value = _rate(seen, name)
+            if value is not None:
+                points.append((seen.metrics[name].at.timestamp(), value))
         points.reverse()
         return points or [(view.now.timestamp(), _sum(view.metrics[name]))]
 
@@ -523,20 +531,20 @@ class Adaptive:
         for seen in reversed(view.past):
             if seen.at < begin:
                 break
-            reading = seen.metrics.get(name)
-            if reading is not None and reading.finite():
-                most = max(most, _sum(reading))
+            value = _rate(seen, name)
+            if value is not None and value > most:
+                most = value
         return most / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
 
     def _waiting(self, view: View) -> float | None:
         """The lag; of one that has grown by far more than can have come no more than that, until it is read again."""
         lag, arrivals = total(view, self.lag), total(view, self.arrivals)
-        before = view.past[-2].metrics.get(self.lag) if len(view.past) > 1 else None
-        if lag is None or arrivals is None or before is None or not before.finite() or not _undisturbed(view):
+        before = _rate(view.past[-2], self.lag) if len(view.past) > 1 else None
+        if lag is None or arrivals is None or before is None or lag <= before or not _undisturbed(view):
             return lag
-        since = (view.metrics[self.lag].at - before.at).total_seconds()
+        since = (view.metrics[self.lag].at - view.past[-2].metrics[self.lag].at).total_seconds()
         come = max(arrivals, total(view, self.throughput) or 0.0)
-        return min(lag, _sum(before) + MOST_COME * come * since) if since > 0 else lag
+        return min(lag, before + MOST_COME * come * since) if since > 0 else lag
 
     def _came(self, outlook: _Outlook) -> float:
         """What has come within the last minute by what was processed and what waits now, whatever the arrivals say."""
@@ -544,12 +552,12 @@ class Adaptive:
         throughput = total(view, self.throughput)
         if throughput is None:
             return 0.0
-        begin = view.now.timestamp() - forecast.MINUTE_S
+        begin = view.now - MINUTE
         for seen in reversed(view.past):
             reading = seen.metrics.get(self.lag)
-            if reading is not None and reading.finite() and (at := reading.at.timestamp()) <= begin:
-                more = outlook.lag - _sum(reading)
-                since = view.metrics[self.lag].at.timestamp() - at
+            if reading is not None and reading.at <= begin and (before := _rate(seen, self.lag)) is not None:
+                more = outlook.lag - before
+                since = (view.metrics[self.lag].at - reading.at).total_seconds()
                 return min(max(throughput + more / max(since, forecast.MINUTE_S), 0.0), LARGEST)
         return throughput
 
@@ -624,6 +632,18 @@ def _jumping(view: View) -> bool:
 def _workers(view: View, size: int, partitions: int | None) -> float:
     """How many replicas' work a size does: partitions that do not divide evenly leave some of it idle."""
     return effective_slots(size, view.spec.slots_per_replica, partitions) / view.spec.slots_per_replica
+
+
+def _rate(seen: Observation, name: str) -> float | None:
+    """A rate or a number of records that was seen, 0 or more; None where there was none."""
+    reading = seen.metrics.get(name)
+    if reading is None:
+        return None
+    value = reading.value
+    # The commonest kind by far, dozens of times a tick.
+    if type(value) is float and 0.0 <= value <= LARGEST:
+        return value
+    return _sum(reading) if reading.finite() else None
 
 
 def _sum(reading: Reading) -> float:

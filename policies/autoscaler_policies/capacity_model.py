@@ -44,7 +44,7 @@ SPREAD = 0.25
 FITS = 0.9
 """... and the line must tell so much of the variance: where records began to cost otherwise there is no one line."""
 
-LINE = ("weight", "x", "y", "xx", "xy", "yy")
+LINE = tuple([f"capacity.line.{name}" for name in ("weight", "x", "y", "xx", "xy", "yy")])
 """The sums that make the line; without one of them it begins anew."""
 
 OWN_S = 1800.0
@@ -200,8 +200,6 @@ def _forget_oldest(memory: dict[str, float]) -> None:
 
 def _learn_line(memory: dict[str, float], x: float, y: float, since: float) -> None:
     """Moving sums of throughput, per replica^exponent, and utilization."""
-    whole = all("capacity.line." + name in memory for name in LINE)
-    kept = math.exp(-since / IDLE_S) if whole else 0.0
+    kept = math.exp(-since / IDLE_S) if all(map(memory.__contains__, LINE)) else 0.0
     for name, value in zip(LINE, (1.0, x, y, x * x, x * y, y * y), strict=True):
-        key = "capacity.line." + name
-        memory[key] = memory.get(key, 0.0) * kept + value
+        memory[name] = memory.get(name, 0.0) * kept + value

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 MINUTE_S = 60.0
 """Rates are usually means over a minute: readings closer together tell the same twice."""
@@ -53,8 +53,7 @@ MONDAY_S = 4 * 86400.0
 """The first Monday of 1970 was the 5th of January."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A straight line through the recent past.
 
     Attributes:
@@ -238,7 +237,6 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
     swing = memory.get("arrivals.swing", SWING)
     since = min(max(points[-1][0] - memory.get("arrivals.looked_at", -math.inf), 0.0), READING_S)
     memory["arrivals.looked_at"] = points[-1][0]
-    found = line(points)
     for name, count in TRENDS.items():
         some = points[-count:]
         found = line(some)
@@ -258,12 +256,11 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
 
 def trends(memory: Mapping[str, float]) -> tuple[tuple[float, float], ...]:
     """The trends upward that stand out of the noise, as far as trusted: (rise per second, seconds it was seen for)."""
-    trusted = trust(memory, "trend")
-    found = [
-        (slope * trusted, count * MINUTE_S)
-        for name, count in TRENDS.items()
-        if (slope := memory.get(f"trend.{name}", 0.0)) > 0
-    ]
+    found = []
+    for name, count in TRENDS.items():
+        slope = memory.get(f"trend.{name}", 0.0)
+        if slope > 0:
+            found.append((slope * trust(memory, "trend"), count * MINUTE_S))
     slope = memory.get("trend.minute", 0.0)
     if slope > 0:
         found.append((slope, MINUTE_S))

@@ -56,7 +56,8 @@ def test_a_jump_in_a_mean_is_answered_before_the_mean_has_followed_it() -> None:
     assert known[JUMP].proposed < 8
     # 8 replicas do 800/s; what waits by then has to be worked off as well.
     assert known[JUMP + 15].proposed > 8 > unknown[JUMP + 15].proposed
-    assert known[JUMP + 30].proposed == known[JUMP + 15].proposed
+    # The size is left as it is here, so that more waits by the next look.
+    assert 0 <= known[JUMP + 30].proposed - known[JUMP + 15].proposed <= 2
 
 
 def test_a_look_at_a_part_of_a_jump_waits_for_the_next_and_says_so() -> None:
