@@ -87,6 +87,7 @@ OF_A_VERTEX = frozenset(
 )
 """Metrics that a vertex can be named for; the last three must."""
 NEEDS_VERTEX = frozenset({Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE})
+RATES = frozenset({Metric.ARRIVALS, Metric.THROUGHPUT})
 OF_WORKERS = frozenset({Metric.HEAP, Metric.GC, Metric.CPU})
 OF_NEED = frozenset({Metric.REQUIRED_PARALLELISM, Metric.REQUIRED_SLOTS})
 OF_CHECKPOINTS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AGE})
@@ -324,6 +325,12 @@ def held(track: Track, aggregator: rules.Aggregator = rules.Aggregator.AVG) -> f
 def lag(seen: Seen, _: FlinkQuery) -> float:
     """Records waiting at all sources."""
     return sum(waiting(track) for track in _some(seen.sources))
+
+
+def averaged(seen: Seen) -> float:
+    """Seconds that the sources' rates are means over: 0 where they have not been looked at equally often."""
+    spans = {round(track.samples[-1].at - track.samples[0].at, 1) for track in seen.sources if track.samples}
+    return spans.pop() if len(spans) == 1 else 0.0
 
 
 def throughput(seen: Seen, _: FlinkQuery) -> float:
@@ -871,7 +878,8 @@ class FlinkSource:
         if not math.isfinite(value) or value < 0:
             raise AnswerError(f"job {seen.job.name!r}: {metric} came out as {value}")
         known = parts(seen, query) if metric is Metric.VERTICES else {}
-        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - at)), parts=known)
+        over = timedelta(seconds=averaged(seen) if metric in RATES else 0.0)
+        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - at)), parts=known, over=over)
 
     async def _seen(self, metric: Metric, now: datetime) -> tuple[Seen, float]:
         if metric in OF_WORKERS:

@@ -136,6 +136,16 @@ class Query:
         object.__setattr__(self, "many", Many(self.many))
         object.__setattr__(self, "empty", Empty(self.empty))
 
+    @cached_property
+    def over(self) -> timedelta:
+        """What the query is a mean over, as far as it says so: the one range of its `rate`, `increase` or the like."""
+        ranges = set(_RANGE.findall(self.query))
+        used = _RANGED & set(_FUNCTION.findall(self.query))
+        if len(ranges) != 1 or not used or not used <= _MEANS or _SUBQUERY.search(self.query):
+            return ZERO
+        found = _DURATION.findall(ranges.pop())
+        return timedelta(milliseconds=sum(int(number) * _UNITS[unit] for number, unit in found))
+
     def __hash__(self) -> int:
         return hash((self.query, self._wanted, self.many, self.empty, self.age))
 
@@ -265,6 +275,17 @@ _STRING = r'(?:"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|`[^`]*`)'
 _MATCHER = rf"[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*{_STRING}"
 _SELECTOR = re.compile(rf"\s*[a-zA-Z_:][a-zA-Z0-9_:]*\s*(?:\{{\s*(?:{_MATCHER}\s*(?:,\s*{_MATCHER}\s*)*,?\s*)?\}})?\s*")
 _NUMBERS = frozenset({"nan", "inf"})  # literals that look like a metric's name
+_DURATION = re.compile(r"(\d+)(ms|[smhdwy])")
+_RANGE = re.compile(r"\[\s*((?:\d+(?:ms|[smhdwy]))+)\s*\]")
+_SUBQUERY = re.compile(r"\[[^\]\"']*:[^\]\"']*\]")
+_FUNCTION = re.compile(r"([a-z_]+)\s*\(")
+_MEANS = frozenset({"rate", "increase", "avg_over_time", "sum_over_time", "count_over_time"})
+_RANGED = _MEANS | {
+    *("irate", "delta", "idelta", "deriv", "changes", "resets", "predict_linear", "holt_winters", "absent_over_time"),
+    *("max_over_time", "min_over_time", "last_over_time", "first_over_time", "present_over_time", "mad_over_time"),
+    *("quantile_over_time", "stddev_over_time", "stdvar_over_time", "double_exponential_smoothing"),
+}
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000, "y": 31_536_000_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +325,7 @@ class _Answer:
             raise AnswerError(f"no sample{_whose(query)} among {self.size}, expected one; does the series still exist?")
         if len(samples) == 1 and query.many is not Many.EACH:
             number, stamp = _number(samples[0].value), _number(samples[0].at, "time")
-            return Reading(number, _time(stamp))
+            return Reading(number, _time(stamp), over=query.over)
         if query.many is Many.ERROR:
             raise AnswerError(
                 f"{len(samples)} samples{_whose(query)}, expected one; narrow the query, give match, or say what to "
@@ -314,7 +335,7 @@ class _Answer:
         at = _time(min(_number(sample.at, "time") for sample in samples))
         match query.many:
             case Many.EACH:
-                return Reading(numbers, at)
+                return Reading(numbers, at, over=query.over)
             case Many.SUM:
                 total = sum(numbers)
             case Many.MEAN:
@@ -323,7 +344,7 @@ class _Answer:
                 total = max(numbers)
             case Many.MIN:
                 total = min(numbers)
-        return Reading(_number(total), at)
+        return Reading(_number(total), at, over=query.over)
 
 
 class _Source:

@@ -151,6 +151,16 @@ async def test_a_rate_has_the_subtasks_own_clock(rig: Rig) -> None:
     assert await rig.value("throughput") == pytest.approx(300, rel=0.001)
 
 
+async def test_a_rate_says_over_how_long_it_is_the_mean(rig: Rig) -> None:
+    await rig.steady(all_of(300), {})
+    first = (await rig.collect("throughput")).over
+    await asyncio.sleep(0.3)
+    await rig.look(10, all_of(300), {})
+    for name in ("throughput", "arrivals"):
+        assert (await rig.collect(name)).over >= first + timedelta(seconds=0.2)
+    assert (await rig.collect("lag")).over == timedelta(0)
+
+
 async def test_what_the_job_manager_has_not_gathered_anew_is_not_a_new_sample(rig: Rig) -> None:
     await rig.steady(all_of(300), {})
     before = await rig.collect("throughput")

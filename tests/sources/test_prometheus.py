@@ -48,6 +48,24 @@ class TestValues:
         assert (reading.value, reading.at) == (12.5, at(EVALUATED))
         assert server.queries == ["sum(lag)"]
 
+    @pytest.mark.parametrize(
+        ("query", "seconds"),
+        [
+            ("sum(rate(records_total[1m]))", 60),
+            ("sum by (cluster) (increase(records_total{job='a'}[1m30s])) / 90", 90),
+            ("avg_over_time(load[ 500ms ])", 0.5),
+            ("sum(rate(in_total[2m])) + sum(rate(also_in_total[2m]))", 120),
+            ("sum(rate(in_total[1m])) + sum(rate(also_in_total[2m]))", 0),  # which of them?
+            ("sum(irate(records_total[1m]))", 0),  # the last two samples alone
+            ("max_over_time(load[5m])", 0),
+            ("avg_over_time(rate(records_total[1m])[5m:15s])", 0),
+            ("sum(lag)", 0),
+        ],
+    )
+    async def test_a_reading_says_over_how_long_it_is_a_mean(self, server: Stub, query: str, seconds: float) -> None:
+        server.answers = {query: vector(({}, "12.5"))}
+        assert (await read(Prometheus(server.url), query)).over == timedelta(seconds=seconds)
+
     async def test_a_plain_selector_is_as_old_as_its_sample(self, server: Stub) -> None:
         labels = {"job": "a", "instance": "b"}
         server.answers = {
