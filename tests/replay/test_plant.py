@@ -19,6 +19,10 @@ ONE = 10.0
 FLOOD = 1e9
 
 
+def changed(name: str, value: Any) -> PlantSpec:
+    return replace(CALM, **{name: value})
+
+
 def _plant(size: int = 4, seed: int = 1, **changes: Any) -> Plant:
     return Plant(replace(CALM, **changes), ONE, seed, size)
 
@@ -637,7 +641,7 @@ def test_the_plants_of_the_benchmark() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_what_cannot_be_nothing_is_above_it(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: is .*, expected above 0"):
-        replace(CALM, **{name: value})
+        changed(name, value)
 
 
 @pytest.mark.parametrize(
@@ -646,16 +650,16 @@ def test_what_cannot_be_nothing_is_above_it(name: str, value: float) -> None:
 )
 @pytest.mark.parametrize("value", [-0.1, math.inf, math.nan])
 def test_what_can_be_nothing_is_not_below_it(name: str, value: float) -> None:
-    assert getattr(replace(CALM, **{name: 0.0}), name) == 0
+    assert getattr(changed(name, 0.0), name) == 0
     with pytest.raises(ValueError, match=f"{name}: is .*, expected 0 or more"):
-        replace(CALM, **{name: value})
+        changed(name, value)
 
 
 @pytest.mark.parametrize("name", ["slow", "never"])
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
 def test_a_share_of_the_workers_is_one(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}: is .*, expected a share from 0 to 1"):
-        replace(CALM, **{name: value})
+        changed(name, value)
 
 
 def test_a_source_has_a_partition_at_least() -> None:
