@@ -65,7 +65,9 @@ RECOVERED = 0.25
 BARELY = 0.9
 """A change whose own outage makes the oldest record older than this share of the objective is not one for saving."""
 DRAINS = 5.0
-"""A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives."""
+"""A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives..."""
+NEARLY = 0.9
+"""... unless the delay is down to this share of the objective sooner than by a rescale."""
 WIDER = 4
 """So many sizes beyond the best are looked at: the price of a size has one valley, but sizes are whole numbers."""
 
@@ -350,7 +352,7 @@ class Adaptive:
             if view.rescale is not None or age + grows * REACT_S > self.patience * objective:
                 return self._more(outlook, soon, piled, inputs)
         late = lag > BEHIND_S * able and lag > self.patience * objective * outlook.level
-        if late and drain > DRAINS * objective:
+        if late and drain > DRAINS * objective and not self._sooner(outlook, able, soon, piled):
             return self._more(outlook, soon, piled, inputs)
         if total(view, self.throughput) is None:
             return missing(view, self.throughput)
@@ -392,6 +394,16 @@ class Adaptive:
             most = "the most allowed" if best >= maximum else "the most that have something to do"
             text += f"{best} ({plain(able)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
+
+    def _sooner(self, outlook: _Outlook, able: float, soon: float, piled: float) -> bool:
+        """Whether the objective is kept again sooner without a rescale, whose outage has to be worked off as well."""
+        if able <= outlook.level:
+            return False
+        kept = NEARLY * self.objective.total_seconds()
+        stays = (outlook.lag - kept * outlook.level) / (able - outlook.level)
+        spare = outlook.able(outlook.view.limits.maximum) - soon
+        late = max(0.0, piled - kept * soon)
+        return stays * spare <= (outlook.up + outlook.stall_up) * spare + late
 
     def _enough(self, outlook: _Outlook) -> int:
         """The smallest size that would do, up to the present one."""

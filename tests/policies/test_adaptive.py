@@ -143,6 +143,14 @@ def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() 
     assert 9 < little < much < most < 1000
 
 
+@pytest.mark.parametrize(("lag", "more"), [(19000, False), (22000, False), (26000, True), (60000, True)])
+def test_a_backlog_that_is_worked_off_sooner_without_a_rescale_is_left_to_it(lag: float, *, more: bool) -> None:
+    # 40/s are to spare: 22000 are 54 s of arrivals after 64 s, 26000 after 164 s. New workers take 60 s to come, the
+    # job stands still for them, and what has come in the meantime has to be worked off as well.
+    found = asked(shown(360, lag))
+    assert (found.replicas or 0) > 4 if more else found.replicas == 4
+
+
 @pytest.mark.parametrize("waiting", [0.0, 10.0])
 def test_where_nothing_suffices_the_most_allowed_is_asked_for_and_said(waiting: float) -> None:
     found = asked(shown(900, 50000, maximum=7), waiting=waiting)
