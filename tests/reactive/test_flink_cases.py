@@ -39,7 +39,7 @@ def rescaled_at(inputs: dict[str, Any]) -> float | None:
     never = wished_at is None or inputs["mode"] == "reactive" or not times
     most = 1 << 15 if never else before + bisect_left(times, max(wished_at, times[0])) + 1
     changes: dict[str, Any] = {"groups": ((Bounds(1, most),),)}
-    if inputs["version"] != "1.18":
+    if FlinkSettings.of(inputs["version"]).cooldown:  # 1.18 knows none
         changes |= {"cooldown": inputs["cooldown"]}
     changes |= {"stabilization": inputs["stab"], "max_delay": inputs["max_delay"]}
     reactive = inputs["mode"] == "reactive"
@@ -96,6 +96,7 @@ EVERY_MINUTE = list(range(60, 1000, 60))
         ("1.18", (30, 60, 180), [], EVERY_MINUTE, None, None),
         ("1.18", (30, 60, 180), [0], [], None, 0),
         ("1.18", (30, 60, 180), [10, 20], [], None, 10),
+        ("1.18.1", (30, 60, 180), [10], [], None, 10),
         ("1.19", (30, 60, 180), [10, 20], [], None, 30),
         ("1.20", (30, 60, 180), [30], [], None, 30),  # not yet after the interval: it waits for its end, which is now
         ("1.20", (0, 60, 180), [7], [], None, 7),
