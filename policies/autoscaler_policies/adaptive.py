@@ -214,10 +214,11 @@ class Adaptive:
         arrivals, lag = total(view, self.arrivals), self._waiting(view)
         if arrivals is not None:
             at = view.metrics[self.arrivals].at.timestamp()
-            over = view.metrics[self.arrivals].over.total_seconds()
-            latest = self._latest(view, over) if over > 0 else 0.0
+            over = view.metrics[self.arrivals].over
+            over_s = over.total_seconds() if over > view.spec.interval else 0.0
+            latest = self._latest(view, over_s) if over_s else 0.0
             doubtful = self._doubtful(view, arrivals, lag)
-            forecast.follow(memory, arrivals, at, latest=latest, over=over, doubtful=doubtful)
+            forecast.follow(memory, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
             forecast.look(memory, self._minutes(view))
             forecast.judge(memory, now, forecast.change(self.season, now, forecast.JUDGED_S) if self.season else None)
             self._learn_capacity(view, memory, arrivals, lag, now)

@@ -33,6 +33,8 @@ JUMP = 4.0
 """... unless it is off by more than so many times the noise: then it is the level."""
 NOISE = 0.05
 LEAST_NOISE = 0.01
+MOST_TIMES = 8.0
+"""Errors of a mean count at most so many times in what came of late."""
 LATEST_NOISE = 0.2
 """That of what came of late begins high: the error of a single reading shows in it several times as great."""
 NOISE_WEIGHT = 0.03
@@ -146,7 +148,7 @@ def newest(points: Sequence[tuple[float, float]], over: float) -> float:
     at = anew[-1] if anew else times[-1]
     apart = min([later - time for time, later in pairwise(anew)], default=0.0)
     value = points[-1][1]
-    before = bisect_right(times, at - max(apart, READING_S)) - 1
+    before = bisect_right(times, at - max(apart, READING_S, over / MOST_TIMES)) - 1
     ago = bisect_right(times, at - over) - 1
     if before < 0 or ago < 0 or at - times[before] > over / 2:
         return value
@@ -192,7 +194,7 @@ def follow(
     if over > 0:
         rises = _rises(memory, max(level, latest), latest - foreseen)
         if rises or at - memory.get("arrivals.rose_at", -math.inf) < over:
-            value = latest
+            value = max(value, latest)  # of a jump within an interval the mean knows more at last
     off = value - foreseen
     largest = max(level, value)
     most = JUMP * noise * largest

@@ -528,3 +528,15 @@ def test_a_jump_begins_once_and_may_go_on() -> None:
 
 def test_nothing_arriving_of_late_is_no_noise() -> None:
     assert "arrivals.latest_noise" not in dict(followed(lambda _: 0.0, 300))[300.0]
+
+
+@pytest.mark.parametrize("early", [3.0, 8.0, 12.0])
+def test_the_level_stays_after_a_jump_between_two_readings(early: float) -> None:
+    levels = {at: memory["arrivals.level"] for at, memory in followed(lambda at: surge(at + early), 800)}
+    assert min(level for at, level in levels.items() if at >= 615) >= 385
+
+
+def test_errors_of_a_long_mean_count_only_so_many_times() -> None:
+    points = [(15.0 * number, 100.0 + 0.1 * (number % 7)) for number in range(60)]
+    points[-1] = (points[-1][0], points[-2][1] + 10.0)
+    assert forecast.newest(points, 300.0) < 100 + 10 * 1.1 * forecast.MOST_TIMES
