@@ -24,6 +24,8 @@ from tests.sources import kafka_broker
 from tests.sources.kafka_broker import USERS, Broker, commit, grow_topic, make_topic, produce
 from tests.sources.prometheus_server import Authority
 
+pytestmark = pytest.mark.e2e
+
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AT_ONCE = timedelta(0)
 QUICK = timedelta(seconds=1)

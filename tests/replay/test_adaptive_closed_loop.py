@@ -261,7 +261,7 @@ QUIET = ("k8s", "ec2", "redeploy", "ungraceful")
     ],
 )
 def test_noise_on_a_constant_load_changes_nothing(name: str, workers: float, kind: str) -> None:
-    found = steady(name, workers, kind, 1)
+    found = steady(name, workers, kind, 1, hours=12)
     assert len(found.changes(after=1)) <= 1, found.changes()
     assert found.score().violation == 0
     assert found.decisions[-1].current <= math.ceil(workers) + 1

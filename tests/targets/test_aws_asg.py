@@ -400,6 +400,7 @@ async def test_a_passing_fault_is_tried_again(proxy: Proxy, parameters: dict[str
     assert proxy.moto.shown(group)["DesiredCapacity"] == 3
 
 
+@pytest.mark.e2e
 async def test_lasting_throttling_is_unavailable_after_a_few_attempts(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.error(DESCRIBE, "RequestLimitExceeded", "Rate exceeded", times=None)
     with pytest.raises(UnavailableError, match="throttled"):
@@ -426,6 +427,7 @@ async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy, paramet
         assert loop.time() - begun < 8
 
 
+@pytest.mark.e2e
 async def test_nothing_is_sent_any_more_once_the_time_is_over(proxy: Proxy, parameters: dict[str, Any]) -> None:
     """Or a size asked for once would be set again at some later time."""
     proxy.stall("SetDesiredCapacity", 30, times=None)

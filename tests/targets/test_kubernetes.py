@@ -1006,6 +1006,7 @@ async def test_a_slow_list_is_waited_for(cluster: Cluster) -> None:
         assert (await target.describe()).desired == 1
 
 
+@pytest.mark.e2e
 async def test_a_list_may_take_longer_than_other_questions(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
     cluster.server.fault("list", "slow", seconds=1.2, times=99)
@@ -1013,6 +1014,7 @@ async def test_a_list_may_take_longer_than_other_questions(cluster: Cluster) -> 
         assert (await until(lambda: _describes(target))).desired == 1
 
 
+@pytest.mark.e2e
 async def test_a_server_that_takes_back_every_watch_is_listed_with_growing_pauses(
     cluster: Cluster,
 ) -> None:
