@@ -263,7 +263,7 @@ class Record:
 
     Attributes:
         dry_run: whether the decision was only written down, with no call to the target.
-        failed: why the scale call on its way when this was decided had failed; empty when it had not, or there was none.
+        failed: why the scale call on its way when this was decided had failed; empty when it had not, or was none.
     """
 
     observation: Observation
