@@ -228,8 +228,12 @@ def describe(faults: Faults) -> list[str]:
     """What goes wrong, as sentences for people."""
     told = []
     for spell in faults.spells:
-        what = NAMED[spell.wrong].does.replace("metrics (or @target, @engine)", "metrics")
-        told.append(f"{spell.name or 'all'}: {what.format(_duration(spell.lasting))}")
+        what = NAMED[spell.wrong].does.replace(" (or @target, @engine)", "")
+        if spell.name in (TARGET, ENGINE):
+            what = what.replace("metrics", f"the {spell.name}")
+        elif spell.name:
+            what = f"{spell.name}: {what}"
+        told.append(what.format(_duration(spell.lasting)))
     for item in fields(faults):
         amount = getattr(faults, item.name)
         if item.name != "spells" and amount:

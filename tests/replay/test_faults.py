@@ -109,6 +109,15 @@ def test_every_fault_that_has_a_name_is_told_with_its_amount(name: str) -> None:
     assert "@" not in told
 
 
+def test_what_is_spoiled_is_told_by_its_name() -> None:
+    assert describe(parse("missing@target,missing@engine:2m,nan@lag,stale")) == [
+        "the target cannot be read for 1m in every hour",
+        "the engine cannot be read for 2m in every hour",
+        "lag: metrics are not a number for 1m in every hour",
+        "metrics stay as they were, time stamps included, for 5m in every hour",
+    ]
+
+
 def test_without_faults_there_is_nothing_to_tell() -> None:
     assert describe(NONE) == []
 
