@@ -54,6 +54,7 @@ class Setup:
     Attributes:
         spec: the cluster's, its interval a multiple of the plant's step.
         plant, load, faults: as in `replay.simulate.run`.
+        wrong: the faults as sentences for people, by the cluster's own names of its metrics.
         seed: of all that is drawn.
         static: the size that is compared with.
         names: the plant's name of each metric of the cluster.
@@ -64,6 +65,7 @@ class Setup:
     plant: PlantSpec
     load: Load
     faults: wrongs.Faults
+    wrong: tuple[str, ...]
     seed: int
     static: int
     names: dict[str, str]
@@ -126,15 +128,32 @@ def setup(options: argparse.Namespace) -> Setup:
     names = _names(options.config, cluster, known | dict(options.metric))
     try:
         faults = wrongs.NONE if options.faults is None else wrongs.parse(options.faults)
-        spells = tuple(replace(spell, name=names.get(spell.name, spell.name)) for spell in faults.spells)
-        faults = replace(faults, spells=spells)
+        _check(faults, spec, names)
         load = _cut(_sized(_load(options), options, spec, described, notes), options.hours)
     except (LoadError, wrongs.FaultError) as error:
         raise wrong(*str(error).splitlines()) from error
     peak = needed([load.peak * STEP], load.per_worker(plant.gamma), plant.gamma)[0]
     if peak > spec.limits.maximum:
         notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
-    return Setup(spec, plant, load, faults, options.seed, max(1, math.ceil(SPARE * peak)), names, tuple(notes))
+    told = tuple(wrongs.describe(faults))
+    faults = replace(
+        faults, spells=tuple([replace(spell, name=names.get(spell.name, spell.name)) for spell in faults.spells])
+    )
+    static = max(1, math.ceil(SPARE * peak))
+    return Setup(spec, plant, load, faults, told, options.seed, static, names, tuple(notes))
+
+
+def _check(faults: wrongs.Faults, spec: ClusterSpec, names: Mapping[str, str]) -> None:
+    """Refuse a fault of what the cluster does not look at: it would do nothing."""
+    known = (*names, TARGET, *((ENGINE,) if spec.engine else ()))
+    problems = [
+        f"{spell.wrong}@{spell.name}: is nothing that cluster {spec.name} looks at{guess(spell.name, known)}; it has "
+        f"{', '.join(known)}"
+        for spell in faults.spells
+        if spell.name and spell.name not in known
+    ]
+    if problems:
+        raise wrongs.FaultError("\n".join(problems))
 
 
 def _load(options: argparse.Namespace) -> Load:
@@ -309,7 +328,7 @@ def _show(
         f"Load {load.name}: {span(load.seconds)}, at most {number(load.peak)} records/s; one worker processes "
         f"{number(one)}, n of them n^{plant.gamma:g} times as much. Seed {prepared.seed}.",
         *prepared.notes,
-        *(f"Fault: {text}." for text in wrongs.describe(prepared.faults)),
+        *(f"Fault: {text}." for text in prepared.wrong),
         "",
     )
     score, still = done.score(least), static.score(least)
@@ -400,7 +419,7 @@ def _json(
         "load": {"name": load.name, "hours": load.seconds / HOUR, "peak": load.peak},
         "one": load.per_worker(plant.gamma),
         "seed": prepared.seed,
-        "faults": wrongs.describe(prepared.faults),
+        "faults": list(prepared.wrong),
         "metrics": prepared.names,
         "notes": list(prepared.notes),
         "optimum": least,

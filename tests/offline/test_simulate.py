@@ -232,7 +232,9 @@ def test_a_worker_has_as_many_slots_as_the_configuration_says(tmp_path: Path) ->
     assert any("engine" in one.observation.missing for one in records)
 
 
-def test_a_fault_is_named_by_the_configurations_name_of_a_metric(config: Path, tmp_path: Path) -> None:
+def test_a_fault_is_named_by_the_configurations_name_of_a_metric(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = (
         config,
         "--metric",
@@ -245,6 +247,7 @@ def test_a_fault_is_named_by_the_configurations_name_of_a_metric(config: Path, t
         "missing@busy:10m,missing@target",
     )
     assert told(*given, "--record", tmp_path / "trace") == 0
+    assert "Fault: busy: metrics cannot be read for 10m in every hour." in capsys.readouterr().out
     missing = [set(one.observation.missing) for one in read(tmp_path / "trace")]
     assert {"busy"} in missing
     assert {"target"} in missing
@@ -291,7 +294,9 @@ def test_every_decision_can_be_told_in_full(config: Path, capsys: pytest.Capture
         ((*WITH_METRIC, "--cluster", "order"), "'order' is no cluster of "),
         ((*WITH_METRIC, "--cluster", "order"), "expected one of orders; did you mean 'orders'?"),
         ((*WITH_METRIC, "--faults", "mising"), "'mising' is no fault; did you mean 'missing'?"),
-        ((*WITH_METRIC, "--faults", "nan@lagg"), "nan@lagg: is no metric of the cluster"),
+        ((*WITH_METRIC, "--faults", "nan@waitin"), "nan@waitin: is nothing that cluster orders looks at; did you mean"),
+        ((*WITH_METRIC, "--faults", "nan@lag"), "it has waiting, busy, target"),
+        ((*WITH_METRIC, "--faults", "missing@engine"), "missing@engine: is nothing that cluster orders looks at"),
         ((*WITH_METRIC, "--hours", "7"), "--hours 7: steps6h has 6 hours"),
         ((*WITH_METRIC, "--load", "sine6h", "--traces", "/nowhere"), "daedalus_sine_1s_6h.csv: cannot be read"),
     ],
