@@ -211,7 +211,7 @@ class _Composer:
         """The one document of the text."""
         next(self._events)  # stream start
         if not isinstance(next(self._events), yaml.DocumentStartEvent):
-            raise self._problems.fail(1, FILE, "the file is empty; it needs at least `clusters:`")
+            raise self._problems.fail(1, FILE, "the file is empty, expected a mapping (key: value)")
         node = self._node(next(self._events), "", 0)
         next(self._events)  # document end
         event = next(self._events)

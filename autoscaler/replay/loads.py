@@ -130,6 +130,8 @@ def _points(path: Path, rows: Iterable[Sequence[str]]) -> list[Point]:
         points.append((at, value))
     if not line:
         raise LoadError(f"{path}:1: is empty, expected the header {','.join(HEADER)}")
+    if not points:
+        raise LoadError(f"{path}:{line}: no line follows the header, expected two or more")
     return points
 
 
@@ -422,5 +424,6 @@ def named(name: str, seed: int = 0, folder: Path | None = None) -> Load:
     if name not in RECORDED:
         raise LoadError(f"{name}: is no load, expected one of {', '.join((*RECORDED, *MADE))}")
     if folder is None:
-        raise LoadError(f"{name}: is a recorded trace, expected the folder where {RECORDED[name].file} is")
+        file = RECORDED[name].file
+        raise LoadError(f"{name}: is a recorded trace, expected the folder where {file} is: say it with --traces")
     return recorded(name, folder)

@@ -74,6 +74,7 @@ def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tm
         ),
         ("startupp: 3\n", ["1: startupp: unknown key; did you mean 'startup'?"]),
         ("slo: 1m\nstartup: 0\n", ["2: startup: is 0, expected above 0"]),
+        ("", ["1: (file): the file is empty, expected a mapping (key: value)"]),
         ("- startup\n", ["1: (file): expected a mapping (key: value), not a list"]),
         ("startup: soon\ngamma: [1]\n", ["1: startup: expected a number, or a time: ", "2: gamma: expected a number"]),
         (

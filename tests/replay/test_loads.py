@@ -41,6 +41,7 @@ def test_points_are_read_in_order_and_empty_lines_are_passed_over(tmp_path: Path
     ("text", "expected"),
     [
         ("", ":1: is empty, expected the header t_seconds,value"),
+        ("t_seconds,value\n\n", ":2: no line follows the header, expected two or more"),
         ("time,value\n0,1\n", ":1: is 'time,value', expected the header t_seconds,value"),
         ("t_seconds,value\n0,1\n5\n", ":3: has 1 columns, expected t_seconds and value"),
         ("t_seconds,value\n0,1\n5,many\n", ":3: value: is 'many', expected a number"),
@@ -79,7 +80,7 @@ def test_a_whole_file_begins_at_its_first_point_and_is_called_after_it(tmp_path:
     assert loads.from_csv(_file(tmp_path, "t_seconds,value\n100,10\n110,30\n")) == Load("load", (15.0, 25.0))
 
 
-@pytest.mark.parametrize("text", ["t_seconds,value\n", "t_seconds,value\n7,1\n", "t_seconds,value\n0,1\n4,1\n"])
+@pytest.mark.parametrize("text", ["t_seconds,value\n7,1\n", "t_seconds,value\n0,1\n4,1\n"])
 def test_a_file_shorter_than_a_step_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(LoadError, match=r"load.csv: .* and a step takes 5 s"):
         loads.from_csv(_file(tmp_path, text))
