@@ -9,7 +9,7 @@ phases are learned from, its cooldown runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -29,11 +29,10 @@ from autoscaler.core.model import (
 from autoscaler.core.settle import begin
 from autoscaler.core.step import call_failed, call_withheld, step
 from autoscaler.ports import Record
+from autoscaler.replay.simulate import Decide
 
 GAP = 2.5
 """Intervals after which what was decided does not count as held any longer: nobody was there to decide."""
-
-Decide = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
 
 
 def again(
