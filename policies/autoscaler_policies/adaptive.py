@@ -67,7 +67,7 @@ BARELY = 0.9
 DRAINS = 5.0
 """A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives..."""
 NEARLY = 0.9
-"""... unless the delay is down to this share of the objective sooner than by a rescale."""
+"""... unless the delay is down to this share of the objective sooner than a rescale is over."""
 WIDER = 4
 """So many sizes beyond the best are looked at: the price of a size has one valley, but sizes are whole numbers."""
 
@@ -353,7 +353,7 @@ class Adaptive:
             if view.rescale is not None or age + grows * REACT_S > self.patience * objective:
                 return self._more(outlook, soon, piled, inputs)
         late = lag > BEHIND_S * able and lag > self.patience * objective * outlook.level
-        if late and drain > DRAINS * objective and not self._sooner(outlook, able, soon, piled):
+        if late and drain > DRAINS * objective and not self._sooner(outlook, able):
             return self._more(outlook, soon, piled, inputs)
         if total(view, self.throughput) is None:
             return missing(view, self.throughput)
@@ -396,15 +396,16 @@ class Adaptive:
             text += f"{best} ({plain(able)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
 
-    def _sooner(self, outlook: _Outlook, able: float, soon: float, piled: float) -> bool:
-        """Whether the objective is kept again sooner without a rescale, whose outage has to be worked off as well."""
+    def _sooner(self, outlook: _Outlook, able: float) -> bool:
+        """Whether the objective is kept again sooner without a rescale, whose outage has to be worked off as well.
+
+        Held against what the size can do and not against what arrives: more arrivals must not look like less delay.
+        """
         if able <= outlook.level:
             return False
-        kept = NEARLY * self.objective.total_seconds()
-        stays = (outlook.lag - kept * outlook.level) / (able - outlook.level)
-        spare = outlook.able(outlook.view.limits.maximum) - soon
-        late = max(0.0, piled - kept * soon)
-        return stays * spare <= (outlook.up + outlook.stall_up) * spare + late
+        kept = NEARLY * self.objective.total_seconds() * able
+        outage = outlook.stall_up + outlook.replay
+        return outlook.lag - kept <= (outlook.up + outage) * (able - outlook.level)
 
     def _enough(self, outlook: _Outlook) -> int:
         """The smallest size that would do, up to the present one."""

@@ -143,6 +143,18 @@ def test_more_than_one_can_pay_for_soon_is_still_asked_for_where_much_is_late() 
     assert 9 < little < much < most < 1000
 
 
+@pytest.mark.parametrize("up", [5.0, 30.0, 60.0])
+@pytest.mark.parametrize("lag", [18500, 21000, 21500, 22000, 26000, 30000])
+def test_of_a_backlog_more_arrivals_never_leave_more_to_the_present_size(lag: float, up: float) -> None:
+    known = {"capacity.level": math.log(100), "capacity.exponent": 1.0, "stall.up": 2.0, "checkpoint.interval": 5.0}
+    sizes = []
+    for arrivals in (340.0, 360.0, 380.0, 390.0, 395.0, 399.0, 401.0):
+        metrics = {"lag": lag, "arrivals": arrivals, "throughput": 400.0}
+        view = make(metrics, current=4, maximum=10, learned_up=up)
+        sizes.append(Adaptive().evaluate(replace(view, memory=known)).replicas or 0)
+    assert sizes == sorted(sizes)
+
+
 @pytest.mark.parametrize(("lag", "more"), [(19000, False), (22000, False), (26000, True), (60000, True)])
 def test_a_backlog_that_is_worked_off_sooner_without_a_rescale_is_left_to_it(lag: float, *, more: bool) -> None:
     # 40/s are to spare: 22000 are 54 s of arrivals after 64 s, 26000 after 164 s. New workers take 60 s to come, the
