@@ -83,6 +83,10 @@ def progress(what: str, total: float) -> Iterator[Callable[[float], object]]:
     from rich.progress import Progress  # noqa: PLC0415
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        # Not `disable=True`: rich before 13.8 ends even a disabled bar with an empty line.
+        yield lambda _done: None
+        return
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
