@@ -1,0 +1,115 @@
+"""The tables of the dataset, version 1. Times are UTC, spans are seconds, rates are records/s, sizes are replicas.
+
+A record of the trace format becomes one row of `observations` and one of `decisions`, without loss. Rows of a table are
+told apart by cluster and time.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+VERSION = 1
+
+_text, _whole, _number, _time, _flag = StringType(), IntegerType(), DoubleType(), TimestampType(), BooleanType()
+
+
+def _row(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+METRIC = _row(
+    value=_number,  # null where there is one number per replica
+    values=ArrayType(_number),  # null where there is one number
+    at=_time,
+    partitions=_whole,
+    parts=MapType(_text, MapType(_text, _number)),
+    over=_number,
+)
+
+ENGINE = _row(
+    job=_text,
+    slots=_whole,
+    parallelism=_whole,
+    max_parallelism=_whole,
+    partitions=_whole,
+    running_since=_time,
+    last_checkpoint=_time,
+    restarts=_whole,
+    deadlines=MapType(_text, _number),
+)
+
+BOUND = _row(replicas=_whole, reason=_text)
+
+OBSERVATIONS = _row(
+    cluster=_text,
+    at=_time,
+    desired=_whole,
+    ready=_whole,
+    lag=_number,
+    arrivals=_number,
+    throughput=_number,
+    utilization=_number,
+    metrics=MapType(_text, METRIC),
+    missing=MapType(_text, _text),
+    engine=ENGINE,
+    floor=BOUND,
+    ceiling=BOUND,
+    remarks=ArrayType(_text),
+    date=DateType(),
+)
+"""`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and plain queries: of one
+number per replica the sum, and of utilization the hottest. All metrics, these too, are whole in `metrics`."""
+
+DECISIONS = _row(
+    cluster=_text,
+    at=_time,
+    current=_whole,
+    proposed=_whole,
+    desired=_whole,
+    reason=_text,
+    recommendations=ArrayType(
+        _row(policy=_text, replicas=_whole, reason=_text, inputs=MapType(_text, _number), detail=_text)
+    ),
+    verdicts=ArrayType(_row(guard=_text, before=_whole, after=_whole, reason=_text, detail=_text)),
+    notes=ArrayType(_row(reason=_text, text=_text)),
+    combined=_text,
+    dry_run=_flag,
+    failed=_text,
+    date=DateType(),
+)
+
+RESCALES = _row(
+    cluster=_text,
+    at=_time,  # when it was requested, or first seen
+    before=_whole,
+    after=_whole,
+    direction=_text,  # up, down
+    cause=_text,  # request, external, loss
+    reason=_text,  # of the decision that asked for it; null where it was not ours
+    detail=_text,
+    ready_s=_number,  # from `at` until all replicas are ready; null where that was not seen
+    absorbed_s=_number,  # from `at` until the job uses them
+    stall_s=_number,  # how long the job stood still
+    caught_up_s=_number,  # from `at` until what piled up is gone
+    lag_peak=_number,
+    outcome=_text,  # settled, superseded, unfinished
+    date=DateType(),
+)
+
+REJECTED = _row(file=_text, reason=_text, text=_text, date=DateType())
+"""Lines that are no record: of which file and why. `text` is at most 1,000 characters of it; `date` is that of the
+file's name where it has one."""
+
+TABLES = {"observations": OBSERVATIONS, "decisions": DECISIONS, "rescales": RESCALES, "rejected": REJECTED}
