@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import accumulate
 
 from autoscaler.core.guards import Situation
@@ -59,10 +59,10 @@ class Baseline:
     oracle: bool = False
     policy: Policy | None = None
 
-    def decide(self, load: Load, *, guarded: bool = False) -> Decide:
+    def decide(self, load: Load, *, guarded: bool = False, start: datetime = START) -> Decide:
         """What decides in a simulation under that load; `guarded`: behind our guards, whatever its authors do."""
         chosen: Decide = bare if self.bare and not guarded else step
-        return foreseeing(chosen, load) if self.oracle else chosen
+        return foreseeing(chosen, load, start) if self.oracle else chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _limits(situation: Situation) -> tuple[Verdict, ...]:
     return (Verdict(Reason.BOUNDS, size, max(limits.minimum, min(size, limits.maximum)), Reason.BOUNDS),)
 
 
-def foreseeing(decide: Decide, load: Load) -> Decide:
+def foreseeing(decide: Decide, load: Load, start: datetime = START) -> Decide:
     """The same, shown what will arrive: as the metric `FORECAST`; after the load's end what arrived last."""
     come = [0.0, *accumulate(load.rates)]
     last = len(load.rates)
@@ -181,7 +181,7 @@ def foreseeing(decide: Decide, load: Load) -> Decide:
         return max(0.0, (come[end] - come[begin]) / (end - begin))
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
-        now = round((observation.at - START).total_seconds() / STEP)
+        now = round((observation.at - start).total_seconds() / STEP)
         future = tuple([mean(now + minute * _MINUTE) for minute in range(FORESEEN)])
         metrics = {**observation.metrics, FORECAST: Reading(future, observation.at)}
         return decide(spec, state, replace(observation, metrics=metrics))

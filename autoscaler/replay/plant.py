@@ -44,7 +44,7 @@ MEAN_OVER = timedelta(seconds=STEP * AVERAGED)
 """What every metric says of itself (`Reading.over`)."""
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
-"""The time of the first step: midnight, a Monday."""
+"""The time of the first step, where nobody says another: midnight, a Monday."""
 
 RAN_FOR = 3600.0
 """A new plant has been running for so long, or until it is not cold any more if that is longer."""
@@ -230,11 +230,15 @@ class Plant:
         seed: of everything that is drawn.
         size: workers at the start, running.
         slots: that each worker offers the job.
+        start: the time of the first step.
     """
 
-    def __init__(self, spec: PlantSpec, one: float, seed: int, size: int, slots: int = 1) -> None:
+    def __init__(
+        self, spec: PlantSpec, one: float, seed: int, size: int, slots: int = 1, start: datetime = START
+    ) -> None:
         self.spec = spec
         self._slots = slots
+        self._start_at = start
         self.one = one
         self.track = Track()
         self.desired = size
@@ -315,7 +319,7 @@ class Plant:
 
     def observe(self) -> Observation:
         """What real sources would show now, one step or more after the beginning: averages of the last minute."""
-        now = START + timedelta(seconds=self._now)
+        now = self._start_at + timedelta(seconds=self._now)
         count = len(self._seen)
         # fsum: what `sum` makes of the last digit depends on Python's version.
         offered, processed, lag, busy = [math.fsum(each) / count for each in zip(*self._seen, strict=True)]
@@ -363,8 +367,8 @@ class Plant:
             job.parallelism if running else 0,
             max_parallelism=self._most,
             partitions=self.spec.partitions,
-            running_since=START + timedelta(seconds=self._running_since) if running else None,
-            last_checkpoint=START + timedelta(seconds=self._checkpointed),
+            running_since=self._start_at + timedelta(seconds=self._running_since) if running else None,
+            last_checkpoint=self._start_at + timedelta(seconds=self._checkpointed),
             restarts=self.track.restarts,
             deadlines=self._deadlines,
         )

@@ -96,6 +96,7 @@ def score(
     slo: float,
     optimum: float | None = None,
     changes: Iterable[float] = (),
+    begin: int = 0,
 ) -> Score:
     """The numbers of a run.
 
@@ -106,33 +107,36 @@ def score(
         slo: the age of the oldest unprocessed record should be at most this, seconds.
         optimum: the least cost possible, worker-hours.
         changes: seconds from the beginning at which the load jumps.
+        begin: the steps before this one do not count. What still waits then counts, with the time that it has waited.
+            `restarts` are those of the whole run.
     """
-    steps = len(track.arrivals)
-    if not steps:
+    steps = len(track.arrivals) - begin
+    if steps <= 0:
         raise ValueError("nothing happened: a run has at least one step")
-    need = needed(track.arrivals, one, exponent)
-    old = ages(track.arrivals, track.position)
-    half, most = quantiles(delays(track.arrivals, track.position), (0.5, 0.99))
+    need = needed(track.arrivals, one, exponent)[begin:]
+    old = ages(track.arrivals, track.position)[begin:]
+    half, most = quantiles(delays(track.arrivals, track.position, begin), (0.5, 0.99))
+    running = track.running[begin:]
     under = over = 0.0
-    for wanted, used in zip(need, track.running, strict=True):
+    for wanted, used in zip(need, running, strict=True):
         if used < wanted:
             under += (wanted - used) / wanted
         else:
             over += (used - wanted) / wanted
     hours = steps * STEP / 3600
-    times = convergence(need, track.running, old, changes)
+    times = convergence(need, running, old, [at - begin * STEP for at in changes if at >= begin * STEP])
     return Score(
         hours=hours,
-        cost=sum(track.billed) * STEP / 3600,
+        cost=sum(track.billed[begin:]) * STEP / 3600,
         demand=sum(need) * STEP / 3600,
         optimum=optimum,
         violation=sum([age > slo for age in old]) / steps,
         p50=half,
         p99=most,
         worst=max(old),
-        rescales=len(track.requests),
+        rescales=sum([step >= begin for step, _ in track.requests]),
         restarts=track.restarts,
-        stopped=sum(track.stopped) / steps,
+        stopped=sum(track.stopped[begin:]) / steps,
         under=under / steps,
         over=over / steps,
         converged=sum(times) / len(times) if times else None,
@@ -195,8 +199,8 @@ def _pieces(come: Sequence[float], low: float, high: float) -> Iterator[tuple[fl
             low = until
 
 
-def delays(arrivals: Sequence[float], position: Sequence[float]) -> list[tuple[float, float]]:
-    """(delay in seconds, records) from when records came until they were processed for good.
+def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0) -> list[tuple[float, float]]:
+    """(delay in seconds, records) from when records came until they were processed for good, from a step on.
 
     Within a step records come, and are done, evenly: those that came in one and were done in one count with their mean
     delay. What still waits at the end counts with its age: no run is better for being over.
@@ -206,8 +210,8 @@ def delays(arrivals: Sequence[float], position: Sequence[float]) -> list[tuple[f
     good = list(accumulate(reversed(list(map(min, come, position))), min))
     good.reverse()
     found = []
-    before = earlier = 0.0
-    for step, (total, done) in enumerate(zip(come, good, strict=True)):
+    before, earlier = (good[begin - 1], come[begin - 1]) if begin else (0.0, 0.0)
+    for step, (total, done) in enumerate(zip(come[begin:], good[begin:], strict=True), begin):
         records = done - before
         if records > slack:
             if before >= earlier - slack and done >= total - slack:

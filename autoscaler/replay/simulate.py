@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation
 from autoscaler.core.step import call_failed, step
 from autoscaler.ports import Record
 from autoscaler.replay.faults import NONE, Faults, Injector, restarted
 from autoscaler.replay.loads import Load
-from autoscaler.replay.plant import STEP, Plant, PlantSpec, Track
+from autoscaler.replay.plant import START, STEP, Plant, PlantSpec, Track
 from autoscaler.replay.score import Score, needed, score
 
 Keep = Callable[[Record], object]
@@ -54,6 +55,7 @@ def run(
     record: Keep | None = None,
     decide: Decide = step,
     faults: Faults = NONE,
+    start: datetime = START,
 ) -> Run:
     """Have a cluster's decisions steer a plant under a load; as many steps as the load has.
 
@@ -69,6 +71,7 @@ def run(
         record: is given the record of every decision, as a daemon keeps it.
         decide: what makes the decisions.
         faults: what goes wrong.
+        start: the time at which the load begins: policies may look at the calendar.
 
     Raises:
         ValueError: the interval is no multiple of the plant's step, or a fault is about no metric of the cluster.
@@ -82,7 +85,7 @@ def run(
     plant = faults.worsened(plant)
     injector = Injector(faults, seed, spec)
     size = max(spec.limits.minimum, min(size, spec.limits.maximum))
-    cluster = Plant(plant, one, seed, size, spec.slots_per_replica)
+    cluster = Plant(plant, one, seed, size, spec.slots_per_replica, start)
     advance = cluster.advance
     state = ClusterState()
     decisions = 0

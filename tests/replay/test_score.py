@@ -221,6 +221,31 @@ def test_a_jump_of_the_load_gives_a_time_to_converge() -> None:
     assert score(track, 10, 1.0, 20, changes=[50.0, 905.0]).converged == pytest.approx((0 + 595) / 2)
 
 
+def test_what_is_left_out_at_the_beginning_does_not_count_but_what_still_waits_then_does() -> None:
+    # As above: the half minute of the stall is left out, and what piled up in it is 30 s old when it ends.
+    position = [0.0] * 6 + [150.0 * n for n in range(1, 13)] + [100.0 * n for n in range(19, 25)]
+    track = Track(
+        [100.0] * 24, position, [4] * 6 + [3] * 18, [1] * 6 + [3] * 18, [1.0] * 6 + [0.0] * 18, [(0, 4), (6, 3)], 2
+    )
+    found = score(track, 10, 1.0, slo=20, begin=6)
+    assert found.hours == pytest.approx(18 * 5 / 3600)
+    assert found.cost == pytest.approx(18 * 3 * 5 / 3600)
+    assert found.worst == pytest.approx(27.5)
+    assert found.violation == pytest.approx(3 / 18)
+    assert found.rescales == 1
+    assert found.stopped == found.under == 0
+    assert 20 < found.p99 <= 30
+    quiet = score(track, 10, 1.0, slo=20, begin=20)
+    assert quiet.worst == quiet.p99 == quiet.violation == quiet.rescales == 0
+    with pytest.raises(ValueError, match="at least one step"):
+        score(track, 10, 1.0, 20, begin=24)
+
+
+def test_a_jump_that_is_left_out_does_not_count() -> None:
+    track = Track([100.0] * 300, [100.0 * n for n in range(1, 301)], [2] * 300, [2] * 300, [0.0] * 300)
+    assert score(track, 10, 1.0, 20, changes=[50.0, 905.0], begin=20).converged == pytest.approx(595)
+
+
 def test_a_run_of_nothing_has_no_score() -> None:
     with pytest.raises(ValueError, match="at least one step"):
         score(Track(), 10, 1.0, 20)

@@ -1,5 +1,5 @@
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -98,6 +98,20 @@ def test_the_decisions_are_those_of_step_on_the_same_observations() -> None:
         assert again == record.decision
     assert state == found.state
     assert len(found.track.requests) == sum(record.decision.rescale for record in recorded) > 5
+
+
+def test_a_run_may_begin_at_any_time() -> None:
+    start = datetime(2024, 2, 29, 23, tzinfo=UTC)
+    usual: list[Record] = []
+    moved: list[Record] = []
+    run(_drain(), PLANTS["k8s"], _level(0.2), 1, record=usual.append)
+    run(_drain(), PLANTS["k8s"], _level(0.2), 1, record=moved.append, start=start)
+    assert [one.decision.at - start for one in moved] == [one.decision.at - START for one in usual]
+    engine = moved[-1].observation.engine
+    assert engine is not None
+    assert engine.last_checkpoint is not None
+    assert timedelta(0) <= moved[-1].observation.at - engine.last_checkpoint <= timedelta(seconds=10)
+    assert [one.decision.desired for one in moved] == [one.decision.desired for one in usual]
 
 
 def test_an_interval_that_is_no_multiple_of_the_plants_step_is_refused() -> None:
