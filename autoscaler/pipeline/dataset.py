@@ -1,0 +1,711 @@
+"""The dataset: tables of Parquet files by date, sorted by cluster and time, to which only what is new is added.
+
+    DATASET/autoscaler-history.json                     format and version
+    DATASET/<table>/date=2026-01-31/part-....parquet    see `autoscaler.pipeline.schema`
+
+What is added is written beside the tables first. Then one small file (`COMMIT`) says which files come and which go,
+and only then files are moved. Whoever finds that file knows what holds: a reader takes those that come for those that
+go, the next writer finishes what a kill has left. Files are moved one by one, so that object stores can do it too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from autoscaler.pipeline.schema import TABLES, VERSION
+from autoscaler.ports import AutoscalerError
+
+FORMAT = "autoscaler-history"
+MARKER = "autoscaler-history.json"
+COMMIT = "_commit.json"
+LOCK = "_lock"
+STAGING = "_staging"
+
+ROWS_PER_FILE = 250_000
+"""About 50 MB. One cluster's rows of a day are never in two files."""
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "observations": ("cluster", "at"),
+    "decisions": ("cluster", "at"),
+    "rescales": ("cluster", "at"),
+    "rejected": ("file", "text"),
+}
+"""What tells the rows of a table apart."""
+
+ORDER = "order"
+"""A column that rows to be added may have besides: of several with one key, that with the least is taken. The halves of
+a record have the same, so that both are of one record."""
+
+_MAGIC = b"PAR1"
+_TRIES = 20
+
+
+class DatasetError(AutoscalerError):
+    """A dataset cannot be read or written; the message says which file and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge did.
+
+    Attributes:
+        added: table -> rows that were not there.
+        known: table -> rows that were there already, or came twice.
+        dates: table -> the dates that were written; None: rows without a date.
+    """
+
+    added: Mapping[str, int] = field(default_factory=dict)
+    known: Mapping[str, int] = field(default_factory=dict)
+    dates: Mapping[str, tuple[date | None, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Which files come and which go; paths within the dataset. `come` is where a file is staged -> its place."""
+
+    come: Mapping[str, str] = field(default_factory=dict)
+    go: tuple[str, ...] = ()
+
+
+class _Files(Protocol):
+    """A directory in a file system. Names are relative to it, with `/`."""
+
+    def url(self, name: str = "") -> str: ...
+    def names(self, directory: str) -> list[str]: ...
+    def text(self, name: str) -> str | None: ...
+    def put(self, name: str, text: str) -> None: ...
+    def move(self, name: str, to: str) -> None: ...
+    def keep(self, names: Collection[str]) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def damage(self, name: str) -> str: ...
+    def lock(self, name: str) -> AbstractContextManager[None]: ...
+
+
+class _Local:
+    """A directory of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._root = path.absolute()
+
+    def url(self, name: str = "") -> str:
+        # Not as_uri(): Spark takes %XX for what it says.
+        return f"file://{self._root / name}"
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            return sorted(path.name for path in (self._root / directory).iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def text(self, name: str) -> str | None:
+        try:
+            return (self._root / name).read_text()
+        except FileNotFoundError:
+            return None
+
+    def put(self, name: str, text: str) -> None:
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = path.with_name(f".{path.name}.{os.getpid()}")
+        with written.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(path)
+        _synchronize(path.parent)
+
+    def move(self, name: str, to: str) -> None:
+        source, place = self._root / name, self._root / to
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if source.exists():
+            source.replace(place)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Have them on the disk, not only in memory."""
+        for path in [self._root / name for name in names]:
+            _synchronize(path)
+        for directory in {(self._root / name).parent for name in names}:
+            _synchronize(directory)
+
+    def remove(self, name: str) -> None:
+        path = self._root / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            return
+        path.unlink(missing_ok=True)
+        # The checksum that Hadoop keeps beside a file.
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    def damage(self, name: str) -> str:
+        """Why a file can be no Parquet file; empty: it may be one."""
+        try:
+            with (self._root / name).open("rb") as file:
+                begin = file.read(len(_MAGIC))
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - len(_MAGIC)))
+                end = file.read()
+        except OSError as error:
+            return str(error.strerror)
+        if begin == end == _MAGIC and size > 2 * len(_MAGIC):
+            return ""
+        return "it is empty" if size == 0 else "it is cut off" if begin == _MAGIC else "it is no Parquet file"
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold a lock that ends with the process, however that ends."""
+        path = self._root / name
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.seek(0)
+                holder = file.read().strip() or "another process"
+                raise DatasetError(f"{self._root}: is being written by {holder}; wait until it is done") from error
+            file.truncate(0)
+            file.write(_me())
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+
+class _Hadoop:
+    """A directory in any file system that Spark can write, through its Java side."""
+
+    def __init__(self, url: str) -> None:
+        spark = SparkSession.getActiveSession()
+        java = getattr(spark, "_jvm", None)
+        if spark is None or java is None:
+            raise DatasetError(
+                f"{url}: only a local path can be used through Spark Connect; run it with --master or spark-submit"
+            )
+        self._java = java
+        self._root = url.rstrip("/")
+        path = self._path("")
+        self._system = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - the only way to it
+
+    def _path(self, name: str) -> Any:  # noqa: ANN401 - a Java object
+        return self._java.org.apache.hadoop.fs.Path(self.url(name))
+
+    def url(self, name: str = "") -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def names(self, directory: str) -> list[str]:
+        path = self._path(directory)
+        if not self._system.exists(path):
+            return []
+        return sorted(status.getPath().getName() for status in self._system.listStatus(path))
+
+    def text(self, name: str) -> str | None:
+        path = self._path(name)
+        if not self._system.exists(path):
+            return None
+        stream = self._system.open(path)
+        try:
+            return str(self._java.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def put(self, name: str, text: str) -> None:
+        written = self._path(f".{name}.{secrets.token_hex(4)}")
+        self._write(written, text)
+        self._system.delete(self._path(name), False)
+        self._system.rename(written, self._path(name))
+
+    def _write(self, path: Any, text: str) -> None:  # noqa: ANN401 - a Java object
+        stream = self._system.create(path, False)
+        stream.write(bytearray(text.encode()))
+        stream.close()
+
+    def move(self, name: str, to: str) -> None:
+        source, place = self._path(name), self._path(to)
+        self._system.mkdirs(place.getParent())
+        if self._system.exists(source):
+            self._system.delete(place, False)
+            if not self._system.rename(source, place):
+                raise DatasetError(f"{self.url(name)}: could not be moved to {self.url(to)}")
+
+    def keep(self, names: Collection[str]) -> None:
+        del names  # such a file system has kept what it was given
+
+    def remove(self, name: str) -> None:
+        self._system.delete(self._path(name), True)
+
+    def damage(self, name: str) -> str:
+        del name  # to look at each costs a request
+        return ""
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        path = self._path(name)
+        holder = self.text(name)
+        if holder is not None and _dead(holder):
+            self.remove(name)
+        try:
+            self._write(path, _me())
+        except Exception as error:
+            holder = self.text(name)
+            if holder is None:
+                raise
+            raise DatasetError(
+                f"{self.url()}: is being written by {holder.strip()}; wait until it is done, and if that process is "
+                f"gone, remove {self.url(name)}"
+            ) from error
+        try:
+            yield
+        finally:
+            self.remove(name)
+
+
+def _synchronize(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _me() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}\n"
+
+
+def _dead(holder: str) -> bool:
+    """Whether a process of this machine is gone."""
+    known = re.fullmatch(r"process (\d+) on (\S+)\s*", holder)
+    if known is None or known[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(known[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def _is_local(path: str) -> bool:
+    return "://" not in path and not path.startswith("file:")
+
+
+def open_dataset(path: str | os.PathLike[str], *, make: bool = False) -> Dataset:
+    """Open a dataset.
+
+    Args:
+        path: a directory, or the URL of one in a file system that Spark knows (`hdfs://`, `s3a://`), for which there
+            must be a session that is no Spark Connect one.
+        make: make it if there is none; an empty directory becomes one.
+
+    Raises:
+        DatasetError: there is none, it is something else, or of a newer version.
+    """
+    text = os.fspath(path)
+    if text.startswith("file:"):
+        text = "/" + text.removeprefix("file:").lstrip("/")
+    files: _Files = _Local(Path(text)) if _is_local(text) else _Hadoop(text)
+    try:
+        return _opened(text, files, make=make)
+    except OSError as error:
+        raise DatasetError(f"{text}: cannot be used as a dataset: {error.strerror}") from error
+
+
+def _opened(path: str, files: _Files, *, make: bool) -> Dataset:
+    marker = files.text(MARKER)
+    if marker is None:
+        if not make:
+            raise DatasetError(f"{path}: is no dataset (it has no {MARKER}); `autoscaler history import` makes one")
+        if any(not name.startswith(".") for name in files.names("")):
+            raise DatasetError(f"{path}: has something else in it; a dataset is made in a new or an empty directory")
+        files.put(MARKER, json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
+        return Dataset(path, files)
+    try:
+        told = json.loads(marker)
+        kind, version = told["format"], told["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatasetError(f"{path}/{MARKER}: is damaged, expected a format and a version") from error
+    if kind != FORMAT or not isinstance(version, int):
+        raise DatasetError(f"{path}/{MARKER}: tells of {kind!r}, expected {FORMAT!r} and a version")
+    if version > VERSION:
+        raise DatasetError(
+            f"{path}: was written by a newer autoscaler (version {version}, this one knows {VERSION}); update it"
+        )
+    return Dataset(path, files)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset, opened by `open_dataset`.
+
+    Attributes:
+        path: where it is.
+    """
+
+    path: str
+    _files: _Files
+
+    def read(
+        self,
+        spark: SparkSession,
+        table: str,
+        *,
+        since: date | datetime | None = None,
+        until: date | datetime | None = None,
+        clusters: Collection[str] | None = None,
+    ) -> DataFrame:
+        """A table, or a part of it; what a merge has half done is seen whole.
+
+        Args:
+            spark: a session in UTC.
+            table: one of `schema.TABLES`.
+            since: the first date, or time.
+            until: the last date (inclusive), or the time before which rows end. Rows without a date are not left out.
+            clusters: of these only.
+
+        Raises:
+            DatasetError: there is no such table, or a file of it is damaged. What is found out later, when Spark reads,
+                `reading` tells.
+        """
+        if table not in TABLES:
+            raise DatasetError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
+        self._look(table, since, until)
+        return _part(self._table(spark, table), table, since, until, clusters)
+
+    def dates(self, table: str = "observations") -> tuple[date, ...]:
+        """The dates that a table has rows of, in order."""
+        found = {_date(name.split("/")[1]) for name in self._current(table)[0]}
+        return tuple(sorted(day for day in found if day is not None))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Tell what goes wrong while Spark reads files of this dataset as a DatasetError that names the file."""
+        try:
+            yield
+        except PySparkException as error:
+            problem = _damage(str(error))
+            if problem is None:
+                raise
+            raise DatasetError(problem) from error
+
+    def merge(self, spark: SparkSession, rows: Mapping[str, DataFrame]) -> Merged:
+        """Add the rows that are not there yet.
+
+        A row that is there stays as it is. Of several new ones with the same key that with the least `order` is taken
+        (if they have such a column) or whose content is the least. Dates that get nothing new are not touched, the
+        others are written anew, all of them at once: a kill leaves all or nothing.
+
+        Args:
+            spark: a session in UTC.
+            rows: table -> rows; `date` is made from `at`, missing columns are null. They are evaluated several times:
+                what is costly is to be staged (`stage`) or persisted before.
+
+        Raises:
+            DatasetError: somebody else is writing, or a file of the dataset is damaged.
+        """
+        with self.writing() as write:
+            return write(spark, rows)
+
+    @contextmanager
+    def writing(self) -> Iterator[Callable[[SparkSession, Mapping[str, DataFrame]], Merged]]:
+        """Hold the dataset for writing, after what a kill may have left was finished.
+
+        Yields:
+            what merges, as `merge` does.
+
+        Raises:
+            DatasetError: somebody else is writing.
+        """
+        with self._files.lock(LOCK):
+            self._finish()
+            self._files.remove(STAGING)
+
+            def write(spark: SparkSession, rows: Mapping[str, DataFrame]) -> Merged:
+                with self.reading():
+                    return self._merge(spark, rows)
+
+            try:
+                yield write
+            finally:
+                self._files.remove(STAGING)
+
+    def stage(self, spark: SparkSession, rows: DataFrame, name: str) -> DataFrame:
+        """Write rows aside, within `writing`, and read them back: for what would be costly to evaluate twice."""
+        place = self._files.url(f"{STAGING}/{name}")
+        rows.write.mode("overwrite").option("compression", "lz4").parquet(place)
+        return spark.read.schema(rows.schema).parquet(_plain(place))
+
+    def note(self, name: str) -> str | None:
+        """A small file of the dataset, such as the list of what was imported; None: there is none."""
+        return self._files.text(f"_{name}")
+
+    def keep_note(self, name: str, text: str) -> None:
+        """Replace a small file."""
+        self._files.put(f"_{name}", text)
+
+    def _merge(self, spark: SparkSession, rows: Mapping[str, DataFrame]) -> Merged:
+        if spark.conf.get("spark.sql.session.timeZone") != "UTC":
+            raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
+        come: dict[str, str] = {}
+        go: list[str] = []
+        added, known, dates = {}, {}, {}
+        for table, brought in rows.items():
+            new, counts = self._new(spark, table, _dated(table, brought))
+            added[table] = sum(one.fresh for one in counts.values())
+            known[table] = sum(one.brought for one in counts.values()) - added[table]
+            changed = [day for day, one in counts.items() if one.fresh]
+            dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
+            if changed:
+                there = [name for name in self._current(table)[0] if _date(name.split("/")[1]) in changed]
+                twice = any(one.twice for day, one in counts.items() if one.fresh)
+                # Those that are there are not among the new ones.
+                new = _once(new, table) if twice else new.drop(ORDER)
+                rewritten = _of_dates(new, changed)
+                if there:
+                    rewritten = rewritten.unionByName(self._files_of(spark, table, there))
+                come |= self._stage_table(rewritten, table)
+                go += there
+        if come:
+            self._commit(_Change(come, tuple(go)))
+        return Merged(added, known, dates)
+
+    def _new(self, spark: SparkSession, table: str, brought: DataFrame) -> tuple[DataFrame, dict[date | None, _Count]]:
+        """The rows that are not there, perhaps several of one key, and how many there are of each date."""
+        keys = list(KEYS[table])
+        counts = {row.date: row["count"] for row in brought.groupBy("date").count().collect()}
+        there = [name for name in self._current(table)[0] if _date(name.split("/")[1]) in counts]
+        new = brought
+        if there:
+            known = self._files_of(spark, table, there).select(*keys, "date")
+            # By date too, though a key has one only: so Spark may leave out dates.
+            matches = [brought[key] == known[key] for key in keys] + [brought["date"].eqNullSafe(known["date"])]
+            condition = matches[0]
+            for match in matches[1:]:
+                condition = condition & match
+            new = brought.join(known, condition, "left_anti")
+        fresh = {
+            row.date: (row.fresh, row.twice)
+            for row in new.groupBy("date", *keys)
+            .count()
+            .groupBy("date")
+            .agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
+            .collect()
+        }
+        return new, {day: _Count(count, *fresh.get(day, (0, 0))) for day, count in counts.items()}
+
+    def _stage_table(self, rows: DataFrame, table: str) -> dict[str, str]:
+        """Write rows as they will lie in the table. Returns where each file is staged -> its place."""
+        first, second = KEYS[table]
+        # Which file a cluster's day goes to: as many clusters as fit, in their order.
+        sizes = rows.groupBy("date", first).count()
+        before = Window.partitionBy("date").orderBy(first).rowsBetween(Window.unboundedPreceding, -1)
+        part = F.floor(F.coalesce(F.sum("count").over(before), F.lit(0)) / ROWS_PER_FILE)
+        # One task for all clusters and dates, but of three numbers each.
+        parts = sizes.select("date", first, part.alias("part"))
+        number = F.dense_rank().over(Window.orderBy("date", "part")) - 1
+        parts = parts.select(F.col("date").alias("_date"), F.col(first).alias("_first"), number.alias("_part"))
+        parts = parts.persist()
+        try:
+            count = parts.agg(F.max("_part")).collect()[0][0] + 1
+            same = rows["date"].eqNullSafe(parts["_date"]) & (rows[first] == parts["_first"])
+            ordered = (
+                rows.join(F.broadcast(parts), same)
+                .repartitionById(count, F.col("_part").cast("int"))
+                .sortWithinPartitions("date", first, second)
+                .select(*TABLES[table].names)
+            )
+            place = f"{STAGING}/new/{table}"
+            ordered.write.mode("overwrite").partitionBy("date").parquet(self._files.url(place))
+        finally:
+            parts.unpersist()
+        return {
+            f"{place}/{day}/{name}": f"{table}/{day}/{name}"
+            for day in self._files.names(place)
+            if day.startswith("date=")
+            for name in self._files.names(f"{place}/{day}")
+            if name.endswith(".parquet") and not name.startswith(("_", "."))
+        }
+
+    def _commit(self, change: _Change) -> None:
+        self._files.keep(change.come)
+        self._files.put(COMMIT, json.dumps({"come": dict(change.come), "go": list(change.go)}))
+        self._finish()
+
+    def _finish(self) -> None:
+        """Do what the commit file says, if there is one; all that was done already is left alone."""
+        change = self._change()
+        if change is None:
+            return
+        for staged, place in change.come.items():
+            self._files.move(staged, place)
+        self._files.keep(change.come.values())
+        for name in change.go:
+            self._files.remove(name)
+        self._files.remove(COMMIT)
+
+    def _change(self) -> _Change | None:
+        text = self._files.text(COMMIT)
+        if text is None:
+            return None
+        told = json.loads(text)
+        return _Change(told["come"], tuple(told["go"]))
+
+    def _listed(self, table: str) -> list[str]:
+        return [
+            f"{table}/{day}/{name}"
+            for day in self._files.names(table)
+            if day.startswith("date=")
+            for name in self._files.names(f"{table}/{day}")
+            if name.endswith(".parquet") and not name.startswith(("_", "."))
+        ]
+
+    def _current(self, table: str) -> tuple[list[str], bool]:
+        """The files that hold the table now, and whether that is just what its directory shows."""
+        for _ in range(_TRIES):
+            change, listed = self._change(), self._listed(table)
+            if change != self._change() or listed != self._listed(table):
+                continue  # somebody is at it
+            if change is None:
+                return listed, True
+            here = set(listed)
+            coming = [
+                staged for staged, place in change.come.items() if place.startswith(f"{table}/") and place not in here
+            ]
+            return [*(name for name in listed if name not in change.go), *coming], False
+        raise DatasetError(f"{self.path}: is being changed all the time; try again when it is not")
+
+    def _table(self, spark: SparkSession, table: str) -> DataFrame:
+        for _ in range(_TRIES):
+            names, plain = self._current(table)
+            if not names:
+                return spark.createDataFrame([], TABLES[table])
+            if not plain:
+                return self._files_of(spark, table, names)
+            # Spark looks into the directories now, so what it has seen is known if nothing changed meanwhile.
+            rows = spark.read.schema(TABLES[table]).parquet(_plain(self._files.url(table)))
+            if self._current(table) == (names, True):
+                return rows
+        raise DatasetError(f"{self.path}: is being changed all the time; try again when it is not")
+
+    def _files_of(self, spark: SparkSession, table: str, names: Sequence[str]) -> DataFrame:
+        """The rows of these files, which are in the table's directory or staged for it."""
+        bases: dict[str, list[str]] = {}
+        for name in names:
+            bases.setdefault(name.rsplit("/", 2)[0], []).append(_plain(self._files.url(name)))
+        frames = [
+            spark.read.schema(TABLES[table]).option("basePath", self._files.url(base)).parquet(*urls)
+            for base, urls in bases.items()
+        ]
+        whole = frames[0]
+        for frame in frames[1:]:
+            whole = whole.unionByName(frame)
+        return whole
+
+    def _look(self, table: str, since: date | datetime | None, until: date | datetime | None) -> None:
+        first, last = _day(since), _day(until)
+        for name in self._current(table)[0]:
+            day = _date(name.rsplit("/", 2)[1])
+            if day is not None and ((first and day < first) or (last and day > last)):
+                continue
+            problem = self._files.damage(name)
+            if problem and self._files.text(COMMIT) is None and name in self._listed(table):
+                raise DatasetError(_spoiled(self._files.url(name), problem))
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    brought: int
+    fresh: int  # of different keys
+    twice: int  # more of the same keys
+
+
+def _plain(url: str) -> str:
+    """A path to read, in which Spark takes no letter for a pattern."""
+    return re.sub(r"([\\{}\[\]*?^])", r"\\\1", url)
+
+
+def _day(at: date | datetime | None) -> date | None:
+    return at.date() if isinstance(at, datetime) else at
+
+
+def _date(directory: str) -> date | None:
+    try:
+        return date.fromisoformat(directory.removeprefix("date="))
+    except ValueError:
+        return None  # what Spark calls the directory of rows without one
+
+
+def _part(
+    rows: DataFrame,
+    table: str,
+    since: date | datetime | None,
+    until: date | datetime | None,
+    clusters: Collection[str] | None,
+) -> DataFrame:
+    undated = F.col("date").isNull() if table == "rejected" else F.lit(False)
+    if since is not None:
+        rows = rows.where((F.col("date") >= F.lit(_day(since))) | undated)
+        if isinstance(since, datetime) and "at" in rows.columns:
+            rows = rows.where(F.col("at") >= F.lit(since))
+    if until is not None:
+        rows = rows.where((F.col("date") <= F.lit(_day(until))) | undated)
+        if isinstance(until, datetime) and "at" in rows.columns:
+            rows = rows.where(F.col("at") < F.lit(until))
+    if clusters is not None and "cluster" in rows.columns:
+        rows = rows.where(F.col("cluster").isin(*clusters))
+    return rows
+
+
+def _dated(table: str, rows: DataFrame) -> DataFrame:
+    """Rows with the columns and types of the table, `date` made from `at`, and `order` if there is one."""
+    if "at" in TABLES[table].names:
+        rows = rows.withColumn("date", F.to_date("at"))
+    shaped = rows.to(TABLES[table])
+    if ORDER not in rows.columns:
+        return shaped
+    return rows.to(TABLES[table].__class__([*TABLES[table].fields, rows.schema[ORDER]]))
+
+
+def _of_dates(rows: DataFrame, dates: Sequence[date | None]) -> DataFrame:
+    some = [day for day in dates if day is not None]
+    wanted = F.col("date").isin(*some) if some else F.lit(False)
+    return rows.where(wanted | F.col("date").isNull() if None in dates else wanted)
+
+
+def _once(rows: DataFrame, table: str) -> DataFrame:
+    """One row of each key, always the same one whatever the order in which they come."""
+    least = F.col(ORDER) if ORDER in rows.columns else F.to_json(F.struct(*TABLES[table].names))
+    place = F.row_number().over(Window.partitionBy("date", *KEYS[table]).orderBy(least))
+    return rows.withColumn("_place", place).where("_place = 1").select(*TABLES[table].names)
+
+
+def _spoiled(file: str, problem: str) -> str:
+    return (
+        f"{file}: cannot be read: {problem}; put a good copy of it there, or remove it and import that day again with "
+        "--again"
+    )
+
+
+def _damage(text: str) -> str | None:
+    """What an error of Spark says about a file that it could not read; None: it is about something else."""
+    if not any(kind in text for kind in ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "is not a Parquet file")):
+        return None
+    found = re.search(r"(?:[a-z0-9]+:/[^\s'\"]*?\.parquet)", text)
+    file = found[0] if found else "a Parquet file"
+    if "FILE_NOT_EXIST" in text:
+        return f"{file}: was replaced by an import while it was read; run this again"
+    return _spoiled(file, "it is damaged")
