@@ -31,6 +31,7 @@ class DaemonSpec:
         log: format of the log lines.
         decisions: how many decisions of each cluster the API and `explain` can look back.
         history: how long the hourly history files are kept.
+        pack: whether those of hours that are over are compressed.
     """
 
     directory: Path
@@ -38,6 +39,7 @@ class DaemonSpec:
     log: LogFormat = LogFormat.CONSOLE
     decisions: int = 500
     history: timedelta = timedelta(days=7)
+    pack: bool = True
 
     def __post_init__(self) -> None:
         host, colon, port = self.listen.rpartition(":")

@@ -261,7 +261,7 @@ class Daemon:
         if old.log is not new.log:
             setup(new.log)
         self.journal.decisions = new.decisions
-        self.history.keep = new.history
+        self.history.keep, self.history.pack = new.history, new.pack
         added, removed, changed = await self.fleet.apply(config)
         self._config = config
         self.reload_problems = ()
@@ -374,7 +374,7 @@ async def _serve(
     config: Config, load: Callable[[], Config], signals: _Signals, notifier: Notifier, *, dry_run: bool
 ) -> None:
     async with open_journal(config.daemon.directory, decisions=config.daemon.decisions) as journal:
-        history = History(config.daemon.directory / "history", config.daemon.history)
+        history = History(config.daemon.directory / "history", config.daemon.history, pack=config.daemon.pack)
         await history.start()
         try:
             daemon = Daemon(config, load, journal, history, dry_run=dry_run, notifier=notifier)

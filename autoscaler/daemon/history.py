@@ -1,34 +1,39 @@
 """The decision log as JSON lines, a file for each hour (UTC): the trace format that `replay` reads.
 
 `history/2026-01-31T17.jsonl` has one `Record` per line, in the order of the decisions. A line is complete or absent:
-what a kill or a full disk has cut off is taken away before the next line is written.
+what a kill or a full disk has cut off is taken away before the next line is written. An hour that is over is packed to
+`history/2026-01-31T17.jsonl.gz`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import math
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from autoscaler.daemon.batches import Batches
+from autoscaler.daemon.packing import OURS, Packer, forget_parts, names, packed_name
 from autoscaler.ports import Record, StoreError
 from autoscaler.records import dump_record
+from autoscaler.replay.trace import SUFFIX
 
 log = logging.getLogger("autoscaler.daemon.history")
 
 _NAME = "%Y-%m-%dT%H"
-_SUFFIX = ".jsonl"
-_OURS = re.compile(r"\d{4}-\d\d-\d\dT\d\d")
+
+GRACE = timedelta(minutes=5)
+"""An hour is packed so long after its end: what was observed before it may be decided after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
+    at: datetime
     hour: str
     text: bytes
 
@@ -37,14 +42,18 @@ class History:
     """The decision sink of the daemon.
 
     Attributes:
-        keep: how long a file is kept after its hour, at least; fewer files than hours in it are never left.
+        keep: how long the files of an hour are kept after it, at least; those of so many hours are left in any case.
+        pack: whether hours that are over are compressed.
         failure: why the last lines could not be written; empty when they were.
     """
 
-    def __init__(self, directory: Path, keep: timedelta) -> None:
+    def __init__(self, directory: Path, keep: timedelta, *, pack: bool = True) -> None:
         self.directory = directory
         self.keep = keep
+        self.pack = pack
         self.failure = ""
+        self._packer = Packer()
+        self._near: tuple[str, ...] = ()
         self._hour = ""
         self._file = -1
         self._batches: Batches[_Line] = Batches("history", self._append)
@@ -58,7 +67,8 @@ class History:
 
     async def write(self, record: Record) -> None:
         """Keep a record. Raises StoreError when it could not be written, and then nothing of it is there."""
-        line = _Line(record.decision.at.astimezone(UTC).strftime(_NAME), dump_record(record) + b"\n")
+        at = record.decision.at.astimezone(UTC)
+        line = _Line(at, at.strftime(_NAME), dump_record(record) + b"\n")
         try:
             await self._batches.put(line)
         except OSError as error:
@@ -72,12 +82,14 @@ class History:
             self.failure = ""
 
     async def close(self) -> None:
-        """Finish what waits and close the file."""
+        """Finish what waits and close the file; what is being packed is left as it is."""
         await self._batches.close(self._leave)
+        await asyncio.to_thread(self._packer.close)
 
     def _prepare(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in self.directory.glob(f"*{_SUFFIX}"):
+        forget_parts(self.directory)
+        for path in self.directory.glob(f"*{SUFFIX}"):
             lost = mend(path)
             if lost:
                 log.warning("a torn line was removed", extra={"path": str(path), "bytes": lost})
@@ -91,6 +103,8 @@ class History:
             self._enter(lines[start].hour)
             self._write(b"".join([line.text for line in lines[start:end]]))
             start = end
+        if self.pack:
+            self._pack(lines[-1].at)
 
     def _write(self, text: bytes) -> None:
         before = os.fstat(self._file).st_size
@@ -106,25 +120,48 @@ class History:
         if hour == self._hour:
             return
         self._leave()
-        path = self.directory / f"{hour}{_SUFFIX}"
+        path = next(name for name in names(self.directory, hour) if self._may_grow(name))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._hour = hour
         self._forget(hour)
+
+    def _may_grow(self, path: Path) -> bool:
+        # In this order: it is packed before the packer is done with it.
+        return not self._packer.has(path) and not packed_name(path).exists()
 
     def _leave(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file, self._hour = -1, ""
 
+    def _pack(self, now: datetime) -> None:
+        """Have packed all hours but the present one and one that has just ended or begun, whatever the clock did."""
+        # Decisions of different clusters come in any order: those of two hours alternate for a while.
+        near = tuple((now + change).strftime(_NAME) for change in (-GRACE, timedelta(0), GRACE))
+        if near == self._near:
+            return
+        self._near = near
+        for path in self.directory.glob(f"*{SUFFIX}"):
+            ours = OURS.fullmatch(path.name)
+            if ours is not None and ours["hour"] not in near and path.is_file():
+                self._packer.give(path)
+
     def _forget(self, hour: str) -> None:
         """Remove the files that are older than `keep`, counted from the hour that begins.
 
-        As many as there are hours in `keep` always stay: a clock that jumps ahead must not take the history away.
+        Those of as many hours as there are in `keep` always stay: a clock that jumps ahead must not take the history
+        away.
         """
         oldest = (datetime.strptime(hour, _NAME).replace(tzinfo=UTC) - self.keep).strftime(_NAME)
-        files = sorted(path for path in self.directory.glob(f"*{_SUFFIX}") if _OURS.fullmatch(path.stem))
-        for path in files[: -math.ceil(self.keep / timedelta(hours=1)) - 1]:
-            if path.stem < oldest:
+        files: dict[str, list[Path]] = {}
+        for path in self.directory.iterdir():
+            ours = OURS.fullmatch(path.name)
+            if ours is not None:
+                files.setdefault(ours["hour"], []).append(path)
+        for old in sorted(files)[: -math.ceil(self.keep / timedelta(hours=1)) - 1]:
+            if old >= oldest:
+                break
+            for path in files[old]:
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:

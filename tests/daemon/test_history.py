@@ -5,16 +5,21 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import os
 import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from autoscaler.daemon.history import History, mend
+from autoscaler.daemon.history import GRACE, History, mend
+from autoscaler.daemon.packing import pack
 from autoscaler.ports import StoreError
 from autoscaler.records import dump_record
 from autoscaler.replay.trace import read
@@ -50,7 +55,7 @@ async def test_old_files_are_removed_when_an_hour_begins_and_others_are_left(tmp
     others = ["2020-01-01.jsonl", "notes.txt"]
     for name in (*(f"2026-01-31T{hour:02}.jsonl" for hour in range(17)), *others):
         (tmp_path / name).touch()
-    history = History(tmp_path, timedelta(hours=2))
+    history = History(tmp_path, timedelta(hours=2), pack=False)
     await history.start()
     await history.write(a_record(AT))
     await history.close()
@@ -138,3 +143,163 @@ async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
     with pytest.raises(StoreError, match="cannot be used for history: Not a directory"):
         await history.start()
     await history.close()
+
+
+HOUR = timedelta(hours=1)
+WHOLE = "2026-01-31T17.jsonl.gz"
+LATER = AT + timedelta(seconds=1) + GRACE
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def named(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_an_hour_that_is_over_is_packed(tmp_path: Path) -> None:
+    history = History(tmp_path, timedelta(days=2))
+    await history.start()
+    records = [a_record(AT - timedelta(minutes=number)) for number in (2, 1, 0)] + [a_record(LATER)]
+    for record in records:
+        await history.write(record)
+    await until(lambda: named(tmp_path) == [WHOLE, "2026-01-31T18.jsonl"])
+    await history.close()
+    assert (tmp_path / WHOLE).stat().st_mode & 0o777 == 0o600
+    assert gzip.decompress((tmp_path / WHOLE).read_bytes()).splitlines() == [dump_record(r) for r in records[:3]]
+    assert list(read(tmp_path)) == records
+
+
+async def test_what_was_observed_before_the_end_of_an_hour_may_be_decided_after_it(tmp_path: Path) -> None:
+    history = History(tmp_path, timedelta(days=2))
+    await history.start()
+    early, late = AT, LATER - timedelta(seconds=2)
+    for at in (early, late, early, late):
+        await history.write(a_record(at))
+    assert named(tmp_path) == ["2026-01-31T17.jsonl", "2026-01-31T18.jsonl"]
+    await history.write(a_record(LATER))
+    await until(lambda: named(tmp_path) == [WHOLE, "2026-01-31T18.jsonl"])
+    await history.close()
+    assert len(list(read(tmp_path / WHOLE))) == 2
+
+
+async def test_a_packed_file_never_changes_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    history = History(tmp_path, timedelta(days=2))
+    await history.start()
+    await history.write(a_record(AT))
+    await history.write(a_record(LATER))
+    await until((tmp_path / WHOLE).exists)
+    packed = (tmp_path / WHOLE).read_bytes()
+    again = [a_record(AT - timedelta(minutes=minutes)) for minutes in (20, 10)]
+    for record in again:
+        await history.write(record)
+    await until(lambda: "2026-01-31T18.jsonl.gz" in named(tmp_path))
+    await history.write(a_record(LATER))
+    await until((tmp_path / "2026-01-31T17.1.jsonl.gz").exists)
+    await history.close()
+    assert (tmp_path / WHOLE).read_bytes() == packed
+    assert list(read(tmp_path / "2026-01-31T17.1.jsonl.gz")) == again
+    assert [r.decision.at for r in read(tmp_path)] == [
+        at.decision.at for at in (a_record(AT), *again, a_record(LATER), a_record(LATER))
+    ]
+
+
+async def test_what_a_kill_has_left_is_packed_after_the_next_start(tmp_path: Path) -> None:
+    line = dump_record(a_record(AT - 3 * HOUR)) + b"\n"
+    (tmp_path / "2026-01-31T14.jsonl").write_bytes(line + b"torn")
+    (tmp_path / ".2026-01-31T14.jsonl.gz.part").write_bytes(b"half")
+    (tmp_path / "2026-01-31T15.jsonl").write_bytes(line)  # killed before it was removed ...
+    (tmp_path / "2026-01-31T15.jsonl.gz").write_bytes(gzip.compress(line))
+    (tmp_path / "2026-01-31T13.jsonl").write_bytes(line)  # ... and packed by somebody else, something else
+    (tmp_path / "2026-01-31T13.jsonl.gz").write_bytes(b"no gzip")
+    (tmp_path / "notes.jsonl").write_bytes(line)
+    history = History(tmp_path, timedelta(days=2))
+    await history.start()
+    await history.write(a_record(AT))
+    packed = ("13.1.jsonl.gz", "13.jsonl.gz", "14.jsonl.gz", "15.jsonl.gz")
+    expected = [*(f"2026-01-31T{name}" for name in (*packed, "17.jsonl")), "notes.jsonl"]
+    await until(lambda: named(tmp_path) == expected)
+    await history.close()
+    for name in ("13.1", "14", "15"):
+        assert gzip.decompress((tmp_path / f"2026-01-31T{name}.jsonl.gz").read_bytes()) == line
+    assert (tmp_path / "2026-01-31T13.jsonl.gz").read_bytes() == b"no gzip"
+
+
+async def test_packing_keeps_no_decision_waiting_and_a_stop_neither(tmp_path: Path) -> None:
+    history = History(tmp_path, timedelta(days=2))
+    await history.start()
+    slow = tmp_path / "2026-01-31T12.jsonl"
+    os.mkfifo(slow)
+    waiting = threading.Event()
+
+    def hold() -> None:
+        with slow.open("wb") as writing:  # returns once it is being packed
+            waiting.set()
+            history._packer._ending.wait(20)
+            with suppress(BrokenPipeError):
+                writing.write(b"x" * 100)
+
+    holder = threading.Thread(target=hold)
+    # A pipe is no file, so it is given to be packed by hand.
+    history._packer.give(slow)
+    holder.start()
+    try:
+        await until(waiting.is_set)
+        for at in (AT, LATER, LATER + HOUR):
+            await history.write(a_record(at))
+        assert len(list(read(tmp_path / "2026-01-31T19.jsonl"))) == 1
+    finally:
+        await history.close()
+        holder.join()
+    assert named(tmp_path) == [f"2026-01-31T{hour}.jsonl" for hour in (12, 17, 18, 19)]
+
+
+async def test_a_full_disk_keeps_the_plain_file_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for hour in (13, 14, 15):
+        (tmp_path / f"2026-01-31T{hour}.jsonl").write_bytes(os.urandom(3_000_000))
+    caplog.set_level("INFO")
+    history = History(tmp_path, timedelta(days=2))
+    with largest_file(1_000_000):
+        await history.write(a_record(AT))
+        await until(lambda: not any(history._packer.has(path) for path in tmp_path.glob("*T1[345]*")))
+    assert named(tmp_path) == [f"2026-01-31T{hour}.jsonl" for hour in (13, 14, 15, 17)]
+    assert [record.message for record in caplog.records] == ["history cannot be packed, and stays as it is"]
+    await history.write(a_record(LATER))
+    await until(lambda: len(list(tmp_path.glob("*.gz"))) == 4)
+    await history.close()
+    assert [record.message for record in caplog.records][1:] == ["history can be packed again"]
+
+
+async def test_packed_files_are_forgotten_like_plain_ones_and_an_hour_counts_once(tmp_path: Path) -> None:
+    kept = ["2026-01-31T15.1.jsonl.gz", "2026-01-31T15.jsonl.gz", "2026-01-31T16.jsonl.gz", "2026-01-31T17.jsonl"]
+    for name in (*kept[:3], "2026-01-31T14.1.jsonl.gz", "2026-01-31T14.jsonl.gz", "2026-01-31T13.jsonl"):
+        (tmp_path / name).touch()
+    history = History(tmp_path, timedelta(hours=2))
+    await history.write(a_record(AT))
+    await until(lambda: named(tmp_path) == kept)
+    await history.close()
+
+
+async def test_packing_can_be_left_out(tmp_path: Path) -> None:
+    history = History(tmp_path, timedelta(days=2), pack=False)
+    await history.start()
+    await history.write(a_record(AT))
+    await history.write(a_record(LATER))
+    await history.close()
+    assert named(tmp_path) == ["2026-01-31T17.jsonl", "2026-01-31T18.jsonl"]
+
+
+def test_packing_that_is_given_up_leaves_the_plain_file_alone(tmp_path: Path) -> None:
+    path = tmp_path / "2026-01-31T17.jsonl"
+    path.write_bytes(b"line\n")
+    ending = threading.Event()
+    ending.set()
+    pack(path, ending)
+    assert named(tmp_path) == [path.name]

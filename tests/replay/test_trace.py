@@ -46,6 +46,28 @@ def test_a_directory_gives_those_of_its_files_the_oldest_first(tmp_path: Path) -
     assert list(read(tmp_path)) == [_record(0), _record(1), _record(2)]
 
 
+def test_further_files_of_an_hour_follow_it_and_what_is_packed_and_plain_is_taken_once(tmp_path: Path) -> None:
+    packed = {"16.jsonl.gz": 1, "16.1.jsonl.gz": 2, "16.2.jsonl.gz": 3, "16.10.jsonl.gz": 4, "17.jsonl.gz": 5}
+    for name_, second in packed.items():
+        (tmp_path / f"2026-01-31T{name_}").write_bytes(gzip.compress(_line(second)))
+    (tmp_path / "2026-01-31T15.jsonl").write_bytes(_line(0))
+    (tmp_path / "2026-01-31T16.10.jsonl").write_bytes(_line(4))
+    (tmp_path / "2026-01-31T17.jsonl").write_bytes(_line(6))  # another content than the packed one
+    (tmp_path / ".2026-01-31T15.jsonl.gz.part").write_bytes(b"half")
+    assert [record.decision.at.second for record in read(tmp_path)] == [59, 0, 1, 2, 3, 5, 4]
+    assert _record(4) in read(tmp_path)
+
+
+def test_what_a_daemon_packs_while_it_is_read_is_not_missed(tmp_path: Path) -> None:
+    for hour in (16, 17):
+        (tmp_path / f"2026-01-31T{hour}.jsonl").write_bytes(_line(hour))
+    reading = read(tmp_path)
+    assert next(reading) == _record(16)
+    (tmp_path / "2026-01-31T17.jsonl").rename(tmp_path / "plain")
+    (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    assert list(reading) == [_record(17)]
+
+
 def test_what_cannot_be_read_is_told_with_file_and_line_and_the_rest_is_there(tmp_path: Path) -> None:
     path = tmp_path / "2026-01-31T17.jsonl"
     later = _line(1).replace(b'"version":1', b'"version":2')
