@@ -12,6 +12,7 @@ from autoscaler.config.model import Config
 from autoscaler.core.explain import explain, number, span
 from autoscaler.offline import configuration
 from autoscaler.offline.configuration import known, wrong
+from autoscaler.offline.spark_options import needed
 from autoscaler.offline.told import FEW, omitted
 from autoscaler.ports import Record
 from autoscaler.replay.replay import Comparison, Difference, Replay
@@ -19,6 +20,9 @@ from autoscaler.replay.trace import TraceError, files, read
 from autoscaler.terminal import complain, many, print_json, progress, say, table
 
 OK = 0
+
+DATASET = "autoscaler-history.json"
+"""What a directory has that is a dataset: `autoscaler history import` made it."""
 
 OPEN = (
     "The sizes seen are those recorded: nothing follows from a decision that differs, and the next one is made again "
@@ -64,7 +68,11 @@ def _replayed(
     """Every cluster's replay, and how many records there were of those that the configuration does not have."""
     replays: dict[str, Replay] = {}
     left_out: dict[str, int] = {}
-    for record in _records(options, unread):
+    if (options.trace / DATASET).is_file():
+        records, left_out = _dataset(options, config)
+    else:
+        records = _records(options, unread)
+    for record in records:
         name = record.decision.cluster
         if options.cluster is not None and name != options.cluster:
             left_out[name] = left_out.get(name, 0) + 1
@@ -81,6 +89,21 @@ def _replayed(
             replay = replays[name] = Replay(replace(cluster.spec, name=name), options.since, options.until)
         replay.add(record)
     return replays, left_out
+
+
+def _dataset(options: argparse.Namespace, config: Config) -> tuple[Iterable[Record], dict[str, int]]:
+    """The records of the clusters that are meant, and how many there are of the others, which are not read."""
+    needed("replay of a dataset")
+    from autoscaler.pipeline import read as dataset  # noqa: PLC0415 - only a dataset needs what it needs
+
+    meant = set(config.clusters) if options.cluster is None else {options.cluster}
+    left_out = {name: count for name, count in dataset.clusters(options.trace).items() if name not in meant}
+
+    def records() -> Iterable[Record]:
+        with progress("replaying", dataset.days(options.trace)) as advanced:
+            yield from dataset.read(options.trace, clusters=meant, until=options.until, advanced=advanced)
+
+    return records(), left_out
 
 
 def _records(options: argparse.Namespace, unread: list[str]) -> Iterable[Record]:

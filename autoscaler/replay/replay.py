@@ -131,7 +131,9 @@ def why(recorded: Decision, anew: Decision) -> Why | None:
             if anew.proposed == _asks(ours.get(name)) or recorded.proposed == _asks(theirs.get(name))
         ]
         for name in (*counted, *differ):
-            return Why(f"policy {name}", _said(theirs.get(name)), _said(ours.get(name)))
+            # Of what was imported from metrics nobody has recorded why.
+            before = _said(theirs.get(name)) if theirs else f"was {recorded.proposed}"
+            return Why(f"policy {name}", before, _said(ours.get(name)))
         return Why("combine", _combined(recorded), _combined(anew))
     then_by, now_by = ({verdict.guard: verdict for verdict in each.verdicts} for each in (recorded, anew))
     for guard in dict.fromkeys([*max(then_by, now_by, key=len), *then_by, *now_by]):

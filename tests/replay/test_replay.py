@@ -323,7 +323,7 @@ def test_stretches_of_other_decisions_are_told_with_their_hours() -> None:
     assert (more.decisions, more.recorded, more.again) == (2, (4, 4), (8, 8))
     assert more.hours == pytest.approx(4 * 30 / 3600)
     assert fewer.hours == pytest.approx(-4 * 30 / 3600)
-    assert more.why == Why("policy main", "is not there", "asked for 8: 8 and 0")
+    assert more.why == Why("policy main", "was 4", "asked for 8: 8 and 0")
     assert more.decision == decisions[4]
     assert (found.decisions, found.equal) == (16, 12)
     assert (found.first, found.last) == (at(0), at(15))
