@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from autoscaler.replay.plant import START, STEP, PlantSpec, work
 from autoscaler.replay.score import Score, needed
 from autoscaler.replay.simulate import Run
 from autoscaler.replay.simulate import run as simulated
+from autoscaler.replay.trial import SPARE, seen
 from autoscaler.terminal import print_json, progress, say, table
 
 OK = 0
@@ -42,9 +42,6 @@ ROUND = 1000.0
 """... and where nobody says how great the peak is either, a worker processes so many records/s."""
 
 _NOTHING = 1e-9  # seconds
-
-SPARE = 1.1
-"""The static size that is compared with: what the peak needs, and 10 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +122,7 @@ def setup(options: argparse.Namespace) -> Setup:
         notes.append(f"The source has {spec.partitions} partitions: partitions of the configuration.")
         plant = replace(plant, partitions=spec.partitions)
     known = {name: shown for name, shown in described.metrics.items() if name in cluster.metrics}
-    names = _names(options.config, cluster, known | dict(options.metric))
+    names = shown_as(options.config, cluster, known | dict(options.metric))
     try:
         faults = wrongs.NONE if options.faults is None else wrongs.parse(options.faults)
         _check(faults, spec, names)
@@ -209,7 +206,7 @@ def _sized(
     return replace(load, one=one)
 
 
-def _names(path: Path, cluster: Cluster, given: dict[str, str]) -> dict[str, str]:
+def shown_as(path: Path, cluster: Cluster, given: Mapping[str, str]) -> dict[str, str]:
     """What each metric of the cluster is of what the plant shows.
 
     By its own name, or by what it asks its source for, as in `backlog: {source: kafka, metric: lag}`.
@@ -265,10 +262,8 @@ def _static(prepared: Setup) -> Run:
 
 
 def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], None] | None) -> Run:
-    seen = partial(_seen, spec, prepared.names)
-
     def decide(_: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
-        return step(spec, state, seen(observation))
+        return step(spec, state, seen(spec, prepared.names, observation))
 
     # What goes wrong goes wrong with what the plant shows, by its own names.
     shown = replace(spec, metrics=SHOWN)
@@ -278,18 +273,6 @@ def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], No
         )
     except ValueError as error:
         raise wrong(str(error)) from error
-
-
-def _seen(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) -> Observation:
-    """What the sources of a configuration would have shown of what the plant shows: no more than it asks for."""
-    metrics, missing = observation.metrics, observation.missing
-    engine = observation.engine if spec.engine else None
-    asked = {name: shown for name, shown in names.items() if shown in metrics}
-    gone = {name: missing[shown] for name, shown in names.items() if shown in missing}
-    gone |= {name: why for name, why in missing.items() if name == TARGET or (name == ENGINE and spec.engine)}
-    return replace(
-        observation, metrics={name: metrics[shown] for name, shown in asked.items()}, missing=gone, engine=engine
-    )
 
 
 def _optimum(prepared: Setup) -> float | None:

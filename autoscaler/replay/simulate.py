@@ -41,9 +41,14 @@ class Run:
     state: ClusterState
     decisions: int
 
-    def score(self, optimum: float | None = None) -> Score:
-        """The numbers of this run; `optimum` is the least cost possible in worker-hours, where known."""
-        return score(self.track, self.one, self.plant.gamma, self.plant.slo, optimum, self.load.changes)
+    def score(self, optimum: float | None = None, begin: int = 0) -> Score:
+        """The numbers of this run.
+
+        Args:
+            optimum: the least cost possible in worker-hours, where known.
+            begin: the steps before this one do not count.
+        """
+        return score(self.track, self.one, self.plant.gamma, self.plant.slo, optimum, self.load.changes, begin)
 
 
 def run(
