@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -59,6 +59,8 @@ MOST_CLIENTS = 32
 log = logging.getLogger("autoscaler.injob")
 
 P = ParamSpec("P")
+Waiting = Callable[[Mapping[str, Any]], int | None]
+"""What a job knows of its own source: see `report`."""
 
 
 def report(
@@ -66,6 +68,7 @@ def report(
     host: str = "127.0.0.1",
     port: int | None = None,
     batches: int = 120,
+    waiting: Waiting | None = None,
 ) -> Reporter:
     """Serve the progress of the session's streaming queries for the autoscaler.
 
@@ -82,8 +85,11 @@ def report(
         host: address to listen on; loopback by default. The report has no authentication.
         port: port to listen on, 0 for any free one; default `AUTOSCALER_REPORT_PORT`, else 4050.
         batches: how many batches of each query are kept, at least 3.
+        waiting: for a query with one source that does not tell its newest offset, such as files: called with the
+            progress of each batch (as Spark writes it) once it has ended, it says how many rows waited when the batch
+            began beyond those that it read; None: not known. Lag and arrivals are then counted in these rows.
     """
-    reporter = Reporter(spark, host, DEFAULT_PORT if port is None else port, batches)
+    reporter = Reporter(spark, host, DEFAULT_PORT if port is None else port, batches, waiting)
     try:
         return _reporter(reporter, port)
     except _UnusableError as error:
@@ -186,6 +192,7 @@ class _Run:
             "exception": None,
         }
         self.progress: deque[str] = deque(maxlen=batches)
+        self.read = 0
         self.prepared = json.dumps(self.head)
 
     def prepare(self) -> None:
@@ -204,11 +211,19 @@ class Reporter:
         stopped: whether `stop` was called, or it could not be started.
     """
 
-    def __init__(self, spark: Any, host: str, port: int, batches: int) -> None:  # noqa: ANN401 - see report
+    def __init__(
+        self,
+        spark: Any,  # noqa: ANN401
+        host: str,
+        port: int,
+        batches: int,
+        waiting: Waiting | None = None,
+    ) -> None:
         self.spark = spark
         self.application: dict[str, Any] = {}
         self.stopped = False
         self._batches = batches
+        self._waiting = waiting
         self._lock = threading.Lock()
         self._runs: dict[str, _Run] = {}
         self._head = "{}"
@@ -299,8 +314,14 @@ class Reporter:
         received, steady = time.time(), time.monotonic()
         progress = json.loads(text)
         entry = trim(progress, received) | {"steady": round(steady, 3)}
+        waiting = self._waits(progress)
         with self._lock:
             run = self._run(progress["id"], progress["runId"], progress.get("name"))
+            if self._waiting is not None:
+                entry["sources"], run.read = (
+                    counted(entry["sources"], run.read, waiting),
+                    run.read + (entry["rows"] or 0),
+                )
             run.progress.append(json.dumps(entry | {"idle": run.head["idle"]}))
         first = run.head["trigger"] is None
         if first:
@@ -308,6 +329,13 @@ class Reporter:
             with self._lock:
                 run.head["trigger"] = trigger
                 run.prepare()
+
+    def _waits(self, progress: Mapping[str, Any]) -> int | None:
+        try:
+            return None if self._waiting is None else self._waiting(progress)
+        except Exception:
+            log.exception("how many rows wait is not known; the job is not affected")
+            return None
 
     def on_idle(self, query: str, run: str) -> None:
         """A query is alive and had nothing to do."""
@@ -527,6 +555,22 @@ def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:
             for operator in progress.get("stateOperators", ())
         ],
     }
+
+
+def counted(sources: Sequence[Mapping[str, Any]], read: int, waiting: int | None) -> list[dict[str, Any]]:
+    """The sources of a batch with positions that count rows, where the one source does not tell its newest offset.
+
+    Args:
+        sources: as `trim` has them.
+        read: rows that were read before this batch.
+        waiting: rows that it left; None: not known.
+    """
+    if len(sources) != 1 or sources[0]["latest"] is not None or sources[0]["rows"] is None:
+        return [dict(source) for source in sources]
+    done = read + sources[0]["rows"]
+    latest = None if waiting is None else done + waiting
+    positions = {"start": read, "end": done, "latest": latest, "partitions": 1, "startPartitions": 1}
+    return [{**sources[0], **positions}]
 
 
 def total(offset: object) -> int | None:

@@ -190,7 +190,8 @@ def position(batch: Batch, what: str) -> int:
         name = silent.description if silent else "the query"
         raise AnswerError(
             f"{what} is unknown: {name} does not tell its newest offset; "
-            "use a source that does (Kafka, or a Python data source with reportLatestOffset)"
+            "use a source that does (Kafka, or a Python data source with reportLatestOffset), or have the job count "
+            "what waits: report(spark, waiting=...)"
         )
     return head
 

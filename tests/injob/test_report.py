@@ -117,6 +117,49 @@ def test_what_spark_tells_is_served(start: Callable[..., Reporter]) -> None:
     assert query["terminated"] >= before
 
 
+FILES = json.loads((DATA / "progress_files.json").read_text())
+
+
+def of_files(number: int, rows: int, run: str = "r") -> str:
+    source = {**FILES["sources"][0], "numInputRows": rows}
+    return json.dumps({**FILES, "runId": run, "batchId": number, "numInputRows": rows, "sources": [source]})
+
+
+def test_a_job_tells_how_much_waits_where_its_source_does_not(start: Callable[..., Reporter]) -> None:
+    waits = iter([9, 4, 0, 5])
+    asked: list[int] = []
+
+    def waiting(batch: Any) -> int:
+        asked.append(batch["batchId"])
+        return next(waits)
+
+    reporter = start(Session(), waiting=waiting)
+    for number, rows in enumerate((3, 5, 4)):
+        reporter.on_progress(of_files(number, rows))
+    reporter.on_progress(of_files(3, 2, "another run"))
+    first, second = get(reporter)["queries"]
+    positions = [
+        tuple(batch["sources"][0][key] for key in ("start", "end", "latest", "partitions", "startPartitions"))
+        for batch in (*first["progress"], *second["progress"])
+    ]
+    assert positions == [(0, 3, 12, 1, 1), (3, 8, 12, 1, 1), (8, 12, 12, 1, 1), (0, 2, 7, 1, 1)]
+    assert asked == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("waiting", [lambda _: None, lambda _: 1 / 0])
+def test_what_a_job_cannot_tell_is_not_made_up(start: Callable[..., Reporter], waiting: Any) -> None:
+    reporter = start(Session(), waiting=waiting)
+    reporter.on_progress(of_files(0, 3))
+    (source,) = get(reporter)["queries"][0]["progress"][0]["sources"]
+    assert (source["end"], source["latest"]) == (3, None)
+
+
+def test_a_source_that_tells_its_newest_offset_is_believed(start: Callable[..., Reporter]) -> None:
+    reporter = start(Session(), waiting=lambda _: 5)
+    reporter.on_progress(progress(13))
+    assert get(reporter)["queries"][0]["progress"][0]["sources"] == trim(json.loads(progress(13)), 0.0)["sources"]
+
+
 def test_the_settings_are_an_allow_list_without_secrets(start: Callable[..., Reporter]) -> None:
     settings = get(start(Session()))["settings"]
     assert settings == {

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.injob.report import trim
+from autoscaler.injob.report import counted, trim
 from autoscaler.ports import AnswerError
 from autoscaler.sources.spark import (
     PURE,
@@ -533,3 +533,20 @@ def test_growth_lies_between_the_slowest_and_the_fastest_interval(
     rates = [count / dt for dt, count in steps]
     assert rate is not None
     assert min(rates) * 0.999 - 1e-6 <= rate <= max(rates) * 1.001 + 1e-6
+
+
+def test_a_query_on_files_whose_job_counts_them_has_all_metrics_in_files() -> None:
+    text = json.loads((DATA / "progress_files.json").read_text())
+    told = []
+    for number in range(4):  # a burst of 40 files, 10 a batch, one batch a second
+        entry = trim({**text, "batchId": number, "numInputRows": 10}, 0.0)
+        source = {**entry["sources"][0], "rows": 10}
+        entry |= {"start": T0 + number, "received": T0 + number + 0.9, "durationMs": {"triggerExecution": 900}}
+        told.append(entry | {"sources": counted([source], 10 * number, 30 - 10 * number)})
+    left = run(told[:3])
+    seen = Seen(left, now=T0 + 2.9, window=15.0, working=True)
+    assert lag(seen).value == 10
+    assert arrivals(seen).value == 0
+    assert throughput(seen).value == pytest.approx(10, rel=0.1)
+    assert saturation(seen).value == pytest.approx(1.0)
+    assert lag(Seen(run(told), now=T0 + 3.9, window=15.0, working=True)).value == 0
