@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,6 +165,36 @@ def parse(text: str, problems: Problems) -> Node:
         raise problems.fail(line, FILE, f"not valid YAML: {what}{_tab_hint(text, line)}") from error
     except yaml.YAMLError as error:
         raise problems.fail(1, FILE, "not valid YAML") from error
+
+
+def put(node: Node, path: abc.Sequence[str], value: Node) -> Node:
+    """The same tree with a value at a path of keys, where there may be none yet. Its line is that of what it replaces.
+
+    Nodes are shared where there are aliases: none is changed, those on the way are made anew.
+
+    Raises:
+        KeyError: something on the way is no mapping; with the path that far.
+    """
+    if not path:
+        return _at(value, node.line)
+    if not isinstance(node, Mapping):
+        raise KeyError("")
+    entry = node.entries.get(path[0], Entry(node.line, Mapping(node.line)))
+    try:
+        inner = put(entry.node, path[1:], value)
+    except KeyError as error:
+        raise KeyError(join(path[0], error.args[0]) if error.args[0] else path[0]) from error
+    size = node.size + inner.size - (entry.node.size if path[0] in node.entries else 0)
+    return Mapping(node.line, {**node.entries, path[0]: Entry(entry.line, inner)}, size)
+
+
+def _at(node: Node, line: int) -> Node:
+    match node:
+        case Scalar():
+            return Scalar(line, node.text, node.value)
+        case Sequence():
+            return Sequence(line, [_at(item, line) for item in node.items], node.size)
+    return Mapping(line, {key: Entry(line, _at(entry.node, line)) for key, entry in node.entries.items()}, node.size)
 
 
 def _text(path: Path, problems: Problems) -> str:

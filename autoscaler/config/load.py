@@ -41,12 +41,14 @@ _MOST_REPLICAS = 100_000
 _ZERO = timedelta(0)
 
 
-def load(path: Path, environ: Mapping[str, str]) -> Config:
+def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Config:
     """Read and validate a configuration file.
 
     Args:
         path: the YAML file. Relative paths in it are relative to its directory.
         environ: what `${NAME}` in secrets may name, usually `os.environ`.
+        root: what stands in the file, where it was read before and something was put in another's place
+            (`document.put`).
 
     Raises:
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
@@ -54,7 +56,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
     problems = Problems(str(path))
     file = _File(path, environ, problems)
     try:
-        config = file.read()
+        config = file.read(document.read(path, problems) if root is None else root)
     except Invalid:
         config = None
     if problems or config is None:
@@ -78,9 +80,9 @@ class _File:
         # Cluster name -> line and path of its expression.
         self._expressions: dict[str, tuple[int, str]] = {}
 
-    def read(self) -> Config:
+    def read(self, node: Node) -> Config:
         build = self._build
-        root = build.mapping(document.read(self._path, self._problems), "")
+        root = build.mapping(node, "")
         own = tuple(key for key in root.entries if key.startswith(OWN))
         self._sources = self._source_classes(root)
         default = DaemonSpec(directory=self._directory / DIRECTORY)

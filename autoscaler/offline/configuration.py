@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from autoscaler import config
+from autoscaler.config.document import Node
 from autoscaler.config.model import Cluster, Config
 from autoscaler.plugins import guess
 from autoscaler.ports import ConfigurationError
@@ -28,13 +29,17 @@ class _Environment(Mapping[str, str]):
         return len(os.environ)
 
 
-def load(path: Path) -> Config:
+def load(path: Path, root: Node | None = None) -> Config:
     """Read a configuration; secrets that are not there do not matter.
+
+    Args:
+        path: the file.
+        root: what stands in it, changed since it was read.
 
     Raises:
         ConfigurationError: it is not usable.
     """
-    return config.load(path, _Environment())
+    return config.load(path, _Environment(), root)
 
 
 def cluster(read: Config, name: str | None) -> Cluster:
