@@ -35,15 +35,15 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import requests
@@ -147,18 +147,20 @@ class Query:
         return timedelta(milliseconds=sum(int(number) * _UNITS[unit] for number, unit in found))
 
     def __hash__(self) -> int:
-        return hash((self.query, self._wanted, self.many, self.empty, self.age))
+        return hash((self.query, self.wanted, self.many, self.empty, self.age))
 
     @cached_property
-    def _wanted(self) -> tuple[str, ...]:
+    def wanted(self) -> tuple[str, ...]:
+        """The values of the labels of `match` that this cluster's samples have."""
         return tuple(self.match.values())
 
     @cached_property
-    def _asked(self) -> _Asked:
+    def asked(self) -> Asked:
+        """What is asked of the server for it."""
         age = self.age
         if age is None and _SELECTOR.fullmatch(self.query) and self.query.strip().lower() not in _NUMBERS:
             age = f"timestamp({self.query.strip()})"
-        return _Asked(self.query, age, tuple(self.match), exact=self.age is None)
+        return Asked(self.query, age, tuple(self.match), exact=self.age is None)
 
 
 @dataclass(frozen=True)
@@ -288,14 +290,25 @@ _RANGED = _MEANS | {
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000, "y": 31_536_000_000}
 
 
+class TooMuchError(AnswerError):
+    """The answer is larger than it may be, here or there: less is to be asked for at a time."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What is asked of the server, the same for all clusters of a fan-out: one answer serves them."""
+class Asked:
+    """What is asked of the server, the same for all clusters of a fan-out: one answer serves them.
+
+    Attributes:
+        query: the PromQL expression.
+        age: the one that gives the unix time at which its value was true; None: the time of the evaluation counts.
+        labels: those that tell the clusters apart.
+        exact: whether `age` has one sample for each of the query's.
+    """
 
     query: str
     age: str | None
     labels: tuple[str, ...]
-    exact: bool  # whether `age` has one sample for each of the query's
+    exact: bool
 
 
 @dataclass(slots=True)
@@ -311,14 +324,14 @@ class _Sample:
 class _Answer:
     """A parsed answer, indexed by the values of the labels that tell the clusters apart."""
 
-    asked: _Asked
+    asked: Asked
     now: datetime
     size: int
     samples: Mapping[tuple[str, ...], list[_Sample]]
 
     def reading(self, query: Query) -> Reading:
         """The reading for one cluster. Raises AnswerError."""
-        samples = self.samples.get(query._wanted)  # noqa: SLF001 - same module
+        samples = self.samples.get(query.wanted)
         if not samples:
             if query.empty is Empty.ZERO:
                 return Reading(0.0, self.now)
@@ -354,12 +367,12 @@ class _Source:
         self._plugin = plugin
         self._server = server
         self._fresh = plugin.fresh.total_seconds()
-        self._flights: dict[_Asked, tuple[asyncio.Task[_Answer | EdgeError], float]] = {}
+        self._flights: dict[Asked, tuple[asyncio.Task[_Answer | EdgeError], float]] = {}
 
     async def collect(self, query: Query, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError with the server and the query in its message."""
         loop = asyncio.get_running_loop()
-        asked = query._asked  # noqa: SLF001 - same module
+        asked = query.asked
         task, started = self._flights.get(asked, (None, 0.0))
         if task is None or (task.done() and loop.time() - started >= self._fresh):
             task = loop.create_task(self._fetch(asked, now))
@@ -384,7 +397,7 @@ class _Source:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch(self, asked: _Asked, now: datetime) -> _Answer | EdgeError:
+    async def _fetch(self, asked: Asked, now: datetime) -> _Answer | EdgeError:
         """Ask, again while the server is unavailable. An error is returned: many may raise it, or nobody."""
         seconds = self._plugin.timeout.total_seconds()
         until = time.monotonic() + 0.95 * seconds  # the library gives up before we do
@@ -424,16 +437,69 @@ async def _serve(plugin: Prometheus) -> AsyncIterator[_Server]:
         server.close()
 
 
+_INSTANT, _RANGES = frozenset({"vector", "scalar"}), frozenset({"matrix"})
+_EXPECTED = {_INSTANT: "an instant vector or a scalar", _RANGES: "a matrix"}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of a range query.
+
+    Attributes:
+        labels: name -> value.
+        points: unix time and value, a text as Prometheus sends it, in order of time; empty where it is a histogram.
+    """
+
+    labels: Mapping[str, str]
+    points: list[tuple[float, str]]
+
+
+class Ranges:
+    """Range queries of a server, one after the other, with the session and the credentials of its plug-in.
+
+    Args:
+        plugin: the server.
+        seconds: an answer that takes longer is given up.
+    """
+
+    def __init__(self, plugin: Prometheus, seconds: float) -> None:
+        self._server = _Server(plugin, _RANGES)
+        self._seconds = seconds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    def ask(self, query: str, begin: datetime, end: datetime, step: timedelta) -> list[Series]:
+        """What a query gives at `begin` and each `step` after it, up to `end`, which all are whole seconds.
+
+        Raises:
+            TooMuchError: the answer is too large for the server or for `max_bytes`.
+            EdgeError: there is none; the message names the server and the query.
+        """
+        series = []
+        for item in self._server.ask_range(query, begin, end, step, self._seconds):
+            match item:
+                case {"metric": dict() as labels, **rest}:
+                    points: Any = rest.get("values", [])
+                    series.append(Series(labels, points))
+                case _:
+                    raise AnswerError(f"{self._server.name}: query {_short(query)}: no series: {_short(item)}")
+        return series
+
+
 class _Server:
     """The client of one server: prometheus-api-client in a few threads that no other server waits for."""
 
-    def __init__(self, plugin: Prometheus) -> None:
+    def __init__(self, plugin: Prometheus, kinds: frozenset[str] = _INSTANT) -> None:
         self.name = f"prometheus {plugin.url}"
         self._plugin = plugin
         headers = _headers(plugin)
         sent = headers.get("Authorization", "").partition(" ")[2]
         self._secrets = [secret for secret in (plugin.password, plugin.token, sent) if secret]
-        self._session = _Session(plugin.max_bytes, plugin.warnings)
+        self._session = _Session(plugin.max_bytes, plugin.warnings, kinds)
         self._session.verify = str(plugin.ca_file) if plugin.ca_file else plugin.verify
         if not plugin.verify:
             # The configuration says so on purpose: a warning at every request would tell nobody anything.
@@ -444,7 +510,7 @@ class _Server:
         self._session.mount(plugin.url, _Adapter(max_retries=none, pool_maxsize=plugin.connections))
         self._threads = ThreadPoolExecutor(plugin.connections, f"prometheus-{urlsplit(plugin.url).netloc}")
 
-    async def read(self, asked: _Asked, now: datetime, until: float) -> _Answer:
+    async def read(self, asked: Asked, now: datetime, until: float) -> _Answer:
         """Ask and index in a thread; `until` is monotonic. Raises EdgeError."""
         line = _Line()
         work = self._threads.submit(self._read, asked, now, until, line)
@@ -460,7 +526,7 @@ class _Server:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._session.close()
 
-    def _read(self, asked: _Asked, now: datetime, until: float, line: _Line) -> _Answer:
+    def _read(self, asked: Asked, now: datetime, until: float, line: _Line) -> _Answer:
         with line:
             samples = self._ask(asked.query, asked.labels, until, None)
             if samples and asked.age is not None:
@@ -476,11 +542,28 @@ class _Server:
 
     def _ask(self, text: str, labels: tuple[str, ...], until: float, at: object) -> list[_Sample]:
         left = until - time.monotonic()
-        try:
+        with self._telling(text, left):
             if left <= 0:
                 raise EdgeTimeoutError(f"no connection free in time (connections: {self._plugin.connections})")
             params = {"timeout": f"{left:.3f}"} | ({} if at is None else {"time": at})
             return _samples(self._client.custom_query(text, params=params, timeout=left), labels)
+
+    def ask_range(self, text: str, begin: datetime, end: datetime, step: timedelta, seconds: float) -> list[Any]:
+        """The series of a range, `end` included, as the server sends them. Raises EdgeError."""
+        params = {"timeout": f"{seconds:g}"}
+        with _Line(), self._telling(text, seconds):
+            result = self._client.custom_query_range(
+                text, begin, end, f"{step.total_seconds():g}", params=params, timeout=seconds
+            )
+            if not isinstance(result, list):
+                raise AnswerError(f"result is no matrix: {_short(result)}")
+            return result
+
+    @contextmanager
+    def _telling(self, text: str, left: float) -> Iterator[None]:
+        """Make an EdgeError, which names the server and the query, of all that goes wrong."""
+        try:
+            yield
         except EdgeError as error:
             kind, problem = type(error), str(error)
         except requests.exceptions.SSLError as error:
@@ -493,6 +576,8 @@ class _Server:
         except OSError as error:
             # requests says it so when it cannot read the CA file.
             kind, problem = AnswerError, f"cannot read ca_file {self._plugin.ca_file}: {error}"
+        else:
+            return
         for secret in self._secrets:
             problem = problem.replace(secret, "***")
         raise kind(f"{self.name}: query {_short(text)}: {problem}") from None
@@ -579,8 +664,9 @@ class _Session(requests.Session):
     of failure apart.
     """
 
-    def __init__(self, max_bytes: int, warnings: Warned) -> None:
+    def __init__(self, max_bytes: int, warnings: Warned, kinds: frozenset[str]) -> None:
         super().__init__()
+        self._kinds = kinds
         self.trust_env = False  # else a .netrc would replace our credentials
         self.headers["Accept-Encoding"] = "identity"  # else few bytes on the wire could become many here
         self._max_bytes = max_bytes
@@ -603,7 +689,7 @@ class _Session(requests.Session):
         for piece in response.raw.stream(PIECE, decode_content=False):
             body += piece
             if len(body) > self._max_bytes:
-                raise AnswerError(f"more than {self._max_bytes:,} bytes; aggregate in the query, or raise max_bytes")
+                raise TooMuchError(f"more than {self._max_bytes:,} bytes; aggregate in the query, or raise max_bytes")
         return bytes(body)
 
     def _checked(self, body: bytes, kind: str) -> object:
@@ -625,8 +711,8 @@ class _Session(requests.Session):
                 "`warnings: ignore` accepts it"
             )
         result = document["data"].get("resultType")
-        if result not in {"vector", "scalar"} or "result" not in document["data"]:
-            raise AnswerError(f"result is a {_short(result)}, expected an instant vector or a scalar")
+        if result not in self._kinds or "result" not in document["data"]:
+            raise AnswerError(f"result is a {_short(result)}, expected {_EXPECTED[self._kinds]}")
         return document
 
 
@@ -658,7 +744,7 @@ def _status_error(response: requests.Response, body: bytes) -> EdgeError:
     if 300 <= code < 400:  # noqa: PLR2004 - the HTTP statuses
         there = response.headers.get("Location", "").partition("?")[0]
         return AnswerError(f"HTTP {code}: redirected to {_short(there)}; give the final address as url (a login page?)")
-    return AnswerError(text)
+    return TooMuchError(text) if "too many samples" in text else AnswerError(text)
 
 
 def _samples(result: object, labels: tuple[str, ...]) -> list[_Sample]:
@@ -682,7 +768,7 @@ def _samples(result: object, labels: tuple[str, ...]) -> list[_Sample]:
     raise AnswerError(f"result is neither a vector nor a scalar: {_short(result)}")
 
 
-def _date(samples: list[_Sample], ages: list[_Sample], asked: _Asked) -> None:
+def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked) -> None:
     """Put the origin's time into the samples; one whose time is not there gets None, an error later."""
 
     def key(sample: _Sample) -> object:

@@ -201,7 +201,7 @@ class TestValues:
     ],
 )
 def test_a_plain_selector_is_told_from_other_expressions(query: str, *, plain: bool) -> None:
-    assert Query(query)._asked.age == (f"timestamp({query.strip()})" if plain else None)
+    assert Query(query).asked.age == (f"timestamp({query.strip()})" if plain else None)
 
 
 class TestFanOut:
