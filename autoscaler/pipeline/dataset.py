@@ -60,6 +60,10 @@ class DatasetError(AutoscalerError):
     """A dataset cannot be read or written; the message says which file and what to do."""
 
 
+class BusyError(DatasetError):
+    """Somebody else is writing a dataset."""
+
+
 @dataclass(frozen=True, slots=True)
 class Merged:
     """What a merge did.
@@ -176,7 +180,7 @@ class _Local:
             except OSError as error:
                 file.seek(0)
                 holder = file.read().strip() or "another process"
-                raise DatasetError(f"{self._root}: is being written by {holder}; wait until it is done") from error
+                raise BusyError(f"{self._root}: is being written by {holder}; wait until it is done") from error
             file.truncate(0)
             file.write(_me())
             file.flush()
@@ -264,7 +268,7 @@ class _Hadoop:
             holder = self.text(name)
             if holder is None:
                 raise
-            raise DatasetError(
+            raise BusyError(
                 f"{self.url()}: is being written by {holder.strip()}; wait until it is done, and if that process is "
                 f"gone, remove {self.url(name)}"
             ) from error
@@ -428,7 +432,7 @@ class Dataset:
             what merges, as `merge` does.
 
         Raises:
-            DatasetError: somebody else is writing.
+            BusyError: somebody else is writing.
         """
         with self._files.lock(LOCK):
             self._finish()
