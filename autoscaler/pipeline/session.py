@@ -1,10 +1,17 @@
-"""The Spark session of the pipeline: embedded by default, on any cluster unchanged."""
+"""The Spark session of the pipeline: embedded by default, on any cluster unchanged.
+
+Workers of a cluster need Python with PySpark's own packages (pyarrow, pandas) and nothing of this project: its code is
+sent to them when the session opens.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +29,13 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.parquet.compression.codec": "zstd",
 }
 
+PACKAGES = ("autoscaler", "autoscaler_policies")
+"""What is sent to the workers of a cluster."""
+
+_LOCAL = re.compile(r"local(\[.*\])?")
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""What spark-submit sets for the Python that it starts."""
+
 
 @contextmanager
 def session(
@@ -33,31 +47,69 @@ def session(
         name: what Spark's UI calls it.
         master: `local[*]`, `spark://host:7077`, `k8s://...`; None: what spark-submit or the environment says, else
             `local[*]`.
-        remote: a Spark Connect server, like `sc://host:15002`, instead of a master.
+        remote: a Spark Connect server, like `sc://host:15002`, instead of a master; None: SPARK_REMOTE where there is
+            no master either.
         settings: Spark properties on top of ours.
 
     Raises:
         EdgeError: there is no Java for an embedded Spark.
     """
     before = SparkSession.getActiveSession()
+    if remote is None and master is None:
+        remote = os.environ.get("SPARK_REMOTE")
     builder = SparkSession.builder.appName(name)
     chosen = {**SETTINGS, **(settings or {})}
-    with tempfile.TemporaryDirectory(prefix="autoscaler-java-") as directory:
+    with tempfile.TemporaryDirectory(prefix="autoscaler-spark-") as made:
+        directory = Path(made)
         if remote is not None:
             builder = builder.remote(remote)
         elif before is None:
-            os.environ["JAVA_HOME"] = str(find_java(Path(directory)))
-            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            if _SUBMITTED not in os.environ:
+                os.environ["JAVA_HOME"] = str(find_java(directory))
+                master = master or chosen.get("spark.master") or os.environ.get("MASTER") or "local[*]"
+                if _LOCAL.fullmatch(master):
+                    # Workers elsewhere have their own Python: PYSPARK_PYTHON tells which, else it is python3.
+                    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             if master is not None:
                 builder = builder.master(master)
-            elif "SPARK_ENV_LOADED" not in os.environ and "MASTER" not in os.environ:
-                builder = builder.master("local[*]")
             chosen = {"spark.driver.memory": "1500m", **chosen}
         for key, value in chosen.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
         try:
+            if before is None:
+                _send(spark, directory, remote)
             yield spark
         finally:
             if before is None:
                 spark.stop()
+
+
+def _send(spark: SparkSession, directory: Path, remote: str | None) -> None:
+    """Send the code of this project to where the session's Python workers run, if that is elsewhere."""
+    if remote is None and _LOCAL.fullmatch(spark.sparkContext.master):
+        return
+    packed = pack(directory)
+    if packed is None:
+        return
+    if remote is None:
+        spark.sparkContext.addPyFile(str(packed))
+    else:
+        spark.addArtifacts(str(packed), pyfile=True)
+
+
+def pack(directory: Path) -> Path | None:
+    """The code of this project as a zip file that Python can import from.
+
+    Returns:
+        The file; None where this runs from such a file itself, which was then sent with it (`--py-files`).
+    """
+    file = directory / "reactive_autoscaler.zip"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in PACKAGES:
+            found = importlib.util.find_spec(name)
+            for place in (found and found.submodule_search_locations) or ():
+                root = Path(place)
+                for module in sorted(root.rglob("*.py")):
+                    packed.write(module, Path(name) / module.relative_to(root))
+        return file if packed.namelist() else None
