@@ -133,7 +133,20 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         options.replay(sub)
 
     _benchmark_options(command("benchmark", _benchmark, "compare policies on simulated clusters"), arguments)
+    _on_spark(command, arguments)
     return parser
+
+
+def _on_spark(
+    command: Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser],
+    arguments: Sequence[str],
+) -> None:
+    """The commands that run on Spark."""
+    sub = command("profile", _profile, "find out what the history of each cluster tells")
+    if "profile" in arguments:
+        from autoscaler.offline import profile
+
+        profile.add_arguments(sub)
 
 
 def _count(text: str) -> int:
@@ -626,6 +639,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from autoscaler.offline import simulate
 
     return simulate.run(arguments)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from autoscaler.offline import profile
+
+    return profile.run(arguments)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

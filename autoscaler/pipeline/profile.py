@@ -7,7 +7,8 @@ hundred times the data of the others costs Python no more than they do.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     DoubleType,
-    IntegerType,
     LongType,
     StringType,
     StructField,
@@ -47,7 +49,8 @@ FOLLOWS_S = (-600.0, 7200.0)
 """A cluster has been renamed, probably, when it ended so long before the others (seconds) and another, whose mean
 arrivals differ by no more than this (ln), began so long after it."""
 
-_text, _number, _whole, _long, _time = StringType(), DoubleType(), IntegerType(), LongType(), TimestampType()
+_text, _number, _long, _time = StringType(), DoubleType(), LongType(), TimestampType()
+_FINDING = StructType([StructField("kind", _text), StructField("text", _text), StructField("replica_hours", _number)])
 
 PROFILES = StructType(
     [
@@ -68,7 +71,7 @@ PROFILES = StructType(
             "needed_hours": _number,
             "violation": _number,
             "rescales_per_hour": _number,
-            "findings": _whole,
+            "findings": ArrayType(_FINDING),
             "profile": _text,
         }.items()
     ]
@@ -286,21 +289,7 @@ def _numbers(column: Any) -> Any:  # noqa: ANN401 - Arrow and numpy without type
     return column.cast(pa.float64()).to_numpy().astype(np.float64, copy=False)
 
 
-_ARROW = pa.schema(
-    [
-        (
-            each.name,
-            {
-                "string": pa.string(),
-                "double": pa.float64(),
-                "integer": pa.int32(),
-                "long": pa.int64(),
-                "timestamp": pa.timestamp("us", tz="UTC"),
-            }[each.dataType.typeName()],
-        )
-        for each in PROFILES
-    ]
-)
+_ARROW = to_arrow_schema(PROFILES, timezone="UTC")
 
 
 def _row(profile: Profile) -> dict[str, Any]:
@@ -326,7 +315,7 @@ def _row(profile: Profile) -> dict[str, Any]:
         "needed_hours": None if done is None else done.needed_hours,
         "violation": None if done is None else done.violation,
         "rescales_per_hour": None if done is None else done.rescales_per_hour,
-        "findings": len(profile.findings),
+        "findings": [asdict(finding) for finding in profile.findings],
         "profile": dump(profile),
     }
 
@@ -334,7 +323,7 @@ def _row(profile: Profile) -> dict[str, Any]:
 # Files
 
 
-def write(rows: Iterator[Any], directory: Path) -> Iterator[Any]:
+def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:
     """Write each profile into a file of a directory, as a whole or not at all; yields what was written, row by row.
 
     Args:
