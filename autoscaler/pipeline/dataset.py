@@ -20,7 +20,7 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from autoscaler.pipeline import rescales
 from autoscaler.pipeline.schema import TABLES, VERSION
 from autoscaler.ports import AutoscalerError
 
@@ -79,12 +80,43 @@ class Merged:
     dates: Mapping[str, tuple[date | None, ...]] = field(default_factory=dict)
 
 
+class Write(Protocol):
+    """What adds rows to a dataset that is held for writing."""
+
+    def __call__(
+        self,
+        spark: SparkSession,
+        rows: Mapping[str, DataFrame],
+        keys: Mapping[str, DataFrame] | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> Merged:
+        """Merge, as `Dataset.merge` does.
+
+        Args:
+            spark: a session in UTC.
+            rows: table -> rows.
+            keys: table -> the keys of all of them, where these can be had for less; then rows are evaluated once.
+            check: called when all rows were read, before any of them counts; what it raises leaves all as it was.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Change:
     """Which files come and which go; paths within the dataset. `come` is where a file is staged -> its place."""
 
     come: Mapping[str, str] = field(default_factory=dict)
     go: tuple[str, ...] = ()
+
+    def then(self, come: Mapping[str, str], go: Collection[str]) -> _Change:
+        """This change and another one."""
+        return _Change({**self.come, **come}, (*self.go, *go))
+
+    def after(self, table: str, listed: Collection[str]) -> list[str]:
+        """The files of a table when this is done, of those that its directory shows; staged ones where they are."""
+        here = set(listed)
+        coming = [at for at, place in self.come.items() if place.startswith(f"{table}/") and place not in here]
+        return [*(name for name in listed if name not in self.go), *coming]
 
 
 class _Files(Protocol):
@@ -392,7 +424,7 @@ class Dataset:
 
     def dates(self, table: str = "observations") -> tuple[date, ...]:
         """The dates that a table has rows of, in order."""
-        found = {_date(name.split("/")[1]) for name in self._current(table)[0]}
+        found = {_date(name.rsplit("/", 2)[1]) for name in self._current(table)[0]}
         return tuple(sorted(day for day in found if day is not None))
 
     @contextmanager
@@ -407,7 +439,7 @@ class Dataset:
             raise DatasetError(problem) from error
 
     def merge(self, spark: SparkSession, rows: Mapping[str, DataFrame]) -> Merged:
-        """Add the rows that are not there yet.
+        """Add the rows that are not there yet, and find the rescales of the days that change.
 
         A row that is there stays as it is. Of several new ones with the same key that with the least `order` is taken
         (if they have such a column) or whose content is the least. Dates that get nothing new are not touched, the
@@ -425,7 +457,7 @@ class Dataset:
             return write(spark, rows)
 
     @contextmanager
-    def writing(self) -> Iterator[Callable[[SparkSession, Mapping[str, DataFrame]], Merged]]:
+    def writing(self) -> Iterator[Write]:
         """Hold the dataset for writing, after what a kill may have left was finished.
 
         Yields:
@@ -438,9 +470,14 @@ class Dataset:
             self._finish()
             self._files.remove(STAGING)
 
-            def write(spark: SparkSession, rows: Mapping[str, DataFrame]) -> Merged:
+            def write(
+                spark: SparkSession,
+                rows: Mapping[str, DataFrame],
+                keys: Mapping[str, DataFrame] | None = None,
+                check: Callable[[], object] = lambda: None,
+            ) -> Merged:
                 with self.reading():
-                    return self._merge(spark, rows)
+                    return self._merge(spark, rows, keys or {}, check)
 
             try:
                 yield write
@@ -461,78 +498,111 @@ class Dataset:
         """Replace a small file."""
         self._files.put(f"_{name}", text)
 
-    def _merge(self, spark: SparkSession, rows: Mapping[str, DataFrame]) -> Merged:
+    def _merge(
+        self,
+        spark: SparkSession,
+        rows: Mapping[str, DataFrame],
+        keys: Mapping[str, DataFrame],
+        check: Callable[[], object],
+    ) -> Merged:
         if spark.conf.get("spark.sql.session.timeZone") != "UTC":
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
-        come: dict[str, str] = {}
-        go: list[str] = []
+        change = _Change()
         added, known, dates = {}, {}, {}
         for table, brought in rows.items():
-            new, counts = self._new(spark, table, _dated(table, brought))
+            planned = _dated(table, keys.get(table, brought)).select("date", *KEYS[table])
+            counts, fresh = self._counted(spark, table, planned)
             added[table] = sum(one.fresh for one in counts.values())
             known[table] = sum(one.brought for one in counts.values()) - added[table]
-            changed = [day for day, one in counts.items() if one.fresh]
+            changed = {day: one for day, one in counts.items() if one.fresh}
             dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
-            if changed:
-                there = [name for name in self._current(table)[0] if _date(name.split("/")[1]) in changed]
-                twice = any(one.twice for day, one in counts.items() if one.fresh)
-                # Those that are there are not among the new ones.
-                new = _once(new, table) if twice else new.drop(ORDER)
-                rewritten = _of_dates(new, changed)
-                if there:
-                    rewritten = rewritten.unionByName(self._files_of(spark, table, there))
-                come |= self._stage_table(rewritten, table)
-                go += there
-        if come:
-            self._commit(_Change(come, tuple(go)))
+            if not changed:
+                continue
+            new = _of_dates(_dated(table, brought), changed)
+            if any(one.fresh + one.twice < one.brought for one in changed.values()):
+                # Those that are there already are left out.
+                new = _matched(new, _of_dates(fresh, changed), table, "left_semi")
+            new = _once(new, table) if any(one.twice for one in changed.values()) else new.drop(ORDER)
+            sizes = _of_dates(fresh, changed).dropDuplicates()
+            there = _of(self._current(table)[0], changed)
+            if there:
+                old = self._files_of(spark, table, there)
+                new, sizes = new.unionByName(old), sizes.unionByName(old.select("date", *KEYS[table]))
+            change = change.then(self._stage_table(new, sizes, table), there)
+        check()
+        days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
+        if days and "rescales" not in rows:
+            change = self._with_rescales(spark, change, days)
+        if change.come:
+            self._commit(change)
         return Merged(added, known, dates)
 
-    def _new(self, spark: SparkSession, table: str, brought: DataFrame) -> tuple[DataFrame, dict[date | None, _Count]]:
-        """The rows that are not there, perhaps several of one key, and how many there are of each date."""
-        keys = list(KEYS[table])
-        counts = {row.date: row["count"] for row in brought.groupBy("date").count().collect()}
-        there = [name for name in self._current(table)[0] if _date(name.split("/")[1]) in counts]
-        new = brought
+    def _counted(
+        self, spark: SparkSession, table: str, planned: DataFrame
+    ) -> tuple[dict[date | None, _Count], DataFrame]:
+        """How many rows there are of each date, and the keys of those that are not there, perhaps more than once."""
+        counts = {row.date: row["count"] for row in planned.groupBy("date").count().collect()}
+        there = _of(self._current(table)[0], counts)
+        fresh = planned
         if there:
-            known = self._files_of(spark, table, there).select(*keys, "date")
-            # By date too, though a key has one only: so Spark may leave out dates.
-            matches = [brought[key] == known[key] for key in keys] + [brought["date"].eqNullSafe(known["date"])]
-            condition = matches[0]
-            for match in matches[1:]:
-                condition = condition & match
-            new = brought.join(known, condition, "left_anti")
-        fresh = {
+            fresh = _matched(planned, self._files_of(spark, table, there), table, "left_anti")
+        found = {
             row.date: (row.fresh, row.twice)
-            for row in new.groupBy("date", *keys)
+            for row in fresh.groupBy("date", *KEYS[table])
             .count()
             .groupBy("date")
             .agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
             .collect()
         }
-        return new, {day: _Count(count, *fresh.get(day, (0, 0))) for day, count in counts.items()}
+        return {day: _Count(count, *found.get(day, (0, 0))) for day, count in counts.items()}, fresh
 
-    def _stage_table(self, rows: DataFrame, table: str) -> dict[str, str]:
-        """Write rows as they will lie in the table. Returns where each file is staged -> its place."""
+    def _with_rescales(self, spark: SparkSession, change: _Change, days: Collection[date]) -> _Change:
+        """The same change, with the rescales that follow from it; only where they differ from those that are there."""
+        near = {day + timedelta(days=away) for day in days for away in (-1, 0, 1)}
+        seen = {day + timedelta(days=away) for day in near for away in (-1, 0, 1)}
+        observations = _of(self._after(change, "observations"), seen)
+        if not observations:
+            return change
+        found = _dated(
+            "rescales",
+            rescales.find(
+                self._files_of(spark, "observations", observations),
+                self._files_of(spark, "decisions", _of(self._after(change, "decisions"), seen)),
+            ),
+        )
+        found = self.stage(spark, _of_dates(found, near), "found")
+        there = self._files_of(spark, "rescales", _of(self._after(change, "rescales"), near))
+        different = found.exceptAll(there).unionAll(there.exceptAll(found)).select("date").distinct()
+        changed = [row.date for row in different.collect()]
+        if not changed:
+            return change
+        gone = _of(self._after(change, "rescales"), changed)
+        rows = _of_dates(found, changed)
+        return change.then(self._stage_table(rows, rows.select("date", "cluster", "at"), "rescales"), gone)
+
+    def _stage_table(self, rows: DataFrame, keys: DataFrame, table: str) -> dict[str, str]:
+        """Write rows as they will lie in the table. `keys` are theirs. Returns where each is staged -> its place."""
         first, second = KEYS[table]
         # Which file a cluster's day goes to: as many clusters as fit, in their order.
-        sizes = rows.groupBy("date", first).count()
         before = Window.partitionBy("date").orderBy(first).rowsBetween(Window.unboundedPreceding, -1)
         part = F.floor(F.coalesce(F.sum("count").over(before), F.lit(0)) / ROWS_PER_FILE)
-        # One task for all clusters and dates, but of three numbers each.
-        parts = sizes.select("date", first, part.alias("part"))
+        parts = keys.groupBy("date", first).count().select("date", first, part.alias("part"))
+        # One task for all clusters and dates, but of three columns.
         number = F.dense_rank().over(Window.orderBy("date", "part")) - 1
         parts = parts.select(F.col("date").alias("_date"), F.col(first).alias("_first"), number.alias("_part"))
         parts = parts.persist()
+        place = f"{STAGING}/new/{table}"
         try:
-            count = parts.agg(F.max("_part")).collect()[0][0] + 1
+            last = parts.agg(F.max("_part")).collect()[0][0]
+            if last is None:
+                return {}
             same = rows["date"].eqNullSafe(parts["_date"]) & (rows[first] == parts["_first"])
             ordered = (
                 rows.join(F.broadcast(parts), same)
-                .repartitionById(count, F.col("_part").cast("int"))
+                .repartitionById(last + 1, F.col("_part").cast("int"))
                 .sortWithinPartitions("date", first, second)
                 .select(*TABLES[table].names)
             )
-            place = f"{STAGING}/new/{table}"
             ordered.write.mode("overwrite").partitionBy("date").parquet(self._files.url(place))
         finally:
             parts.unpersist()
@@ -585,19 +655,16 @@ class Dataset:
                 continue  # somebody is at it
             if change is None:
                 return listed, True
-            here = set(listed)
-            coming = [
-                staged for staged, place in change.come.items() if place.startswith(f"{table}/") and place not in here
-            ]
-            return [*(name for name in listed if name not in change.go), *coming], False
+            return change.after(table, listed), False
         raise DatasetError(f"{self.path}: is being changed all the time; try again when it is not")
+
+    def _after(self, change: _Change, table: str) -> list[str]:
+        return change.after(table, self._current(table)[0])
 
     def _table(self, spark: SparkSession, table: str) -> DataFrame:
         for _ in range(_TRIES):
             names, plain = self._current(table)
-            if not names:
-                return spark.createDataFrame([], TABLES[table])
-            if not plain:
+            if not names or not plain:
                 return self._files_of(spark, table, names)
             # Spark looks into the directories now, so what it has seen is known if nothing changed meanwhile.
             rows = spark.read.schema(TABLES[table]).parquet(_plain(self._files.url(table)))
@@ -607,6 +674,8 @@ class Dataset:
 
     def _files_of(self, spark: SparkSession, table: str, names: Sequence[str]) -> DataFrame:
         """The rows of these files, which are in the table's directory or staged for it."""
+        if not names:
+            return spark.createDataFrame([], TABLES[table])
         bases: dict[str, list[str]] = {}
         for name in names:
             bases.setdefault(name.rsplit("/", 2)[0], []).append(_plain(self._files.url(name)))
@@ -684,7 +753,20 @@ def _dated(table: str, rows: DataFrame) -> DataFrame:
     return rows.to(TABLES[table].__class__([*TABLES[table].fields, rows.schema[ORDER]]))
 
 
-def _of_dates(rows: DataFrame, dates: Sequence[date | None]) -> DataFrame:
+def _of(names: Collection[str], dates: Collection[date | None]) -> list[str]:
+    """Those of a table's files that are of these dates."""
+    return [name for name in names if _date(name.rsplit("/", 2)[1]) in dates]
+
+
+def _matched(rows: DataFrame, others: DataFrame, table: str, how: str) -> DataFrame:
+    """Rows that are, or are not, among others by their key. By date too, so that Spark can leave out dates."""
+    match = rows["date"].eqNullSafe(others["date"])
+    for key in KEYS[table]:
+        match = match & (rows[key] == others[key])
+    return rows.join(others, match, how)
+
+
+def _of_dates(rows: DataFrame, dates: Collection[date | None]) -> DataFrame:
     some = [day for day in dates if day is not None]
     wanted = F.col("date").isin(*some) if some else F.lit(False)
     return rows.where(wanted | F.col("date").isNull() if None in dates else wanted)
