@@ -1,0 +1,93 @@
+"""Makes or profiles the history of a fleet in a process of its own, as a JVM has one master; tells what it took.
+
+    python -m tests.benchmarks.pipeline_run MASTER write DATASET:CLUSTERS:DAYS:SKEWED...
+    python -m tests.benchmarks.pipeline_run MASTER profile DATASET...
+
+Prints one line of JSON: what each dataset took, and the driver's memory in bytes. Spark properties
+are taken from AUTOSCALER_BENCH_CONF, like `spark.driver.memory=1g spark.sql.shuffle.partitions=8`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import SparkSession
+
+from autoscaler.pipeline.dataset import open_dataset
+from autoscaler.pipeline.profile import profiles
+from autoscaler.pipeline.session import session
+from tests.pipeline.fleet import Fleet, write
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+MADE_AT = datetime(2026, 2, 1, tzinfo=UTC)
+
+
+@contextmanager
+def watched() -> Iterator[Callable[[], int]]:
+    """Yields what tells the most memory that this process and its JVM have had together; Python workers not counted."""
+    me = psutil.Process()
+    processes = [me, *(child for child in me.children(recursive=True) if child.name() == "java")]
+    most, stop = 0, threading.Event()
+
+    def look() -> None:
+        nonlocal most
+        while not stop.wait(0.25):
+            most = max(most, sum(process.memory_info().rss for process in processes))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield lambda: most
+    finally:
+        stop.set()
+        thread.join()
+
+
+def profiled(spark: SparkSession, dataset: str) -> dict[str, Any]:
+    """Profile a dataset as the command does, but for the files that it writes."""
+    begin = time.perf_counter()
+    count, seen = 0, set()
+    for row in profiles(spark, open_dataset(dataset), made_at=MADE_AT).toLocalIterator():
+        count += 1
+        seen.add(row.profile)
+    seconds = time.perf_counter() - begin
+    digest = hashlib.sha256("".join(sorted(seen)).encode()).hexdigest()
+    return {"seconds": seconds, "profiles": count, "digest": digest}
+
+
+def written(spark: SparkSession, dataset: str, clusters: str, days: str, skewed: str) -> int:
+    """Write a dataset; how many observations it has."""
+    fleet = Fleet(clusters=int(clusters), days=int(days), skewed=skewed == "skewed")
+    return write(spark, fleet, Path(dataset))
+
+
+def main(master: str, what: str, *arguments: str) -> None:
+    """Do what the arguments say."""
+    given = dict(pair.split("=", 1) for pair in os.environ.get("AUTOSCALER_BENCH_CONF", "").split())
+    with session("benchmark", master=master, settings=SETTINGS | given) as spark:
+        if what == "write":
+            told: Any = [written(spark, *argument.split(":")) for argument in arguments]
+        else:
+            with watched() as most:
+                told = {"runs": [profiled(spark, dataset) for dataset in arguments], "memory": most()}
+    print(json.dumps(told))  # noqa: T201 - what the caller reads
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
