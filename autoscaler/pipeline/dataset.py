@@ -88,7 +88,7 @@ class Write(Protocol):
         spark: SparkSession,
         rows: Mapping[str, DataFrame],
         keys: Mapping[str, DataFrame] | None = None,
-        check: Callable[[], object] = lambda: None,
+        check: Callable[[Collection[str]], object] = lambda _: None,
     ) -> Merged:
         """Merge, as `Dataset.merge` does.
 
@@ -96,7 +96,8 @@ class Write(Protocol):
             spark: a session in UTC.
             rows: table -> rows.
             keys: table -> the keys of all of them, where these can be had for less; then rows are evaluated once.
-            check: called when all rows were read, before any of them counts; what it raises leaves all as it was.
+            check: called when rows were written and before they count, with the names of the tables that get some; what
+                it raises leaves all as it was.
         """
         ...
 
@@ -474,7 +475,7 @@ class Dataset:
                 spark: SparkSession,
                 rows: Mapping[str, DataFrame],
                 keys: Mapping[str, DataFrame] | None = None,
-                check: Callable[[], object] = lambda: None,
+                check: Callable[[Collection[str]], object] = lambda _: None,
             ) -> Merged:
                 with self.reading():
                     return self._merge(spark, rows, keys or {}, check)
@@ -503,7 +504,7 @@ class Dataset:
         spark: SparkSession,
         rows: Mapping[str, DataFrame],
         keys: Mapping[str, DataFrame],
-        check: Callable[[], object],
+        check: Callable[[Collection[str]], object],
     ) -> Merged:
         if spark.conf.get("spark.sql.session.timeZone") != "UTC":
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
@@ -529,7 +530,7 @@ class Dataset:
                 old = self._files_of(spark, table, there)
                 new, sizes = new.unionByName(old), sizes.unionByName(old.select("date", *KEYS[table]))
             change = change.then(self._stage_table(new, sizes, table), there)
-        check()
+        check([table for table, changed in dates.items() if changed])
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
             change = self._with_rescales(spark, change, days)

@@ -1,0 +1,424 @@
+"""Traces into the dataset: JSON lines, as a daemon's history has them, become observations and decisions.
+
+Spark's own reader parses them, by a schema: numbers that JSON lacks ("NaN", "Infinity") and ISO 8601 durations are
+understood, fields that nobody knows are passed over. What is no record is set aside with the reason.
+
+Lines are parsed three times, each time only as far as needed: for the keys, which tell what is new and where it goes,
+for observations, and for decisions. That is quicker than to write them aside in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial, reduce
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import ArrayType, DoubleType
+
+from autoscaler.pipeline.dataset import Dataset, Merged
+from autoscaler.pipeline.schema import DECISIONS, ENGINE
+from autoscaler.records import VERSION
+
+EARLIEST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
+AHEAD = timedelta(days=1)
+"""A time before, or so much later than the import, was told by a clock that is wrong."""
+
+LONGEST = 1000
+"""So many characters are kept of a line that is no record."""
+
+_BAD = "_bad"
+_METRIC = "struct<value:string,at:timestamp,partitions:int,parts:map<string,map<string,double>>,over:string>"
+_BOUND = "struct<replicas:int,reason:string>"
+_ENGINE = (
+    "struct<job:string,slots:int,parallelism:int,max_parallelism:int,partitions:int,running_since:timestamp,"
+    "last_checkpoint:timestamp,restarts:int,deadlines:map<string,string>>"
+)
+_BOTH = "version int, dry_run boolean, failed string"
+_SIZES = "cluster:string,at:timestamp,current:int,proposed:int,desired:int,reason:string"
+_SEEN = "observation struct<at:timestamp,desired:int,ready:int>"
+_DECIDED = f"decision struct<{_SIZES}>"
+_OBSERVATION = (
+    f"observation struct<at:timestamp,desired:int,ready:int,metrics:map<string,{_METRIC}>,missing:map<string,string>,"
+    f"engine:{_ENGINE},floor:{_BOUND},ceiling:{_BOUND},remarks:array<string>>"
+)
+_DECISION = (
+    f"decision struct<{_SIZES},recommendations:array<struct<policy:string,replicas:int,reason:string,"
+    "inputs:map<string,double>,detail:string>>,verdicts:array<struct<guard:string,before:int,after:int,reason:string,"
+    "detail:string>>,notes:array<array<string>>,combined:string>"
+)
+KEYS = f"{_SEEN}, {_DECIDED}, {_BOTH}"
+"""What is parsed of a line for its key..."""
+SEEN = f"{_OBSERVATION}, {_DECIDED}, {_BOTH}"
+"""... for its observation..."""
+DECIDED = f"{_SEEN}, {_DECISION}, {_BOTH}"
+"""... for its decision..."""
+WHOLE = f"{_OBSERVATION}, {_DECISION}, {_BOTH}"
+"""... and where something in it is of a type that it should not have."""
+
+WRONG_TYPE = "a value in it is missing, or not of the type that it should be"
+DAMAGED = "the file is damaged: what could be read of it was taken"
+
+_DAYS = {"Y": 365 * 86400, "W": 604800, "D": 86400}
+_HOURS = {"H": 3600, "M": 60, "S": 1}
+_USUAL = {"PT0S": 0.0, "PT1M": 60.0, "PT15S": 15.0, "PT30S": 30.0, "PT2M": 120.0, "PT5M": 300.0, "PT10S": 10.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did.
+
+    Attributes:
+        merged: what was added to each table; a record is counted as its decision.
+        lines: lines read.
+        rejected: reason -> lines, or files, set aside for it.
+        damaged: files that are damaged; what could be read of them was.
+    """
+
+    merged: Merged = field(default_factory=Merged)
+    lines: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """Files to read.
+
+    Attributes:
+        files: all of them.
+        careful: those that have lines with values of wrong types; they are parsed whole each time.
+        damaged: packed ones that cannot be read to their end.
+        torn: file -> its last line, which its writer may still be at.
+        rename: old name of a cluster -> new one.
+        until: what is later was told by a wrong clock.
+    """
+
+    files: tuple[str, ...]
+    rename: Mapping[str, str]
+    until: datetime
+    careful: frozenset[str] = frozenset()
+    damaged: frozenset[str] = frozenset()
+    torn: Mapping[str, str] = field(default_factory=dict)
+
+
+class _WrongTypeError(Exception):
+    """Lines have values of wrong types where only an observation or only a decision was parsed."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        super().__init__()
+        self.files = frozenset(files)
+
+
+def add(
+    spark: SparkSession,
+    dataset: Dataset,
+    files: Sequence[str],
+    *,
+    now: datetime,
+    rename: Mapping[str, str] | None = None,
+    torn: Mapping[str, str] | None = None,
+) -> Imported:
+    """Add the records of files to a dataset; what is there already changes nothing.
+
+    Args:
+        spark: a session in UTC.
+        dataset: where to.
+        files: paths on this machine or URLs, of JSON lines, or packed ones (`.gz`).
+        now: times a day later than this are told by a wrong clock.
+        rename: old name of a cluster -> new one.
+        torn: file -> its last line where it has no end: its writer may still be at it, so it is not set aside.
+
+    Raises:
+        DatasetError: somebody else is writing, or a file of the dataset is damaged.
+    """
+    if not files:
+        return Imported()
+    given = _Input(tuple(files), rename or {}, now + AHEAD, torn=torn or {})
+    with dataset.writing() as write:
+        while True:
+            keys, given = _keys(spark, dataset, given)
+            good = keys.where("problem is null")
+            looks = {"observations": Observation(), "decisions": Observation()}
+            rows = {
+                "observations": _observations(spark, given, looks["observations"]),
+                "decisions": _decisions(spark, given, looks["decisions"]),
+                "rejected": _rejected(spark, keys, given),
+            }
+            planned = {"observations": good, "decisions": good}
+            try:
+                merged = write(spark, rows, planned, partial(_look, looks, given))
+            except _WrongTypeError as error:
+                given = replace(given, careful=given.careful | error.files)
+                continue
+            return _summary(merged, keys, given)
+
+
+def _look(looks: Mapping[str, Observation], given: _Input, written: Collection[str]) -> None:
+    """Refuse what was written if lines turned out to be no records, which by their keys had seemed to be."""
+    found = {file for table, look in looks.items() if table in written for file in look.get["files"]}
+    if found - given.careful:
+        raise _WrongTypeError(found)
+
+
+def _keys(spark: SparkSession, dataset: Dataset, given: _Input) -> tuple[DataFrame, _Input]:
+    """The keys of all lines, staged; `problem` says why one is no record. And what was found out about the files."""
+    try:
+        return _staged_keys(spark, dataset, given), given
+    except PySparkException:
+        damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
+        if not damaged - given.damaged:
+            raise
+        given = replace(given, damaged=frozenset(damaged))
+        return _staged_keys(spark, dataset, given), given
+
+
+def _staged_keys(spark: SparkSession, dataset: Dataset, given: _Input) -> DataFrame:
+    def key(lines: DataFrame) -> DataFrame:
+        known = lines.withColumn("problem", _problem(lines, given))
+        problem = F.col("problem").isNotNull()
+        return known.select(
+            _cluster(given).alias("cluster"),
+            F.col("decision.at").alias("at"),
+            _order().alias("order"),
+            "problem",
+            F.when(problem, _path()).alias("file"),
+            F.when(problem, F.coalesce(F.left(F.col(_BAD), F.lit(LONGEST)), F.lit(""))).alias("text"),
+        )
+
+    return dataset.stage(spark, _lines(spark, given, KEYS, key), "keys")
+
+
+def _is_whole(spark: SparkSession, file: str) -> bool:
+    try:
+        spark.read.text(_escaped(file)).agg(F.max(F.length("value"))).collect()
+    except PySparkException:
+        return False
+    return True
+
+
+def _escaped(path: str) -> str:
+    """A path for Spark, in which it takes no letter for a pattern."""
+    return re.sub(r"([\\{}\[\]*?^])", r"\\\1", path if "://" in path else f"file://{path}")
+
+
+def _lines(spark: SparkSession, given: _Input, schema: str, project: Callable[[DataFrame], DataFrame]) -> DataFrame:
+    """The lines of the files, parsed by a schema, made into rows by `project`; `_bad` is what was not understood."""
+    frames = []
+    for careful, damaged in itertools.product((False, True), (False, True)):
+        files = [
+            _escaped(file)
+            for file in given.files
+            if (file in given.careful) is careful and (file in given.damaged) is damaged
+        ]
+        if files:
+            lines = (
+                spark.read.schema(f"{WHOLE if careful else schema}, {_BAD} string")
+                .option("columnNameOfCorruptRecord", _BAD)
+                .option("ignoreCorruptFiles", str(damaged).lower())
+                .json(files)
+            )
+            frames.append(project(lines.withColumn("_file", F.col("_metadata.file_path"))))
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _path() -> Column:
+    """The file of a line as it was given."""
+    decoded = F.url_decode(F.replace(F.col("_file"), F.lit("+"), F.lit("%2B")))
+    return F.regexp_replace(decoded, "^file:/+", "/")
+
+
+def _cluster(given: _Input) -> Column:
+    name = F.col("decision.cluster")
+    if not given.rename:
+        return name
+    renamed = reduce(
+        lambda cases, one: cases.when(name == one[0], one[1]),
+        list(given.rename.items())[1:],
+        F.when(name == next(iter(given.rename)), next(iter(given.rename.values()))),
+    )
+    return renamed.otherwise(name)
+
+
+def _order() -> Column:
+    """A number of a record, by what both of its halves are parsed with."""
+    return F.xxhash64(
+        "observation.desired",
+        "observation.ready",
+        "decision.current",
+        "decision.proposed",
+        "decision.desired",
+        "decision.reason",
+        "dry_run",
+        "failed",
+    )
+
+
+def _problem(lines: DataFrame, given: _Input) -> Column:
+    """Why a line is no record; null: it is one."""
+    bad, cluster, at = F.col(_BAD), F.col("decision.cluster"), F.col("decision.at")
+    unread = bad.isNotNull() & cluster.isNull() & at.isNull()
+    known = (
+        F.when(unread & ~bad.startswith("{"), "it is no JSON object")
+        .when(unread & ~F.rtrim(bad).endswith("}"), "it is cut off")
+        .when(unread & F.get_json_object(bad, "$.decision").isNull(), "it is no JSON, or has no decision")
+        .when(
+            F.col("version") != VERSION,
+            F.concat(
+                F.lit("version "), F.col("version"), F.lit(f" of the trace format is not known, expected {VERSION}")
+            ),
+        )
+        .when(bad.isNotNull(), WRONG_TYPE)
+        .when(cluster.isNull() | (cluster == ""), "it has no decision.cluster")
+    )
+    needed = [
+        "decision.at",
+        "decision.current",
+        "decision.proposed",
+        "decision.desired",
+        "decision.reason",
+        "observation.at",
+    ]
+    for name in needed:
+        known = known.when(F.col(name).isNull(), f"it has no {name}")
+    known = (
+        known.when(at != F.col("observation.at"), "its observation is of another time than its decision")
+        .when(at < F.lit(EARLIEST), f"its time is before {EARLIEST.year}: a clock was wrong")
+        .when(at > F.lit(given.until), "its time is in the future: a clock was wrong")
+    )
+    if "metrics" in lines.schema["observation"].dataType.names:
+        unread_metric = F.exists(
+            F.map_values("observation.metrics"), lambda metric: metric["value"].isNull() | metric["at"].isNull()
+        )
+        known = known.when(unread_metric, WRONG_TYPE)
+    return known
+
+
+def _good(lines: DataFrame, given: _Input, look: Observation) -> DataFrame:
+    """The lines that are records. `look` will tell in which files values were of wrong types."""
+    known = lines.withColumn("problem", _problem(lines, given))
+    files = F.collect_set(F.when(F.col("problem") == WRONG_TYPE, _path()))
+    return known.observe(look, files.alias("files")).where("problem is null")
+
+
+def _rejected(spark: SparkSession, keys: DataFrame, given: _Input) -> DataFrame:
+    """Lines that are no records, and files that are damaged."""
+    rows = keys.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
+    for file, line in given.torn.items():
+        rows = rows.where(~((F.col("file") == file) & (F.col("text") == line[:LONGEST])))
+    if given.damaged:
+        damaged = [(file, DAMAGED, "") for file in sorted(given.damaged)]
+        rows = rows.unionByName(spark.createDataFrame(damaged, "file string, reason string, text string"))
+    day = F.regexp_extract("file", r"(\d{4}-\d\d-\d\d)[^/]*$", 1)
+    return rows.withColumn("date", F.try_to_date(day))
+
+
+def _summary(merged: Merged, keys: DataFrame, given: _Input) -> Imported:
+    counts = {
+        row.reason: row["count"]
+        for row in _rejected(keys.sparkSession, keys, given).groupBy("reason").count().collect()
+    }
+    return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
+
+
+def _observations(spark: SparkSession, given: _Input, look: Observation) -> DataFrame:
+    def row(lines: DataFrame) -> DataFrame:
+        seen = "observation."
+        return lines.select(
+            _cluster(given).alias("cluster"),
+            *(F.col(f"{seen}{name}") for name in ("at", "desired", "ready")),
+            *(_sum(name).alias(name) for name in ("lag", "arrivals", "throughput")),
+            _number("utilization", F.array_max).alias("utilization"),
+            F.transform_values(
+                F.coalesce(f"{seen}metrics", F.create_map().cast(f"map<string,{_METRIC}>")), _metric
+            ).alias("metrics"),
+            F.coalesce(F.col(f"{seen}missing"), F.create_map().cast("map<string,string>")).alias("missing"),
+            _engine().alias("engine"),
+            *(F.col(f"{seen}{name}") for name in ("floor", "ceiling")),
+            F.coalesce(F.col(f"{seen}remarks"), F.array().cast("array<string>")).alias("remarks"),
+            _order().alias("order"),
+        )
+
+    return _lines(spark, given, SEEN, lambda lines: row(_good(lines, given, look)))
+
+
+def _numbers(text: Column) -> Column:
+    return F.from_json(text, ArrayType(DoubleType()))
+
+
+def _number(name: str, of_many: Callable[[Column], Column]) -> Column:
+    text = F.col("observation.metrics")[name]["value"]
+    return F.when(text.startswith("["), of_many(_numbers(text))).otherwise(text.try_cast("double"))
+
+
+def _sum(name: str) -> Column:
+    return _number(name, lambda values: F.aggregate(values, F.lit(0.0), lambda total, one: total + one))
+
+
+def _metric(_: Column, metric: Column) -> Column:
+    text = metric["value"]
+    many = text.startswith("[")
+    return F.struct(
+        F.when(~many, text.try_cast("double")).alias("value"),
+        F.when(many, _numbers(text)).alias("values"),
+        metric["at"].alias("at"),
+        metric["partitions"].alias("partitions"),
+        metric["parts"].alias("parts"),
+        _seconds(metric["over"]).alias("over"),
+    )
+
+
+def _engine() -> Column:
+    engine = F.col("observation.engine")
+    plain = [name for name in ENGINE.names if name != "deadlines"]
+    deadlines = F.transform_values(engine["deadlines"], lambda _, span: _seconds(span)).alias("deadlines")
+    return F.when(engine.isNotNull(), F.struct(*(engine[name].alias(name) for name in plain), deadlines))
+
+
+def _seconds(text: Column) -> Column:
+    """A span in seconds, of ISO 8601 as pydantic writes it: a year has 365 days."""
+
+    def part(units: Mapping[str, int], of: Column) -> Column:
+        numbers = [
+            F.coalesce(F.regexp_extract(of, rf"([\d.]+){unit}", 1).try_cast("double"), F.lit(0.0)) * seconds
+            for unit, seconds in units.items()
+        ]
+        return reduce(lambda total, one: total + one, numbers)
+
+    days, hours = F.substring_index(text, "T", 1), F.regexp_extract(text, "T(.*)$", 1)
+    whole = (part(_DAYS, days) + part(_HOURS, hours)) * F.when(text.startswith("-"), -1.0).otherwise(1.0)
+    # Nearly all are of a few spans: quicker than to take each apart.
+    usual = reduce(
+        lambda cases, one: cases.when(text == one[0], one[1]), list(_USUAL.items())[1:], F.when(text == "PT0S", 0.0)
+    )
+    return usual.when(text.contains("P"), whole).otherwise(text.try_cast("double"))
+
+
+def _decisions(spark: SparkSession, given: _Input, look: Observation) -> DataFrame:
+    def row(lines: DataFrame) -> DataFrame:
+        plain = ("at", "current", "proposed", "desired", "reason")
+        lists = [
+            F.coalesce(F.col(f"decision.{name}"), F.array().cast(DECISIONS[name].dataType)).alias(name)
+            for name in ("recommendations", "verdicts")
+        ]
+        notes = F.transform(
+            F.coalesce(F.col("decision.notes"), F.array().cast("array<array<string>>")),
+            lambda note: F.struct(note[0].alias("reason"), note[1].alias("text")),
+        )
+        return lines.select(
+            _cluster(given).alias("cluster"),
+            *(F.col(f"decision.{name}") for name in plain),
+            *lists,
+            notes.alias("notes"),
+            F.coalesce(F.col("decision.combined"), F.lit("")).alias("combined"),
+            F.coalesce("dry_run", F.lit(False)).alias("dry_run"),
+            F.coalesce("failed", F.lit("")).alias("failed"),
+            _order().alias("order"),
+        )
+
+    return _lines(spark, given, DECIDED, lambda lines: row(_good(lines, given, look)))
