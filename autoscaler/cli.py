@@ -148,6 +148,12 @@ def _on_spark(
 
         profile.add_arguments(sub)
 
+    sub = command("backtest", _backtest, "try policies and parameters on what really arrived")
+    if "backtest" in arguments:
+        from autoscaler.offline import backtest
+
+        backtest.add_arguments(sub)
+
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
@@ -645,6 +651,12 @@ def _profile(arguments: argparse.Namespace) -> int:
     from autoscaler.offline import profile
 
     return profile.run(arguments)
+
+
+def _backtest(arguments: argparse.Namespace) -> int:
+    from autoscaler.offline import backtest
+
+    return backtest.run(arguments)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

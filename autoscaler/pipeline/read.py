@@ -243,7 +243,7 @@ def _next(
         known = observation.desired is not None and followed
         yield before.record(observation.desired if known and observation.desired is not None else before.current)
     if decision is not None:
-        yield Record(observation, _decision(decision), 1, bool(decision["dry_run"]), decision["failed"] or "")
+        yield _record(observation, decision)
         return
     known_before = 0 if before is None else before.current
     current = known_before if observation.desired is None else observation.desired
@@ -251,6 +251,15 @@ def _next(
 
 
 # Rows as what they were
+
+
+def record(observation: _Row, decision: _Row) -> Record:
+    """A row of `observations` and that of `decisions` of the same time, as pyarrow gives them, as the record it was."""
+    return _record(_observation(observation), decision)
+
+
+def _record(observation: Observation, decision: _Row) -> Record:
+    return Record(observation, _decision(decision), 1, bool(decision["dry_run"]), decision["failed"] or "")
 
 
 def _observation(row: _Row) -> Observation:
