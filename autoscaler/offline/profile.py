@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 OK, FAILED = 0, 1
 TOLD = 5
 """The findings of so many clusters are printed whole; of more, the most expensive ones only."""
+TOGETHER = 100
+"""So many profiles are fetched at a time: up to 30 MB."""
 
 Row = Mapping[str, Any]
 
@@ -156,22 +158,19 @@ def _kept(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
     """Write all that was found; what it was, without the profiles themselves."""
     from autoscaler.pipeline.profile import write
 
-    rows.foreachPartition(_nothing_more)
+    count = rows.count()
     if options.table is not None:
         _write_table(rows, options.table)
     kept = []
     try:
-        for row in write(rows.toLocalIterator(), options.out):
+        # Each partition is a job of its own, one after the other: few of them, though not more than memory holds.
+        for row in write(rows.coalesce(max(count // TOGETHER, 1)).toLocalIterator(), options.out):
             told = row.asDict(recursive=True)
             del told["profile"]
             kept.append({key: _plain(value) for key, value in told.items()})
     except OSError as error:
         raise AutoscalerError(f"{options.out}: cannot be written: {error.strerror}") from error
     return sorted(kept, key=lambda row: str(row["cluster"]))
-
-
-def _nothing_more(_rows: Iterator[object]) -> None:
-    """What is kept is made, and nothing else."""
 
 
 def _write_table(rows: DataFrame, path: str) -> None:
