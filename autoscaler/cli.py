@@ -142,6 +142,12 @@ def _on_spark(
     arguments: Sequence[str],
 ) -> None:
     """The commands that run on Spark."""
+    sub = command("history", _history, "keep the history of a fleet as a dataset, and ask it")
+    if "history" in arguments:
+        from autoscaler.offline import history
+
+        history.add_commands(sub)
+
     sub = command("profile", _profile, "find out what the history of each cluster tells")
     if "profile" in arguments:
         from autoscaler.offline import profile
@@ -645,6 +651,12 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from autoscaler.offline import simulate
 
     return simulate.run(arguments)
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from autoscaler.offline import history
+
+    return history.run(arguments)
 
 
 def _profile(arguments: argparse.Namespace) -> int:
