@@ -160,6 +160,12 @@ def _on_spark(
 
         backtest.add_arguments(sub)
 
+    sub = command("tune", _tune, "find the parameters that keep an objective at the least cost")
+    if "tune" in arguments:
+        from autoscaler.offline import tune
+
+        tune.add_arguments(sub)
+
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
@@ -669,6 +675,12 @@ def _backtest(arguments: argparse.Namespace) -> int:
     from autoscaler.offline import backtest
 
     return backtest.run(arguments)
+
+
+def _tune(arguments: argparse.Namespace) -> int:
+    from autoscaler.offline import tune
+
+    return tune.run(arguments)
 
 
 def _replay(arguments: argparse.Namespace) -> int:
