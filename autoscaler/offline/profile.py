@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 OK, FAILED = 0, 1
 TOLD = 5
 """The findings of so many clusters are printed whole; of more, the most expensive ones only."""
-TOGETHER = 100
-"""So many profiles are fetched at a time: up to 30 MB."""
 
 Row = Mapping[str, Any]
 
@@ -129,9 +127,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _made(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iterator[DataFrame]:  # noqa: ANN401
-    from pyspark import StorageLevel
-
-    from autoscaler.pipeline.profile import profiles
+    from autoscaler.pipeline.profile import profiles, stored
 
     with dataset.reading():
         rows = profiles(
@@ -146,25 +142,19 @@ def _made(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iterator
             renamed=dict(options.rename),
         )
         spark_options.tell_plan(options, {"the profiles": rows})
-        # All at once, and then one by one: an iterator would have them made one partition after the other.
-        rows = rows.persist(StorageLevel.DISK_ONLY)
-        try:
-            yield rows
-        finally:
-            rows.unpersist()
+        with stored(rows) as made:
+            yield made
 
 
 def _kept(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
     """Write all that was found; what it was, without the profiles themselves."""
     from autoscaler.pipeline.profile import write
 
-    count = rows.count()
     if options.table is not None:
         _write_table(rows, options.table)
     kept = []
     try:
-        # Each partition is a job of its own, one after the other: few of them, though not more than memory holds.
-        for row in write(rows.coalesce(max(count // TOGETHER, 1)).toLocalIterator(), options.out):
+        for row in write(rows.toLocalIterator(), options.out):
             told = row.asDict(recursive=True)
             del told["profile"]
             kept.append({key: _plain(value) for key, value in told.items()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -80,6 +82,9 @@ PROFILES = StructType(
 `season_error` is that of the season's forecasts for `TOLD_AHEAD` minutes."""
 
 TOLD_AHEAD = 15
+
+TOGETHER = 100
+"""So many profiles are fetched at a time: up to 30 MB."""
 
 _RESCALES = (
     "at",
@@ -321,6 +326,20 @@ def _row(profile: Profile) -> dict[str, Any]:
 
 
 # Files
+
+
+@contextmanager
+def stored(rows: DataFrame) -> Iterator[DataFrame]:
+    """Make the rows of `profiles`, on all cores, and keep them until the end of the block; yields them to be fetched.
+
+    `toLocalIterator` makes a job of each partition, one after the other. So all is made before, and what is yielded has
+    few partitions, each small enough to be held.
+    """
+    kept = rows.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield kept.coalesce(max(kept.count() // TOGETHER, 1))
+    finally:
+        kept.unpersist()
 
 
 def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:
