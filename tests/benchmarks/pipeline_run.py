@@ -25,7 +25,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from autoscaler.pipeline.dataset import open_dataset
-from autoscaler.pipeline.profile import profiles
+from autoscaler.pipeline.profile import profiles, stored
 from autoscaler.pipeline.session import session
 from tests.pipeline.fleet import Fleet, write
 
@@ -63,9 +63,10 @@ def profiled(spark: SparkSession, dataset: str) -> dict[str, Any]:
     """Profile a dataset as the command does, but for the files that it writes."""
     begin = time.perf_counter()
     count, seen = 0, set()
-    for row in profiles(spark, open_dataset(dataset), made_at=MADE_AT).toLocalIterator():
-        count += 1
-        seen.add(row.profile)
+    with stored(profiles(spark, open_dataset(dataset), made_at=MADE_AT)) as rows:
+        for row in rows.toLocalIterator():
+            count += 1
+            seen.add(row.profile)
     seconds = time.perf_counter() - begin
     digest = hashlib.sha256("".join(sorted(seen)).encode()).hexdigest()
     return {"seconds": seconds, "profiles": count, "digest": digest}
