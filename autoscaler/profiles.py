@@ -1,17 +1,23 @@
-"""Profiles as JSON files, one for each cluster, validated when they are read back."""
+"""Profiles as JSON files, one for each cluster, validated when they are read back.
+
+Spark's workers write them, and have nothing installed but what Spark needs: pydantic is loaded to read only.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
-
-from pydantic import ConfigDict, RootModel, ValidationError
+from datetime import UTC, datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from autoscaler.core.profile import Profile, Season
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 FORMAT = "autoscaler-profile"
 VERSION = 1
@@ -19,10 +25,6 @@ SUFFIX = ".json"
 
 _PLAIN = re.compile(r"[\w.-]+")
 _DIGITS = 6
-
-
-class _Profile(RootModel[Profile]):
-    model_config = ConfigDict(ser_json_inf_nan="strings")
 
 
 def name(cluster: str) -> str:
@@ -36,8 +38,21 @@ def name(cluster: str) -> str:
 
 def dump(profile: Profile) -> str:
     """A profile as JSON, its numbers with six digits."""
-    whole = {"format": FORMAT, "version": VERSION, **_Profile.model_construct(profile).model_dump(mode="json")}
-    return json.dumps(_rounded(whole)) + "\n"
+    return json.dumps({"format": FORMAT, "version": VERSION, **_plain(profile)}) + "\n"
+
+
+def _plain(thing: Any) -> Any:  # noqa: ANN401 - any part of a profile, as a JSON value
+    if isinstance(thing, float):
+        return float(f"{thing:.{_DIGITS}g}") if math.isfinite(thing) else str(thing)
+    if isinstance(thing, datetime):
+        return thing.astimezone(UTC).isoformat().replace("+00:00", "Z") if thing.tzinfo else thing.isoformat()
+    if is_dataclass(thing):
+        return {each.name: _plain(getattr(thing, each.name)) for each in fields(thing)}
+    if isinstance(thing, Mapping):
+        return {key: _plain(value) for key, value in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [_plain(value) for value in thing]
+    return thing
 
 
 def load(text: bytes | str) -> Profile:
@@ -52,12 +67,7 @@ def load(text: bytes | str) -> Profile:
     if version != VERSION:
         raise ValueError(f"version {version!r} of the profile's format is not known, expected {VERSION}")
     body = {key: value for key, value in whole.items() if key not in ("format", "version")}
-    try:
-        profile = _Profile.model_validate(body, strict=False).root
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise ValueError(f"{where}: {problem['msg']}" if where else str(problem["msg"])) from error
+    profile = _validated(body)
     if not all(map(math.isfinite, _numbers(profile))):
         raise ValueError("has a number that is not finite")
     season = profile.season
@@ -70,6 +80,24 @@ def load(text: bytes | str) -> Profile:
     if curve is not None and not (curve.rate > 0 and curve.exponent > 0):
         raise ValueError("capacity: expected a rate and an exponent above 0")
     return profile
+
+
+def _validated(body: dict[str, Any]) -> Profile:
+    from pydantic import ValidationError  # noqa: PLC0415 - see above
+
+    try:
+        return _reader().validate_python(body, strict=False)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in problem["loc"])
+        raise ValueError(f"{where}: {problem['msg']}" if where else str(problem["msg"])) from error
+
+
+@cache
+def _reader() -> TypeAdapter[Profile]:
+    from pydantic import TypeAdapter  # noqa: PLC0415 - see above
+
+    return TypeAdapter(Profile)
 
 
 def _check(season: Season) -> None:
@@ -92,13 +120,3 @@ def _numbers(thing: object) -> Iterator[float]:
     elif isinstance(thing, (list, tuple)):
         for value in thing:
             yield from _numbers(value)
-
-
-def _rounded(thing: Any) -> Any:  # noqa: ANN401 - any JSON value
-    if isinstance(thing, float):
-        return float(f"{thing:.{_DIGITS}g}")
-    if isinstance(thing, dict):
-        return {key: _rounded(value) for key, value in thing.items()}
-    if isinstance(thing, list):
-        return [_rounded(value) for value in thing]
-    return thing

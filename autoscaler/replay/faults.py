@@ -20,7 +20,6 @@ from autoscaler.core.step import call_failed
 from autoscaler.durations import format_duration, parse_duration
 from autoscaler.plugins import guess
 from autoscaler.ports import Record
-from autoscaler.records import dump_record, dump_state, load_record, load_state
 from autoscaler.replay.plant import START, Plant, PlantSpec
 
 HOUR = 3600.0
@@ -254,6 +253,9 @@ def restarted(state: ClusterState) -> ClusterState:
 
     Whether a scale call that was not seen confirmed has arrived, it cannot know.
     """
+    # Where Spark's workers simulate, nothing is installed but what Spark needs, and no daemon restarts.
+    from autoscaler.records import dump_record, dump_state, load_record, load_state  # noqa: PLC0415
+
     told = Decision("", START, 0, 0, 0, Reason.STEADY)
     past = tuple([load_record(dump_record(Record(seen, told))).observation for seen in state.past])
     state = replace(load_state(dump_state(state)), past=past)
