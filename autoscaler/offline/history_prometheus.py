@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prometheus",
         nargs="?",
         const="",
+        type=_url,
         metavar="URL",
         help="import what a Prometheus server has of the clusters of --config: the one of their sources, or this one",
     )
@@ -67,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="QUERY",
         help="likewise of the replicas that are up (default: with --replicas the same, else autoscaler_ready_replicas)",
     )
+
+
+def _url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        # What follows --prometheus is taken for its URL.
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL like http://prometheus:9090; DATASET goes before it")
+    return text
 
 
 def _time(text: str) -> datetime:

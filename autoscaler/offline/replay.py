@@ -68,7 +68,8 @@ def _replayed(
     """Every cluster's replay, and how many records there were of those that the configuration does not have."""
     replays: dict[str, Replay] = {}
     left_out: dict[str, int] = {}
-    if (options.trace / DATASET).is_file():
+    imported = (options.trace / DATASET).is_file()
+    if imported:
         records, left_out = _dataset(options, config)
     else:
         records = _records(options, unread)
@@ -86,9 +87,20 @@ def _replayed(
             if cluster is None:
                 left_out[name] = left_out.get(name, 0) + 1
                 continue
-            replay = replays[name] = Replay(replace(cluster.spec, name=name), options.since, options.until)
+            spec = replace(cluster.spec, name=name)
+            if imported and spec.engine and _unwatched(record):
+                # Else nothing would ever be lowered, as where an engine that is watched cannot be asked.
+                spec = replace(spec, engine=False)
+                complain(f"{name}: nothing is known of its engine; a rescale is followed by sizes and metrics alone.")
+            replay = replays[name] = Replay(spec, options.since, options.until)
         replay.add(record)
     return replays, left_out
+
+
+def _unwatched(record: Record) -> bool:
+    """Whether nobody looked at the engine, as where the history was imported from metrics."""
+    seen = record.observation
+    return seen.engine is None and "engine" not in seen.missing
 
 
 def _dataset(options: argparse.Namespace, config: Config) -> tuple[Iterable[Record], dict[str, int]]:
