@@ -156,9 +156,8 @@ def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]
     for named in spec.policies:
         objective, reserve = (getattr(named.policy, name, None) for name in ("objective", "reserve"))
         if isinstance(objective, timedelta) and isinstance(reserve, float):
-            spans = tuple(
-                format_duration(timedelta(seconds=round(share * objective.total_seconds()))) for share in OBJECTIVES
-            )
+            seconds = [max(1, round(share * objective.total_seconds())) for share in OBJECTIVES]
+            spans = tuple(format_duration(timedelta(seconds=each)) for each in seconds)
             settings += [(f"{named.name}.objective", spans), (f"{named.name}.reserve", RESERVES)]
     if not settings:
         names = ", ".join(named.name for named in spec.policies)
@@ -353,7 +352,8 @@ def patch(
         assert one.chosen is not None  # noqa: S101 - see above
         lines += [
             f"  {_scalar(names[one.cluster])}:",
-            f"    # Too old is above {slo[one.cluster]:g} s. Chosen on {_days(one.trained)}, judged on {_days(one.validated)}:",
+            f"    # Too old is above {slo[one.cluster]:g} s. Chosen on {_days(one.trained)},",
+            f"    # judged on {_days(one.validated)}:",
             f"    # {one.why}.",
         ]
         lines += [f"    {line}" for line in _nested(one.chosen["parameters"], options, names[one.cluster])]
