@@ -51,7 +51,7 @@ def _read(past: tuple[Observation, ...]) -> int | None:
         if not seen.missing:
             # All there are: to go through the whole past for every decision would be slow.
             break
-    return max(counts.values(), default=None)
+    return max(counts.values()) if counts else None
 
 
 def usable_slots(spec: ClusterSpec, engine: EngineStatus | None, past: tuple[Observation, ...]) -> int | None:
@@ -126,7 +126,7 @@ def learn_rate(learned: Learned, spec: ClusterSpec, size: int, throughput: float
         for other, figure in learned.capacity.items()
         if (figure.rate <= new.rate if other < size else figure.rate >= new.rate)
     }
-    return replace(learned, capacity={**kept, size: new})
+    return Learned({**kept, size: new}, learned.durations, learned.memory)
 
 
 def learn_durations(learned: Learned, rescale: Rescale) -> Learned:

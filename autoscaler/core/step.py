@@ -296,7 +296,7 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
     start = 0
     while start < len(past) and past[start].at < oldest:
         start += 1
-    return (*past[start:], observation)
+    return past[start:] + (observation,)  # noqa: RUF005 - there are many, and an unpacked tuple is copied twice more
 
 
 def _since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:

@@ -249,6 +249,7 @@ class Plant:
         self._stalled_until = 0.0
         self._waits_until = 0.0  # for new workers, while it runs
         self._running_since = -max(RAN_FOR, spec.cold_for)
+        self._up_since = self._start_at + timedelta(seconds=self._running_since)
         self._rules = FlinkSettings.merging(spec.merge) if spec.scheduler is None else spec.scheduler
         # Without workers only the benchmark's job is deployed.
         deployed = size > 0 or spec.scheduler is None
@@ -262,7 +263,8 @@ class Plant:
         self._stopped_at = 0.0
         self._used = 0  # how many workers the job uses
         self._worth = 0.0  # how many times the work of one these do
-        self._use(self._job.parallelism)
+        self._parallelism = self._job.parallelism
+        self._use(self._parallelism)
         self._arrived = 0.0
         self._position = 0.0
         self._committed = 0.0
@@ -289,7 +291,8 @@ class Plant:
         self._arrived += arrivals
         waiting = self._arrived - self._position
         able = done = 0.0
-        stalled = STEP if self._halted else min(max(self._stalled_until - begin, self._waits_until - begin, 0.0), STEP)
+        still_until = math.inf if self._halted else max(self._stalled_until, self._waits_until)
+        stalled = min(still_until - begin, STEP) if still_until > begin else 0.0
         runs = STEP - stalled
         if runs > 0.0:
             able = self.one * self._worth * (math.exp(self._noise) + GRID - GRID)
@@ -364,10 +367,10 @@ class Plant:
         return EngineStatus(
             JobState.RUNNING if running else _STATES.get(job.phase, JobState.RESTARTING),
             job.slots + job.dead,
-            job.parallelism if running else 0,
+            self._parallelism if running else 0,
             max_parallelism=self._most,
             partitions=self.spec.partitions,
-            running_since=self._start_at + timedelta(seconds=self._running_since) if running else None,
+            running_since=self._up_since if running else None,
             last_checkpoint=self._start_at + timedelta(seconds=self._checkpointed),
             restarts=self.track.restarts,
             deadlines=self._deadlines,
@@ -437,6 +440,7 @@ class Plant:
         # How long that takes is no business of the scheduler: none of its rules looks at it.
         self._job, _ = advance(self._rules, self._job, Restored(event.at))
         self._wakes_at = self._job.wakes_at
+        self._parallelism = self._job.parallelism
         self._halted = not self._job.runs
 
     def _restore(self, at: float, extra: float) -> None:
@@ -446,6 +450,7 @@ class Plant:
         stall = extra + self._lognormal(median, spec.restart_sd)
         self._stalled_until = max(self._stalled_until, at + stall)
         self._running_since = self._stalled_until
+        self._up_since = self._start_at + timedelta(seconds=self._running_since)
         self._checkpoint_in = spec.checkpoint
         self.track.restarts += 1
 

@@ -27,6 +27,8 @@ from autoscaler_policies.answer import LARGEST, missing, plain, replicas, sized,
 from autoscaler_policies.measured import total
 
 MINUTE = timedelta(seconds=forecast.MINUTE_S)
+LONGEST = max(forecast.TRENDS.values())
+"""Readings that the longest trend is looked for in."""
 WARM = timedelta(seconds=120)
 """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall."""
 CHECKPOINT_S = 10.0
@@ -99,7 +101,7 @@ class _Outlook:
     level: float
     trends: tuple[tuple[float, float], ...]
     seasonal: float
-    up: float
+    start_up: float
     stall_up: float
     stall_down: float
     replay: float
@@ -112,6 +114,11 @@ class _Outlook:
         if "capacity.level" not in self.memory:
             return saturated_rate(self.view.learned, spec, size, self.partitions) or 0.0
         return self.share * capacity_model.rate(self.memory, _workers(self.view, size, self.partitions), size)
+
+    @property
+    def up(self) -> float:
+        """How long it takes until a larger size runs."""
+        return restart_time(self.view.learned, Direction.UP) or self.start_up
 
     def arriving(self, ahead: float) -> float:
         """What will arrive so far ahead; never less than now, as a forecast must not lower anything."""
@@ -201,7 +208,7 @@ class Adaptive:
     @property
     def lookback(self) -> timedelta:
         """How much past it needs: the longest trend, and the time that must have been calm."""
-        longest = timedelta(seconds=forecast.MINUTE_S * max(forecast.TRENDS.values()))
+        longest = timedelta(seconds=forecast.MINUTE_S * LONGEST)
         return max(longest, self.calm) + timedelta(minutes=2)
 
     # learning
@@ -328,16 +335,17 @@ class Adaptive:
         able = outlook.able(view.current)
         if able <= 0 and (view.current or outlook.able(1) <= 0):
             return self._unknown(view, lag, arrivals)
-        soon = outlook.arriving(outlook.up)
+        up = outlook.up
+        soon = outlook.arriving(up)
         # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
-        piled = max(0.0, lag + ((outlook.level + soon) / 2 - able) * outlook.up)
+        piled = max(0.0, lag + ((outlook.level + soon) / 2 - able) * up)
         piled = min(piled + min(able, outlook.level) * outlook.replay + soon * outlook.stall_up, LARGEST)
         age = min(piled / soon, LARGEST) if soon > 0 else 0.0
         drain = lag / (able - outlook.level) if able > outlook.level else math.inf
         inputs = {
             "arrivals": outlook.level,
             "expected": soon,
-            "ahead": outlook.up,
+            "ahead": up,
             "lag": lag,
             "capacity": able,
             "rescaled_age": age,
@@ -467,7 +475,7 @@ class Adaptive:
     def _load(self, outlook: _Outlook, inputs: Mapping[str, float]) -> str:
         text = f"{plain(outlook.level)}/s arriving"
         if inputs["expected"] > outlook.level:
-            text += f", {plain(inputs['expected'])}/s in {plain(outlook.up)} s"
+            text += f", {plain(inputs['expected'])}/s in {plain(inputs['ahead'])} s"
         return f"{text}, lag {plain(outlook.lag)}"
 
     def _unknown(self, view: View, lag: float, arrivals: float) -> Recommendation:
@@ -492,7 +500,6 @@ class Adaptive:
         if self.season:
             factor = forecast.change(self.season, view.now.timestamp(), AHEAD_S)
             seasonal = forecast.trust(memory, "season") * level * (factor - 1.0)
-        up = restart_time(view.learned, Direction.UP)
         stall = self.restart.total_seconds()
         stall_up, stall_down = memory.get("stall.up", stall), memory.get("stall.down", stall)
         outlook = _Outlook(
@@ -503,7 +510,7 @@ class Adaptive:
             level,
             forecast.trends(memory),
             seasonal,
-            up or (self.start_up + self.restart).total_seconds(),
+            (self.start_up + self.restart).total_seconds(),
             stall_up,
             stall_down,
             # What does not stand still goes back to no checkpoint.
@@ -529,12 +536,12 @@ class Adaptive:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""
         stride = max(1, round(forecast.MINUTE_S / view.spec.interval.total_seconds()))
         name = self.arrivals
-        points = []
-        for seen in view.past[-1 : -1 - stride * max(forecast.TRENDS.values()) : -stride]:
-            value = _rate(seen, name)
-            if value is not None:
-                points.append((seen.metrics[name].at.timestamp(), value))
-        points.reverse()
+        past = view.past[-1 : -1 - stride * LONGEST : -stride]
+        points = [
+            (seen.metrics[name].at.timestamp(), value)
+            for seen in reversed(past)
+            if (value := _rate(seen, name)) is not None
+        ]
         return points or [(view.now.timestamp(), _sum(view.metrics[name]))]
 
     def _peak(self, view: View, memory: Mapping[str, float]) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 
 EXPONENT = 0.9
 EXPONENT_VARIANCE = 0.1**2
@@ -69,11 +70,18 @@ def rate(memory: Mapping[str, float], replicas: float, size: int) -> float:
     return math.exp(min(power, 700.0))  # e^709 is the largest float
 
 
+@lru_cache(maxsize=1024)
+def _names(size: int) -> tuple[str, str, str]:
+    """Under which names a size's own deviation is kept: to make them takes as long as all that is done with them."""
+    return f"size.{size}.deviation", f"size.{size}.seconds", f"size.{size}.seen_at"
+
+
 def _own(memory: Mapping[str, float], size: int) -> float:
-    deviation = memory.get(f"size.{size}.deviation")
+    name, seconds_name, _ = _names(size)
+    deviation = memory.get(name)
     if deviation is None:
         return 0.0
-    seconds = max(memory.get(f"size.{size}.seconds", 0.0), 0.0)
+    seconds = max(memory.get(seconds_name, 0.0), 0.0)
     return deviation * seconds / (seconds + OWN_S)
 
 
@@ -151,7 +159,8 @@ def _follow(memory: dict[str, float], x: float, size: int, seen: float, busy: fl
     covariance = memory.get("capacity.covariance", 0.0)
     exponent_variance = memory.get("capacity.exponent_variance", EXPONENT_VARIANCE)
     exponent_variance = min(exponent_variance + EXPONENT_DRIFT * EXPONENT_DRIFT * hours, EXPONENT_VARIANCE)
-    off = seen - level - exponent * x - _own(memory, size)
+    own = _own(memory, size)
+    off = seen - level - exponent * x - own
     lasted = min(since, HELD_S)
     share = min(lasted / SURPRISE_S, 1.0)
     surprise = memory.get("capacity.surprise", 0.0)
@@ -172,21 +181,20 @@ def _follow(memory: dict[str, float], x: float, size: int, seen: float, busy: fl
     memory["capacity.exponent_variance"] = exponent_variance - bend * by_exponent
     memory["capacity.seconds"] = memory.get("capacity.seconds", 0.0) + lasted
     memory["capacity.surprise"] = surprise
-    _learn_own(memory, size, off, lasted, now)
+    _learn_own(memory, size, off + own, lasted, now)
 
 
-def _learn_own(memory: dict[str, float], size: int, off: float, lasted: float, now: float) -> None:
+def _learn_own(memory: dict[str, float], size: int, from_law: float, lasted: float, now: float) -> None:
     """What a size is off by for itself: key groups or partitions that do not divide evenly."""
-    name = f"size.{size}."
-    if name + "deviation" not in memory:
+    deviation_name, seconds_name, seen_name = _names(size)
+    if deviation_name not in memory:
         _forget_oldest(memory)
-    deviation = memory.get(name + "deviation", 0.0)
-    from_law = off + _own(memory, size)
-    age = max(now - memory.get(name + "seen_at", now), 0.0)
-    seconds = max(memory.get(name + "seconds", 0.0), 0.0) * math.exp(-age / OWN_KEPT_S) + lasted
-    memory[name + "deviation"] = deviation + lasted / seconds * (from_law - deviation)
-    memory[name + "seconds"] = seconds
-    memory[name + "seen_at"] = now
+    deviation = memory.get(deviation_name, 0.0)
+    age = max(now - memory.get(seen_name, now), 0.0)
+    seconds = max(memory.get(seconds_name, 0.0), 0.0) * math.exp(-age / OWN_KEPT_S) + lasted
+    memory[deviation_name] = deviation + lasted / seconds * (from_law - deviation)
+    memory[seconds_name] = seconds
+    memory[seen_name] = now
 
 
 def _forget_oldest(memory: dict[str, float]) -> None:

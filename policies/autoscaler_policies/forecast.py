@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from operator import sub
 from typing import NamedTuple
 
 MINUTE_S = 60.0
 """Rates are usually means over a minute: readings closer together tell the same twice."""
 TRENDS: Mapping[str, int] = {"minutes": 6, "quarter": 15}
 """Trends are looked for in so many readings, a minute apart."""
+TREND_NAMES = tuple([(f"trend.{name}", count) for name, count in TRENDS.items()])
 SIGNIFICANT = 3.0
 """A slope must be so many times its standard error (a t-test with few degrees of freedom, hence more than 2)..."""
 STANDS_OUT = 3.0
@@ -142,17 +143,21 @@ def newest(points: Sequence[tuple[float, float]], over: float) -> float:
         over: seconds that each is a mean over.
     """
     times = [time for time, _ in points]
+    value = points[0][1]
     # A reading that is the same to the last digit was probably not measured anew: Prometheus asked more often than it
     # scrapes. What is new in the next one came since the last that was.
-    anew = [time for (_, before), (time, value) in pairwise(points) if value != before]
+    anew = []
+    for time, now in points:
+        if now != value:
+            anew.append(time)
+        value = now
     at = anew[-1] if anew else times[-1]
-    apart = min([later - time for time, later in pairwise(anew)], default=0.0)
-    value = points[-1][1]
+    apart = min(map(sub, anew[1:], anew), default=0.0)
     before = bisect_right(times, at - max(apart, READING_S, over / MOST_TIMES)) - 1
     ago = bisect_right(times, at - over) - 1
     if before < 0 or ago < 0 or at - times[before] > over / 2:
         return value
-    usual = sorted(points[max(number, 0)][1] for number in (ago - 1, ago, ago + 1))[1]
+    usual = sorted([points[max(number, 0)][1] for number in (ago - 1, ago, ago + 1)])[1]
     return max(usual + over / (at - times[before]) * (value - points[before][1]), 0.0)
 
 
@@ -181,7 +186,7 @@ def follow(
     if since <= 0:
         return
     memory["arrivals.seen_at"] = at
-    level, slope, noise = (memory.get(f"arrivals.{name}") for name in ("level", "slope", "noise"))
+    level, slope, noise = map(memory.get, ("arrivals.level", "arrivals.slope", "arrivals.noise"))
     if level is None or slope is None or noise is None or since > STALE_S:
         memory["arrivals.level"] = value
         memory["arrivals.foreseen"] = value
@@ -239,11 +244,11 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
     swing = memory.get("arrivals.swing", SWING)
     since = min(max(points[-1][0] - memory.get("arrivals.looked_at", -math.inf), 0.0), READING_S)
     memory["arrivals.looked_at"] = points[-1][0]
-    for name, count in TRENDS.items():
+    for name, count in TREND_NAMES:
         some = points[-count:]
         found = line(some)
         stands_out = found.slope * found.span > STANDS_OUT * swing * foreseen
-        memory[f"trend.{name}"] = found.slope if stands_out and clear(some, found) else 0.0
+        memory[name] = found.slope if stands_out and clear(some, found) else 0.0
     slope = memory.get("arrivals.slope", 0.0)
     memory["trend.minute"] = slope if slope * MINUTE_S > CLEAR * swing * foreseen else 0.0
     # The line through the longest time tells the middle of what swings, unless there was a jump.
@@ -259,8 +264,8 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
 def trends(memory: Mapping[str, float]) -> tuple[tuple[float, float], ...]:
     """The trends upward that stand out of the noise, as far as trusted: (rise per second, seconds it was seen for)."""
     found = []
-    for name, count in TRENDS.items():
-        slope = memory.get(f"trend.{name}", 0.0)
+    for name, count in TREND_NAMES:
+        slope = memory.get(name, 0.0)
         if slope > 0:
             found.append((slope * trust(memory, "trend"), count * MINUTE_S))
     slope = memory.get("trend.minute", 0.0)
@@ -292,7 +297,7 @@ def judge(memory: dict[str, float], now: float, factor: float | None) -> None:
             memory[f"error.{what}"] = known + ERROR_WEIGHT * (error - known)
     memory["forecast.due_at"] = now + JUDGED_S
     memory["forecast.unchanged"] = level
-    rise = max(memory.get(f"trend.{name}", 0.0) * min(JUDGED_S, count * MINUTE_S) for name, count in TRENDS.items())
+    rise = max(memory.get(name, 0.0) * min(JUDGED_S, count * MINUTE_S) for name, count in TREND_NAMES)
     if rise > 0:
         memory["forecast.trend"] = level + rise
     if factor is not None:
