@@ -182,13 +182,15 @@ def _staged_keys(spark: SparkSession, dataset: Dataset, given: _Input) -> DataFr
     def key(lines: DataFrame) -> DataFrame:
         known = lines.withColumn("problem", _problem(lines, given))
         problem = F.col("problem").isNotNull()
+        parsed = [name for name in lines.columns if not name.startswith("_")]
         return known.select(
             _cluster(given).alias("cluster"),
             F.col("decision.at").alias("at"),
             _order().alias("order"),
             "problem",
             F.when(problem, _path()).alias("file"),
-            F.when(problem, F.coalesce(F.left(F.col(_BAD), F.lit(LONGEST)), F.lit(""))).alias("text"),
+            # Of a line that is well-formed Spark keeps no text: then it is what was understood of it.
+            F.when(problem, F.left(F.coalesce(_BAD, F.to_json(F.struct(*parsed))), F.lit(LONGEST))).alias("text"),
         )
 
     return dataset.stage(spark, _lines(spark, given, KEYS, key), "keys")
@@ -292,11 +294,16 @@ def _problem(lines: DataFrame, given: _Input) -> Column:
         .when(at > F.lit(given.until), "its time is in the future: a clock was wrong")
     )
     if "metrics" in lines.schema["observation"].dataType.names:
-        unread_metric = F.exists(
-            F.map_values("observation.metrics"), lambda metric: metric["value"].isNull() | metric["at"].isNull()
-        )
+        unread_metric = F.exists(F.map_values("observation.metrics"), _unread)
         known = known.when(unread_metric, WRONG_TYPE)
     return known
+
+
+def _unread(metric: Column) -> Column:
+    """Whether a metric has no value that could be understood, or no time."""
+    text = metric["value"]
+    number = F.when(text.startswith("["), _numbers(text).isNotNull()).otherwise(text.try_cast("double").isNotNull())
+    return metric["at"].isNull() | ~F.coalesce(number, F.lit(False))
 
 
 def _good(lines: DataFrame, given: _Input, look: Observation) -> DataFrame:
