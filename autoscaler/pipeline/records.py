@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial, reduce
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -31,6 +32,9 @@ AHEAD = timedelta(days=1)
 
 LONGEST = 1000
 """So many characters are kept of a line that is no record."""
+
+_SPARK_FAILED = (PySparkException, Py4JError)
+"""What is raised where a file cannot be read: PySpark has no exception of its own for the plain one of Spark."""
 
 _BAD = "_bad"
 _METRIC = "struct<value:string,at:timestamp,partitions:int,parts:map<string,map<string,double>>,over:string>"
@@ -170,7 +174,7 @@ def _keys(spark: SparkSession, dataset: Dataset, given: _Input) -> tuple[DataFra
     """The keys of all lines, staged; `problem` says why one is no record. And what was found out about the files."""
     try:
         return _staged_keys(spark, dataset, given), given
-    except PySparkException:
+    except _SPARK_FAILED:
         damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
         if not damaged - given.damaged:
             raise
@@ -199,7 +203,7 @@ def _staged_keys(spark: SparkSession, dataset: Dataset, given: _Input) -> DataFr
 def _is_whole(spark: SparkSession, file: str) -> bool:
     try:
         spark.read.text(_escaped(file)).agg(F.max(F.length("value"))).collect()
-    except PySparkException:
+    except _SPARK_FAILED:
         return False
     return True
 
