@@ -13,6 +13,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
+from autoscaler.core.values import quick
+
 ZERO = timedelta(0)
 
 
@@ -88,6 +90,7 @@ class Cause(StrEnum):
     LOSS = "loss"  # replicas went away and are being replaced
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One metric as it was read.
@@ -117,6 +120,7 @@ class Reading:
         return math.isfinite(value)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """What the in-job scheduler shows. `None` means the engine does not tell.
@@ -169,6 +173,7 @@ class Bound:
             raise ValueError("a bound must have a reason: nobody could tell why the size is held")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Observation:
     """All that was seen of one cluster at one time.
@@ -195,6 +200,7 @@ class Observation:
     remarks: tuple[str, ...] = ()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """What one policy asks for.
@@ -225,6 +231,7 @@ class Verdict:
     detail: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The outcome of one step, with its whole trail.
@@ -271,6 +278,7 @@ class Limits:
             raise ValueError(f"min ({self.minimum}) must not be above max ({self.maximum})")
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """The bounds that hold at a time, by a policy that moves them.
@@ -545,6 +553,7 @@ class ScaleEvent:
     change: int
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A trusted proposal, kept for the stabilization windows."""
@@ -599,6 +608,7 @@ class SizeCapacity:
     samples: int
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Learned:
     """What past rescales and saturated times have taught.
@@ -614,6 +624,7 @@ class Learned:
     memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """All that a decision depends on besides the spec and the observation. It survives a restart.
@@ -651,6 +662,7 @@ class ClusterState:
     learned: Learned = Learned()
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class View:
     """What a policy is shown.

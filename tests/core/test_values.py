@@ -1,0 +1,76 @@
+"""Values that are made quickly are what a dataclass makes of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+
+import pytest
+
+from autoscaler.core.values import quick
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """As `dataclass` makes it."""
+
+    name: str
+    size: int = 1
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"size must be 0 or more, not {self.size}")
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Quick:
+    """The same, made quickly."""
+
+    name: str
+    size: int = 1
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"size must be 0 or more, not {self.size}")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [(("a",), {}), (("a", 2), {}), (("a", 2, {"x": 1.0}), {}), (("a",), {"parts": {"x": 1.0}})]
+)
+def test_the_fields_are_those_of_a_dataclass(given: tuple[str], named: dict[str, Mapping[str, float]]) -> None:
+    plain, made = Plain(*given, **named), Quick(*given, **named)  # type: ignore[arg-type]
+    assert (made.name, made.size, made.parts) == (plain.name, plain.size, plain.parts)
+    assert repr(made) == repr(plain).replace("Plain", "Quick")
+
+
+def test_each_has_an_empty_mapping_of_its_own() -> None:
+    assert Quick("a").parts is not Quick("a").parts
+
+
+def test_it_stays_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Quick("a").size = 2  # type: ignore[misc]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="size must be 0 or more, not -1"):
+        Quick("a", -1)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(TypeError, match=r"Quick.__init__\(\) missing 1 required positional argument: 'name'"):
+        Quick()  # type: ignore[call-arg]
+
+
+def test_it_is_replaced_copied_pickled_and_described_as_ever() -> None:
+    made = Quick("a", 2, {"x": 1.0})
+    assert replace(made, size=3) == Quick("a", 3, {"x": 1.0})
+    assert copy.deepcopy(made) == made
+    assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301 - our own
+    assert inspect.signature(Quick) == inspect.signature(Plain)
