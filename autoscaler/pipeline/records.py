@@ -148,7 +148,7 @@ def add(
         while True:
             keys, given = _keys(spark, dataset, given)
             good = keys.where("problem is null")
-            looks = {"observations": Observation(), "decisions": Observation()}
+            looks: dict[str, list[Observation]] = {"observations": [], "decisions": []}
             rows = {
                 "observations": _observations(spark, given, looks["observations"]),
                 "decisions": _decisions(spark, given, looks["decisions"]),
@@ -163,9 +163,9 @@ def add(
             return _summary(merged, keys, given)
 
 
-def _look(looks: Mapping[str, Observation], given: _Input, written: Collection[str]) -> None:
+def _look(looks: Mapping[str, Sequence[Observation]], given: _Input, written: Collection[str]) -> None:
     """Refuse what was written if lines turned out to be no records, which by their keys had seemed to be."""
-    found = {file for table, look in looks.items() if table in written for file in look.get["files"]}
+    found = {file for table, each in looks.items() if table in written for look in each for file in look.get["files"]}
     if found - given.careful:
         raise _WrongTypeError(found)
 
@@ -310,11 +310,12 @@ def _unread(metric: Column) -> Column:
     return metric["at"].isNull() | ~F.coalesce(number, F.lit(False))
 
 
-def _good(lines: DataFrame, given: _Input, look: Observation) -> DataFrame:
-    """The lines that are records. `look` will tell in which files values were of wrong types."""
+def _good(lines: DataFrame, given: _Input, looks: list[Observation]) -> DataFrame:
+    """The lines that are records. What is added to `looks` will tell in which files values were of wrong types."""
     known = lines.withColumn("problem", _problem(lines, given))
     files = F.collect_set(F.when(F.col("problem") == WRONG_TYPE, _path()))
-    return known.observe(look, files.alias("files")).where("problem is null")
+    looks.append(Observation())  # one of its own: each looks at one thing only
+    return known.observe(looks[-1], files.alias("files")).where("problem is null")
 
 
 def _rejected(spark: SparkSession, keys: DataFrame, given: _Input) -> DataFrame:
@@ -337,7 +338,7 @@ def _summary(merged: Merged, keys: DataFrame, given: _Input) -> Imported:
     return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
 
 
-def _observations(spark: SparkSession, given: _Input, look: Observation) -> DataFrame:
+def _observations(spark: SparkSession, given: _Input, looks: list[Observation]) -> DataFrame:
     def row(lines: DataFrame) -> DataFrame:
         seen = "observation."
         return lines.select(
@@ -355,7 +356,7 @@ def _observations(spark: SparkSession, given: _Input, look: Observation) -> Data
             _order().alias("order"),
         )
 
-    return _lines(spark, given, SEEN, lambda lines: row(_good(lines, given, look)))
+    return _lines(spark, given, SEEN, lambda lines: row(_good(lines, given, looks)))
 
 
 def _numbers(text: Column) -> Column:
@@ -410,7 +411,7 @@ def _seconds(text: Column) -> Column:
     return usual.when(text.contains("P"), whole).otherwise(text.try_cast("double"))
 
 
-def _decisions(spark: SparkSession, given: _Input, look: Observation) -> DataFrame:
+def _decisions(spark: SparkSession, given: _Input, looks: list[Observation]) -> DataFrame:
     def row(lines: DataFrame) -> DataFrame:
         plain = ("at", "current", "proposed", "desired", "reason")
         lists = [
@@ -432,4 +433,4 @@ def _decisions(spark: SparkSession, given: _Input, look: Observation) -> DataFra
             _order().alias("order"),
         )
 
-    return _lines(spark, given, DECIDED, lambda lines: row(_good(lines, given, look)))
+    return _lines(spark, given, DECIDED, lambda lines: row(_good(lines, given, looks)))
