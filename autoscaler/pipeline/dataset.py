@@ -24,6 +24,7 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -433,7 +434,8 @@ class Dataset:
         """Tell what goes wrong while Spark reads files of this dataset as a DatasetError that names the file."""
         try:
             yield
-        except PySparkException as error:
+        except (PySparkException, Py4JError) as error:
+            # The plain exception of Spark's own side has none of PySpark.
             problem = _damage(str(error))
             if problem is None:
                 raise

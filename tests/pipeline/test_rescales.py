@@ -23,8 +23,10 @@ def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def seen(second: float, desired: int, ready: int, since: float | None, lag: float = 0.0) -> dict[str, Any]:
-    """An observation of a job with two slots a replica; `since` None: it restarts."""
+def seen(
+    second: float, desired: int, ready: int, since: float | None, lag: float = 0.0, used: int | None = None
+) -> dict[str, Any]:
+    """An observation of a job with two slots a replica, and uses all or so many; `since` None: it restarts."""
     running = since is not None
     return {
         "cluster": "orders",
@@ -37,7 +39,7 @@ def seen(second: float, desired: int, ready: int, since: float | None, lag: floa
         "engine": {
             "job": "running" if running else "restarting",
             "slots": 2 * ready,
-            "parallelism": 2 * ready if running else 0,
+            "parallelism": (2 * ready if used is None else used) if running else 0,
             "running_since": None if since is None else at(since),
         },
     }
@@ -85,7 +87,7 @@ def test_a_request_is_followed_from_its_decision_until_what_piled_up_is_gone(fou
         seen(0, 2, 2, -3600),
         seen(15, 2, 2, -3600),
         seen(30, 4, 2, -3600),
-        seen(45, 4, 4, -3600),
+        seen(45, 4, 4, -3600, used=4),
         seen(60, 4, 4, None, 2000),
         seen(75, 4, 4, 72, 3000),
         seen(90, 4, 4, 72, 500),
