@@ -27,6 +27,10 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Else times are INT96, of which a file does not tell the least and the greatest.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Thousands of hourly files are looked at by a few tasks, not by one each.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
 }
 
 PACKAGES = ("autoscaler", "autoscaler_policies")
