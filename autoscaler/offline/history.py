@@ -141,6 +141,8 @@ def _import(
     ledger = _ledger(dataset)
     news = list(found.files) if options.again else _news(found, ledger, rename)
     now = datetime.fromtimestamp(time.time(), UTC)
+    if options.explain and news:
+        spark_options.tell_plan(options, records.plans(spark, news, now=now, rename=rename))
     with watched(spark, f"importing {many(len(news), 'file')}"):
         done = records.add(spark, dataset, news, now=now, rename=rename, torn=found.torn)
     renamed = sorted(map(list, rename.items()))

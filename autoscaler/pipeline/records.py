@@ -182,7 +182,23 @@ def _keys(spark: SparkSession, dataset: Dataset, given: _Input) -> tuple[DataFra
         return _staged_keys(spark, dataset, given), given
 
 
+def plans(
+    spark: SparkSession, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
+) -> Mapping[str, DataFrame]:
+    """What is read from files, and how: the keys of their records, their observations and their decisions."""
+    given = _Input(tuple(files), rename or {}, now + AHEAD)
+    return {
+        "the keys": _key_rows(spark, given),
+        "observations": _observations(spark, given, []),
+        "decisions": _decisions(spark, given, []),
+    }
+
+
 def _staged_keys(spark: SparkSession, dataset: Dataset, given: _Input) -> DataFrame:
+    return dataset.stage(spark, _key_rows(spark, given), "keys")
+
+
+def _key_rows(spark: SparkSession, given: _Input) -> DataFrame:
     def key(lines: DataFrame) -> DataFrame:
         known = lines.withColumn("problem", _problem(lines, given))
         problem = F.col("problem").isNotNull()
@@ -197,7 +213,7 @@ def _staged_keys(spark: SparkSession, dataset: Dataset, given: _Input) -> DataFr
             F.when(problem, F.left(F.coalesce(_BAD, F.to_json(F.struct(*parsed))), F.lit(LONGEST))).alias("text"),
         )
 
-    return dataset.stage(spark, _lines(spark, given, KEYS, key), "keys")
+    return _lines(spark, given, KEYS, key)
 
 
 def _is_whole(spark: SparkSession, file: str) -> bool:
