@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +112,10 @@ def _settings(given: dict[str, str]) -> dict[str, str]:
 def cause(error: BaseException) -> str:
     """What is wrong, in one line: the innermost cause that Spark names, without the stacks around it."""
     lines = [line.strip() for line in str(error).splitlines()]
+    if any(line.startswith("Traceback (most recent") for line in lines):
+        # Of a Python worker: its traceback ends with what was raised.
+        raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt|Exit)\b", line)]
+        return raised[0] if raised else "a Python worker failed"
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     told = causes[-1:] or [line for line in lines if line and not line.startswith("at ")][:1]
     return told[0] if told else type(error).__name__
