@@ -63,7 +63,7 @@ class _Again:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         specs: Mapping[str, ClusterSpec] = pickle.loads(self.specs)  # noqa: S301 - `again` has pickled it
-        schema = to_arrow_schema(AGAIN)
+        schema = to_arrow_schema(AGAIN, timezone="UTC")
         cluster, state = "", ClusterState()
         for batch in batches:
             rows = []

@@ -255,7 +255,8 @@ def _next(
 
 def record(observation: _Row, decision: _Row) -> Record:
     """A row of `observations` and that of `decisions` of the same time, as pyarrow gives them, as the record it was."""
-    return _record(_observation(observation), decision)
+    at = _time(observation["at"])
+    return _record(_observation({**observation, "at": at}), {**decision, "at": at})
 
 
 def _record(observation: Observation, decision: _Row) -> Record:

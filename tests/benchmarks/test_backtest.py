@@ -1,0 +1,87 @@
+"""How many days are tried in a minute by each core: decisions every 15 s, nothing left out, and what Spark adds.
+
+Printed beside what one process without Spark does at the same time, so that the machine's own speed cancels out.
+AUTOSCALER_BENCH_DAYS is how many days are tried (16 by default; 500 take some minutes).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from datetime import UTC, date, datetime
+from datetime import time as clock
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
+from autoscaler.pipeline.backtest import arrived, known, slots, trials
+from autoscaler.pipeline.session import session
+from autoscaler.plugins import Kind, load
+from autoscaler.replay.plant import PLANTS
+from autoscaler.replay.trial import Case, Variant, offered, tried
+
+DAYS = int(os.environ.get("AUTOSCALER_BENCH_DAYS", "16"))
+CLUSTERS = 4
+ALONE = 3
+"""Days that are tried without Spark, to compare with."""
+
+FIRST = date(2026, 3, 4)
+METRICS = ("lag", "arrivals", "throughput", "utilization")
+
+
+def case(name: str) -> Case:
+    policy = load(Kind.POLICY, "adaptive")()
+    policies = (NamedPolicy("main", policy),)
+    spec = ClusterSpec(name, Limits(1, 24), policies, metrics=METRICS, engine=True, lookback=policy.lookback)
+    return Case(PLANTS["k8s"], 75.0, 18, (Variant("configured", spec),))
+
+
+def observations(spark: SparkSession, days: int) -> DataFrame:
+    """Every 15 s of each day of each cluster: a day's wave and some noise."""
+    number = F.floor(F.col("id") / CLUSTERS)
+    wave = 500 + 400 * F.sin(number * (15 / 86400 * 2 * math.pi))
+    noisy = wave * (1 + 0.04 * F.sin(number * 1.7) * F.sin(number * 0.031))
+    return spark.range(days * 5760 * CLUSTERS, numPartitions=4).select(
+        F.concat(F.lit("cluster-"), F.col("id") % CLUSTERS).alias("cluster"),
+        F.timestamp_seconds(int(datetime.combine(FIRST, clock(), UTC).timestamp()) + number * 15).alias("at"),
+        noisy.alias("arrivals"),
+    )
+
+
+@pytest.mark.benchmark
+def test_days_tried_in_a_minute_by_each_core() -> None:
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4", "spark.log.level": "ERROR"}
+    with session("benchmark", master="local[2]", settings=settings) as spark:
+        cores = slots(spark)
+        arrivals = arrived(spark, observations(spark, -(-DAYS // CLUSTERS))).persist()
+        begin = time.perf_counter()
+        found = known(arrivals)
+        read = time.perf_counter() - begin
+        cases = {one.cluster: case(one.cluster) for one in found}
+        row = arrivals.where(arrivals["day"] > FIRST).first()
+        assert row is not None
+        midnight = datetime.combine(row["day"], clock(), UTC)
+        alone = []
+        for _ in range(ALONE):
+            # A process's own time: on a busy machine it does not matter who else is at work.
+            begin = time.process_time()
+            one = offered("x", row["slots"], row["rates"], 75.0)
+            done = tried(cases[row["cluster"]], cases[row["cluster"]].variants[0], one, midnight, 1)
+            alone.append(time.process_time() - begin)
+        begin = time.perf_counter()
+        rows = trials(spark, arrivals, cases, found, (1,)).collect()
+        took = time.perf_counter() - begin
+        same = [one for one in rows if (one["cluster"], one["day"]) == (row["cluster"], row["day"])]
+        arrivals.unpersist()
+    days = sum(len(one.days) for one in found)
+    assert len(rows) == days >= DAYS
+    assert [one["digest"] for one in same] == [done.digest], "with Spark and without it is the same"
+    here = 60 / min(alone)
+    there = days / took * 60 / cores
+    print(  # noqa: T201 - a benchmark's result is what it prints
+        f"\n{days} days of {len(found)} clusters on {cores} cores: {there:.0f} days a minute and core with Spark "
+        f"(read in {read:.1f} s, tried in {took:.1f} s), {here:.0f} in a process that has a core to itself"
+    )
