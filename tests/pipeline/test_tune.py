@@ -60,7 +60,7 @@ def row(variant: int, cost: float, violation: float = 0.001, rescales: float = 2
 
 
 def choose(
-    spark: SparkSession, rows: list[tuple[str, dict[str, Any]]], objective: Objective = OBJECTIVE
+    spark: SparkSession, seen: list[tuple[str, dict[str, Any]]], objective: Objective = OBJECTIVE
 ) -> dict[str, Any]:
     schema = (
         "cluster string, variant int, parameters map<string,string>, replica_hours double, to_static double, "
