@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        # What follows --prometheus is taken for its URL.
+    # Empty where none is given. What follows --prometheus is taken for its URL.
+    if text and not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL like http://prometheus:9090; DATASET goes before it")
     return text
 

@@ -364,6 +364,14 @@ def test_what_cannot_be_asked_is_refused_before_anything_is(
     assert stub.requests == []
 
 
+def test_what_follows_the_option_must_be_a_url(stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed(stub, tmp_path).prometheus == ""
+    assert parsed(stub, tmp_path, "--prometheus", "https://there/prefix").prometheus == "https://there/prefix"
+    with pytest.raises(SystemExit):
+        parsed(stub, tmp_path, "--prometheus", "dataset")
+    assert "'dataset' is not a URL like http://prometheus:9090; DATASET goes before it" in capsys.readouterr().err
+
+
 def test_windows_end_at_the_same_times_in_every_run() -> None:
     later = BEGIN + timedelta(days=30)
     first = spans(BEGIN + timedelta(minutes=40, seconds=7), BEGIN + 3 * HOUR, HOUR, STEP, later)
