@@ -141,6 +141,7 @@ def made(
     times = _times(rescales)
     done = _done(minutes, rescales, needed)
     seen = Seen(
+        cluster=cluster,
         minutes=minutes,
         rescales=rescales,
         times=times,

@@ -48,11 +48,13 @@ class Seen:
     """What findings are made of; see `cluster_profile`.
 
     Attributes:
+        cluster: its name.
         needed: the smallest size for what arrived in each minute; NaN where nothing is known.
         useful: the smallest size that does as much as that which there was.
         notes: what is known from elsewhere: `renamed_to`, `renamed_from`, `skew_s`.
     """
 
+    cluster: str
     minutes: Minutes
     rescales: Sequence[Rescaled]
     times: Mapping[Direction, Mapping[str, Spread]]
@@ -234,14 +236,14 @@ def _renamed(seen: Seen) -> Iterator[Finding]:
     if after := seen.notes.get("renamed_to"):
         yield Finding(
             "renamed",
-            f"it ended when {after} began with the like load: if that is the same, make both one with "
-            f"--rename OLD={after}",
+            f"it ended when {after} began with the like load: if that is the same, both are made one by "
+            f"--rename {seen.cluster}={after}",
         )
     if before := seen.notes.get("renamed_from"):
         yield Finding(
             "renamed",
-            f"it began when {before} ended with the like load: if that is the same, its history counts too with "
-            f"--rename {before}=NEW",
+            f"it began when {before} ended with the like load: if that is the same, both are made one by "
+            f"--rename {before}={seen.cluster}",
         )
 
 

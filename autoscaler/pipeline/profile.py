@@ -225,10 +225,15 @@ def _minutes(seen: DataFrame, objective: float) -> DataFrame:
 
 def _lives(seen: DataFrame) -> DataFrame:
     """Of clusters that were probably renamed: the name before and after."""
-    lives = seen.groupBy("cluster").agg(
-        (F.min(F.unix_micros("at")) / 1e6).alias("begin"),
-        (F.max(F.unix_micros("at")) / 1e6).alias("end"),
-        F.ln(F.avg(_sound("arrivals"))).alias("level"),
+    at = F.unix_micros("at") / 1e6
+    days = seen.groupBy("cluster", F.to_date("at").alias("day")).agg(
+        F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_sound("arrivals")).alias("level")
+    )
+    # That of a busy day: one of them has a weekend, the other has not.
+    lives = days.groupBy("cluster").agg(
+        F.min("begin").alias("begin"),
+        F.max("end").alias("end"),
+        F.ln(F.percentile_approx("level", 0.75)).alias("level"),
     )
     whole = lives.agg(F.min("begin").alias("from"), F.max("end").alias("to"))
     known = lives.where("level is not null").crossJoin(F.broadcast(whole))

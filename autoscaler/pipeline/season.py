@@ -253,8 +253,8 @@ class _Weeks:
             others = judged.copy()
             others[day] = False
             like = others & (self.weekend == self.weekend[day])
-            if like.sum() < 2:  # noqa: PLR2004 - one alone says nothing
-                like = others
+            if like.sum() < 2:  # noqa: PLR2004 - of two that differ nobody knows which is the odd one
+                continue
             far[day] = _off(rows[day], _middle(rows[like])) / mean
             for other in np.flatnonzero(others & (self.weekday == self.weekday[day])):
                 own[day] = min(own[day], _off(rows[day], rows[other]) / mean)

@@ -221,7 +221,7 @@ def test_gaps_clock_skew_renames_and_drift_are_told() -> None:
 
     assert _found("gap", profile).text.startswith("nothing is known from 2026-01-07 23:59 to 2026-01-09 00:00")
     assert "1 min 30 s older" in _found("clock_skew", profile).text
-    assert "--rename OLD=that" in _found("renamed", profile).text
+    assert "--rename it=that" in _found("renamed", profile).text
     assert "% less from week to week" in _found("capacity_drift", profile).text
 
 

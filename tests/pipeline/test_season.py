@@ -92,8 +92,10 @@ def test_two_weeks_tell_the_usual_week(shape: Shape) -> None:
     assert all(found.errors[ahead] < found.stays[ahead] for ahead in (30, 60))
 
 
-def test_one_week_tells_days_that_are_alike() -> None:
-    assert _off(_find(_weeks(_office, 1)), _office, 0) < 0.02
+@pytest.mark.parametrize("days", [7, 8, 9, 10])
+@pytest.mark.parametrize("shape", [_office, _diurnal])
+def test_a_week_tells_days_that_are_alike(shape: Shape, days: int) -> None:
+    assert _off(_find(_weeks(shape, days / 7)), shape, 0) < 0.02
 
 
 def test_a_jump_at_a_fixed_time_is_seen_within_a_minute() -> None:
