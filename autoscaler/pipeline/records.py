@@ -436,7 +436,7 @@ def _decisions(spark: SparkSession, given: _Input, looks: list[Observation]) -> 
         ]
         notes = F.transform(
             F.coalesce(F.col("decision.notes"), F.array().cast("array<array<string>>")),
-            lambda note: F.struct(note[0].alias("reason"), note[1].alias("text")),
+            lambda note: F.struct(F.get(note, F.lit(0)).alias("reason"), F.get(note, F.lit(1)).alias("text")),
         )
         return lines.select(
             _cluster(given).alias("cluster"),

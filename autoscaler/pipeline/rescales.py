@@ -132,7 +132,7 @@ def _followed(rows: DataFrame) -> DataFrame:
     middle = _middle(F.col("looked"), at)
     runs = F.coalesce(F.col("job") == JobState.RUNNING.value, F.lit(True))
     ready = (F.col("ready") == event["after"]) | (up & (F.col("ready") > event["after"]))
-    each = event["used"] / event["size"]  # slots of a replica, where all of them were used
+    each = F.try_divide(event["used"], event["size"])  # slots of a replica, where all of them were used
     wanted = F.when((each >= 1) & (each == F.floor(each)), event["after"] * each)
     wanted = F.when(F.col("most").isNotNull(), F.least(wanted, F.col("most"))).otherwise(wanted)
     restarted = since > event["at"]

@@ -33,7 +33,7 @@ def seen(
         "at": at(second),
         "desired": desired,
         "ready": ready,
-        "lag": lag,
+        "lag": float(lag),
         "throughput": 100.0,
         "metrics": {},
         "engine": {
