@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -70,6 +72,7 @@ def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSes
     assert some.count() == 18
 
 
+@pytest.mark.e2e
 def test_a_cluster_s_day_is_in_one_file_and_sorted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +89,7 @@ def test_a_cluster_s_day_is_in_one_file_and_sorted(
     assert sorted(cluster for clusters in held for cluster in clusters) == [f"c{number}" for number in range(6)]
 
 
+@pytest.mark.e2e
 def test_of_several_rows_of_a_time_the_same_is_taken_whatever_their_order(spark: SparkSession, tmp_path: Path) -> None:
     taken = set()
     for number, order in enumerate(([1, 2, 3], [3, 1, 2])):
@@ -234,3 +238,31 @@ def test_a_damaged_file_is_named(spark: SparkSession, one_day: tuple[Dataset, Pa
     with pytest.raises(DatasetError) as error, dataset.reading():
         dataset.read(spark, "observations").collect()
     assert f"{file.name}: cannot be read: it is damaged" in str(error.value)
+
+
+@pytest.mark.e2e
+def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: SparkSession, tmp_path: Path) -> None:
+    # The only one that is here is this machine's, by way of Hadoop.
+    url = f"file://{tmp_path}/far"
+    with pytest.raises(DatasetError, match="is no dataset"):
+        module._opened(url, module._Hadoop(url), make=False)
+    dataset = module._opened(url, module._Hadoop(url), make=True)
+    assert dataset.merge(spark, {"observations": rows(spark, 2, 1)}).added == {"observations": 48}
+    far = module._opened(url, module._Hadoop(url), make=False)
+    (day,) = (tmp_path / "far" / "observations").iterdir()
+    before = {file.name for file in day.glob("*.parquet")}
+    assert far.merge(spark, {"observations": rows(spark, 3, 1)}).added == {"observations": 24}
+    assert not before & {file.name for file in day.glob("*.parquet")}
+    assert far.read(spark, "observations").count() == 72
+    assert far.note("x") is None
+    far.keep_note("x", "y")
+    assert far.note("x") == "y"
+
+    (tmp_path / "far" / module.LOCK).write_text("process 1 on elsewhere\n")
+    with pytest.raises(BusyError, match=r"being written by process 1 on elsewhere; .* remove file://.*/far/_lock"):
+        far.merge(spark, {})
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "far" / module.LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
+    with far.writing():
+        pass

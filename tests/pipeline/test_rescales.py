@@ -128,6 +128,7 @@ def test_a_change_that_came_while_nobody_looked_is_not_told(found: Any) -> None:
     assert found([seen(0, 2, 2, -3600), seen(7200, 4, 4, 3000)], []) == []
 
 
+@pytest.mark.e2e
 def test_many_rescales_of_a_fleet_have_the_times_that_are_true(spark: SparkSession) -> None:
     fleet = Fleet(clusters=6, days=2)
     observations, decisions = frame(spark, fleet), frame(spark, fleet, "decisions")
