@@ -30,6 +30,8 @@ WARM_S = 120.0
 GAP = 3
 """So many times the usual time between two looks is a gap: what happened in it nobody knows."""
 MOST_REPLICAS = 10_000
+MOST_RATIO = 1e9
+"""Of arrivals to what one replica does: its powers are still numbers."""
 KNOWN = 0.5
 """At least this share of the time must be known before a number is said to be that of all of it."""
 
@@ -227,8 +229,8 @@ def _needed(arrivals: Numbers, curve: Curve | None, partitions: int | None, slot
     """The smallest size that processes what arrives, at least 1; NaN where that is not known."""
     if curve is None or not np.isfinite(arrivals).any():
         return np.full(len(arrivals), math.nan)
-    top = float(np.nanmax(arrivals))
-    most = min(MOST_REPLICAS, math.ceil(min((top / curve.rate) ** (1.0 / curve.exponent), MOST_REPLICAS)) + 1)
+    workers = min(float(np.nanmax(arrivals)) / curve.rate, MOST_RATIO) ** (1.0 / curve.exponent)
+    most = math.ceil(min(workers, MOST_REPLICAS))
     if partitions:
         most = min(max(most, 1) * 2, -(-partitions // slots), MOST_REPLICAS)
     sizes = np.arange(1.0, max(most, 1) + 1)

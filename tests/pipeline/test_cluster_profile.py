@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from autoscaler.core.model import Cause, Direction
-from autoscaler.core.profile import Profile
+from autoscaler.core.profile import Profile, usual
 from autoscaler.pipeline.cluster_profile import COLUMNS, Asked, Minutes, Rescaled, made
 from autoscaler.ports import Record
 from autoscaler.profiles import dump, load
@@ -60,6 +60,31 @@ def test_a_day_tells_the_capacity(day: tuple[list[Record], Run], utilization: st
     for size in (3, 8, 16):
         assert curve.rate * size**curve.exponent == pytest.approx(run.one * size**0.9, rel=0.05)
     assert curve.exponent == pytest.approx(0.9, abs=0.05)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("plant", PLANTS)
+def test_two_weeks_tell_capacity_and_season_on_every_plant(plant: str) -> None:
+    day = diurnal(24, 0.15)
+    truth = [rate * (0.6 if number % 7 >= 5 else 1.0) for number in range(14) for rate in day]
+    load = Load("weeks", tuple(noise(truth, 0.05, 1))).scaled(1600.0)
+    unit = load.rates[0] / noise(truth, 0.05, 1)[0]
+    records, run = followed(load, PLANTS[plant])
+
+    profile = made("it", minutes(records, objective=PLANTS[plant].slo), [], ASKED)
+
+    assert profile.capacity is not None
+    assert profile.season is not None
+    assert profile.done is not None
+    assert profile.capacity.exponent == pytest.approx(0.9, abs=0.05)
+    for size in (2, 4, 8, 16):
+        assert profile.capacity.rate * size**profile.capacity.exponent == pytest.approx(run.one * size**0.9, rel=0.05)
+    usually = unit * np.array(truth[: 7 * len(day)]).reshape(-1, 12).mean(axis=1)
+    season = np.array([usual(profile.season.usual, BEGIN + 60.0 * minute + 30) for minute in range(7 * 1440)])
+    assert np.abs(season - usually).mean() < 0.03 * usually.mean()
+    score = run.score()
+    assert profile.done.replica_hours == pytest.approx(score.cost, rel=0.02)
+    assert profile.done.violation == pytest.approx(score.violation, abs=0.01)
 
 
 def test_partitions_that_leave_workers_idle_are_known() -> None:
@@ -259,6 +284,7 @@ HISTORIES = {
     "huge": _steady(arrivals=1e199, throughput=1e199, utilization=0.5, lag=1e199),
     "tiny": _steady(arrivals=1e-200, throughput=1e-200, utilization=0.5),
     "more than a curve can say": _steady(arrivals=1e12, throughput=1.0, utilization=0.9, behind=1.0, lag=1e12),
+    "far more than a curve can say": _steady(arrivals=1e190, throughput=1e-190, utilization=0.9, behind=1.0, lag=1e12),
     "many replicas": _steady(size=1e6, utilization=0.5),
     "wild": _steady(
         arrivals=np.geomspace(1e-9, 1e9, 8 * 1440),
