@@ -63,8 +63,8 @@ def poll(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
 
 @contextmanager
 def running(directory: Path, configuration: str, web_configuration: str = "") -> Iterator[str]:
-    """A Prometheus server; gives its address."""
-    directory.mkdir()
+    """A Prometheus server, of the data in the directory if there is any; gives its address."""
+    directory.mkdir(exist_ok=True)
     (directory / "prometheus.yml").write_text(configuration)
     (directory / "web.yml").write_text(web_configuration)
     address = f"127.0.0.1:{free_port()}"
