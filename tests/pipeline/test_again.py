@@ -67,6 +67,7 @@ def test_spark_decides_as_was_decided(spark: SparkSession, tmp_path: Path) -> No
         assert row["why"] is None
 
 
+@pytest.mark.e2e
 def test_spark_decides_as_replay_does_where_another_policy_decides(spark: SparkSession, tmp_path: Path) -> None:
     records = simulated(spec("a", "adaptive"), "crash:10m", 4)
     other = spec("a", "backlog-drain")

@@ -240,6 +240,7 @@ def told(*arguments: object) -> int:
     return cli.main(["backtest", *map(str, arguments)])
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
 def test_it_tells_what_policies_and_parameters_were_worth(
     history: Path, config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
