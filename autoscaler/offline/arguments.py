@@ -87,8 +87,8 @@ def replay(parser: argparse.ArgumentParser) -> None:
         "trace",
         type=Path,
         metavar="TRACE",
-        help="a history file (.jsonl, .jsonl.gz), or a directory of them: history/ of a daemon's directory; or a dataset "
-        "that `autoscaler history` made (extra spark)",
+        help="a history file (.jsonl, .jsonl.gz), or a directory of them: history/ of a daemon's directory; or a "
+        "dataset that `autoscaler history` made (extra spark)",
     )
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
     add("--cluster", metavar="NAME", help="only this cluster")
