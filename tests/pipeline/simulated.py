@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,7 +80,15 @@ def minutes(records: Sequence[Record], objective: float = 60.0, utilization: str
                 "partitions": float(engine.partitions) if engine and engine.partitions else math.nan,
             }
         )
-    how = {"looks": sum, "first": min, "last": max, "least": min, "most": max, "since": _latest, "slots": max}
+    how: dict[str, Callable[[list[float]], float]] = {
+        "looks": math.fsum,
+        "first": min,
+        "last": max,
+        "least": min,
+        "most": max,
+        "since": _latest,
+        "slots": max,
+    }
     columns = {
         name: np.array([how.get(name, _mean)([row[name] for row in rows[minute]]) for minute in sorted(rows)])
         for name in COLUMNS

@@ -165,9 +165,9 @@ def test_times_are_told_by_direction_each_after_the_one_before() -> None:
 # findings
 
 
-def _steady(days: float = 8, size: float = 4.0, arrivals: float = 300.0, **changes: Any) -> Minutes:
+def _steady(days: float = 8, size: float = 4.0, arrivals: Any = 300.0, **changes: Any) -> Minutes:
     count = int(days * 1440)
-    minute = BEGIN / 60 + np.arange(count)
+    minute = np.asarray(BEGIN / 60 + np.arange(count), dtype=np.float64)
     values = {
         "looks": 4.0,
         "first": minute * 60 + 30,
@@ -225,7 +225,7 @@ def test_flaps_and_slow_starts_and_heartbeats_are_found() -> None:
     assert _kinds(profile) == ["slow_starts", "flaps", "heartbeat_stalls"]
     assert "8 times" in _found("flaps", profile).text
     assert "3 times" in _found("heartbeat_stalls", profile).text
-    costs = [finding.replica_hours for finding in profile.findings]
+    costs = [finding.replica_hours or 0.0 for finding in profile.findings]
     assert costs == sorted(costs, reverse=True)
     assert costs[-1] == pytest.approx(3 * 50 * 6 / 3600 * 7 / 8)
 

@@ -147,7 +147,7 @@ def test_less_than_a_week_is_no_season() -> None:
 
 def test_growth_is_told_and_the_level_is_that_of_the_last_week() -> None:
     def growing(since: float) -> float:
-        return _office(since) * 1.2 ** (since // WEEK_S)
+        return _office(since) * float(1.2 ** (since // WEEK_S))
 
     found = _find(_weeks(growing, 4))
 
