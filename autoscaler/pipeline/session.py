@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
 import sys
 import tempfile
+import urllib.parse
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from autoscaler.java import find_java
+from autoscaler.ports import EdgeError
 
 SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
@@ -35,6 +38,10 @@ SETTINGS: Mapping[str, str] = {
 
 PACKAGES = ("autoscaler", "autoscaler_policies")
 """What is sent to the workers of a cluster."""
+
+CONNECT_PORT = 15002
+CONNECT_S = 10.0
+"""A server that does not answer within so many seconds is not there."""
 
 _LOCAL = re.compile(r"local(\[.*\])?")
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -56,7 +63,7 @@ def session(
         settings: Spark properties on top of ours.
 
     Raises:
-        EdgeError: there is no Java for an embedded Spark.
+        EdgeError: there is no Java for an embedded Spark, or no server at `remote`.
     """
     before = SparkSession.getActiveSession()
     if remote is None and master is None:
@@ -66,7 +73,10 @@ def session(
     with tempfile.TemporaryDirectory(prefix="autoscaler-spark-") as made:
         directory = Path(made)
         if remote is not None:
+            _reach(remote)
             builder = builder.remote(remote)
+            # They are the server's: it would be said of each that it cannot be changed.
+            chosen = {key: value for key, value in chosen.items() if not key.startswith(("spark.driver.", "spark.ui."))}
         elif before is None:
             if _SUBMITTED not in os.environ:
                 os.environ["JAVA_HOME"] = str(find_java(directory))
@@ -87,6 +97,21 @@ def session(
         finally:
             if before is None:
                 spark.stop()
+
+
+def _reach(remote: str) -> None:
+    """Make sure that something listens there: Spark Connect itself tries for ten minutes without a word."""
+    try:
+        url = urllib.parse.urlsplit(remote)
+        host, port = url.hostname, url.port or CONNECT_PORT
+    except ValueError:
+        host, port = None, 0
+    if not remote.startswith("sc://") or not host:
+        raise EdgeError(f"{remote}: is no address of a Spark Connect server, expected one like sc://host:15002")
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise EdgeError(f"{remote}: no Spark Connect server can be reached there: {error.strerror or error}") from error
 
 
 def _send(spark: SparkSession, directory: Path, remote: str | None) -> None:

@@ -6,12 +6,14 @@ The executors have a Python of their own with PySpark's packages and nothing of 
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +69,60 @@ def bare_python(directory: Path) -> Path:
     python.write_text(f"#!/bin/sh\n{start}\n")
     python.chmod(0o755)
     return python
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A day of three clusters as two daemons have recorded it, with a line that is no record."""
+    from tests.pipeline import fleet  # noqa: PLC0415 - it needs pyspark
+
+    directory = tmp_path_factory.mktemp("traces")
+    for part in fleet.Fleet(clusters=3, days=1, together=2).parts():
+        fleet._write_traces(part, directory / f"daemon-{part.first}")
+    with (directory / "daemon-0" / "2026-01-05T03.jsonl").open("a") as file:
+        file.write("{broken\n")
+    return directory
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an import and a profile of what was imported have printed and written."""
+
+    imported: dict[str, Any]
+    again: dict[str, Any]
+    profiles: list[dict[str, Any]]
+
+
+def piped(cluster: Cluster, start: Sequence[str], options: Sequence[str], traces: Path, work: Path) -> Outcome:
+    """Import, import once more, and profile."""
+
+    def run(*command: str) -> Any:
+        answer = cluster.run(*start, *command, "--json", *options)
+        assert answer.returncode == 0, answer.stderr
+        return json.loads(answer.stdout)
+
+    dataset, out = str(work / "dataset"), work / "profiles"
+    sources = sorted(map(str, traces.iterdir()))
+    imported = run("history", "import", *sources, dataset)
+    again = run("history", "import", "--again", *sources, dataset)
+    run("profile", dataset, "--out", str(out))
+    profiles = [json.loads(file.read_text()) for file in sorted(out.iterdir())]
+    return Outcome(imported, again, [{**profile, "made_at": None} for profile in profiles])
+
+
+SMALL = ("--conf", "spark.driver.memory=600m", "--conf", "spark.sql.shuffle.partitions=4")
+ON_CLUSTER = (
+    *("--conf", "spark.executor.memory=700m", "--conf", "spark.driver.host=127.0.0.1"),
+    *("--conf", "spark.ui.enabled=false"),
+)
+COMMAND = (sys.executable, "-m", "autoscaler")
+
+
+@pytest.fixture(scope="module")
+def embedded(cluster: Cluster, traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What comes of it on this machine alone."""
+    own = Cluster(cluster.master, cluster.ui, Path(sys.executable), cluster.environment)
+    return piped(own, COMMAND, ("--master", "local[2]", *SMALL), traces, tmp_path_factory.mktemp("embedded"))
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +190,77 @@ def test_a_workers_python_gets_this_projects_code_from_the_driver(cluster: Clust
     seen = answer.stdout.split("\n")[:2]
     assert all(line.endswith("reactive_autoscaler.zip/autoscaler/core/step.py None") for line in seen), seen
     assert "look" in cluster.applications()
+
+
+def test_on_this_machine_everything_is_imported_once(embedded: Outcome) -> None:
+    assert embedded.imported["added"]["decisions"] == embedded.imported["added"]["observations"] == 3 * 5760
+    assert sum(embedded.imported["rejected"].values()) == 1
+    assert embedded.again["added"]["decisions"] == 0
+    assert embedded.again["known"]["decisions"] == 3 * 5760
+    assert [profile["cluster"] for profile in embedded.profiles] == ["job-0000", "job-0001", "job-0002"]
+    assert all(profile["capacity"] for profile in embedded.profiles)
+
+
+def test_a_standalone_cluster_imports_and_profiles_the_same(
+    cluster: Cluster, traces: Path, embedded: Outcome, tmp_path: Path
+) -> None:
+    options = ("--master", cluster.master, *SMALL, *ON_CLUSTER)
+    assert piped(cluster, COMMAND, options, traces, tmp_path) == embedded
+    assert "autoscaler profile" in cluster.applications()
+
+
+def test_spark_submit_imports_and_profiles_the_same(
+    cluster: Cluster, traces: Path, embedded: Outcome, tmp_path: Path
+) -> None:
+    submit = str(spark_home() / "bin" / "spark-submit")
+    file = str(Path(sys.modules["autoscaler"].__file__ or "").with_name("__main__.py"))
+    start = (submit, "--master", cluster.master, *SMALL, *ON_CLUSTER, file)
+    before = len(cluster.applications())
+    assert piped(cluster, start, (), traces, tmp_path) == embedded
+    assert len(cluster.applications()) == before + 3
+
+
+@pytest.fixture(scope="module")
+def connect(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Spark Connect server, whose workers have the same bare Python."""
+    if importlib.util.find_spec("grpc") is None:
+        missing("Spark Connect is not installed (pyspark[connect])")
+    from autoscaler.demo.stage import Stage, free_port  # noqa: PLC0415 - it needs pyspark
+
+    directory = tmp_path_factory.mktemp("connect")
+    stage = Stage(directory / "logs", directory / "pool")
+    port = free_port()
+    server = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]")
+    binding = (
+        "--conf",
+        "spark.connect.grpc.binding.address=127.0.0.1",
+        "--conf",
+        f"spark.connect.grpc.binding.port={port}",
+    )
+    options = (
+        "--driver-memory",
+        "700m",
+        "--conf",
+        "spark.ui.enabled=false",
+        "--conf",
+        "spark.sql.shuffle.partitions=4",
+    )
+    try:
+        argv = [str(spark_home() / "bin" / "spark-submit"), *server, *binding, *options, "spark-internal"]
+        stage.start("connect", argv, cluster.environment | {"PYSPARK_PYTHON": str(cluster.python)})
+        until(lambda: "server started at" in stage.log("connect").read_text())
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        stage.clear()
+
+
+def test_a_spark_connect_server_imports_and_profiles_the_same(
+    connect: str, cluster: Cluster, traces: Path, embedded: Outcome, tmp_path: Path
+) -> None:
+    assert piped(cluster, COMMAND, ("--remote", connect), traces, tmp_path) == embedded
+
+
+def test_where_no_spark_connect_server_is_that_is_said_at_once(cluster: Cluster, tmp_path: Path) -> None:
+    answer = cluster.run(*COMMAND, "profile", str(tmp_path), "--out", str(tmp_path), "--remote", "sc://127.0.0.1:1")
+    assert answer.returncode == 1
+    assert "sc://127.0.0.1:1: no Spark Connect server can be reached there: Connection refused" in answer.stderr
