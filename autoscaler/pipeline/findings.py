@@ -133,17 +133,22 @@ def _slow_starts(seen: Seen) -> Iterator[Finding]:
 
 
 def _heartbeats(seen: Seen) -> Iterator[Finding]:
+    up, down = (seen.times.get(way, {}).get("stall") for way in (Direction.UP, Direction.DOWN))
+    # A job is redeployed as quickly with fewer workers as with more, unless nobody tells it that they are gone.
+    killed = up is not None and down is not None and down.median >= up.median + HEARTBEAT_S
     stalls = [
         (each.stall_s, max(each.before, each.after))
         for each in seen.rescales
-        if each.cause == Cause.LOSS and each.stall_s is not None and each.stall_s >= HEARTBEAT_S
+        if (each.cause == Cause.LOSS or (killed and each.direction == Direction.DOWN))
+        and each.stall_s is not None
+        and each.stall_s >= HEARTBEAT_S
     ]
     if len(stalls) < LEAST_LOSSES:
         return
     middle = float(np.median([stall for stall, _ in stalls]))
     yield Finding(
         "heartbeat_stalls",
-        f"{len(stalls)} times workers were lost and the job stood still for {span(middle)} (median), as when a "
+        f"{len(stalls)} times workers went and the job stood still for {span(middle)} (median), as when a "
         "heartbeat has to time out; workers that get a signal and time to stop are noticed at once",
         sum(stall * size for stall, size in stalls) / 3600.0 / seen.weeks,
     )

@@ -230,6 +230,15 @@ def test_flaps_and_slow_starts_and_heartbeats_are_found() -> None:
     assert costs[-1] == pytest.approx(3 * 50 * 6 / 3600 * 7 / 8)
 
 
+def test_a_scale_in_that_kills_its_workers_is_found() -> None:
+    rescales = [_rescale(2 * number) for number in range(6)]
+    rescales += [_rescale(2 * number + 1, "down", stall_s=58.0) for number in range(6)]
+
+    profile = made("it", _steady(arrivals=340.0), rescales, ASKED)
+
+    assert "6 times workers went" in _found("heartbeat_stalls", profile).text
+
+
 def test_replicas_beyond_the_partitions_are_told() -> None:
     profile = made("it", _steady(size=6.0, arrivals=340.0, partitions=4.0, utilization=0.976), [], ASKED)
 
