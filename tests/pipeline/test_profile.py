@@ -1,0 +1,265 @@
+"""Profiles by way of Spark: a fleet's dataset against its truth, and the command."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from autoscaler import cli
+from autoscaler.core.model import Direction
+from autoscaler.core.profile import Profile, usual
+from autoscaler.pipeline.cluster_profile import COLUMNS
+from autoscaler.pipeline.dataset import Dataset, open_dataset
+from autoscaler.pipeline.profile import PROFILES, _minutes, profiles, stored, write
+from autoscaler.profiles import load, name
+from autoscaler.replay.loads import Load
+from autoscaler.replay.plant import PLANTS
+from tests.pipeline.fleet import DAY, MONDAY, Fleet
+from tests.pipeline.fleet import write as write_fleet
+from tests.pipeline.simulated import followed, minutes
+from tests.pipeline.written import dataset as written
+
+MADE_AT = datetime(2026, 2, 1, tzinfo=UTC)
+FLEET = Fleet(clusters=3, days=1, interval=60.0, together=2)
+WEEKS = Fleet(clusters=2, days=8, interval=300.0, together=1)
+
+
+@pytest.fixture(scope="module")
+def history(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("history") / "dataset"
+    write_fleet(spark, FLEET, directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def weeks(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("weeks") / "dataset"
+    write_fleet(spark, WEEKS, directory)
+    return directory
+
+
+def _profiles(spark: SparkSession, dataset: Path) -> dict[str, Profile]:
+    rows = profiles(spark, open_dataset(dataset), made_at=MADE_AT).collect()
+    return {row.cluster: load(row.profile) for row in rows}
+
+
+def test_each_cluster_of_a_fleet_gets_its_profile(spark: SparkSession, history: Path) -> None:
+    found = _profiles(spark, history)
+
+    assert sorted(found) == [truth.cluster for truth in FLEET.truths()]
+    for truth in FLEET.truths():
+        profile = found[truth.cluster]
+        assert profile.observations == 1440
+        assert profile.capacity is not None
+        for size in (4, 10):
+            able = profile.capacity.rate * size**profile.capacity.exponent
+            assert able == pytest.approx(truth.rate * size**truth.exponent, rel=0.07)
+        assert profile.times  # of the rescales that are in the dataset
+        assert profile.season is None
+
+
+@pytest.mark.e2e
+def test_a_week_of_a_fleet_tells_seasons_and_times(spark: SparkSession, weeks: Path) -> None:
+    found = _profiles(spark, weeks)
+
+    monday = datetime(MONDAY.year, MONDAY.month, MONDAY.day, tzinfo=UTC).timestamp()
+    times = np.arange(0.0, 7 * DAY, 60.0)
+    for truth in WEEKS.truths():
+        profile = found[truth.cluster]
+        assert profile.capacity is not None
+        assert profile.capacity.exponent == pytest.approx(truth.exponent, abs=0.05)
+        assert profile.season is not None
+        season = np.array([usual(profile.season.usual, monday + time) for time in times])
+        usually = truth.usual(times)
+        assert np.abs(season - usually).mean() < 0.05 * usually.mean()
+        assert profile.times[Direction.UP]["stall"].median == pytest.approx(truth.stall_up, rel=0.1)
+        assert profile.times[Direction.UP]["start_up"].median == pytest.approx(truth.startup, rel=0.1)
+
+
+def test_an_observation_is_counted_in_its_minute_as_in_python(spark: SparkSession, tmp_path: Path) -> None:
+    records, _ = followed(Load("short", tuple([400.0] * 300 + [1100.0] * 600), one=100.0), PLANTS["k8s"])
+    made = written(tmp_path / "dataset", records)
+    seen = open_dataset(made).read(spark, "observations")
+    for metric in ("arrivals", "throughput", "utilization"):
+        seen = seen.withColumn(metric, F.col("metrics")[metric]["value"])
+
+    rows = _minutes(seen, 60.0).orderBy("minute").toPandas()
+
+    expected = minutes(records)
+    for column in COLUMNS:
+        np.testing.assert_allclose(rows[column].astype(float), getattr(expected, column), rtol=1e-9, err_msg=column)
+    assert expected.late.max() == 1.0
+    assert expected.behind.max() == 1.0
+
+
+def _with(spark: SparkSession, dataset: Path, **columns: Any) -> DataFrame:
+    """Observations of a dataset with something else in some columns."""
+    rows = open_dataset(dataset).read(spark, "observations")
+    for column, value in columns.items():
+        rows = rows.withColumn(column, value)
+    return rows
+
+
+class _Changed(Dataset):
+    """A dataset whose observations are others."""
+
+    __slots__ = ("rows",)
+    rows: DataFrame
+
+    def __init__(self, whole: Dataset, rows: DataFrame) -> None:
+        for each in ("path", "_files"):
+            object.__setattr__(self, each, getattr(whole, each))
+        object.__setattr__(self, "rows", rows)
+
+    def read(self, spark: SparkSession, table: str, **part: Any) -> DataFrame:
+        return self.rows if table == "observations" else super().read(spark, table, **part)
+
+
+@pytest.mark.e2e
+def test_readings_that_are_no_numbers_spoil_nothing(spark: SparkSession, history: Path) -> None:
+    bad = F.when(F.minute("at") % 10 == 0, F.lit(math.nan)).when(F.minute("at") % 15 == 0, F.lit(-math.inf))
+    rows = _with(
+        spark, history, arrivals=bad.otherwise(F.col("arrivals")), utilization=F.lit(None).cast("double"), lag=bad
+    )
+
+    profiled = profiles(spark, _Changed(open_dataset(history), rows), made_at=MADE_AT).collect()
+
+    assert len(profiled) == FLEET.clusters
+    for row in profiled:
+        assert load(row.profile).observations == 1440
+        assert "no_utilization" in {finding.kind for finding in row.findings}
+
+
+@pytest.mark.e2e
+def test_a_cluster_that_was_renamed_is_told_and_can_be_made_one(spark: SparkSession, weeks: Path) -> None:
+    name_then = F.when((F.col("cluster") == "job-0000") & (F.col("at") < "2026-01-08"), F.lit("old-name"))
+    rows = _with(spark, weeks, cluster=name_then.otherwise(F.col("cluster")))
+    dataset = _Changed(open_dataset(weeks), rows)
+
+    apart = {row.cluster: load(row.profile) for row in profiles(spark, dataset, made_at=MADE_AT).collect()}
+    one = {
+        row.cluster: load(row.profile)
+        for row in profiles(spark, dataset, made_at=MADE_AT, renamed={"old-name": "job-0000"}).collect()
+    }
+
+    told = {cluster: [each.text for each in p.findings if each.kind == "renamed"] for cluster, p in apart.items()}
+    assert "--rename old-name=job-0000" in told["old-name"][0]
+    assert "--rename old-name=job-0000" in told["job-0000"][0]
+    assert told["job-0001"] == []
+    assert one["job-0000"].observations == 8 * 288
+    assert "old-name" not in one
+
+
+@pytest.mark.e2e
+def test_files_are_whole_and_named_after_their_cluster(spark: SparkSession, history: Path, tmp_path: Path) -> None:
+    some = profiles(spark, open_dataset(history), made_at=MADE_AT, clusters=["job-0001", "job-0002"])
+
+    with stored(some) as rows:
+        assert rows.schema == PROFILES
+        written_rows = list(write(rows.toLocalIterator(), tmp_path / "new" / "profiles"))
+
+    files = sorted((tmp_path / "new" / "profiles").iterdir())
+    assert [file.name for file in files] == [name("job-0001"), name("job-0002")]
+    assert {load(file.read_text()).cluster for file in files} == {row.cluster for row in written_rows}
+
+
+# the command
+
+
+@pytest.fixture
+def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def opened(_options: object, _command: str) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("autoscaler.offline.spark_options.opened", opened)
+
+
+def _run(*arguments: object) -> int:
+    return cli.main(["profile", *map(str, arguments)])
+
+
+@pytest.mark.usefixtures("here")
+def test_the_command_writes_files_and_a_table_and_tells(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession
+) -> None:
+    out, table = tmp_path / "profiles", tmp_path / "table"
+
+    assert _run(history, "--out", out, "--table", table, "--explain", "--holiday", "2026-01-06") == 0
+
+    told = capsys.readouterr()
+    assert told.out.splitlines()[1].startswith("job-0000  1,440")
+    assert "job-0000: little_history: " in told.out
+    assert told.out.rstrip().endswith(f"3 profiles in {out} and {table}")
+    assert "HashAggregate" in told.err
+    assert "ArrowPythonRunner" not in told.err
+    assert len(list(out.iterdir())) == 3
+    assert sorted(row.cluster for row in spark.read.parquet(str(table)).collect()) == sorted(
+        load(file.read_text()).cluster for file in out.iterdir()
+    )
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("here")
+def test_the_command_tells_json_and_what_is_not_there(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = (
+        "--out",
+        tmp_path / "p",
+        "--cluster",
+        "job-0001",
+        "--cluster",
+        "absent",
+        "--from",
+        "2026-01-05T06:00:00",
+    )
+
+    assert _run(history, *arguments, "--json") == 1
+
+    told = capsys.readouterr()
+    (row,) = json.loads(told.out)
+    assert row["cluster"] == "job-0001"
+    assert row["begin"].startswith("2026-01-05T06:0")
+    assert {"kind", "text", "replica_hours"} == set(row["findings"][0])
+    assert "no observation of absent" in told.err
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(("--cluster", "absent"), "has no observation of absent", marks=pytest.mark.e2e),
+        pytest.param(("--from", "2027-01-01"), "no observation in the time asked for", marks=pytest.mark.e2e),
+        (("--from", "2026-01-06", "--to", "2026-01-05"), "--to must be after --from"),
+        (("--holiday", "soon"), "'soon' is not a date like 2026-12-25"),
+        (("--objective", "0s"), "0s is no objective"),
+        (("--rename", "one"), "'one' is not like OLD=NEW"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert _run(history, "--out", tmp_path / "p", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("here")
+def test_the_command_overwrites_no_directory_that_is_no_table(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+
+    assert _run(history, "--out", tmp_path / "p", "--table", tmp_path / "mine") == 2
+    assert "is no table that was written before" in capsys.readouterr().err
