@@ -1,0 +1,305 @@
+"""Daemons' histories become a dataset, and the dataset the same records again, whatever else is in the files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from autoscaler import cli
+from autoscaler.core.model import (
+    Bound,
+    Decision,
+    EngineStatus,
+    JobState,
+    Observation,
+    Phase,
+    Reading,
+    Reason,
+    Recommendation,
+    Verdict,
+)
+from autoscaler.pipeline import records
+from autoscaler.pipeline.dataset import Dataset, open_dataset
+from autoscaler.pipeline.read import read
+from autoscaler.pipeline.records import DAMAGED, WRONG_TYPE, Imported
+from autoscaler.ports import Record
+from autoscaler.records import dump_record
+
+BEGIN = datetime(2026, 1, 5, 22, tzinfo=UTC)
+NOW = datetime(2026, 2, 1, tzinfo=UTC)
+
+
+def drawn(dice: Random, count: int) -> list[Record]:
+    """Records with all that a record can have, each of another time and one of three clusters."""
+    return [_record(dice, BEGIN + timedelta(seconds=97 * number, microseconds=number)) for number in range(count)]
+
+
+def _number(dice: Random) -> float:
+    return dice.choice(
+        [0.0, -0.0, 1e-300, 1e300, math.inf, -math.inf, math.nan, dice.random(), dice.uniform(0, 1e6), 3.0, 2.0**53 + 2]
+    )
+
+
+def _span(dice: Random) -> timedelta:
+    usual = [timedelta(0), timedelta(minutes=1), timedelta(milliseconds=1500), timedelta(days=400, microseconds=3)]
+    return dice.choice([*usual, timedelta(seconds=dice.randrange(1, 10**6)), timedelta(days=2, hours=3, minutes=4)])
+
+
+def _text(dice: Random) -> str:
+    return dice.choice(["", "plain", 'with "quotes" and \\', "two\nlines\tand more", "ünï\u2028\U0001f680", "[1, 2]"])
+
+
+def _reading(dice: Random, at: datetime) -> Reading:
+    many = dice.random() < 0.4
+    value = tuple(_number(dice) for _ in range(dice.randrange(4))) if many else _number(dice)
+    parts = {f"part {part}": {name: _number(dice) for name in "ab"} for part in range(dice.randrange(3))}
+    return Reading(value, at - _span(dice), dice.choice([None, 12]), parts, _span(dice))
+
+
+def _record(dice: Random, at: datetime) -> Record:
+    def size() -> int:
+        return dice.randrange(30)
+
+    engine = EngineStatus(
+        dice.choice(list(JobState)),
+        dice.choice([None, size()]),
+        dice.choice([None, size()]),
+        dice.choice([None, size()]),
+        dice.choice([None, size()]),
+        dice.choice([None, at - _span(dice)]),
+        dice.choice([None, at - _span(dice)]),
+        dice.choice([None, 3]),
+        {phase: _span(dice) + timedelta(seconds=1) for phase in Phase if dice.random() < 0.3},
+    )
+    names = ("lag", "arrivals", "throughput", "utilization", _text(dice) or "other")
+    observation = Observation(
+        at,
+        dice.choice([None, size()]),
+        dice.choice([None, size()]),
+        {name: _reading(dice, at) for name in names if dice.random() < 0.7},
+        {_text(dice): _text(dice) for _ in range(dice.randrange(2))},
+        dice.choice([None, engine]),
+        dice.choice([None, Bound(size(), "its own least")]),
+        dice.choice([None, Bound(size(), "a quota")]),
+        tuple(_text(dice) for _ in range(dice.randrange(3))),
+    )
+    reason = dice.choice(list(Reason))
+    asked = tuple(
+        Recommendation(dice.choice([None, size()]), reason, {"x": _number(dice), "y z": 1.0}, _text(dice), f"p{policy}")
+        for policy in range(dice.randrange(3))
+    )
+    verdicts = tuple(Verdict(reason, size(), size(), reason, _text(dice)) for _ in range(dice.randrange(4)))
+    notes = tuple((reason, _text(dice)) for _ in range(dice.randrange(3)))
+    cluster = dice.choice(["orders", "clicks", "ünusual cluster/1"])
+    decision = Decision(cluster, at, size(), size(), size(), reason, asked, verdicts, notes, _text(dice))
+    return Record(observation, decision, dry_run=dice.random() < 0.2, failed=_text(dice))
+
+
+def lines(of: Iterable[Record]) -> bytes:
+    return b"".join(dump_record(record) + b"\n" for record in of)
+
+
+def as_lines(path: Path) -> list[bytes]:
+    return sorted(dump_record(record) for record in read(path))
+
+
+GOOD = drawn(Random(6), 240)  # noqa: S311 - nothing secret; over midnight
+ONE = json.loads(dump_record(GOOD[0]))
+
+
+def spoiled(**changes: Any) -> bytes:
+    """A good line of another time with something in it changed: `decision__at` for decision.at; None takes it away."""
+    line = json.loads(json.dumps(ONE))
+    line["observation"]["at"] = line["decision"]["at"] = "2026-01-05T12:00:00Z"
+    line["observation"]["metrics"] = {"lag": {"value": 1.0, "at": "2026-01-05T12:00:00Z"}}
+    line["decision"]["verdicts"] = [{"guard": "bounds", "before": 1, "after": 1, "reason": "bounds", "detail": ""}]
+    for path, value in changes.items():
+        *way, last = path.split("__")
+        place = line
+        for name in way:
+            place = place[int(name)] if name.isdecimal() else place[name]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    return json.dumps(line).encode()
+
+
+BOTH = {"observation__at": "2999-01-01T00:00:00Z", "decision__at": "2999-01-01T00:00:00Z"}
+OLD = dict.fromkeys(BOTH, "1999-12-31T00:00:00Z")
+BAD = {
+    b"once upon a time": "it is no JSON object",
+    b"[1, 2]": "it is no JSON object",
+    dump_record(GOOD[1])[:700]: "it is cut off",
+    b'{"observation": {}, "decisions": {"cluster": "x"} ]}': "it is no JSON, or has no decision",
+    spoiled(version=2): "version 2 of the trace format is not known, expected 1",
+    spoiled(decision__cluster=None): "it has no decision.cluster",
+    spoiled(decision__proposed=None): "it has no decision.proposed",
+    spoiled(decision__at="2026-01-05T12:00:01Z"): "its observation is of another time than its decision",
+    spoiled(**OLD): "its time is before 2000: a clock was wrong",
+    spoiled(**BOTH): "its time is in the future: a clock was wrong",
+    spoiled(decision__current="many"): WRONG_TYPE,
+    spoiled(decision__verdicts__0__before="few"): WRONG_TYPE,
+    spoiled(observation__metrics__lag__value="much"): WRONG_TYPE,
+    spoiled(observation__metrics__lag__at=None): WRONG_TYPE,
+    spoiled(observation__metrics__lag__partitions=[1]): WRONG_TYPE,
+}
+UNKNOWN_FIELD = spoiled(observation__colour="blue", decision__cluster="newer", mood={"good": [1]})
+
+
+@dataclass(frozen=True)
+class Messy:
+    directory: Path
+    dataset: Dataset
+    first: Imported
+    again: Imported
+    files_before: dict[str, bytes]
+
+
+def parquet(path: Path) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in path.rglob("*.parquet")}
+
+
+@pytest.fixture(scope="module")
+def messy(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Messy:
+    """A directory in which everything is wrong that can be, imported twice."""
+    directory = tmp_path_factory.mktemp("history of [two] daemons + more")
+    first, second, third = GOOD[:100], GOOD[90:200], GOOD[200:]
+    (directory / "2026-01-05T22.jsonl").write_bytes(
+        lines(first) + b"".join(line + b"\n" for line in BAD) + UNKNOWN_FIELD + b"\n\n" + dump_record(GOOD[0]) + b"\n"
+    )
+    (directory / "2026-01-05T23.jsonl.gz").write_bytes(gzip.compress(lines(second)))
+    # Cut off in the middle, as a copy that was interrupted: all of these are in the other one.
+    whole = gzip.compress(lines(GOOD[90:200]), compresslevel=0)
+    (directory / "2026-01-06T00.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    torn = dump_record(GOOD[5])[:300]
+    (directory / "2026-01-06T01.jsonl").write_bytes(lines(third) + torn)
+    dataset = open_dataset(tmp_path_factory.mktemp("datasets") / "history", make=True)
+
+    def imported() -> Imported:
+        files = sorted(str(file) for file in directory.iterdir())
+        return records.add(spark, dataset, files, now=NOW, torn={files[-1]: torn.decode()})
+
+    once = imported()
+    return Messy(directory, dataset, once, imported(), parquet(Path(dataset.path)))
+
+
+@pytest.mark.e2e
+def test_what_was_imported_comes_back_as_it_was(messy: Messy) -> None:
+    back = [line for line in as_lines(Path(messy.dataset.path)) if b'"cluster":"newer"' not in line]
+    assert back == sorted(dump_record(record) for record in GOOD)
+
+
+@pytest.mark.e2e
+def test_what_is_in_several_files_is_added_once(messy: Messy) -> None:
+    # Ten in both of the first two files, one twice in the first, and what could be read of the damaged one.
+    assert messy.first.merged.added["decisions"] == messy.first.merged.added["observations"] == len(GOOD) + 1
+    assert messy.first.merged.known["decisions"] > 11
+    assert messy.first.merged.added["decisions"] + messy.first.merged.known["decisions"] < messy.first.lines
+
+
+@pytest.mark.e2e
+def test_an_import_again_changes_nothing_not_even_a_file(messy: Messy) -> None:
+    assert set(messy.again.merged.added.values()) == {0}
+    assert messy.again.rejected == messy.first.rejected
+    assert parquet(Path(messy.dataset.path)) == messy.files_before
+
+
+@pytest.mark.e2e
+def test_lines_that_are_no_records_are_set_aside_with_the_reason(messy: Messy, spark: SparkSession) -> None:
+    aside = messy.dataset.read(spark, "rejected").collect()
+    found = Counter(row.reason for row in aside)
+    wanted = Counter(BAD.values()) + Counter([DAMAGED])
+    assert found == wanted
+    assert messy.first.rejected == dict(wanted)
+    assert {row.file for row in aside} == {
+        str(messy.directory / name) for name in ("2026-01-05T22.jsonl", "2026-01-06T00.jsonl.gz")
+    }
+    texts = {row.text for row in aside}
+    assert "once upon a time" in texts
+    assert all(len(text) <= 1000 for text in texts)
+    assert messy.first.damaged == (str(messy.directory / "2026-01-06T00.jsonl.gz"),)
+
+
+@pytest.mark.e2e
+def test_the_flat_columns_are_of_all_replicas(messy: Messy, spark: SparkSession) -> None:
+    rows = {
+        (row.cluster, row.at.astimezone(UTC)): row
+        for row in messy.dataset.read(spark, "observations").select("cluster", "at", "lag", "utilization").collect()
+    }
+    looked = 0
+    for record in GOOD:
+        row = rows[record.decision.cluster, record.observation.at]
+        for name, of_many in (("lag", math.fsum), ("utilization", max)):
+            reading = record.observation.metrics.get(name)
+            if reading is None:
+                assert row[name] is None
+            elif not isinstance(reading.value, tuple):
+                assert row[name] == reading.value or math.isnan(row[name])
+            elif reading.finite():
+                assert row[name] == pytest.approx(of_many(reading.value))
+                looked += 1
+    assert looked > 5
+
+
+@pytest.mark.e2e
+def test_the_command_reads_only_what_has_changed_and_renames_clusters(
+    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del spark  # the command uses the session that there is
+    one, other, dataset = tmp_path / "one", tmp_path / "other", tmp_path / "dataset"
+    one.mkdir()
+    other.mkdir()
+    mine = [record for record in GOOD if record.decision.cluster == "clicks"][:20]
+    (one / "2026-01-05T22.jsonl").write_bytes(lines(mine[:10]))
+    (one / "2026-01-05T23.jsonl").write_bytes(lines(mine[10:15]) + dump_record(mine[15])[:100])
+    (one / "2026-01-05T21.jsonl").touch()
+
+    def told(*arguments: object) -> dict[str, Any]:
+        assert cli.main(["history", "import", *map(str, arguments), "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    first = told(one, other, dataset, "--rename", "clicks=views")
+    assert first["added"]["decisions"] == 15
+    assert first["rejected"] == {}
+    assert first["problems"] == [f"{one}/2026-01-05T21.jsonl: is empty", f"{other}: has no file *.jsonl or *.jsonl.gz"]
+    assert {record.decision.cluster for record in read(dataset)} == {"views"}
+
+    unchanged = told(one, dataset, "--rename", "clicks=views")
+    assert unchanged["files"] == {"read": 0, "unchanged": 2}
+
+    # The daemon goes on with its file.
+    (one / "2026-01-05T23.jsonl").write_bytes(lines(mine[10:20]))
+    grown = told(one, dataset, "--rename", "clicks=views")
+    assert grown["files"] == {"read": 1, "unchanged": 1}
+    assert (grown["added"]["decisions"], grown["known"]["decisions"]) == (5, 5)
+
+    assert cli.main(["history", "import", str(one), str(dataset), "--rename", "clicks=views"]) == 0
+    assert "Nothing has changed since the last import." in capsys.readouterr().out
+
+
+def test_where_nothing_can_be_read_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["history", "import", str(tmp_path / "none"), str(tmp_path / "dataset")]) == 1
+    told = capsys.readouterr().err
+    assert f"{tmp_path}/none: cannot be read: No such file or directory" in told
+    assert "nothing was imported" in told
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_the_command_says_what_it_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["history", "import", str(tmp_path)]) == 2
+    assert "expected DIR... DATASET" in capsys.readouterr().err
+    assert cli.main(["history", "import", str(tmp_path), str(tmp_path / "d"), "--rename", "a"]) == 2
+    assert "'a' is not like OLD=NEW" in capsys.readouterr().err
