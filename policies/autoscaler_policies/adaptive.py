@@ -22,7 +22,7 @@ from autoscaler.core.model import (
     Recommendation,
     View,
 )
-from autoscaler_policies import capacity_model, forecast
+from autoscaler_policies import capacity_model, forecast, usual
 from autoscaler_policies.answer import LARGEST, missing, plain, replicas, sized, smallest
 from autoscaler_policies.measured import total
 
@@ -70,6 +70,20 @@ DRAINS = 5.0
 """A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives..."""
 NEARLY = 0.9
 """... unless the delay is down to this share of the objective sooner than a rescale is over."""
+BELIEVED = 0.5
+"""A profile that is believed so far is acted on before anything has risen..."""
+EARLY = 2.7
+"""... where the usual will be too much for the size so many outages of a rescale after one that is asked for now..."""
+SURE = 0.09
+"""... or nearly, by so much times the square of the share of the objective that the outage takes: the more it takes,
+the less may have piled up when it comes."""
+FURTHER = 12.0
+"""The longer a rescale's outage, the further ahead the next size is to do: by so many times as long."""
+PASSES = 0.45
+"""A bump that passes is left alone where it makes the oldest record older by less than this share of what the outage
+of a rescale would."""
+LONGEST_TIME_S = 600.0
+"""Longer than this no profile is believed to tell how long something takes."""
 WIDER = 4
 """So many sizes beyond the best are looked at: the price of a size has one valley, but sizes are whole numbers."""
 
@@ -100,19 +114,25 @@ class _Outlook:
     lag: float
     level: float
     trends: tuple[tuple[float, float], ...]
-    seasonal: float
+    usual: tuple[float, ...]
+    trusted: float
     start_up: float
     stall_up: float
     stall_down: float
     replay: float
     share: float = 1.0
     told: tuple[float, ...] = ()
+    curve: tuple[float, float] | None = None
 
     def able(self, size: int) -> float:
         """What a size can process."""
         spec = self.view.spec
         if "capacity.level" not in self.memory:
-            return saturated_rate(self.view.learned, spec, size, self.partitions) or 0.0
+            seen = saturated_rate(self.view.learned, spec, size, self.partitions)
+            if seen is None and self.curve is not None:
+                rate, exponent = self.curve
+                return min(rate * math.pow(_workers(self.view, size, self.partitions), exponent), LARGEST)
+            return seen or 0.0
         return self.share * capacity_model.rate(self.memory, _workers(self.view, size, self.partitions), size)
 
     @property
@@ -125,10 +145,23 @@ class _Outlook:
         if self.told:
             minutes = max(math.ceil(ahead / forecast.MINUTE_S), 1)
             return min(max(self.level, *self.told[:minutes]), LARGEST)
-        rise = max(self.seasonal, 0.0)
+        rise = 0.0
         for slope, seen in self.trends:
             rise = max(rise, slope * (min(ahead, seen * LASTS) + AVERAGED_S))
+        if self.usual:
+            most = max(self.usual[: math.ceil(ahead / forecast.MINUTE_S) + 1])
+            rise = max(rise, self.trusted * (most - self.level))
         return min(self.level + rise, LARGEST)
+
+    @property
+    def outage(self) -> float:
+        """What a rescale up costs: how long the job stands still, and what it has to do again."""
+        return self.stall_up + self.replay
+
+    @property
+    def lasting(self) -> float:
+        """How far ahead a new size is to do."""
+        return AHEAD_S + (FURTHER * self.outage if self.trusted >= BELIEVED else 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +184,10 @@ class Adaptive:
         waiting: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
         start_up: how long new workers take to come, until that has been seen; default 45s.
-        season: usual arrivals, records/s, in equal slots of a week that begins on Monday 0:00 UTC; default none.
+        profile: name of a metric of the source `profile`, which tells from weeks of history what usually arrives, what
+            sizes can do and how long a rescale takes; believed as far as it has been right of late. Default none.
         forecast: name of a metric with the records/s expected in each of the next minutes, the last of them from then
-            on; it takes the place of trends and season, which count while it is missing. Default none.
+            on; it takes the place of trends and profile, which count while it is missing. Default none.
         lag: name of the metric with the records waiting.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
@@ -173,7 +207,7 @@ class Adaptive:
     waiting: float = 14.0
     restart: timedelta = timedelta(seconds=15)
     start_up: timedelta = timedelta(seconds=45)
-    season: tuple[float, ...] = ()
+    profile: str | None = None
     forecast: str | None = None
     lag: str = "lag"
     arrivals: str = "arrivals"
@@ -193,9 +227,7 @@ class Adaptive:
         for name in ("calm", "outage", "restart", "start_up"):
             if getattr(self, name) < ZERO:
                 raise ValueError(f"{name}: is {getattr(self, name).total_seconds():g}s, expected 0s or more")
-        if not all(0 <= usual < math.inf for usual in self.season):
-            raise ValueError("season: has a slot that is no rate, expected 0 records/s or more in each")
-        names = ("lag", "arrivals", "throughput", "utilization", "forecast")
+        names = ("lag", "arrivals", "throughput", "utilization", "profile", "forecast")
         empty = [name for name in names if getattr(self, name) == ""]
         if empty:
             raise ValueError(f"{empty[0]}: is empty, expected the name of a metric")
@@ -227,7 +259,8 @@ class Adaptive:
             doubtful = self._doubtful(view, arrivals, lag)
             forecast.follow(memory, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
             forecast.look(memory, self._minutes(view))
-            forecast.judge(memory, now, forecast.change(self.season, now, forecast.JUDGED_S) if self.season else None)
+            forecast.judge(memory, now)
+            usual.compare(memory, self._usual(view), now)
             self._learn_capacity(view, memory, arrivals, lag, now)
         self._learn_spare(view, memory, arrivals, lag, now)
         # One that is not finite makes the sum so too: quicker than to look at each.
@@ -269,6 +302,9 @@ class Adaptive:
             memory["behind.since_at"] = behind
         if busy is None:
             return
+        curve = self._curve(view)
+        if curve is not None and "capacity.level" not in memory:
+            memory["capacity.exponent"] = curve[1]  # the level is seen at once, how it goes on from there in days
         partitions = source_partitions(view.spec, view.engine, view.past)
         workers = _workers(view, view.current, partitions)
         if 0 < busy < capacity_model.LEAST_BUSY and ("capacity.level" not in memory or "capacity.least" in memory):
@@ -353,10 +389,13 @@ class Adaptive:
         if drain < math.inf:
             inputs["recovery"] = min(drain, LARGEST)
         objective = self.objective.total_seconds()
+        if view.rescale is None and self._rises(outlook, able):
+            soon = max(soon, outlook.arriving(outlook.up + EARLY * outlook.outage))
+            return self._more(outlook, soon, piled, inputs)
         if soon > able:
-            if age < self.patience * objective and _jumping(view):
-                text = f"{self._load(outlook, inputs)}; arrivals have just jumped: the next looks tell how far"
-                return sized(view, view.current, inputs, text)
+            waits = self._waits(outlook, able, age)
+            if waits:
+                return sized(view, view.current, inputs, f"{self._load(outlook, inputs)}; {waits}")
             grows = (soon - able) / soon
             if view.rescale is not None or age + grows * REACT_S > self.patience * objective:
                 return self._more(outlook, soon, piled, inputs)
@@ -372,9 +411,8 @@ class Adaptive:
         view = outlook.view
         maximum = view.limits.maximum
         objective = self.objective.total_seconds()
-        later = outlook.arriving(AHEAD_S + outlook.up)
-        outage = outlook.stall_up + outlook.replay
-        reserve = 1 + self.reserve + max(0.0, outage - RECOVERED * objective) / RECOVER_UP_S
+        later = outlook.arriving(outlook.lasting + outlook.up)
+        reserve = 1 + self.reserve + max(0.0, outlook.outage - RECOVERED * objective) / RECOVER_UP_S
         least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.able(size) >= later * reserve)
         late = piled - LATE * objective * soon
         best, price = least, math.inf
@@ -404,6 +442,30 @@ class Adaptive:
             text += f"{best} ({plain(able)}/s), {most}, are too"
         return sized(view, max(best, view.current), inputs, text)
 
+    def _rises(self, outlook: _Outlook, able: float) -> bool:
+        """Whether more will be needed soon by what usually arrives, though not yet."""
+        if outlook.trusted < BELIEVED or usual.below(outlook.level, outlook.usual):
+            return False
+        minutes = round((outlook.up + EARLY * outlook.outage) / forecast.MINUTE_S)
+        nearly = SURE * (outlook.outage / self.objective.total_seconds()) ** 2
+        return outlook.usual[min(minutes, len(outlook.usual) - 1)] * (1 + nearly) > able
+
+    def _waits(self, outlook: _Outlook, able: float, age: float) -> str:
+        """Why nothing is done yet, though more will arrive than the size can process; empty: something is."""
+        view = outlook.view
+        if age < self.patience * self.objective.total_seconds() and _jumping(view):
+            return "arrivals have just jumped: the next looks tell how far"
+        if view.rescale is None and self._passes(outlook, able):
+            return "that is more than usual, and passes before a rescale would pay"
+        return ""
+
+    def _passes(self, outlook: _Outlook, able: float) -> bool:
+        """Whether arrivals are above the usual for a while only, and a rescale would delay records by more."""
+        if outlook.trusted < BELIEVED or usual.above(outlook.level, outlook.usual) or max(outlook.usual) > able:
+            return False
+        most = usual.piled(outlook.level, outlook.usual, outlook.trusted, able, outlook.lag)
+        return most < PASSES * outlook.outage * able
+
     def _sooner(self, outlook: _Outlook, able: float) -> bool:
         """Whether the objective is kept again sooner without a rescale, whose outage has to be worked off as well.
 
@@ -412,8 +474,7 @@ class Adaptive:
         if able <= outlook.level:
             return False
         kept = NEARLY * self.objective.total_seconds() * able
-        outage = outlook.stall_up + outlook.replay
-        return outlook.lag - kept <= (outlook.up + outage) * (able - outlook.level)
+        return outlook.lag - kept <= (outlook.up + outlook.outage) * (able - outlook.level)
 
     def _enough(self, outlook: _Outlook) -> int:
         """The smallest size that would do, up to the present one."""
@@ -422,8 +483,8 @@ class Adaptive:
         if low >= view.current:
             return view.current
         objective = self.objective.total_seconds()
-        usual = memory.get("arrivals.middle", 0.0) * (1 + SWINGS * memory.get("arrivals.swing", forecast.SWING))
-        most = max(outlook.arriving(AHEAD_S), self._peak(view, memory), usual, self._came(outlook))
+        swings = memory.get("arrivals.middle", 0.0) * (1 + SWINGS * memory.get("arrivals.swing", forecast.SWING))
+        most = max(outlook.arriving(outlook.lasting), self._peak(view, memory), swings, self._came(outlook))
         outage = outlook.stall_down + outlook.replay
         reserve = 1 + self.down_reserve + memory.get("down.reserve", 0.0)
         most *= reserve + max(0.0, outage - RECOVERED * objective) / RECOVER_S
@@ -496,26 +557,29 @@ class Adaptive:
 
     def _outlook(self, view: View, memory: Mapping[str, float], lag: float, arrivals: float) -> _Outlook:
         level = max(memory.get("arrivals.level", arrivals), 0.0)
-        seasonal = 0.0
-        if self.season:
-            factor = forecast.change(self.season, view.now.timestamp(), AHEAD_S)
-            seasonal = forecast.trust(memory, "season") * level * (factor - 1.0)
-        stall = self.restart.total_seconds()
-        stall_up, stall_down = memory.get("stall.up", stall), memory.get("stall.down", stall)
+        told = self._told(view)
+        foretold = () if told else usual.foretold(memory, self._usual(view))
+        trusted = usual.trust(memory) if foretold else 0.0
+        # What usually comes needs no trend to foretell it, unless far more comes than that.
+        share = 1.0 if not foretold or usual.above(level, foretold) else 1.0 - trusted
+        restart = self._took(view, "stall", self.restart)
+        stall_up, stall_down = memory.get("stall.up", restart), memory.get("stall.down", restart)
         outlook = _Outlook(
             view,
             memory,
             source_partitions(view.spec, view.engine, view.past),
             lag,
             level,
-            forecast.trends(memory),
-            seasonal,
-            (self.start_up + self.restart).total_seconds(),
+            forecast.trends(memory, share),
+            foretold,
+            trusted,
+            self._took(view, "start_up", self.start_up) + restart,
             stall_up,
             stall_down,
             # What does not stand still goes back to no checkpoint.
             memory.get("checkpoint.interval", CHECKPOINT_S) if max(stall_up, stall_down) > 1.0 else 0.0,
-            told=self._told(view),
+            told=told,
+            curve=self._curve(view),
         )
         throughput = total(view, self.throughput)
         if throughput and view.now.timestamp() - memory.get("behind.since_at", math.inf) >= LONG_S:
@@ -531,6 +595,27 @@ class Adaptive:
             return ()
         rates = reading.value if isinstance(reading.value, tuple) else (reading.value,)
         return rates if min(rates) >= 0 else ()
+
+    def _usual(self, view: View) -> tuple[float, ...]:
+        """The usual arrivals of now and of the next minutes, by the profile; nothing where it tells none."""
+        reading = None if self.profile is None else view.metrics.get(self.profile)
+        if reading is None or not isinstance(reading.value, tuple) or min(reading.value) < 0:
+            return ()
+        return reading.value if reading.value[0] > 0 and max(reading.value) <= LARGEST else ()
+
+    def _curve(self, view: View) -> tuple[float, float] | None:
+        """What one replica can do and how that grows with the size, by the profile."""
+        reading = None if self.profile is None else view.metrics.get(self.profile)
+        curve = {} if reading is None else reading.parts.get("capacity", {})
+        rate, exponent = curve.get("rate", 0.0), curve.get("exponent", 0.0)
+        low, high = capacity_model.EXPONENTS
+        return (rate, exponent) if 0 < rate <= LARGEST and low <= exponent <= high else None
+
+    def _took(self, view: View, what: str, otherwise: timedelta) -> float:
+        """How many seconds something took on the way up, by the profile."""
+        reading = None if self.profile is None else view.metrics.get(self.profile)
+        known = -1.0 if reading is None else reading.parts.get("up", {}).get(what, -1.0)
+        return known if 0 <= known <= LONGEST_TIME_S else otherwise.total_seconds()
 
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""

@@ -1,4 +1,4 @@
-"""What arrives and what will arrive: the level, trends that stand out of the noise, and the season.
+"""What arrives and what will arrive: the level, and trends that stand out of the noise.
 
 What is learned are a few numbers in a policy's memory, under names that begin with `arrivals.`, `trend.`,
 `forecast.` and `error.`. Every forecast is held against what came, and counts as much as it was right of late.
@@ -50,10 +50,6 @@ STALE_S = 600.0
 JUDGED_S = 300.0
 """Forecasts are judged by what came so long after."""
 ERROR_WEIGHT = 0.2
-
-WEEK_S = 7 * 86400.0
-MONDAY_S = 4 * 86400.0
-"""The first Monday of 1970 was the 5th of January."""
 
 
 class Line(NamedTuple):
@@ -261,37 +257,40 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
         memory["arrivals.swing"] = max(swing, LEAST_NOISE)
 
 
-def trends(memory: Mapping[str, float]) -> tuple[tuple[float, float], ...]:
-    """The trends upward that stand out of the noise, as far as trusted: (rise per second, seconds it was seen for)."""
+def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float, float], ...]:
+    """The trends upward that stand out of the noise, as far as trusted: (rise per second, seconds it was seen for).
+
+    Args:
+        memory: what is known.
+        share: so much of them counts, 0 to 1: none of what something better foretells.
+    """
+    if share <= 0:
+        return ()
     found = []
     for name, count in TREND_NAMES:
         slope = memory.get(name, 0.0)
         if slope > 0:
-            found.append((slope * trust(memory, "trend"), count * MINUTE_S))
+            found.append((slope * share * trust(memory), count * MINUTE_S))
     slope = memory.get("trend.minute", 0.0)
     if slope > 0:
-        found.append((slope, MINUTE_S))
+        found.append((slope * share, MINUTE_S))
     return tuple(found)
 
 
-def judge(memory: dict[str, float], now: float, factor: float | None) -> None:
-    """Hold the forecasts of a while ago against what came, and make new ones.
+def judge(memory: dict[str, float], now: float) -> None:
+    """Hold the trend of a while ago against what came, and make a new forecast of it.
 
     Args:
         memory: what is known, changed in place; `follow` and `look` come first.
         now: seconds since 1970.
-        factor: by what the season says that arrivals change within `JUDGED_S`; None: there is no season.
     """
     due = memory.get("forecast.due_at", now)
     level = memory.get("arrivals.level", 0.0)
     if now < due <= now + JUDGED_S:
         return
-    unchanged = memory.pop("forecast.unchanged", None)
-    for name in ("trend", "season"):
-        value = memory.pop(f"forecast.{name}", None)
-        if value is None or unchanged is None or not due <= now <= due + MINUTE_S or level <= 0:
-            continue
-        for what, guess in ((name, value), (f"{name}_unchanged", unchanged)):
+    unchanged, value = memory.pop("forecast.unchanged", None), memory.pop("forecast.trend", None)
+    if value is not None and unchanged is not None and due <= now <= due + MINUTE_S and level > 0:
+        for what, guess in (("trend", value), ("trend_unchanged", unchanged)):
             error = min(abs(guess - level) / level, 10.0)
             known = memory.get(f"error.{what}", error)
             memory[f"error.{what}"] = known + ERROR_WEIGHT * (error - known)
@@ -300,27 +299,11 @@ def judge(memory: dict[str, float], now: float, factor: float | None) -> None:
     rise = max(memory.get(name, 0.0) * min(JUDGED_S, count * MINUTE_S) for name, count in TREND_NAMES)
     if rise > 0:
         memory["forecast.trend"] = level + rise
-    if factor is not None:
-        memory["forecast.season"] = level * factor
 
 
-def trust(memory: Mapping[str, float], name: str) -> float:
-    """How far a forecast counts, 0 to 1: fully, unless it was worse of late than to expect no change."""
-    error = memory.get(f"error.{name}", 0.0)
+def trust(memory: Mapping[str, float]) -> float:
+    """How far trends count, 0 to 1: fully, unless they were worse of late than to expect no change."""
+    error = memory.get("error.trend", 0.0)
     if error <= 0:
         return 1.0
-    return min(1.0, memory.get(f"error.{name}_unchanged", error) / error) ** 2
-
-
-def season(week: Sequence[float], at: float) -> float:
-    """The usual value at a time (seconds since 1970, UTC), between the slots of a week that begins on Monday, 0:00."""
-    place = (at - MONDAY_S) % WEEK_S / WEEK_S * len(week)
-    slot = int(place) % len(week)
-    share = place - int(place)
-    return week[slot] * (1.0 - share) + week[(slot + 1) % len(week)] * share
-
-
-def change(week: Sequence[float], at: float, ahead: float) -> float:
-    """By what factor the usual arrivals change within so many seconds; 1 where nothing is usual."""
-    usual = season(week, at)
-    return season(week, at + ahead) / usual if usual > 0 else 1.0
+    return min(1.0, memory.get("error.trend_unchanged", error) / error) ** 2

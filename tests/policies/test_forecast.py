@@ -1,9 +1,9 @@
-"""What arrives and what will arrive: the level, trends that stand out of the noise, and the season."""
+"""What arrives and what will arrive: the level, and trends that stand out of the noise."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler_policies import forecast
-from autoscaler_policies.forecast import MONDAY_S, WEEK_S, change, follow, judge, line, look, season, trends, trust
+from autoscaler_policies.forecast import follow, judge, line, look, trends, trust
 
 Memory = dict[str, float]
 Points = list[tuple[float, float]]
@@ -28,7 +28,6 @@ def play(
     seconds: float,
     *,
     memory: Memory | None = None,
-    factor: Callable[[float], float] | None = None,
     step: float = STEP,
 ) -> Iterator[tuple[float, Memory]]:
     """Show a rate every 15 s, and after each reading what is known."""
@@ -40,7 +39,7 @@ def play(
         seen.append((at, max(rate(at), 0.0)))
         follow(memory, seen[-1][1], at)
         look(memory, seen[::-stride][:15][::-1])
-        judge(memory, at, None if factor is None else factor(at))
+        judge(memory, at)
         yield at, memory
 
 
@@ -312,101 +311,57 @@ def test_the_middle_of_what_swings_is_steadier_than_its_level() -> None:
 def test_a_trend_that_was_right_is_trusted() -> None:
     memory = after(lambda at: 100 + at / 30, 7200)
     assert memory["error.trend"] < memory["error.trend_unchanged"]
-    assert trust(memory, "trend") == 1
+    assert trust(memory) == 1
 
 
 def test_a_trend_that_never_goes_on_is_trusted_less() -> None:
     # up by 40 % in ten minutes, and back for ten: what rises for five minutes has nearly done so
     memory = after(lambda at: 100 + 40 * abs((at / 600) % 2 - 1), 6 * 3600)
     assert memory["error.trend"] > memory["error.trend_unchanged"]
-    assert trust(memory, "trend") < 0.7
-
-
-def daily(at: float) -> float:
-    return 100 + 50 * math.sin(2 * math.pi * at / 7200)
-
-
-def test_a_season_that_is_right_is_trusted_and_one_that_is_wrong_is_not() -> None:
-    right = after(daily, 4 * 3600, factor=lambda at: daily(at + forecast.JUDGED_S) / daily(at))
-    assert trust(right, "season") == 1
-    assert right["error.season"] < 0.5 * right["error.season_unchanged"]
-    wrong = after(daily, 4 * 3600, factor=lambda at: daily(at + 3600 + forecast.JUDGED_S) / daily(at + 3600))
-    assert trust(wrong, "season") < 0.5
-
-
-def test_without_a_season_none_is_judged() -> None:
-    memory = after(daily, 3600)
-    assert not [name for name in memory if "season" in name]
-    assert trust(memory, "season") == 1
+    assert trust(memory) < 0.7
 
 
 def test_forecasts_are_judged_when_they_are_due_and_not_before() -> None:
-    memory: Memory = {"arrivals.level": 100.0}
-    judge(memory, 1000.0, 1.5)
+    memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 1 / 6}
+    judge(memory, 1000.0)
     assert memory["forecast.due_at"] == 1000 + forecast.JUDGED_S
     memory["arrivals.level"] = 120.0
-    judge(memory, 1299.0, 1.5)
-    assert "error.season" not in memory
-    judge(memory, 1300.0, 1.5)
+    judge(memory, 1299.0)
+    assert "error.trend" not in memory
+    judge(memory, 1300.0)
     # 150 were foreseen and 120 came: off by 25 %; no change would have been off by 1/6
-    assert memory["error.season"] == pytest.approx(0.25)
-    assert memory["error.season_unchanged"] == pytest.approx(1 / 6)
-    assert trust(memory, "season") == pytest.approx((4 / 6) ** 2)
-    memory["arrivals.level"] = 180.0
-    judge(memory, 1600.0, 1.5)
-    # 180 were foreseen and came: an error of 0 with a weight of 1/5
-    assert memory["error.season"] == pytest.approx(0.2)
+    assert memory["error.trend"] == pytest.approx(0.25)
+    assert memory["error.trend_unchanged"] == pytest.approx(1 / 6)
+    assert trust(memory) == pytest.approx((4 / 6) ** 2)
+    memory["arrivals.level"] = 170.0
+    judge(memory, 1600.0)
+    # 170 were foreseen and came: an error of 0 with a weight of 1/5
+    assert memory["error.trend"] == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize("late", [forecast.JUDGED_S + 61, -400.0])
 def test_a_forecast_that_nobody_looked_at_when_it_was_due_is_not_judged(late: float) -> None:
     # -400: the clock was set, and it would be due too far ahead
-    memory: Memory = {"arrivals.level": 100.0}
-    judge(memory, 1000.0, 1.5)
-    judge(memory, 1000.0 + late, 1.5)
-    assert "error.season" not in memory
+    memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 1.0}
+    judge(memory, 1000.0)
+    judge(memory, 1000.0 + late)
+    assert "error.trend" not in memory
     assert memory["forecast.due_at"] == 1000 + late + forecast.JUDGED_S
 
 
 def test_nothing_is_judged_while_nothing_arrives() -> None:
-    memory: Memory = {"arrivals.level": 100.0}
-    judge(memory, 1000.0, 1.5)
+    memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 1.0}
+    judge(memory, 1000.0)
     memory["arrivals.level"] = 0.0
-    judge(memory, 1300.0, 1.5)
-    assert "error.season" not in memory
+    judge(memory, 1300.0)
+    assert "error.trend" not in memory
 
 
-# the season
-
-
-def test_a_season_is_followed_between_its_slots_and_over_the_end_of_the_week() -> None:
-    week = [float(10 * day) for day in range(7)]  # Monday 0, Tuesday 10, ... Sunday 60
-    assert season(week, MONDAY_S) == 0
-    assert season(week, MONDAY_S + DAY) == 10
-    assert season(week, MONDAY_S + 1.25 * DAY) == pytest.approx(12.5)
-    assert season(week, MONDAY_S + 6 * DAY) == 60
-    assert season(week, MONDAY_S + 6.5 * DAY) == pytest.approx(30)  # from 60 down to Monday's 0
-    assert season(week, MONDAY_S + 2800 * WEEK_S + DAY) == pytest.approx(10)
-    assert season(week, MONDAY_S - DAY) == 60
-    assert season([7.0], 12345.0) == 7
-
-
-def test_the_weekday_is_that_of_the_calendar() -> None:
-    # 2026-01-05 was a Monday: 1767571200
-    assert season([5.0, *[0.0] * 6], 1767571200.0) == 5
-
-
-def test_a_season_tells_by_what_factor_arrivals_change() -> None:
-    week = [100.0, 150.0, 0.0, 100.0, 100.0, 100.0, 100.0]
-    assert change(week, MONDAY_S, DAY) == pytest.approx(1.5)
-    assert change(week, MONDAY_S + DAY, DAY) == 0
-    assert change(week, MONDAY_S + 2 * DAY, DAY) == 1  # nothing is usual: no factor
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=40), st.floats(-1e10, 1e10))
-def test_a_season_stays_between_its_least_and_its_most(week: Sequence[float], at: float) -> None:
-    assert min(week) * (1 - 1e-9) <= season(week, at) <= max(week) * (1 + 1e-9)
+def test_trends_count_as_much_as_nothing_better_is_known() -> None:
+    memory: Memory = {"trend.minutes": 1.0, "trend.minute": 2.0}
+    assert trends(memory) == ((1.0, 360.0), (2.0, 60.0))
+    assert trends(memory, 0.5) == ((0.5, 360.0), (1.0, 60.0))
+    assert trends(memory, 0.0) == ()
 
 
 finite = st.floats(0, 1.7976931348623157e308)
@@ -423,13 +378,12 @@ def test_whatever_arrives_no_level_or_trend_is_below_nothing(readings: list[tupl
         seen.append((at, value))
         follow(memory, value, at)
         look(memory, seen[-15:])
-        judge(memory, at, 2.0)
+        judge(memory, at)
         memory = {name: number for name, number in memory.items() if math.isfinite(number)}
         assert memory.get("arrivals.level", 0.0) >= 0
         assert memory.get("arrivals.middle", 0.0) >= 0
         assert all(slope > 0 for slope, _ in trends(memory))
-        assert 0 <= trust(memory, "trend") <= 1
-        assert 0 <= trust(memory, "season") <= 1
+        assert 0 <= trust(memory) <= 1
 
 
 # what is new in a mean over a longer time

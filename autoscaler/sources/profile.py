@@ -1,0 +1,138 @@
+"""What the history of a cluster tells, from the files that `autoscaler profile` writes, as one metric.
+
+    sources:
+      history: {type: profile, directory: /var/lib/autoscaler/profiles}
+    clusters:
+      orders:
+        metrics:
+          profile: {source: history, cluster: orders}
+        policies:
+          main: {type: adaptive, objective: 60s, profile: profile}
+
+A file is read again when it has changed. A new one that cannot be read is told once and the last good one counts on;
+one whose history ended longer ago than `max_age` does not count. Policies do without it then, as without any profile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import ClassVar
+
+from autoscaler import profiles
+from autoscaler.core.model import ZERO, Reading
+from autoscaler.core.profile import Profile as History
+from autoscaler.core.profile import old, reading
+from autoscaler.ports import AnswerError, Shared, UnavailableError
+
+log = logging.getLogger("autoscaler.sources.profile")
+
+LARGEST = 5_000_000
+"""Bytes. A week in slots of a minute takes a quarter of a million."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which profile.
+
+    Attributes:
+        cluster: whose, by the name it has in the history.
+    """
+
+    cluster: str
+
+    def __post_init__(self) -> None:
+        if not self.cluster:
+            raise ValueError("cluster must not be empty, expected the name that the cluster has in the history")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A directory of profiles.
+
+    Attributes:
+        directory: where `autoscaler profile --out` writes them.
+        max_age: a profile whose history ended longer ago does not count. Default 14d.
+    """
+
+    Query: ClassVar[type] = Query
+
+    directory: Path
+    max_age: timedelta = timedelta(days=14)
+
+    def __post_init__(self) -> None:
+        if self.max_age <= ZERO:
+            raise ValueError("max_age must be above 0s")
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
+        """Open it. Nothing is read before the first `collect`."""
+        del shared
+        yield _Source(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was made of a file: by what it is told from a changed one, the last good profile, what is wrong now."""
+
+    stamp: tuple[int, int, int]
+    profile: History | None
+    problem: str
+
+
+class _Source:
+    """A live source: every file is read once, and again when it has changed."""
+
+    def __init__(self, plugin: Profile) -> None:
+        self._plugin = plugin
+        self._read: dict[str, _Read] = {}
+
+    async def collect(self, query: Query, now: datetime) -> Reading:
+        """What the cluster's profile says of now and the next minutes. Raises EdgeError when there is none to go by."""
+        path = self._plugin.directory / profiles.name(query.cluster)
+        before = self._read.get(query.cluster)
+        try:
+            found = await asyncio.to_thread(_look, path, before)
+        except OSError as error:
+            raise UnavailableError(
+                f"{path} cannot be read: {error.strerror}; `autoscaler profile` writes it"
+            ) from error
+        if found is not before:
+            self._read[query.cluster] = found
+            self._tell(path, query.cluster, before, found)
+        profile = found.profile
+        if profile is None:
+            raise AnswerError(f"{path}: {found.problem}")
+        if old(profile, now, self._plugin.max_age):
+            raise AnswerError(
+                f"{path}: its history ended on {profile.end:%Y-%m-%d}, longer ago than max_age "
+                f"({self._plugin.max_age.total_seconds() / 86400:g} days): make it anew with `autoscaler profile`"
+            )
+        return reading(profile, now)
+
+    def _tell(self, path: Path, cluster: str, before: _Read | None, found: _Read) -> None:
+        if found.problem:
+            counts = "none counts" if found.profile is None else "the last good one counts on"
+            log.warning("profile cannot be read", extra={"path": str(path), "error": found.problem, "then": counts})
+        elif before is not None and found.profile is not None:
+            log.info("profile was read anew", extra={"cluster": cluster, "history": f"{found.profile.end:%Y-%m-%d}"})
+
+
+def _look(path: Path, before: _Read | None) -> _Read:
+    """Read a file if it has changed. Raises OSError when it is not there or cannot be read."""
+    stat = path.stat()
+    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if before is not None and before.stamp == stamp:
+        return before
+    good = None if before is None else before.profile
+    if stat.st_size > LARGEST:
+        return _Read(stamp, good, f"has {stat.st_size:,} bytes, expected at most {LARGEST:,}")
+    try:
+        return _Read(stamp, profiles.load(path.read_bytes()), "")
+    except ValueError as error:
+        return _Read(stamp, good, str(error))

@@ -1,0 +1,31 @@
+"""The source `profile` keeps the contract of sources."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler import profiles
+from autoscaler.core.profile import Profile as History
+from autoscaler.core.profile import Season
+from autoscaler.sources.profile import Profile, Query
+from autoscaler.testing import SourceContract
+
+
+class TestProfile(SourceContract):
+    @pytest.fixture
+    def plugin(self, tmp_path: Path) -> Profile:
+        now = datetime.now(UTC)  # noqa: TID251 - the contract's readings are of now
+        made = History("orders", now, now - timedelta(days=14), now, 80640, season=Season((5.0,), (5.0,), (5.0,)))
+        (tmp_path / profiles.name("orders")).write_text(profiles.dump(made))
+        return Profile(tmp_path)
+
+    @pytest.fixture
+    def query(self) -> Query:
+        return Query("orders")
+
+    @pytest.fixture
+    def unreachable(self, tmp_path: Path) -> Profile:
+        return Profile(tmp_path / "nothing")

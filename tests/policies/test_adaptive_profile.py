@@ -1,0 +1,165 @@
+"""What the default policy makes of a profile: early where more usually comes, calm where a bump passes, never less."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.core.model import Reading, Reason, Recommendation, View
+from autoscaler_policies.adaptive import Adaptive
+from tests.policies.conftest import make
+
+# n replicas do 100 n records/s; a profile that is believed, at the level of now
+KNOWN = {"capacity.level": math.log(100.0), "capacity.exponent": 1.0, "season.ratio": 1.0, "season.trust": 1.0}
+FLAT = (380.0,) * 31
+RISES = (380.0, 380.0, *[600.0] * 29)
+"""In two minutes 600/s will come: six replicas are asked for, for what takes a minute to come up."""
+
+
+def shown(
+    arrivals: float, told: Any = None, lag: float = 0.0, *, memory: dict[str, float] | None = None, **parts: Any
+) -> View:
+    view = make({"lag": lag, "arrivals": arrivals, "throughput": min(arrivals, 400.0)}, current=4, maximum=20)
+    known = {**KNOWN, "arrivals.level": arrivals, "arrivals.middle": arrivals, **(memory or {})}
+    metrics = dict(view.metrics)
+    if told is not None:
+        metrics["profile"] = Reading(told, view.now, parts=parts)
+    return replace(view, metrics=metrics, memory=known)
+
+
+def asked(view: View, **parameters: Any) -> Recommendation:
+    return Adaptive(**{"profile": "profile", **parameters}).evaluate(view)
+
+
+def test_workers_are_there_before_what_usually_comes() -> None:
+    found = asked(shown(380, RISES))
+    # by 600/s and the reserve: 5 % and a little for the outage
+    assert (found.reason, found.replicas) == (Reason.ABOVE, 7)
+    assert found.inputs["expected"] == pytest.approx(380)  # within the minute that a rescale takes nothing rises yet
+    assert asked(shown(380, FLAT)).replicas == 4
+
+
+def test_a_profile_counts_as_far_as_it_is_believed() -> None:
+    soon = (380.0, *[600.0] * 30)
+    assert asked(shown(380, soon)).inputs["expected"] == pytest.approx(600)
+    assert asked(shown(380, soon, memory={"season.trust": 0.25})).inputs["expected"] == pytest.approx(435)
+    doubted = asked(shown(380, soon, memory={"season.trust": 0.0}))
+    assert doubted == asked(shown(380))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.floats(10, 2000),
+    st.lists(st.floats(1, 2000), min_size=31, max_size=31),
+    st.floats(0, 1),
+    st.floats(0, 1e5),
+)
+def test_a_profile_never_asks_for_fewer_than_without_but_where_a_bump_passes(
+    arrivals: float, told: list[float], trusted: float, lag: float
+) -> None:
+    found = asked(shown(arrivals, tuple(told), lag, memory={"season.trust": trusted}))
+    without = asked(shown(arrivals, None, lag))
+    assert found.replicas is not None
+    assert without.replicas is not None
+    assert found.replicas >= min(without.replicas, 4)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.floats(10, 2000),
+    st.floats(1, 1.5),
+    st.lists(st.floats(1, 2000), min_size=31, max_size=31),
+    st.floats(0, 1),
+    st.floats(0, 1e5),
+)
+def test_more_arrivals_never_ask_for_fewer(
+    arrivals: float, more: float, told: list[float], trusted: float, lag: float
+) -> None:
+    memory = {"season.trust": trusted}
+    less = asked(shown(arrivals, tuple(told), lag, memory=memory))
+    found = asked(shown(arrivals * more, tuple(told), lag, memory=memory))
+    assert found.replicas is not None
+    assert less.replicas is not None
+    assert found.replicas >= less.replicas
+
+
+def test_a_bump_that_passes_before_a_rescale_pays_is_left_alone() -> None:
+    # 5 % more than four replicas can do, 10 % above the usual: back within minutes
+    rescale_is_dear = {"stall.up": 30.0, "stall.down": 30.0, "checkpoint.interval": 60.0}
+    found = asked(shown(420, FLAT, 400, memory=rescale_is_dear), objective=timedelta(seconds=120))
+    assert found.replicas == 4
+    assert "more than usual, and passes before a rescale would pay" in found.detail
+    # not where that is too little to go by: a third more than usual is no bump
+    strange = asked(shown(520, FLAT, 400, memory=rescale_is_dear), objective=timedelta(seconds=120))
+    assert strange.replicas is not None
+    assert strange.replicas > 4
+    # nor where nobody knows what is usual
+    unknown = asked(shown(420, None, 12000, memory=rescale_is_dear), objective=timedelta(seconds=120))
+    assert unknown.replicas is not None
+    assert unknown.replicas > 4
+
+
+def test_trends_count_where_nothing_is_usual_about_what_comes() -> None:
+    rising = {"trend.minutes": 1.0}
+    assert asked(shown(390, FLAT, memory=rising)).replicas == 4
+    half = tuple(each / 2 for each in FLAT)
+    # twice the usual is nothing usual; and where a profile is believed, the next size is to do for longer
+    found = asked(shown(390, half, memory=rising)).replicas
+    assert found is not None
+    assert found >= (asked(shown(390, None, memory=rising)).replicas or 0) == 10
+
+
+def test_the_first_sizes_are_by_the_curve_of_the_profile() -> None:
+    nothing = {"capacity.level": -1.0}
+    view = shown(800, FLAT, capacity={"rate": 100.0, "exponent": 1.0})
+    view = replace(view, memory={name: value for name, value in view.memory.items() if name not in KNOWN | nothing})
+    found = asked(view)
+    assert (found.inputs["capacity"], found.reason) == (400.0, Reason.ABOVE)
+    # without one nobody knows what a size can do
+    bare = replace(view, metrics={name: each for name, each in view.metrics.items() if name != "profile"})
+    assert "capacity not known yet" in asked(bare).detail
+    for wrong in (
+        {"rate": 0.0, "exponent": 1.0},
+        {"rate": 100.0, "exponent": 7.0},
+        {"rate": math.inf, "exponent": 1.0},
+        {},
+    ):
+        reading = replace(view.metrics["profile"], parts={"capacity": wrong})
+        told = replace(view, metrics={**view.metrics, "profile": reading})
+        assert "capacity not known yet" in asked(told).detail
+
+
+def test_the_exponent_of_the_profile_is_what_learning_begins_with() -> None:
+    view = shown(300, FLAT, capacity={"rate": 100.0, "exponent": 0.7})
+    view = replace(view, memory={})
+    busy = replace(view, metrics={**view.metrics, "utilization": Reading(0.75, view.now)})
+    learned = Adaptive(profile="profile").learn(busy)
+    assert learned["capacity.exponent"] == 0.7
+    assert math.exp(learned["capacity.level"]) * 4**0.7 == pytest.approx(400)
+
+
+@pytest.mark.parametrize(("up", "ahead"), [({"start_up": 90.0, "stall": 30.0}, 120.0), ({"stall": 5.0}, 50.0)])
+def test_times_are_those_of_the_profile_until_they_have_been_seen(up: dict[str, float], ahead: float) -> None:
+    assert asked(shown(380, FLAT, up=up)).inputs["ahead"] == ahead
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 601.0])
+def test_a_time_that_cannot_be_is_not_believed(seconds: float) -> None:
+    assert asked(shown(380, FLAT, up={"start_up": seconds})).inputs["ahead"] == 60
+
+
+@pytest.mark.parametrize("told", [500.0, (-1.0, 5000.0), (0.0,) * 31])
+def test_what_is_no_profile_counts_for_nothing(told: Any) -> None:
+    assert asked(shown(380, told)) == asked(shown(380))
+
+
+def test_a_forecast_of_somebody_else_goes_before_the_profile() -> None:
+    view = shown(380, RISES)
+    view = replace(view, metrics={**view.metrics, "forecast": Reading((380.0,) * 20, view.now)})
+    assert asked(view, forecast="forecast").replicas == 4

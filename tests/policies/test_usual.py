@@ -1,0 +1,133 @@
+"""What usually arrives: at which level, how far it is believed, what it foretells. Comments have worked numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler_policies.usual import above, below, compare, foretold, piled, trust
+
+Memory = dict[str, float]
+DAY = 86400.0
+
+
+def day(at: float) -> float:
+    return 100 + 60 * math.sin(2 * math.pi * at / DAY)
+
+
+def lived(
+    comes: Callable[[float], float], told: Callable[[float], float], seconds: float, memory: Memory | None = None
+) -> Memory:
+    """What is known after so long, looked at once a minute."""
+    memory = {} if memory is None else memory
+    for minute in range(int(seconds / 60)):
+        at = minute * 60.0
+        memory["arrivals.level"] = comes(at)
+        compare(memory, [told(at + 60 * ahead) for ahead in range(31)], at)
+    return memory
+
+
+def test_a_profile_is_half_believed_until_it_has_shown_what_it_is_worth() -> None:
+    memory = lived(day, day, 60)
+    assert trust(memory) == pytest.approx(0.5)
+    assert trust({}) == 0
+
+
+def test_what_is_right_is_believed() -> None:
+    assert trust(lived(day, day, DAY)) == 1
+
+
+@pytest.mark.parametrize("late", [6 * 3600.0, 12 * 3600.0, -6 * 3600.0])
+def test_a_day_that_is_shifted_is_not_believed_before_long(late: float) -> None:
+    memory = lived(day, lambda at: day(at + late), DAY / 2)
+    assert trust(memory) == 0
+
+
+def test_what_is_usual_is_taken_at_the_level_of_now() -> None:
+    # 30 % more than usual, for hours
+    memory = lived(lambda at: 1.3 * day(at), day, 12 * 3600, {"season.ratio": 1.0})
+    assert memory["season.ratio"] == pytest.approx(1.3, abs=0.01)
+    assert foretold(memory, (100.0, 200.0)) == pytest.approx((130.0, 260.0), rel=0.01)
+
+
+def test_a_jump_that_comes_early_hardly_changes_the_level() -> None:
+    memory: Memory = {"season.ratio": 1.0, "season.seen_at": 0.0, "arrivals.level": 400.0}
+    compare(memory, [100.0] * 31, 120.0)
+    # four times the usual for two minutes counts as a fifth more: 0.2 (1 - e^-(120/3600))
+    assert memory["season.ratio"] == pytest.approx(1 + 0.2 * (1 - math.exp(-120 / 3600)))
+
+
+def test_errors_are_judged_when_they_are_due() -> None:
+    memory: Memory = {"arrivals.level": 100.0}
+    compare(memory, [100.0] * 20 + [150.0] * 11, 0.0)
+    assert (memory["season.told"], memory["season.same"]) == (150.0, 100.0)
+    memory["arrivals.level"] = 200.0
+    compare(memory, [100.0] * 31, 1199.0)
+    assert "season.wrong" not in memory
+    compare(memory, [100.0] * 31, 1200.0)
+    # 150 were foretold and 200 came: off by a quarter; that it stays as it is was off by half
+    assert memory["season.wrong"] == pytest.approx(1 / 16)
+    assert memory["season.wrong_unchanged"] == pytest.approx(1 / 4)
+    # ... and that counts from the next time on: a reading must not change what is expected of it
+    assert memory["season.trust"] == pytest.approx(0.5)
+    memory["arrivals.level"] = 100.0
+    compare(memory, [100.0] * 31, 2400.0)
+    assert memory["season.trust"] == 1
+
+
+@pytest.mark.parametrize("late", [1261.0, -1300.0])
+def test_what_nobody_looked_at_when_it_was_due_is_not_judged(late: float) -> None:
+    memory: Memory = {"arrivals.level": 100.0}
+    compare(memory, [100.0] * 31, 5000.0)
+    compare(memory, [100.0] * 31, 5000.0 + late)
+    assert "season.wrong" not in memory
+    assert memory["season.due_at"] == 5000.0 + late + 1200.0
+
+
+@pytest.mark.parametrize(("level", "told"), [(100.0, ()), (100.0, (0.0, 100.0)), (0.0, (100.0,))])
+def test_where_nothing_is_usual_nothing_is_learned(level: float, told: tuple[float, ...]) -> None:
+    memory: Memory = {"arrivals.level": level}
+    compare(memory, told, 0.0)
+    assert memory == {"arrivals.level": level}
+    assert foretold(memory, told) == ()
+
+
+def test_what_is_off_by_more_than_a_quarter_is_nothing_usual() -> None:
+    levels = (74.0, 76.0, 100.0, 124.0, 126.0)
+    assert [above(level, (100.0,)) for level in levels] == [False, False, False, False, True]
+    assert [below(level, (100.0,)) for level in levels] == [True, False, False, False, False]
+
+
+def test_a_bump_comes_back_as_far_as_the_usual_is_believed() -> None:
+    told = (100.0,) * 4
+    # 20 above the usual; of a size that does 110 each minute adds 60 (20 e^-(m/5) - 10) records
+    by_hand, lag = 0.0, 0.0
+    for minute in (1, 2, 3):
+        lag = max(lag + 60 * (20 * math.exp(-minute / 5) - 10), 0.0)
+        by_hand = max(by_hand, lag)
+    assert piled(120.0, told, 1.0, 110.0, 0.0) == pytest.approx(by_hand)
+    # not believed, it stays as it is: 10 a second for three minutes
+    assert piled(120.0, told, 0.0, 110.0, 0.0) == pytest.approx(1800)
+    # what waits already is there in any case
+    assert piled(90.0, told, 1.0, 1000.0, 500.0) == 500
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.floats(1, 1e6),
+    st.floats(1, 2),
+    st.lists(st.floats(1, 1e6), min_size=1, max_size=31),
+    st.floats(0, 1),
+    st.floats(1, 1e6),
+    st.floats(0, 1e6),
+)
+def test_the_more_arrives_the_more_piles_up(
+    level: float, more: float, told: list[float], trusted: float, able: float, lag: float
+) -> None:
+    least = piled(level, told, trusted, able, lag)
+    assert least >= lag
+    assert piled(level * more, told, trusted, able, lag) >= least * (1 - 1e-9)

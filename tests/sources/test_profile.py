@@ -1,0 +1,117 @@
+"""The source `profile`: files that a job writes now and then, read again when they change."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler import profiles
+from autoscaler.core.model import Direction
+from autoscaler.core.profile import Curve, Season, Spread, reading
+from autoscaler.core.profile import Profile as History
+from autoscaler.ports import AnswerError, UnavailableError
+from autoscaler.sources.profile import LARGEST, Profile, Query
+from autoscaler.testing import LocalShared
+
+MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
+WEEK = tuple(float(100 + hour) for hour in range(168))
+MADE = History(
+    "orders",
+    MONDAY,
+    MONDAY - timedelta(days=14),
+    MONDAY,
+    80640,
+    Curve(120.0, 0.9, 0.02, 0.03),
+    {Direction.UP: {"start_up": Spread(40.0, 30.0, 60.0, 12), "stall": Spread(12.0, 9.0, 15.0, 12)}},
+    Season(WEEK, WEEK, WEEK),
+)
+
+
+def write(directory: Path, made: History, *, seconds: int = 0) -> Path:
+    path = directory / profiles.name(made.cluster)
+    path.write_text(profiles.dump(made))
+    os.utime(path, (1_767_571_200 + seconds,) * 2)
+    return path
+
+
+async def test_a_metric_is_what_the_profile_says_now(tmp_path: Path) -> None:
+    write(tmp_path, MADE)
+    now = MONDAY + timedelta(hours=30, minutes=30)
+    async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
+        found = await source.collect(Query("orders"), now)
+    assert found == reading(MADE, now)
+    assert isinstance(found.value, tuple)
+    assert found.value[0] == 130.0  # the middle of the hour that begins at 6:00 on Tuesday
+    assert found.parts["up"] == {"start_up": 40.0, "stall": 12.0}
+
+
+async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    write(tmp_path, MADE)
+    async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
+        await source.collect(Query("orders"), MONDAY)
+        await source.collect(Query("orders"), MONDAY)
+        assert not caplog.records
+        anew = replace(MADE, capacity=Curve(60.0, 0.8, 0.02, 0.03))
+        write(tmp_path, anew, seconds=1)
+        assert await source.collect(Query("orders"), MONDAY) == reading(anew, MONDAY)
+    assert [record.message for record in caplog.records] == ["profile was read anew"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"format": "autoscaler-profile", "version": 2}', profiles.dump(MADE)[:-40], "x" * (LARGEST + 1)],
+)
+async def test_a_file_that_cannot_be_read_is_told_once_and_the_last_good_one_counts_on(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, MADE)
+    async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
+        await source.collect(Query("orders"), MONDAY)
+        path.write_text(text)
+        for _ in range(3):
+            assert await source.collect(Query("orders"), MONDAY) == reading(MADE, MONDAY)
+    assert [record.message for record in caplog.records] == ["profile cannot be read"]
+
+
+async def test_without_a_good_one_the_error_names_the_file_and_what_is_wrong(tmp_path: Path) -> None:
+    async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
+        with pytest.raises(UnavailableError, match=r"orders\.json cannot be read: No such file.*autoscaler profile"):
+            await source.collect(Query("orders"), MONDAY)
+        (tmp_path / "orders.json").write_text('{"format": "autoscaler-profile", "version": 7}')
+        with pytest.raises(AnswerError, match=r"orders\.json: version 7 of the profile's format is not known"):
+            await source.collect(Query("orders"), MONDAY)
+
+
+async def test_a_profile_whose_history_ended_long_ago_does_not_count(tmp_path: Path) -> None:
+    write(tmp_path, MADE)
+    async with LocalShared() as shared, Profile(tmp_path, timedelta(days=7)).connect(shared) as source:
+        await source.collect(Query("orders"), MONDAY + timedelta(days=7))
+        with pytest.raises(AnswerError, match=r"ended on 2026-01-05, longer ago than max_age \(7 days\)"):
+            await source.collect(Query("orders"), MONDAY + timedelta(days=7, seconds=1))
+
+
+async def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, History("orders", MONDAY, MONDAY, MONDAY, 1))
+    async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
+        found = await source.collect(Query("orders"), MONDAY)
+    assert (set(found.value if isinstance(found.value, tuple) else ()), found.parts) == ({0.0}, {})
+
+
+@pytest.mark.parametrize("cluster", ["a/b", "../x", ".hidden", "ä b", "x" * 40])
+def test_the_file_of_any_cluster_is_a_plain_name(cluster: str) -> None:
+    name = profiles.name(cluster)
+    assert Path(name).name == name
+    assert not name.startswith(".")
+
+
+def test_parameters_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_age must be above 0s"):
+        Profile(Path(), timedelta(0))
+    with pytest.raises(ValueError, match="cluster must not be empty"):
+        Query("")
