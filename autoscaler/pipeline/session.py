@@ -86,7 +86,7 @@ def session(
                     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             if master is not None:
                 builder = builder.master(master)
-            chosen = {"spark.driver.memory": "1200m", **chosen}
+            chosen = {"spark.driver.memory": "1g", **chosen}
         for key, value in chosen.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
