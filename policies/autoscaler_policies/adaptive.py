@@ -84,11 +84,16 @@ PASSES = 0.45
 of a rescale would."""
 LONGEST_TIME_S = 600.0
 """Longer than this no profile is believed to tell how long something takes."""
+RIDE = 0.3
+"""Of a peak that passes this share of the objective may wait, and what is worked off sooner than by a rescale."""
 WIDER = 4
 """So many sizes beyond the best are looked at: the price of a size has one valley, but sizes are whole numbers."""
 
 SWINGS = 2.0
-"""Fewer must do for the middle of the arrivals and so many times what they swing by."""
+"""Fewer must do for the middle of the arrivals and so many times what they swing by..."""
+MORE_SWINGS = 1.2
+"""... and where they swing around a line, more for that and so many times, which with `reserve` is no more than that:
+what is asked for at a peak must not be too much right after it."""
 WAVERS = 3.0
 """What fits now and then only does not fit: a time in which it does not undoes so many in which it did."""
 UNSEEN_S = 240.0
@@ -259,6 +264,7 @@ class Adaptive:
             doubtful = self._doubtful(view, arrivals, lag)
             forecast.follow(memory, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
             forecast.look(memory, self._minutes(view))
+            forecast.settle(memory, arrivals, at)
             forecast.judge(memory, now)
             usual.compare(memory, self._usual(view), now)
             self._learn_capacity(view, memory, arrivals, lag, now)
@@ -412,6 +418,10 @@ class Adaptive:
         maximum = view.limits.maximum
         objective = self.objective.total_seconds()
         later = outlook.arriving(outlook.lasting + outlook.up)
+        settled = self._settled(outlook)
+        if settled is not None:
+            middle, spread, _ = settled
+            later = min(later, middle * (1 + MORE_SWINGS * spread))
         reserve = 1 + self.reserve + max(0.0, outlook.outage - RECOVERED * objective) / RECOVER_UP_S
         least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.able(size) >= later * reserve)
         late = piled - LATE * objective * soon
@@ -437,6 +447,8 @@ class Adaptive:
             recovery = min(piled / (able - soon), LARGEST)
             inputs["recovery"] = recovery
             text += f"{best} ({plain(able)}/s) recover in {plain(recovery)} s after it"
+        elif settled is not None and able > settled[0]:
+            text += f"{best} ({plain(able)}/s) do for what arrivals swing around, {plain(settled[0])}/s"
         else:
             most = "the most allowed" if best >= maximum else "the most that have something to do"
             text += f"{best} ({plain(able)}/s), {most}, are too"
@@ -455,6 +467,8 @@ class Adaptive:
         view = outlook.view
         if age < self.patience * self.objective.total_seconds() and _jumping(view):
             return "arrivals have just jumped: the next looks tell how far"
+        if self._swings(outlook, able):
+            return "that is a peak like those before it, which is expected to pass"
         if view.rescale is None and self._passes(outlook, able):
             return "that is more than usual, and passes before a rescale would pay"
         return ""
@@ -465,6 +479,27 @@ class Adaptive:
             return False
         most = usual.piled(outlook.level, outlook.usual, outlook.trusted, able, outlook.lag)
         return most < PASSES * outlook.outage * able
+
+    def _settled(self, outlook: _Outlook) -> tuple[float, float, float] | None:
+        """The line that arrivals only swing around (`forecast.settled`), unless a forecast knows more of them."""
+        return None if outlook.told or outlook.trusted >= BELIEVED else forecast.settled(outlook.memory)
+
+    def _swings(self, outlook: _Outlook, able: float) -> bool:
+        """Whether arrivals only swing above a line that they come back to before much waits.
+
+        What is above the line fades with the time that such things last: the size falls behind by the area between
+        that and what it can do, and then catches up, at the latest within the time a rescale would have taken.
+        """
+        found = self._settled(outlook)
+        if found is None:
+            return False
+        middle, _, lasts = found
+        off, spare = outlook.level - middle, able - middle
+        if spare <= 0:
+            return False
+        over = lasts * (off - spare - spare * (math.log(off) - math.log(spare))) if off > spare else 0.0
+        most = RIDE * self.objective.total_seconds() * able + (outlook.up + outlook.outage) * spare
+        return outlook.lag + over <= most
 
     def _sooner(self, outlook: _Outlook, able: float) -> bool:
         """Whether the objective is kept again sooner without a rescale, whose outage has to be worked off as well.
@@ -484,6 +519,9 @@ class Adaptive:
             return view.current
         objective = self.objective.total_seconds()
         swings = memory.get("arrivals.middle", 0.0) * (1 + SWINGS * memory.get("arrivals.swing", forecast.SWING))
+        if (found := forecast.settled(memory)) is not None:
+            middle, spread, _ = found
+            swings = max(swings, middle * (1 + SWINGS * spread))
         most = max(outlook.arriving(outlook.lasting), self._peak(view, memory), swings, self._came(outlook))
         outage = outlook.stall_down + outlook.replay
         reserve = 1 + self.down_reserve + memory.get("down.reserve", 0.0)

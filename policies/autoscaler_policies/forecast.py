@@ -47,9 +47,35 @@ SWING_WEIGHT = 0.005
 STALE_S = 600.0
 """After so long without a reading the level begins anew."""
 
+LINE_S = 3600.0
+"""Weights of the readings in the long line fade to 37 % within so long."""
+DRIFT_S = 300.0
+LEFT = 4.5
+"""The line is left when the mean over so long, or one reading, is off by so many times what that swings by..."""
+FAR = 3.0
+"""... or arrivals jump to so far above it: a jump from below to above it may be but a swing."""
+SETTLED_S = 1800.0
+"""Arrivals only swing around a line that has held for so long..."""
+LEVEL_S = 600.0
+"""... that within so long rises or falls by less than they swing by..."""
+SOON_S = 400.0
+"""... and of which what is off comes back within so long (to 37 %)."""
+SPREAD_WEIGHT = 1 / 120
+"""How much they swing around it, and for how long, is learned from a reading a minute, in two hours..."""
+FIRST_WEIGHT = 1 / 6
+"""... and in minutes at first, when what is assumed counts as much as five readings."""
+MOST_OFF = 4.0
+"""What is off by more than so many times the spread counts no more in it."""
+LASTS_S = 600.0
+"""No swing is said to last longer: a line through the last hour cannot tell."""
+
 JUDGED_S = 300.0
 """Forecasts are judged by what came so long after."""
 ERROR_WEIGHT = 0.2
+
+
+SUMS = tuple([f"line.{name}" for name in ("weight", "t", "tt", "x", "tx")])
+"""The sums that make the long line; without one of them it begins anew."""
 
 
 class Line(NamedTuple):
@@ -255,6 +281,102 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
     if found.noise > 0 and level > 0:
         swing += SWING_WEIGHT * since / READING_S * (min(found.noise / level, 2 * swing) - swing)
         memory["arrivals.swing"] = max(swing, LEAST_NOISE)
+
+
+def settle(memory: dict[str, float], value: float, at: float) -> None:
+    """Follow the line through the last hour, how much arrivals swing around it, and how long that lasts.
+
+    A weighted least-squares line, and a first-order autoregression of what is off from it: by how much (`line.spread`,
+    a standard deviation as a share of the line) and for how long (`line.lasts`, seconds after which 37 % are left).
+    Where arrivals leave the line it begins anew. All but a jump is judged by the readings before the present one, of
+    which a greater value must not undo what a smaller one would have found.
+
+    Args:
+        memory: what is known, changed in place; `follow` comes first.
+        value: records/s.
+        at: when it was true, seconds since 1970. The same reading seen again says nothing new, a doubted one neither.
+    """
+    since = at - memory.get("line.seen_at", -math.inf)
+    if since <= 0 or memory.get("arrivals.doubted_at") == at:
+        return
+    weight, t, tt, x, tx = [memory.get(name, math.nan) for name in SUMS]
+    whole = math.isfinite(weight + t + tt + x + tx)
+    far = value - memory.get("line.now", 0.0) > FAR * memory.get("line.spread", SWING) * memory.get("line.now", 0.0)
+    jumped = far and memory.get("arrivals.jumped_at") == at
+    if not whole or since > STALE_S or jumped or _left(memory):
+        weight = t = tt = x = tx = off = drift = slope = 0.0
+        since = READING_S
+        middle = value
+        memory["line.since_at"] = memory["line.minute_at"] = at
+        memory.pop("line.minute_off", None)
+    else:
+        kept = math.exp(-since / LINE_S)
+        tt = kept * (tt - 2 * since * t + since * since * weight)
+        tx = kept * (tx - since * x)
+        t, x, weight = kept * (t - since * weight), kept * x, kept * weight
+        spread_t = tt - t * t / weight
+        slope = (tx - t * x / weight) / spread_t if spread_t > 0 else 0.0
+        middle = max((x - slope * t) / weight, 0.0)
+        off = (value - middle) / middle if middle > 0 else 0.0
+        drift = memory.get("line.drift", 0.0)
+        drift += (1 - math.exp(-since / DRIFT_S)) * (off - drift)
+    counts = min(since, MINUTE_S)
+    memory["line.seen_at"] = at
+    memory.update(zip(SUMS, (weight + counts, t, tt, x + counts * value, tx), strict=True))
+    memory["line.now"], memory["line.slope"], memory["line.off"], memory["line.drift"] = middle, slope, off, drift
+    passed = at - memory.get("line.minute_at", at)
+    if passed >= MINUTE_S and at - memory.get("line.since_at", at) >= DRIFT_S:
+        _learn_spread(memory, off, passed)
+        memory["line.minute_at"], memory["line.minute_off"] = at, off
+
+
+def _learn_spread(memory: dict[str, float], off: float, passed: float) -> None:
+    """How much arrivals swing around the long line, and how long that lasts, by two readings some time apart."""
+    before = memory.get("line.minute_off")
+    if before is None:
+        return
+    spread = memory.get("line.spread", SWING)
+    weight = memory.get("line.learns", FIRST_WEIGHT)
+    memory["line.learns"] = max(weight / (1 + weight), SPREAD_WEIGHT)
+    most = MOST_OFF * MOST_OFF * spread * spread
+    spread = max(math.sqrt(spread * spread + weight * (min(off * off, most) - spread * spread)), LEAST_NOISE)
+    both = memory.get("line.both", spread * spread / math.e)
+    both += weight * (min(max(off * before, -most), most) - both)
+    alike = min(max(both / (spread * spread), 0.05), math.exp(-passed / LASTS_S))
+    memory["line.spread"], memory["line.both"], memory["line.lasts"] = spread, both, -passed / math.log(alike)
+
+
+def _unsure(memory: Mapping[str, float]) -> float:
+    """Variance of where the long line is now, in that of a reading: an end of a line through what lasts for a while."""
+    held = memory.get("line.seen_at", 0.0) - memory.get("line.since_at", 0.0)
+    return 8 * memory.get("line.lasts", MINUTE_S) / min(max(held, 1.0), 2 * LINE_S)
+
+
+def _left(memory: Mapping[str, float]) -> bool:
+    """Whether arrivals have left the long line."""
+    if not memory["line.seen_at"] - memory.get("line.since_at", math.inf) >= SETTLED_S:
+        return False
+    unsure, lasts = _unsure(memory), memory.get("line.lasts", MINUTE_S)
+    most = LEFT * memory.get("line.spread", SWING)
+    drift = abs(memory.get("line.drift", 0.0))
+    return abs(memory.get("line.off", 0.0)) > most * math.sqrt(1 + unsure) or drift > most * math.sqrt(
+        lasts / (lasts + DRIFT_S) + unsure
+    )
+
+
+def settled(memory: Mapping[str, float]) -> tuple[float, float, float] | None:
+    """The line that arrivals have long swung around and come back to soon; None where there is none.
+
+    Returns:
+        Where it is, records/s; by how much they swing around it (standard deviation as a share of it); and how long
+        that lasts, seconds.
+    """
+    held = memory.get("line.seen_at", 0.0) - memory.get("line.since_at", math.inf)
+    middle, spread = memory.get("line.now", 0.0), memory.get("line.spread", SWING)
+    lasts = memory.get("line.lasts", math.inf)
+    if held < SETTLED_S or lasts > SOON_S or abs(memory.get("line.slope", 0.0)) * LEVEL_S > spread * middle:
+        return None
+    return middle, spread, lasts
 
 
 def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float, float], ...]:
