@@ -51,7 +51,7 @@ def test_what_is_no_peak_or_none_that_passes_is_not_waited_for(memory: Memory) -
 
 def test_more_at_a_peak_is_no_more_than_what_would_be_kept_after_it() -> None:
     # 520/s are far above what 4 can do, the line is not: 60 (125 - 5 - 5 ln 25) = 6234 records fall behind, 3000 wait,
-    # and 0.3 * 60 * 400 + 85 * 5 = 7625 were bearable. 395 (1 + 1.2 * 0.1) (1.05 + 10 / 1200) = 468/s: 5, not 6 for 520.
+    # and 0.3 * 60 * 400 + 85 * 5 = 7625 were bearable. 395 (1 + 1.2 * 0.1) (1.05 + 10 / 1200) = 468/s: 5. 520 need 6.
     found = asked(shown(520, 3000, memory={**SETTLED, "line.now": 395.0}))
     assert found.replicas == 5
     assert found.detail == (
