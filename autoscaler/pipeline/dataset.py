@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.pipeline import rescales
@@ -39,8 +39,8 @@ COMMIT = "_commit.json"
 LOCK = "_lock"
 STAGING = "_staging"
 
-ROWS_PER_FILE = 250_000
-"""About 50 MB. One cluster's rows of a day are never in two files."""
+ROWS_PER_FILE = 100_000
+"""About 20 MB, and what a task sorts in memory. One cluster's rows of a day are never in two files."""
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "observations": ("cluster", "at"),
@@ -66,6 +66,10 @@ class BusyError(DatasetError):
     """Somebody else is writing a dataset."""
 
 
+class LostRowsError(DatasetError):
+    """There were fewer rows than keys were told of; nothing was added."""
+
+
 @dataclass(frozen=True, slots=True)
 class Merged:
     """What a merge did.
@@ -89,7 +93,6 @@ class Write(Protocol):
         spark: SparkSession,
         rows: Mapping[str, DataFrame],
         keys: Mapping[str, DataFrame] | None = None,
-        check: Callable[[Collection[str]], object] = lambda _: None,
     ) -> Merged:
         """Merge, as `Dataset.merge` does.
 
@@ -97,8 +100,9 @@ class Write(Protocol):
             spark: a session in UTC.
             rows: table -> rows.
             keys: table -> the keys of all of them, where these can be had for less; then rows are evaluated once.
-            check: called when rows were written and before they count, with the names of the tables that get some; what
-                it raises leaves all as it was.
+
+        Raises:
+            LostRowsError: there were fewer rows than keys.
         """
         ...
 
@@ -477,10 +481,9 @@ class Dataset:
                 spark: SparkSession,
                 rows: Mapping[str, DataFrame],
                 keys: Mapping[str, DataFrame] | None = None,
-                check: Callable[[Collection[str]], object] = lambda _: None,
             ) -> Merged:
                 with self.reading():
-                    return self._merge(spark, rows, keys or {}, check)
+                    return self._merge(spark, rows, keys or {})
 
             try:
                 yield write
@@ -501,13 +504,7 @@ class Dataset:
         """Replace a small file."""
         self._files.put(f"_{name}", text)
 
-    def _merge(
-        self,
-        spark: SparkSession,
-        rows: Mapping[str, DataFrame],
-        keys: Mapping[str, DataFrame],
-        check: Callable[[Collection[str]], object],
-    ) -> Merged:
+    def _merge(self, spark: SparkSession, rows: Mapping[str, DataFrame], keys: Mapping[str, DataFrame]) -> Merged:
         if spark.conf.get("spark.sql.session.timeZone") != "UTC":
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
         change = _Change()
@@ -522,23 +519,48 @@ class Dataset:
             if not changed:
                 continue
             new = _of_dates(_dated(table, brought), changed)
-            if any(one.fresh + one.twice < one.brought for one in changed.values()):
-                # Those that are there already are left out.
-                new = _matched(new, _of_dates(fresh, changed), table, "left_semi")
-            new = _once(new, table) if any(one.twice for one in changed.values()) else new.drop(ORDER)
-            sizes = _of_dates(fresh, changed).dropDuplicates()
-            there = _of(self._current(table)[0], changed)
-            if there:
-                old = self._files_of(spark, table, there)
-                new, sizes = new.unionByName(old), sizes.unionByName(old.select("date", *KEYS[table]))
-            change = change.then(self._stage_table(new, sizes, table), there)
-        check([table for table, changed in dates.items() if changed])
+            change = change.then(*self._staged(spark, table, new, fresh, changed, known_keys=table in keys))
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
             change = self._with_rescales(spark, change, days)
         if change.come:
             self._commit(change)
         return Merged(added, known, dates)
+
+    def _staged(
+        self,
+        spark: SparkSession,
+        table: str,
+        new: DataFrame,
+        fresh: DataFrame,
+        changed: Mapping[date | None, _Count],
+        *,
+        known_keys: bool,
+    ) -> tuple[dict[str, str], list[str]]:
+        """Stage the days of a table that change: where each file is staged -> its place, and the files that go.
+
+        `fresh` are the keys of what is not there yet. Raises LostRowsError if there are fewer rows than these.
+        """
+        if any(one.fresh + one.twice < one.brought for one in changed.values()):
+            # Those that are there already are left out.
+            new = _matched(new, _of_dates(fresh, changed), table, "left_semi")
+        doubled = Observation() if any(one.twice for one in changed.values()) else None
+        new = new.drop(ORDER) if doubled is None else _once(new, table, doubled)
+        sizes = _of_dates(fresh, changed).dropDuplicates()
+        there = _of(self._current(table)[0], changed)
+        wanted = sum(one.fresh for one in changed.values())
+        if there:
+            old = self._files_of(spark, table, there)
+            new, sizes = new.unionByName(old), sizes.unionByName(old.select("date", *KEYS[table]))
+            wanted += old.count()
+        staged = self._stage_table(new, sizes, table)
+        if known_keys:
+            lost = wanted - self._files_of(spark, table, list(staged)).count()
+            if doubled is not None:
+                lost += sum(one.fresh + one.twice for one in changed.values()) - (doubled.get["rows"] or 0)
+            if lost > 0:
+                raise LostRowsError(f"{self.path}: there were fewer {table} than keys of them")
+        return staged, there
 
     def _counted(
         self, spark: SparkSession, table: str, planned: DataFrame
@@ -775,11 +797,13 @@ def _of_dates(rows: DataFrame, dates: Collection[date | None]) -> DataFrame:
     return rows.where(wanted | F.col("date").isNull() if None in dates else wanted)
 
 
-def _once(rows: DataFrame, table: str) -> DataFrame:
-    """One row of each key, always the same one whatever the order in which they come."""
+def _once(rows: DataFrame, table: str, doubled: Observation) -> DataFrame:
+    """One row of each key, always the same one whatever the order in which they come; `doubled` tells of how many."""
     least = F.col(ORDER) if ORDER in rows.columns else F.to_json(F.struct(*TABLES[table].names))
-    place = F.row_number().over(Window.partitionBy("date", *KEYS[table]).orderBy(least))
-    return rows.withColumn("_place", place).where("_place = 1").select(*TABLES[table].names)
+    same = Window.partitionBy("date", *KEYS[table])
+    placed = rows.withColumn("_place", F.row_number().over(same.orderBy(least)))
+    seen = placed.observe(doubled, F.count("*").alias("rows"))
+    return seen.where("_place = 1").select(*TABLES[table].names)
 
 
 def _spoiled(file: str, problem: str) -> str:

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial, reduce
+from functools import reduce
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType
 
-from autoscaler.pipeline.dataset import Dataset, Merged
+from autoscaler.pipeline.dataset import Dataset, LostRowsError, Merged
 from autoscaler.pipeline.schema import DECISIONS, ENGINE
 from autoscaler.records import VERSION
 
@@ -70,7 +70,6 @@ DAMAGED = "the file is damaged: what could be read of it was taken"
 
 _DAYS = {"Y": 365 * 86400, "W": 604800, "D": 86400}
 _HOURS = {"H": 3600, "M": 60, "S": 1}
-_USUAL = {"PT0S": 0.0, "PT1M": 60.0, "PT15S": 15.0, "PT30S": 30.0, "PT2M": 120.0, "PT5M": 300.0, "PT10S": 10.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +110,6 @@ class _Input:
     torn: Mapping[str, str] = field(default_factory=dict)
 
 
-class _WrongTypeError(Exception):
-    """Lines have values of wrong types where only an observation or only a decision was parsed."""
-
-    def __init__(self, files: Iterable[str]) -> None:
-        super().__init__()
-        self.files = frozenset(files)
-
-
 def add(
     spark: SparkSession,
     dataset: Dataset,
@@ -148,26 +139,31 @@ def add(
         while True:
             keys, given = _keys(spark, dataset, given)
             good = keys.where("problem is null")
-            looks: dict[str, list[Observation]] = {"observations": [], "decisions": []}
             rows = {
-                "observations": _observations(spark, given, looks["observations"]),
-                "decisions": _decisions(spark, given, looks["decisions"]),
+                "observations": _observations(spark, given),
+                "decisions": _decisions(spark, given),
                 "rejected": _rejected(spark, keys, given),
             }
             planned = {"observations": good, "decisions": good}
             try:
-                merged = write(spark, rows, planned, partial(_look, looks, given))
-            except _WrongTypeError as error:
-                given = replace(given, careful=given.careful | error.files)
+                merged = write(spark, rows, planned)
+            except LostRowsError:
+                # By their keys they were records, and are none: their files are parsed whole for the keys too.
+                careful = given.careful | _wrong(spark, given)
+                if careful == given.careful:
+                    raise
+                given = replace(given, careful=careful)
                 continue
             return _summary(merged, keys, given)
 
 
-def _look(looks: Mapping[str, Sequence[Observation]], given: _Input, written: Collection[str]) -> None:
-    """Refuse what was written if lines turned out to be no records, which by their keys had seemed to be."""
-    found = {file for table, each in looks.items() if table in written for look in each for file in look.get["files"]}
-    if found - given.careful:
-        raise _WrongTypeError(found)
+def _wrong(spark: SparkSession, given: _Input) -> frozenset[str]:
+    """The files that have lines with values of wrong types."""
+
+    def files(lines: DataFrame) -> DataFrame:
+        return lines.where(_problem(lines, given) == WRONG_TYPE).select(_path().alias("file"))
+
+    return frozenset(row.file for row in _lines(spark, given, WHOLE, files).distinct().collect())
 
 
 def _keys(spark: SparkSession, dataset: Dataset, given: _Input) -> tuple[DataFrame, _Input]:
@@ -189,8 +185,8 @@ def plans(
     given = _Input(tuple(files), rename or {}, now + AHEAD)
     return {
         "the keys": _key_rows(spark, given),
-        "observations": _observations(spark, given, []),
-        "decisions": _decisions(spark, given, []),
+        "observations": _observations(spark, given),
+        "decisions": _decisions(spark, given),
     }
 
 
@@ -326,14 +322,6 @@ def _unread(metric: Column) -> Column:
     return metric["at"].isNull() | ~F.coalesce(number, F.lit(False))
 
 
-def _good(lines: DataFrame, given: _Input, looks: list[Observation]) -> DataFrame:
-    """The lines that are records. What is added to `looks` will tell in which files values were of wrong types."""
-    known = lines.withColumn("problem", _problem(lines, given))
-    files = F.collect_set(F.when(F.col("problem") == WRONG_TYPE, _path()))
-    looks.append(Observation())  # one of its own: each looks at one thing only
-    return known.observe(looks[-1], files.alias("files")).where("problem is null")
-
-
 def _rejected(spark: SparkSession, keys: DataFrame, given: _Input) -> DataFrame:
     """Lines that are no records, and files that are damaged."""
     rows = keys.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
@@ -354,7 +342,7 @@ def _summary(merged: Merged, keys: DataFrame, given: _Input) -> Imported:
     return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
 
 
-def _observations(spark: SparkSession, given: _Input, looks: list[Observation]) -> DataFrame:
+def _observations(spark: SparkSession, given: _Input) -> DataFrame:
     def row(lines: DataFrame) -> DataFrame:
         seen = "observation."
         return lines.select(
@@ -372,7 +360,7 @@ def _observations(spark: SparkSession, given: _Input, looks: list[Observation]) 
             _order().alias("order"),
         )
 
-    return _lines(spark, given, SEEN, lambda lines: row(_good(lines, given, looks)))
+    return _lines(spark, given, SEEN, lambda lines: row(lines.where(_problem(lines, given).isNull())))
 
 
 def _numbers(text: Column) -> Column:
@@ -409,25 +397,31 @@ def _engine() -> Column:
 
 
 def _seconds(text: Column) -> Column:
-    """A span in seconds, of ISO 8601 as pydantic writes it: a year has 365 days."""
+    """A span in seconds, of ISO 8601 as pydantic writes it: a year has 365 days.
 
-    def part(units: Mapping[str, int], of: Column) -> Column:
-        numbers = [
-            F.coalesce(F.regexp_extract(of, rf"([\d.]+){unit}", 1).try_cast("double"), F.lit(0.0)) * seconds
-            for unit, seconds in units.items()
-        ]
-        return reduce(lambda total, one: total + one, numbers)
-
-    days, hours = F.substring_index(text, "T", 1), F.regexp_extract(text, "T(.*)$", 1)
-    whole = (part(_DAYS, days) + part(_HOURS, hours)) * F.when(text.startswith("-"), -1.0).otherwise(1.0)
-    # Nearly all are of a few spans: quicker than to take each apart.
-    usual = reduce(
-        lambda cases, one: cases.when(text == one[0], one[1]), list(_USUAL.items())[1:], F.when(text == "PT0S", 0.0)
+    By plain functions of texts: regular expressions take ten times as long, and there are several spans in a record.
+    """
+    days, hours = F.substring_index(text, "T", 1), F.substring_index(text, "T", -1)
+    sign = F.when(text.startswith("-"), -1.0).otherwise(1.0)
+    time = F.when(text.contains("T"), _sum_of(hours, _HOURS)).otherwise(0.0)
+    return (
+        F.when(text.startswith("PT"), _sum_of(F.substring(text, 3, 99), _HOURS))
+        .when(text.contains("P"), (_sum_of(F.substring_index(days, "P", -1), _DAYS) + time) * sign)
+        .otherwise(text.try_cast("double"))
     )
-    return usual.when(text.contains("P"), whole).otherwise(text.try_cast("double"))
 
 
-def _decisions(spark: SparkSession, given: _Input, looks: list[Observation]) -> DataFrame:
+def _sum_of(text: Column, units: Mapping[str, int]) -> Column:
+    """Seconds of numbers that are followed by their units, in this order; what is not there is nought."""
+    total = F.lit(0.0)
+    for unit, seconds in units.items():
+        number = F.substring_index(text, unit, 1).try_cast("double") * seconds
+        total += F.when(text.contains(unit), number).otherwise(0.0)
+        text = F.substring_index(text, unit, -1)
+    return total
+
+
+def _decisions(spark: SparkSession, given: _Input) -> DataFrame:
     def row(lines: DataFrame) -> DataFrame:
         plain = ("at", "current", "proposed", "desired", "reason")
         lists = [
@@ -449,4 +443,4 @@ def _decisions(spark: SparkSession, given: _Input, looks: list[Observation]) -> 
             _order().alias("order"),
         )
 
-    return _lines(spark, given, DECIDED, lambda lines: row(_good(lines, given, looks)))
+    return _lines(spark, given, DECIDED, lambda lines: row(lines.where(_problem(lines, given).isNull())))
