@@ -70,7 +70,7 @@ DRAINS = 5.0
 """A backlog that takes so many objectives to be worked off is a shortage, though nothing more arrives..."""
 NEARLY = 0.9
 """... unless the delay is down to this share of the objective sooner than a rescale is over."""
-BELIEVED = 0.5
+BELIEVED = 0.4
 """A profile that is believed so far is acted on before anything has risen..."""
 EARLY = 2.7
 """... where the usual will be too much for the size so many outages of a rescale after one that is asked for now..."""
@@ -82,8 +82,10 @@ FURTHER = 12.0
 PASSES = 0.45
 """A bump that passes is left alone where it makes the oldest record older by less than this share of what the outage
 of a rescale would."""
+CURVES = (0.75, 1.05)
+"""No profile is believed that sizes go on in another way than with an exponent between these..."""
 LONGEST_TIME_S = 600.0
-"""Longer than this no profile is believed to tell how long something takes."""
+"""... nor that something takes longer."""
 RIDE = 0.3
 """Of a peak that passes this share of the objective may wait, and what is worked off sooner than by a rescale."""
 WIDER = 4
@@ -646,7 +648,7 @@ class Adaptive:
         reading = None if self.profile is None else view.metrics.get(self.profile)
         curve = {} if reading is None else reading.parts.get("capacity", {})
         rate, exponent = curve.get("rate", 0.0), curve.get("exponent", 0.0)
-        low, high = capacity_model.EXPONENTS
+        low, high = CURVES
         return (rate, exponent) if 0 < rate <= LARGEST and low <= exponent <= high else None
 
     def _took(self, view: View, what: str, otherwise: timedelta) -> float:

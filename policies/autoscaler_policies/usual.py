@@ -28,9 +28,11 @@ LATE_S = 60.0
 """What nobody looked at when it was due is not judged."""
 MOST_WRONG = 0.5
 """An error counts at most for this share of the arrivals: a day that is not usual must not spoil a week."""
+NOISE = 0.03
+"""An error that is no greater may be that of a minute."""
 BETTER = 0.3
-"""Fully believed is what errs by this share less, squared, than "it stays as it is"."""
-FEW = 3 * 0.05**2
+"""Fully believed is what was further off, squared, by this share less than "it stays as it is" was where that was."""
+FEW = 0.05
 """So much of errors on both sides is assumed in the beginning, so that a profile is half believed until it has shown
 what it is worth, and a few small errors say little."""
 
@@ -66,9 +68,12 @@ def compare(memory: dict[str, float], usual: Sequence[float], now: float) -> Non
     told, same = memory.pop("season.told", None), memory.pop("season.same", None)
     if told is not None and same is not None and due <= now <= due + LATE_S:
         kept = math.exp(-AHEAD_MINUTES * MINUTE_S / KEPT_S)
-        for name, guess in (("season.wrong", told), ("season.wrong_unchanged", same)):
-            error = min(abs(guess - level) / level, MOST_WRONG)
-            memory[name] = memory.get(name, 0.0) * kept + error * error
+        wrong, unchanged = (
+            min(max(abs(guess - level) / level - NOISE, 0.0), MOST_WRONG) ** 2 for guess in (told, same)
+        )
+        # Where both are equally wrong, as through a quiet night, nothing is said against either.
+        for name, more in (("season.wrong", wrong - unchanged), ("season.wrong_unchanged", unchanged - wrong)):
+            memory[name] = memory.get(name, 0.0) * kept + max(more, 0.0)
     memory["season.due_at"] = now + AHEAD_MINUTES * MINUTE_S
     memory["season.told"] = memory["season.ratio"] * usual[min(AHEAD_MINUTES, len(usual) - 1)]
     memory["season.same"] = level

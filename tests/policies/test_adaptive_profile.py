@@ -136,12 +136,12 @@ def test_the_first_sizes_are_by_the_curve_of_the_profile() -> None:
 
 
 def test_the_exponent_of_the_profile_is_what_learning_begins_with() -> None:
-    view = shown(300, FLAT, capacity={"rate": 100.0, "exponent": 0.7})
+    view = shown(300, FLAT, capacity={"rate": 100.0, "exponent": 0.8})
     view = replace(view, memory={})
     busy = replace(view, metrics={**view.metrics, "utilization": Reading(0.75, view.now)})
     learned = Adaptive(profile="profile").learn(busy)
-    assert learned["capacity.exponent"] == 0.7
-    assert math.exp(learned["capacity.level"]) * 4**0.7 == pytest.approx(400)
+    assert learned["capacity.exponent"] == 0.8
+    assert math.exp(learned["capacity.level"]) * 4**0.8 == pytest.approx(400)
 
 
 @pytest.mark.parametrize(("up", "ahead"), [({"start_up": 90.0, "stall": 30.0}, 120.0), ({"stall": 5.0}, 50.0)])

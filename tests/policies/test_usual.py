@@ -37,6 +37,12 @@ def test_a_profile_is_half_believed_until_it_has_shown_what_it_is_worth() -> Non
     assert trust({}) == 0
 
 
+def test_a_quiet_night_says_nothing_against_a_profile() -> None:
+    # 100/s all night, and a jump foretold for the morning
+    memory = lived(lambda _: 100.0, lambda at: 100.0 if at < 9 * 3600 else 400.0, 8 * 3600)
+    assert trust(memory) == pytest.approx(0.5)
+
+
 def test_what_is_right_is_believed() -> None:
     assert trust(lived(day, day, DAY)) == 1
 
@@ -70,8 +76,9 @@ def test_errors_are_judged_when_they_are_due() -> None:
     assert "season.wrong" not in memory
     compare(memory, [100.0] * 31, 1200.0)
     # 150 were foretold and 200 came: off by a quarter; that it stays as it is was off by half
-    assert memory["season.wrong"] == pytest.approx(1 / 16)
-    assert memory["season.wrong_unchanged"] == pytest.approx(1 / 4)
+    # less what may be noise: 0.47^2 - 0.22^2
+    assert memory["season.wrong"] == 0
+    assert memory["season.wrong_unchanged"] == pytest.approx(0.1725)
     # ... and that counts from the next time on: a reading must not change what is expected of it
     assert memory["season.trust"] == pytest.approx(0.5)
     memory["arrivals.level"] = 100.0
