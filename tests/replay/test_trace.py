@@ -119,3 +119,27 @@ def test_a_file_that_breaks_while_it_is_read_names_itself(tmp_path: Path) -> Non
 def test_a_file_is_called_after_the_hour_in_utc() -> None:
     assert name(AT) == "2026-01-31T17.jsonl"
     assert name(AT.astimezone(timezone(timedelta(hours=5, minutes=30)))) == "2026-01-31T17.jsonl"
+
+
+def test_a_link_that_leads_nowhere_is_not_there_beside_what_is_packed(tmp_path: Path) -> None:
+    packed = tmp_path / "2026-01-31T17.jsonl.gz"
+    packed.write_bytes(gzip.compress(_line(1) + b"\n"))
+    (tmp_path / "2026-01-31T17.jsonl").symlink_to(tmp_path / "gone")
+    assert files(tmp_path) == [packed]
+    packed.unlink()
+    with pytest.raises(TraceError, match=r"17\.jsonl: cannot be read: No such file"):
+        list(read(tmp_path))
+
+
+def test_what_is_no_file_beside_what_is_packed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress(_line(1) + b"\n"))
+    (tmp_path / "2026-01-31T17.jsonl").mkdir()
+    with pytest.raises(TraceError, match=r"17\.jsonl: cannot be read: Is a directory"):
+        files(tmp_path)
+
+
+def test_a_packed_file_that_is_damaged_is_not_taken_for_the_plain_one(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "2026-01-31T17.jsonl", tmp_path / "2026-01-31T17.jsonl.gz"
+    plain.write_bytes(_line(1) + b"\n")
+    packed.write_bytes(b"no gzip")
+    assert files(tmp_path) == [plain, packed]

@@ -10,16 +10,28 @@ from typing import Any, ClassVar
 
 import pytest
 
-from autoscaler.core.model import ClusterSpec, Direction, Limits, NamedPolicy, Observation, Reason, Recommendation, View
+from autoscaler.core.model import (
+    ClusterSpec,
+    ClusterState,
+    Direction,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Reason,
+    Recommendation,
+    View,
+)
 from autoscaler.core.profile import Curve, Profile, Season, Spread, reading
 from autoscaler.plugins import Kind, load
-from autoscaler.replay.plant import PLANTS, STEP, Plant
+from autoscaler.replay.loads import Load
+from autoscaler.replay.plant import PLANTS, START, STEP, Plant
 from autoscaler.replay.trial import (
     BEFORE,
     SLOTS,
     WARM_UP,
     Case,
     Variant,
+    decider,
     described,
     offered,
     profiled,
@@ -186,3 +198,12 @@ def test_a_case_can_be_sent_to_another_process() -> None:
     variant = Variant("drain", _spec(load(Kind.POLICY, "adaptive")()), {"p0.reserve": "0.1"}, {"lag": "lag"})
     case = replace(_case(variant), profile=_profile())
     assert pickle.loads(pickle.dumps(case)) == case  # noqa: S301 - our own
+
+
+def test_metrics_are_found_under_the_names_that_the_configuration_has() -> None:
+    spec = replace(_spec(), metrics=("behind",))
+    named = decider(Variant("x", spec, names={"behind": "lag"}, oracle=True), Load("flat", (5.0,) * 12), None, START)
+    plant = Plant(PLANTS["k8s"], 100.0, 1, 4)
+    plant.advance(1000.0)
+    state, _ = named(spec, ClusterState(), plant.observe())
+    assert set(state.past[-1].metrics) == {"behind"}
