@@ -206,4 +206,4 @@ def test_metrics_are_found_under_the_names_that_the_configuration_has() -> None:
     plant = Plant(PLANTS["k8s"], 100.0, 1, 4)
     plant.advance(1000.0)
     state, _ = named(spec, ClusterState(), plant.observe())
-    assert set(state.past[-1].metrics) == {"behind"}
+    assert set(state.past[-1].metrics) == {"behind", "forecast"}  # and what the oracle adds
