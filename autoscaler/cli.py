@@ -17,11 +17,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoscaler.offline import arguments as typed
 from autoscaler.ports import AutoscalerError, ConfigurationError, Severity
 from autoscaler.terminal import complain, hang, many, print_json, say, table
 
@@ -102,8 +102,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     sub = command("explain", _explain, "tell why a running daemon decided what it did")
     sub.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
     which = sub.add_mutually_exclusive_group()
-    which.add_argument("--last", type=_count, default=1, metavar="N", help="the last N decisions, newest first")
-    which.add_argument("--at", type=_time, metavar="TIME", help="the decision in force then, like 2026-01-31T17:05:00Z")
+    which.add_argument("--last", type=typed.count, default=1, metavar="N", help="the last N decisions, newest first")
+    which.add_argument(
+        "--at", type=typed.moment, metavar="TIME", help="the decision in force then, like 2026-01-31T17:05:00Z"
+    )
     sub.add_argument("--config", type=Path, metavar="CONFIG", help="the daemon's configuration, to find it")
     sub.add_argument("--url", help=f"where it listens (default: {URL})")
     as_json(sub)
@@ -122,15 +124,11 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
     sub = command("simulate", _simulate, "try a configuration on a simulated cluster under a load")
     if "simulate" in arguments:
-        from autoscaler.offline import arguments as options
-
-        options.simulate(sub)
+        typed.simulate(sub)
 
     sub = command("replay", _replay, "tell what a configuration would have decided about what was recorded")
     if "replay" in arguments:
-        from autoscaler.offline import arguments as options
-
-        options.replay(sub)
+        typed.replay(sub)
 
     _benchmark_options(command("benchmark", _benchmark, "compare policies on simulated clusters"), arguments)
     _on_spark(command, arguments)
@@ -165,20 +163,6 @@ def _on_spark(
         from autoscaler.offline import tune
 
         tune.add_arguments(sub)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def _time(text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 2026-01-31T17:05:00Z") from error
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _load(path: Path) -> Config:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+
+from autoscaler.durations import parse_duration
 
 TRACES = "AUTOSCALER_TRACES"
 
@@ -40,11 +42,11 @@ def simulate(parser: argparse.ArgumentParser) -> None:
     )
     add("--cluster", metavar="NAME", help="which cluster of the configuration, where it has several")
     add("--seed", type=int, default=1, metavar="N", help="of all that is drawn (default: 1)")
-    add("--hours", type=_above, metavar="H", help="only so many hours from the beginning of the load")
-    add("--peak", type=_above, metavar="RATE", help="stretch the load so that its greatest rate is this, records/s")
+    add("--hours", type=above, metavar="H", help="only so many hours from the beginning of the load")
+    add("--peak", type=above, metavar="RATE", help="stretch the load so that its greatest rate is this, records/s")
     add(
         "--one",
-        type=_above,
+        type=above,
         metavar="RATE",
         help="records/s that one worker processes (default: `one` of the plant's file, capacity.per_replica of the "
         "cluster; else so many that two thirds of its max process the peak)",
@@ -57,7 +59,7 @@ def simulate(parser: argparse.ArgumentParser) -> None:
     add(
         "--metric",
         action="append",
-        type=_pair,
+        type=pair,
         default=[],
         metavar="NAME=SHOWN",
         help="what a metric of the configuration is of what the simulated cluster shows, where that is not clear",
@@ -92,8 +94,8 @@ def replay(parser: argparse.ArgumentParser) -> None:
     )
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
     add("--cluster", metavar="NAME", help="only this cluster")
-    add("--from", dest="since", type=_time, metavar="TIME", help="compare from then on, like 2026-01-31T17:05:00Z")
-    add("--to", dest="until", type=_time, metavar="TIME", help="compare up to then")
+    add("--from", dest="since", type=moment, metavar="TIME", help="compare from then on, like 2026-01-31T17:05:00Z")
+    add("--to", dest="until", type=moment, metavar="TIME", help="compare up to then")
     _telling(parser)
 
 
@@ -103,7 +105,15 @@ def _telling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _above(text: str) -> float:
+def count(text: str) -> int:
+    """A whole number from 1. Like all of these, for `type=` of an option: a text that is none is told by argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def above(text: str) -> float:
+    """A finite number above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -113,16 +123,37 @@ def _above(text: str) -> float:
     return number
 
 
-def _pair(text: str) -> tuple[str, str]:
+def pair(text: str) -> tuple[str, str]:
+    """What a metric is called, and what it is of what is shown."""
     name, equals, shown = text.partition("=")
     if not (name and equals and shown):
         raise argparse.ArgumentTypeError(f"{text!r} is not like NAME=SHOWN")
     return name, shown
 
 
-def _time(text: str) -> datetime:
+def moment(text: str) -> datetime:
+    """A time, in UTC where it does not say."""
     try:
-        time = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time like 2026-01-31T17:05:00Z") from error
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def day(text: str) -> date:
+    """A day."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a day like 2026-01-31") from error
+
+
+def span(text: str) -> timedelta:
+    """A duration above 0."""
+    try:
+        found = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if found <= timedelta(0):
+        raise argparse.ArgumentTypeError(f"is {text}, expected above 0s")
+    return found

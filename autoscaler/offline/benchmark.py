@@ -22,6 +22,7 @@ from autoscaler.config import document
 from autoscaler.config.build import Builder, Plugin
 from autoscaler.core.model import Behaviour, CapacitySpec, ClusterSpec, Limits, NamedPolicy, Policy, SettleSpec
 from autoscaler.durations import format_duration
+from autoscaler.offline import arguments
 from autoscaler.plugins import Kind
 from autoscaler.replay.baselines import BASELINES, LAG_S, Baseline
 from autoscaler.replay.benchmark import (
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help=f"NAME=SETTINGS as in a configuration file, or one of {names} (default: all of these)",
     )
-    add("--seeds", type=_count, metavar="N", help="from 1 to N (default: 3; --fast: 1)")
+    add("--seeds", type=arguments.count, metavar="N", help="from 1 to N (default: 3; --fast: 1)")
     add(
         "--traces",
         type=Path,
@@ -100,7 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--guarded", action="store_true", help="run the rules of others behind our guards, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
-    add("--processes", type=_count, metavar="N", default=os.cpu_count() or 1, help="default: one for each core")
+    add(
+        "--processes", type=arguments.count, metavar="N", default=os.cpu_count() or 1, help="default: one for each core"
+    )
     add("--cache", type=Path, metavar="DIR", help="keep optima there, and take them from there")
     add("--out", type=Path, metavar="DIR", help="write figures, table and pictures there (extra plot)")
     add("--plot", type=Path, metavar="FILE", help="draw cost against violation into this file (extra plot)")
@@ -445,9 +448,3 @@ def _policy(text: str) -> tuple[str, Baseline]:
     if name not in BASELINES:
         raise argparse.ArgumentTypeError(f"{name}: expected NAME=SETTINGS, or one of {', '.join(BASELINES)}")
     return name, BASELINES[name]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)

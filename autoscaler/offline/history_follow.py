@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from autoscaler.durations import parse_duration
-from autoscaler.offline import spark_options
+from autoscaler.offline import arguments, spark_options
 from autoscaler.offline.configuration import wrong
 from autoscaler.ports import AutoscalerError
 from autoscaler.terminal import complain, many, say
@@ -54,7 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="look for new files so often, like 10m; 0s: without a pause (default: 1m)",
     )
     when.add_argument("--available-now", action="store_true", help="take what is there and end, to be run from cron")
-    add("--files", type=_count, default=FILES, metavar="N", help=f"at most so many files in a batch (default: {FILES})")
+    add(
+        "--files",
+        type=arguments.count,
+        default=FILES,
+        metavar="N",
+        help=f"at most so many files in a batch (default: {FILES})",
+    )
     add("--checkpoint", metavar="DIR", help="where Spark keeps which files were taken (default: DATASET/_follow)")
     add("--plain", action="store_true", help="also take *.jsonl: such files must be whole when they appear")
     add(
@@ -73,12 +79,6 @@ def _duration(text: str) -> timedelta:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return found
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.durations import format_duration, parse_duration
-from autoscaler.offline import spark_options
+from autoscaler.offline import arguments, spark_options
 from autoscaler.offline.configuration import wrong
 from autoscaler.ports import AutoscalerError, UnavailableError
 from autoscaler.terminal import complain, many, print_json, progress, say
@@ -51,12 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--config", type=Path, metavar="CONFIG", help="the configuration (YAML) whose clusters and queries are meant")
     add(
-        "--from", dest="since", type=_time, metavar="TIME", help="from then on, like 2026-01-31 or 2026-01-31T17:05:00Z"
+        "--from",
+        dest="since",
+        type=arguments.moment,
+        metavar="TIME",
+        help="from then on, like 2026-01-31 or 2026-01-31T17:05:00Z",
     )
-    add("--to", dest="until", type=_time, metavar="TIME", help="up to then (default: now)")
+    add("--to", dest="until", type=arguments.moment, metavar="TIME", help="up to then (default: now)")
     add("--step", type=_span, default=timedelta(seconds=15), metavar="TIME", help="between samples (default: 15s)")
     add("--window", type=_span, default=timedelta(hours=6), metavar="TIME", help="asked at a time (default: 6h)")
-    add("--rate", type=_above, default=2.0, metavar="N", help="at most so many queries a second (default: 2)")
+    add("--rate", type=arguments.above, default=2.0, metavar="N", help="at most so many queries a second (default: 2)")
     add(
         "--replicas",
         metavar="QUERY",
@@ -77,14 +80,6 @@ def _url(text: str) -> str:
     return text
 
 
-def _time(text: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 2026-01-31T17:05:00Z") from error
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
-
-
 def _span(text: str) -> timedelta:
     try:
         span = parse_duration(text)
@@ -93,16 +88,6 @@ def _span(text: str) -> timedelta:
     if span < timedelta(seconds=1) or span % timedelta(seconds=1):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of seconds, at least one")
     return span
-
-
-def _above(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return number
 
 
 @dataclass(frozen=True, slots=True)

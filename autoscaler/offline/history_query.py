@@ -14,7 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.offline import spark_options
+from autoscaler.offline import arguments, spark_options
 from autoscaler.offline.configuration import wrong
 from autoscaler.terminal import complain, print_json, say, table
 
@@ -40,18 +40,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="the dataset: a directory, or a URL that Spark can read")
     add("sql", metavar="SQL", help='the query, like "SELECT cluster, max(lag) FROM observations GROUP BY cluster"')
-    add("--limit", type=_count, default=LIMIT, metavar="N", help=f"print at most so many rows (default: {LIMIT:,})")
+    add(
+        "--limit",
+        type=arguments.count,
+        default=LIMIT,
+        metavar="N",
+        help=f"print at most so many rows (default: {LIMIT:,})",
+    )
     add("--profiles", type=Path, metavar="DIR", help="profiles that `autoscaler profile` has written, as a table")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON")
     how.add_argument("--csv", action="store_true", help="print CSV")
     spark_options.add_arguments(parser)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:

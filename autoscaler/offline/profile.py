@@ -6,14 +6,12 @@ import argparse
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.core.explain import number
-from autoscaler.durations import parse_duration
-from autoscaler.offline import spark_options
-from autoscaler.offline.arguments import _time as moment
+from autoscaler.offline import arguments, spark_options
 from autoscaler.offline.configuration import wrong
 from autoscaler.offline.told import FEW, omitted
 from autoscaler.ports import AutoscalerError
@@ -46,11 +44,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, required=True, metavar="DIR", help="where the profiles are written, a file for each cluster"
     )
     add("--cluster", action="append", metavar="NAME", help="only this cluster; may be repeated")
-    add("--from", dest="since", type=moment, metavar="TIME", help="what is older does not count, like 2026-01-31")
-    add("--to", dest="until", type=moment, metavar="TIME", help="what comes from then on does not count")
+    add(
+        "--from",
+        dest="since",
+        type=arguments.moment,
+        metavar="TIME",
+        help="what is older does not count, like 2026-01-31",
+    )
+    add("--to", dest="until", type=arguments.moment, metavar="TIME", help="what comes from then on does not count")
     add(
         "--objective",
-        type=_duration,
+        type=arguments.span,
         default=timedelta(seconds=60),
         metavar="DURATION",
         help="records that wait longer are too late (default: 60s)",
@@ -58,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--holiday",
         action="append",
-        type=_date,
+        type=arguments.day,
         default=[],
         metavar="DATE",
         help="a day (UTC) that is not like others; may be repeated, and days far from their like are found anyway",
@@ -75,23 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--all", action="store_true", help="list everything, however long it gets")
     add("--json", action="store_true", help="print JSON")
     spark_options.add_arguments(parser)
-
-
-def _date(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a date like 2026-12-25") from error
-
-
-def _duration(text: str) -> timedelta:
-    try:
-        found = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if not found:
-        raise argparse.ArgumentTypeError("0s is no objective, expected more")
-    return found
 
 
 def _rename(text: str) -> tuple[str, str]:

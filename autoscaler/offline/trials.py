@@ -19,8 +19,7 @@ from autoscaler.config.model import Cluster, Config
 from autoscaler.core.explain import number
 from autoscaler.core.model import ClusterSpec, NamedPolicy
 from autoscaler.core.profile import Profile
-from autoscaler.durations import parse_duration
-from autoscaler.offline import configuration, plants
+from autoscaler.offline import arguments, configuration, plants
 from autoscaler.offline.benchmark import cluster as baseline_spec
 from autoscaler.offline.configuration import wrong
 from autoscaler.offline.simulate import SHARE, shown_as
@@ -51,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("dataset", metavar="DATASET", help="the history: a dataset of `autoscaler history import`")
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
     add("--cluster", action="append", metavar="NAME", help="only this cluster; may be repeated (default: all)")
-    add("--from", dest="since", type=_date, metavar="DAY", help="the first day (UTC), like 2026-01-31")
-    add("--to", dest="until", type=_date, metavar="DAY", help="only days before this one")
+    add("--from", dest="since", type=arguments.day, metavar="DAY", help="the first day (UTC), like 2026-01-31")
+    add("--to", dest="until", type=arguments.day, metavar="DAY", help="only days before this one")
     add(
         "--set",
         action="append",
@@ -62,8 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try these values of a setting: of a policy, like main.objective=30s,60s, or of the cluster, like "
         "down.window=0s,5m; repeated, every combination is tried",
     )
-    add("--seeds", type=_count, default=1, metavar="N", help="from 1 to N (default: 1)")
-    add("--slo", type=_duration, metavar="TIME", help="no record should wait longer (default: the policy's objective)")
+    add("--seeds", type=arguments.count, default=1, metavar="N", help="from 1 to N (default: 1)")
+    add(
+        "--slo",
+        type=arguments.span,
+        metavar="TIME",
+        help="no record should wait longer (default: the policy's objective)",
+    )
     add(
         "--profiles",
         type=Path,
@@ -77,55 +81,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="the simulated cluster, where no profile says otherwise: as for `simulate` (default: k8s)",
     )
-    add("--one", type=_above, metavar="RATE", help="records/s that one worker processes, where no profile says it")
+    add(
+        "--one",
+        type=arguments.above,
+        metavar="RATE",
+        help="records/s that one worker processes, where no profile says it",
+    )
     add(
         "--metric",
         action="append",
-        type=_pair,
+        type=arguments.pair,
         default=[],
         metavar="NAME=SHOWN",
         help="what a metric of the configuration is of what the simulated cluster shows, where that is not clear",
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def _above(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, shown = text.partition("=")
-    if not (name and equals and shown):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like NAME=SHOWN")
-    return name, shown
-
-
-def _date(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a day like 2026-01-31") from error
-
-
-def _duration(text: str) -> timedelta:
-    try:
-        found = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if found <= timedelta(0):
-        raise argparse.ArgumentTypeError(f"is {text}, expected above 0s")
-    return found
 
 
 def _setting(text: str) -> Setting:
