@@ -108,8 +108,12 @@ class Place:
         return str(self.told("started")["url"])
 
 
-def eventually(ask: Callable[[], T], trouble: Callable[[], str], seconds: float = 20.0) -> T:
-    deadline = time.monotonic() + seconds
+PATIENCE = 60.0
+"""Seconds that a slow machine may take for what takes a moment here."""
+
+
+def eventually(ask: Callable[[], T], trouble: Callable[[], str]) -> T:
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         answer = ask()
         if answer:
@@ -139,7 +143,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 def get(url: str) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:  # noqa: S310 - the daemon of this test
+        with urllib.request.urlopen(url, timeout=PATIENCE) as response:  # noqa: S310 - the daemon of this test
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with closing(error):
@@ -160,7 +164,7 @@ def test_a_signal_stops_it_between_ticks(place: Place, number: signal.Signals, c
     daemon = place.start()
     decided(place, "a", 3)
     daemon.send_signal(number)
-    assert daemon.wait(10) == code
+    assert daemon.wait(PATIENCE) == code
     assert [line["message"] for line in place.lines()][-2:] == ["stopping", "stopped"]
     assert not (place.directory / "var" / f"{FILE}-wal").exists()
 
@@ -172,12 +176,14 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     called = place.directory / "a.calls"
     eventually(called.exists, place.log.read_text)
     daemon.terminate()
+    # So soon it is the same again, as `timeout` and others send it: to the process and its group. Another number, as
+    # two signals of the same one may arrive as one.
+    daemon.send_signal(signal.SIGINT)
     place.told("stopping")
-    daemon.terminate()  # so soon it is the same again, as `timeout` and others send it: to the process and its group
     with pytest.raises(subprocess.TimeoutExpired):
         daemon.wait(0.5)  # it waits for the answer
     daemon.terminate()
-    assert daemon.wait(10) == 130
+    assert daemon.wait(PATIENCE) == 130
     assert place.lines()[-1]["message"] == "cancelled"
     kept = read_state(place.directory / "var", "a")
     assert kept is not None
@@ -190,7 +196,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     assert UNANSWERED in line["message"]
     eventually((place.directory / "a").exists, place.log.read_text)
     daemon.terminate()
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
 
 
 def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
@@ -217,7 +223,7 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
     assert [row["name"] for row in get(f"{url}/api/v1/clusters")[1]["clusters"]] == ["a", "c"]
     assert get(f"{url}/readyz")[1]["reload"] == "ok"
     daemon.terminate()
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
 
 
 def test_a_second_daemon_on_the_same_directory_is_refused(place: Place) -> None:
@@ -229,7 +235,7 @@ def test_a_second_daemon_on_the_same_directory_is_refused(place: Place) -> None:
         env=place.environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE,
         check=False,
     )
     assert second.returncode == 1
@@ -241,8 +247,12 @@ def test_a_dry_run_calls_nothing(place: Place) -> None:
     place.configure("a")
     daemon = place.start("--dry-run")
     decided(place, "a", 10)
+    eventually(  # the wave may be where no rescale is wanted
+        lambda: any(record.decision.rescale for record in records_of(place, "a")),
+        lambda: f"no rescale: {place.log.read_text()}",
+    )
     daemon.terminate()
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
     assert not (place.directory / "a.calls").exists()
     records = list(read(place.directory / "var" / "history"))
     assert len(records) >= 10
@@ -276,8 +286,17 @@ def kill_again_and_again(place: Place, *, kills: int, seed: int) -> None:
             points.add(len(records_of(place, name)))
     daemon = place.start()
     decided(place, "a", 3)
+    # As many as are to be held against the pure step, however slow the machine is.
+    eventually(
+        lambda: all(len(records_of(place, name)) > 3 * kills for name in restarts),
+        lambda: f"few decisions: {place.log.read_text()}",
+    )
+    eventually(
+        lambda: any(record.decision.rescale for name in restarts for record in records_of(place, name)),
+        lambda: f"no rescale: {place.log.read_text()}",
+    )
     daemon.terminate()
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
 
     specs = {name: cluster.spec for name, cluster in config.load(place.config, {}).clusters.items()}
     rescales = 0
@@ -351,7 +370,7 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
     eventually(lambda: get(f"{url}/readyz")[0] == 200, lambda: f"not ready: {get(f'{url}/readyz')}")
     place.told("state can be kept again")
     daemon.terminate()
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
 
 
 def damage(place: Place, name: str, number: object) -> dict[str, float]:
@@ -394,7 +413,7 @@ def test_what_was_learned_and_is_damaged_is_learned_anew_or_told(place: Place) -
     assert "cannot be read" in body["problem"]
     assert (calls.read_bytes() if calls.exists() else b"") == called
     daemon.terminate()
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
 
 
 def test_a_damaged_state_file_is_told_at_the_start(place: Place) -> None:
@@ -402,7 +421,7 @@ def test_a_damaged_state_file_is_told_at_the_start(place: Place) -> None:
     (place.directory / "var").mkdir()
     (place.directory / "var" / FILE).write_bytes(b"garbage" * 1000)
     daemon = place.start()
-    assert daemon.wait(20) == 1
+    assert daemon.wait(PATIENCE) == 1
     text = place.log.read_text()
     assert "is damaged" in text
     assert "move the file away" in text
@@ -415,7 +434,7 @@ def test_a_taken_port_is_told(place: Place) -> None:
         port = taken.getsockname()[1]
         place.config.write_text(place.config.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
         daemon = place.start()
-        assert daemon.wait(20) == 1
+        assert daemon.wait(PATIENCE) == 1
     assert f"127.0.0.1:{port} cannot be listened on" in place.log.read_text()
     assert "Traceback" not in place.log.read_text()
 
@@ -426,7 +445,7 @@ def test_state_on_disk_is_readable_by_eye(place: Place) -> None:
     daemon = place.start()
     decided(place, "a", 2)
     daemon.terminate()
-    daemon.wait(10)
+    daemon.wait(PATIENCE)
     with closing(sqlite3.connect(place.directory / "var" / FILE)) as connection:
         (text,) = connection.execute("SELECT state FROM cluster WHERE name = 'a'").fetchone()
     assert load_state(text).since is not None
@@ -439,7 +458,7 @@ def test_a_disk_that_is_full_at_the_start_is_told(place: Place) -> None:
         env=place.environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
     )
@@ -462,12 +481,12 @@ def test_signals_before_there_is_a_daemon_are_not_lost(place: Place) -> None:
         config_file.write(text)
     place.told("configuration reloaded")
     daemon.terminate()
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
     daemon = place.start()
     with place.config.open("w") as config_file:
         daemon.terminate()
         config_file.write(text)
-    assert daemon.wait(10) == 0
+    assert daemon.wait(PATIENCE) == 0
     assert place.lines()[-1]["message"] == "stopped"
 
 
@@ -477,8 +496,9 @@ def test_a_plug_in_that_will_not_end_does_not_hold_up_the_process(place: Place) 
     daemon = place.start()
     decided(place, "a", 1)
     daemon.terminate()
+    place.told("stopping")
     with pytest.raises(subprocess.TimeoutExpired):
         daemon.wait(0.5)
     daemon.terminate()
-    assert daemon.wait(10) == 130
+    assert daemon.wait(PATIENCE) == 130
     assert place.lines()[-1]["message"] == "plug-ins left behind"

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ mode = sys.argv[1]
 if mode == "crash":
     sys.exit(3)
 def finish(*_):  # the child, an executor: ends once its work is done
-    time.sleep(float(os.environ.get("WORK", "0.2")))
+    while not os.path.exists(os.environ["DONE"]):
+        time.sleep(0.01)
     os._exit(0)
 executor = os.fork()
 if executor == 0:
@@ -56,16 +58,26 @@ while True:
 
 @dataclass
 class StandIn:
-    """A kind of worker that costs nothing to start."""
+    """A kind of worker that costs nothing to start.
+
+    Attributes:
+        mode: good, or how it misbehaves.
+        done: the work of a worker that is drained is done once this file is there; by default it is done.
+        drain_signal: what asks it to finish its work.
+        places: of the workers that were started.
+        starts: when, in seconds of the machine's clock.
+    """
 
     mode: str = "good"
-    work: float = 0.2
+    done: Path = Path("/")
     drain_signal: signal.Signals | None = signal.SIGPWR
     places: list[Place] = field(default_factory=list)
+    starts: list[float] = field(default_factory=list)
 
     def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
         self.places.append(place)
-        environment = {"PATH": os.environ["PATH"], "WORK": str(self.work)}
+        self.starts.append(time.monotonic())
+        environment = {"PATH": os.environ["PATH"], "DONE": str(self.done)}
         return [sys.executable, "-S", "-E", "-c", STAND_IN, self.mode], environment
 
     async def registered(self, places: Collection[Place]) -> int:
@@ -74,15 +86,15 @@ class StandIn:
 
 def times(**changes: timedelta) -> Times:
     usual = {
-        "drain": timedelta(seconds=5),
-        "grace": timedelta(seconds=2),
+        "drain": timedelta(seconds=60),
+        "grace": timedelta(seconds=60),
         "backoff": timedelta(milliseconds=50),
         "max_backoff": timedelta(seconds=2),
     }
     return Times(**{**usual, **changes})
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - processes give no event to wait for
             await asyncio.sleep(0.02)
