@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from autoscaler.ports import AutoscalerError, EdgeError
@@ -139,12 +140,32 @@ class Stage:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on."""
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A port of the loopback address that nobody listens on, another one with each call.
+
+    It is none of those that the kernel gives to whoever asks for any: they are many while a cluster starts, and the
+    process that this one is for may take seconds to listen on it.
+    """
+    while True:
+        port = _LOWEST_PORT + secrets.randbelow(max(1000, _first_of_the_kernel() - _LOWEST_PORT))
+        if port in _given:
+            continue
+        with socket.socket() as found, suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+
+
+_LOWEST_PORT = 10_240
+_given: set[int] = set()
+
+
+def _first_of_the_kernel() -> int:
+    """The first port that the kernel gives to whoever asks for any."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
 
 
 def spark_environment(home: Path, java: Path, python: str, worker_timeout: int) -> dict[str, str]:

@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 import pytest
 
 from autoscaler.core.model import EngineStatus, JobState
+from autoscaler.demo.stage import free_port
 from autoscaler.engines.spark import Spark as SparkEngine
 from autoscaler.engines.spark import SparkEngine as LiveEngine
 from autoscaler.java import JavaNotFoundError, find_java
@@ -44,11 +44,6 @@ def unavailable(reason: str) -> None:
     if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
         pytest.fail(reason)
     pytest.skip(reason)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Cluster:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -22,6 +21,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.core.model import Reading
+from autoscaler.demo.stage import free_port
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, Secret
 from autoscaler.sources.prometheus import Many, Prometheus, Query
 from autoscaler.testing.contracts import LocalShared
@@ -48,13 +48,7 @@ def binary() -> str:
     return path
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def poll(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
+def poll(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -80,8 +74,8 @@ def running(directory: Path, configuration: str, web_configuration: str = "") ->
             with requests.Session() as session:
                 session.trust_env = False
                 try:
-                    answer = session.get(f"{url}/-/ready", timeout=2, auth=("ann", PASSWORD), verify=str(ca))
-                except requests.exceptions.ConnectionError:
+                    answer = session.get(f"{url}/-/ready", timeout=10, auth=("ann", PASSWORD), verify=str(ca))
+                except (requests.exceptions.ConnectionError, requests.exceptions.Timeout):
                     return False
             return answer.ok
 
@@ -91,7 +85,7 @@ def running(directory: Path, configuration: str, web_configuration: str = "") ->
             yield url
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 class Stamped:
@@ -155,7 +149,7 @@ scrape_configs:
         def scraped() -> bool:
             with requests.Session() as session:
                 session.trust_env = False
-                answer = session.get(f"{url}/api/v1/query", params={"query": "sum(up)"}, timeout=2).json()
+                answer = session.get(f"{url}/api/v1/query", params={"query": "sum(up)"}, timeout=10).json()
             return [sample["value"][1] for sample in answer["data"]["result"]] == ["2"]
 
         poll(scraped, "both targets are scraped")
@@ -189,7 +183,7 @@ async def proxy(url: str, token: str) -> AsyncIterator[str]:
 
 async def until(plugin: Prometheus, query: Query, wanted: Callable[[Reading | EdgeError], bool]) -> None:
     """Read until the outcome is the wanted one."""
-    async with asyncio.timeout(10), LocalShared() as shared, plugin.connect(shared) as source:
+    async with asyncio.timeout(60), LocalShared() as shared, plugin.connect(shared) as source:
         while True:
             try:
                 outcome: Reading | EdgeError = await source.collect(query, now())

@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import OffsetAndMetadata
 
+from autoscaler.demo.stage import free_port
 from tests.sources.prometheus_server import Authority
 
 VERSION = "4.1.0"
@@ -105,18 +106,6 @@ def java() -> str:
     return path
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
 @dataclass
 class Broker:
     """A broker process.
@@ -197,7 +186,7 @@ class Broker:
 def broker(directory: Path, node: int, controller: int, *, copies: int = 1, secure: Authority | None = None) -> Broker:
     """A broker that is not started yet; node 1 is the controller of all, at that port."""
     names = ["PLAINTEXT", *(("SSL", "SASL", "SASL_SSL") if secure else ())]
-    ports = dict(zip(names, free_ports(len(names)), strict=True))
+    ports = {name: free_port() for name in names}
     listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items())
     own = f",CONTROLLER://127.0.0.1:{controller}" if node == 1 else ""
     properties = {
@@ -250,7 +239,7 @@ def broker(directory: Path, node: int, controller: int, *, copies: int = 1, secu
 @contextmanager
 def running(directory: Path, *, secure: Authority | None = None) -> Iterator[Broker]:
     """One broker; with an authority it has listeners with TLS and SASL as well, and asks for permissions."""
-    one = broker(directory, 1, free_ports(1)[0], secure=secure)
+    one = broker(directory, 1, free_port(), secure=secure)
     one.format()
     one.start()
     try:
@@ -262,7 +251,7 @@ def running(directory: Path, *, secure: Authority | None = None) -> Iterator[Bro
 @contextmanager
 def cluster(directory: Path) -> Iterator[tuple[Broker, Broker]]:
     """Two brokers of one cluster; the first is its controller."""
-    controller = free_ports(1)[0]
+    controller = free_port()
     both = broker(directory, 1, controller, copies=2), broker(directory, 2, controller, copies=2)
     started: list[Broker] = []
     try:
