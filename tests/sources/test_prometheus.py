@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
@@ -224,7 +223,7 @@ class TestFanOut:
     async def test_an_answer_that_is_no_longer_fresh_is_asked_for_again(self, server: Stub) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, "1"))}
         plugin, query = Prometheus(server.url, fresh=timedelta(seconds=0.1)), Query(LAG, {"cluster": "a"})
-        async with LocalShared() as shared, plugin.connect(shared) as source, asyncio.timeout(10):
+        async with LocalShared() as shared, plugin.connect(shared) as source, asyncio.timeout(60):
             await source.collect(query, NOW)
             server.answers = {LAG: vector(({"cluster": "a"}, "2"))}
             while (await source.collect(query, NOW)).value != 2.0:  # noqa: ASYNC110 - only time makes it so
@@ -477,11 +476,14 @@ class TestBadAnswers:
         self, head: bytes, authority: Authority, *, tls: bool
     ) -> None:
         cut = asyncio.Event()
+        drops = 0
 
         async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal drops
             try:
                 writer.write(head or b"HTTP/1.1 200 OK\r\nX-Slow: ")
                 while True:
+                    drops += 1
                     writer.write(b" ")
                     await writer.drain()
                     await asyncio.sleep(0.05)
@@ -493,12 +495,13 @@ class TestBadAnswers:
                 url, timeout=timedelta(seconds=0.4), connections=1, ca_file=authority.ca if tls else None
             )
             async with plugin.connect(shared) as source:
-                begin = time.monotonic()
                 with pytest.raises(EdgeTimeoutError, match=r"within 0\.4s"):
                     await source.collect(Query("a + b"), NOW)
-                assert time.monotonic() - begin < 0.8
-                async with asyncio.timeout(1):
+                # So much comes in 0.8 s: counted, as a machine that pauses has no time pass for either side.
+                assert drops < 16
+                async with asyncio.timeout(60):
                     await cut.wait()
+                assert drops < 16 + 20
 
     async def test_silence_is_a_time_out_and_is_not_tried_again(self) -> None:
         connections = 0

@@ -206,15 +206,19 @@ async def test_a_client_that_is_closed_in_the_middle_of_its_life_forgets_quietly
 
 async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
+        before = time.monotonic()
         with pytest.raises(AnswerError, match="two looks"):
             await source.collect(SparkQuery("utilization"), NOW)
-        begin = time.monotonic()
+        after = time.monotonic()
         await asyncio.sleep(1.2 * KEPT)  # until the kept answers are asked for anew
         for executor in rig.spark.answers[f"{APP}/allexecutors"]:
             executor["totalDuration"] += 350
             executor["activeTasks"] = 0
+        again = time.monotonic()
         reading = await source.collect(SparkQuery("utilization"), NOW)
-        assert reading.value == pytest.approx(0.35 / (time.monotonic() - begin), rel=0.2)
+        assert isinstance(reading.value, float)
+        # How long it was between the two looks, at most and at least.
+        assert 0.35 / (time.monotonic() - before) <= reading.value <= 0.35 / (again - after)
 
 
 async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(rig: Rig) -> None:
@@ -486,12 +490,12 @@ def refusing(status: int) -> Handler:
 async def test_bad_answers_are_errors_that_name_the_address(
     rig: Rig, answer: Any, error: type[EdgeError], message: str
 ) -> None:
-    for path, ask in (("/v1/progress", rig.collect("lag", timeout=timedelta(seconds=1))), ("/json/", None)):
+    for path, ask in (("/v1/progress", rig.collect("lag", timeout=timedelta(seconds=2))), ("/json/", None)):
         rig.spark.answers[path] = answer
         begin = time.monotonic()
         with pytest.raises(error, match=message) as raised:
-            await (ask or rig.describe(timeout=timedelta(seconds=0.9)))
-        assert time.monotonic() - begin < 1
+            await (ask or rig.describe(timeout=timedelta(seconds=1.8)))
+        assert time.monotonic() - begin < 2
         assert f"{rig.url}{path}" in str(raised.value)
 
 
@@ -500,10 +504,10 @@ async def test_a_driver_that_drips_delays_no_reading_beyond_its_time(rig: Rig) -
         if path.startswith("/api"):
             rig.spark.answers[path] = drip
     begin = time.monotonic()
-    assert (await rig.collect("lag", timeout=timedelta(seconds=1))).value == pytest.approx(4500)
+    assert (await rig.collect("lag", timeout=timedelta(seconds=2))).value == pytest.approx(4500)
     with pytest.raises(EdgeTimeoutError):
-        await rig.describe(timeout=timedelta(seconds=0.9))
-    assert time.monotonic() - begin < 1.9
+        await rig.describe(timeout=timedelta(seconds=1.8))
+    assert time.monotonic() - begin < 3.8
 
 
 async def test_only_an_unavailable_server_is_asked_again_and_not_for_ever(rig: Rig) -> None:

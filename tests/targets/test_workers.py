@@ -124,11 +124,11 @@ def flink(page: Page | None) -> FlinkTaskManagers:
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def asked(kind: Callable[[Page], Kind], answer: Answer) -> int:
+async def asked(kind: Callable[[Page], Kind], answer: Answer, patience: timedelta = timedelta(seconds=30)) -> int:
     application = web.Application()
     application.router.add_get("/page", answer)
     async with TestServer(application) as server, aiohttp.ClientSession() as session:
-        page = Page(session, str(server.make_url("/page")), timedelta(milliseconds=300), "the server")
+        page = Page(session, str(server.make_url("/page")), patience, "the server")
         return await kind(page).registered(PLACES)
 
 
@@ -172,7 +172,7 @@ async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
     with pytest.raises(UnavailableError, match=r"the server at .* answered status 503"):
         await asked(spark, fail)
     with pytest.raises(EdgeTimeoutError, match="did not answer within"):
-        await asked(spark, hang)
+        await asked(spark, hang, timedelta(milliseconds=300))
 
 
 async def test_a_page_that_is_not_there_is_unavailable() -> None:
