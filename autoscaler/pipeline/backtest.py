@@ -31,11 +31,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from autoscaler.pipeline.progress import is_connect
 from autoscaler.replay.score import RESCALE_WEIGHT, VIOLATION_WEIGHT
 from autoscaler.replay.trial import BEFORE, FILLED, SLOT, SLOTS, Case, Outcome, Variant, offered, tried
 
-WAVES = 4
-"""Each core gets at least so many tasks: one that is done early takes another..."""
+WAVES = 16
+"""Each core gets so many tasks where there is enough to do: one that is done early takes another..."""
 
 TRIALS_IN_TASK = 60
 """... and more where they would have more trials than this, a minute or so: a bar moves, and little is done again."""
@@ -132,7 +133,7 @@ def arrived(spark: SparkSession, observations: DataFrame, first: Mapping[str, da
     )
     if not first:
         return rows
-    begins = F.broadcast(spark.createDataFrame(sorted(first.items()), _FIRST))
+    begins = F.broadcast(_frame(spark, sorted(first.items()), _FIRST))
     return rows.join(begins, "cluster", "left").where("first is null or day >= first").drop("first")
 
 
@@ -211,7 +212,7 @@ def trials(
     place = (F.col("number") + F.datediff("day", "first")) * parts + F.col("part")
     work = (
         arrivals.where(_fits())
-        .join(F.broadcast(spark.createDataFrame(rows, _CASES)), "cluster")
+        .join(F.broadcast(_frame(spark, rows, _CASES)), "cluster")
         .where("day between first and last")
         .select("*", F.explode(F.sequence(F.lit(0), F.lit(parts - 1))).alias("part"))
         .repartitionById(tasks, (place % tasks).cast("int"))
@@ -220,8 +221,17 @@ def trials(
     return work.mapInArrow(_Work(tuple(seeds), parts), TRIALS)
 
 
+def _frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType) -> DataFrame:
+    """Rows as Arrow: what Spark is given as Python objects it has Python workers look at, and starts some for it."""
+    arrow = to_arrow_schema(schema)
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), arrow.types, strict=True)]
+    return spark.createDataFrame(pa.Table.from_arrays(columns, schema=arrow), schema)
+
+
 def slots(spark: SparkSession) -> int:
     """How many tasks can run at a time; with Spark Connect, too."""
+    if not is_connect(spark):
+        return int(spark.sparkContext.defaultParallelism)
     parts = spark.range(1 << 10).select(F.spark_partition_id().alias("part"))
     return len(parts.distinct().collect())
 
@@ -235,9 +245,7 @@ class _Work:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = to_arrow_schema(TRIALS)
-        # What is imported stays, and a simulation makes next to nothing that refers to itself: once a row is enough.
-        gc.collect()
-        gc.freeze()
+        # A simulation makes next to nothing that refers to itself: once a row is enough.
         gc.disable()
         try:
             for batch in batches:
@@ -245,15 +253,19 @@ class _Work:
                     row = {name: batch.column(name)[number] for name in batch.schema.names}
                     yield pa.RecordBatch.from_pylist(list(self._tried(row)), schema)
                     gc.collect()
+                    if not gc.get_freeze_count():
+                        # Of a worker's first row: what is imported by now (by Arrow, pandas) stays.
+                        gc.freeze()
         finally:
             gc.enable()
-            gc.unfreeze()
 
     def _tried(self, row: Mapping[str, pa.Scalar]) -> Iterator[dict[str, Any]]:
         case = _case(row["case"].as_py())
         cluster, day = row["cluster"].as_py(), row["day"].as_py()
         name = f"{cluster} {day}"
-        load = offered(name, row["slots"].values.to_pylist(), row["rates"].values.to_pylist(), case.one)
+        # By way of NumPy: Arrow by itself makes an object of its own of each number first.
+        seen, rates = (row[column].values.to_numpy().tolist() for column in ("slots", "rates"))
+        load = offered(name, seen, rates, case.one)
         midnight = datetime.combine(day, time(), UTC)
         pairs = [(number, seed) for number in range(len(case.variants)) for seed in self.seeds]
         for number, seed in pairs[row["part"].as_py() :: self.parts]:
