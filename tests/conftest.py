@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
+import pytest
 from hypothesis import settings
 
 # The quick profile keeps `make test` short; CI runs the thorough one (HYPOTHESIS_PROFILE=thorough). Both draw the same
@@ -12,3 +14,14 @@ settings.register_profile("quick", max_examples=60, deadline=None, derandomize=T
 settings.register_profile("thorough", max_examples=300, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep full collections rare and short; figures are measured with Python's own settings."""
+    if session.config.option.markexpr == "benchmark":
+        return
+    # Thousands of tests, and all that they import, stay until the end. Looking through them again and again takes a
+    # tenth of the time, and pauses everything for longer than tests of time-outs wait.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 200)
