@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,15 @@ from tests.config.test_fuzz import FULL
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
+@cache
+def made() -> Draft202012Validator:
+    """Of the plug-ins that every test has; made once, as that is most of the work."""
+    return Draft202012Validator(json_schema())
+
+
 @pytest.fixture
 def validator() -> Draft202012Validator:
-    return Draft202012Validator(json_schema())
+    return made()
 
 
 def faults(validator: Draft202012Validator, text: str) -> set[str]:
