@@ -481,6 +481,13 @@ async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot
     assert await rig.value("saturation") == 0
 
 
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without busy time there is no clock but ours, and rates would need a second of it."""
+    monkeypatch.setattr("autoscaler.sources.flink.SHORTEST", 40.0)
+
+
+@pytest.mark.usefixtures("_soon")
 async def test_a_vertex_that_tells_no_busy_time_makes_the_capacity_unknown(rig: Rig) -> None:
     for seconds in (10, 10):
         rig.flink.pass_time(seconds, RATES, SHARES)
@@ -488,7 +495,7 @@ async def test_a_vertex_that_tells_no_busy_time_makes_the_capacity_unknown(rig: 
             rig.flink.report(WORK, name, math.nan)
         rig.tick()
         await rig.collect("lag")
-        await asyncio.sleep(1.05)  # without it there is no clock but ours, and rates need a second of it
+        await asyncio.sleep(0.05)
     rig.tick()
     with pytest.raises(AnswerError, match="work cannot be measured"):
         await rig.collect("capacity")
@@ -626,6 +633,7 @@ async def test_slot_sharing_groups_are_numbered_and_a_vertex_that_is_over_keeps_
     assert [numbers for name, numbers in found.items() if name.startswith("sum")] == [{"group": 1}]
 
 
+@pytest.mark.usefixtures("_soon")
 async def test_what_one_vertex_does_not_tell_is_left_out_of_its_numbers(rig: Rig) -> None:
     del rig.flink.metrics[SOURCE]["Source__numbers.pendingRecords"]
     for _ in range(2):
@@ -634,7 +642,7 @@ async def test_what_one_vertex_does_not_tell_is_left_out_of_its_numbers(rig: Rig
             rig.flink.report(WORK, name, math.nan)
         rig.tick()
         await rig.collect("throughput")
-        await asyncio.sleep(1.05)  # without busy time there is no clock but ours, and rates need a second of it
+        await asyncio.sleep(0.05)
     _, found = await vertices(rig)
     assert "lag" not in found["Source: numbers"]
     assert not {"busy", "true_rate"} & found["work"].keys()
