@@ -140,8 +140,9 @@ def offered(name: str, slots: Sequence[int], rates: Sequence[float], one: float)
         if not -BEFORE <= slot < SLOTS:
             continue
         gap = slot - last
-        rise = (rate - before) / gap
-        found += [before + rise * number for number in range(1, gap)] if found else [rate] * (gap - 1)
+        if gap > 1:
+            rise = (rate - before) / gap
+            found += [before + rise * number for number in range(1, gap)] if found else [rate] * (gap - 1)
         found.append(rate)
         last, before = slot, rate
     found += [before] * (SLOTS - 1 - last)
