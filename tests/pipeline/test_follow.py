@@ -115,6 +115,7 @@ def test_each_file_is_taken_once_and_what_comes_late_twice_or_spoilt_harms_nothi
     assert (fleet.rows(), fleet.rejected()) == before
 
 
+@pytest.mark.e2e
 def test_a_batch_that_was_cut_off_is_repeated_and_nothing_is_lost_or_there_twice(fleet: Fleet) -> None:
     for name in ("a", "b"):
         packed(fleet.root / name / "history", NOON)
