@@ -509,17 +509,20 @@ class Dataset:
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
         change = _Change()
         added, known, dates = {}, {}, {}
+        counted: dict[int, _Counted] = {}
         for table, brought in rows.items():
-            planned = _dated(table, keys.get(table, brought)).select("date", *KEYS[table])
-            counts, fresh = self._counted(spark, table, planned)
-            added[table] = sum(one.fresh for one in counts.values())
-            known[table] = sum(one.brought for one in counts.values()) - added[table]
-            changed = {day: one for day, one in counts.items() if one.fresh}
+            planned = keys.get(table, brought)
+            # Tables may have the same keys.
+            counts = self._counted(spark, table, planned, counted.get(id(planned)))
+            counted[id(planned)] = counts
+            added[table] = sum(one.fresh for one in counts.of.values())
+            known[table] = sum(one.brought for one in counts.of.values()) - added[table]
+            changed = {day: one for day, one in counts.of.items() if one.fresh}
             dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
             if not changed:
                 continue
             new = _of_dates(_dated(table, brought), changed)
-            change = change.then(*self._staged(spark, table, new, fresh, changed, known_keys=table in keys))
+            change = change.then(*self._staged(spark, table, new, counts, changed, known_keys=table in keys))
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
             change = self._with_rescales(spark, change, days)
@@ -532,26 +535,26 @@ class Dataset:
         spark: SparkSession,
         table: str,
         new: DataFrame,
-        fresh: DataFrame,
+        counts: _Counted,
         changed: Mapping[date | None, _Count],
         *,
         known_keys: bool,
     ) -> tuple[dict[str, str], list[str]]:
         """Stage the days of a table that change: where each file is staged -> its place, and the files that go.
 
-        `fresh` are the keys of what is not there yet. Raises LostRowsError if there are fewer rows than these.
+        Raises LostRowsError if there are fewer rows than keys.
         """
         if any(one.fresh + one.twice < one.brought for one in changed.values()):
             # Those that are there already are left out.
-            new = _matched(new, _of_dates(fresh, changed), table, "left_semi")
+            new = _matched(new, _of_dates(counts.fresh, changed), table, "left_semi")
         doubled = Observation() if any(one.twice for one in changed.values()) else None
         new = new.drop(ORDER) if doubled is None else _once(new, table, doubled)
-        sizes = _of_dates(fresh, changed).dropDuplicates()
+        sizes = _of_dates(counts.sizes, changed).select("date", KEYS[table][0], F.col("fresh").alias("rows"))
         there = _of(self._current(table)[0], changed)
         wanted = sum(one.fresh for one in changed.values())
         if there:
             old = self._files_of(spark, table, there)
-            new, sizes = new.unionByName(old), sizes.unionByName(old.select("date", *KEYS[table]))
+            new, sizes = new.unionByName(old), sizes.unionByName(_sizes(old, table))
             wanted += old.count()
         staged = self._stage_table(new, sizes, table)
         if known_keys:
@@ -562,24 +565,28 @@ class Dataset:
                 raise LostRowsError(f"{self.path}: there were fewer {table} than keys of them")
         return staged, there
 
-    def _counted(
-        self, spark: SparkSession, table: str, planned: DataFrame
-    ) -> tuple[dict[date | None, _Count], DataFrame]:
-        """How many rows there are of each date, and the keys of those that are not there, perhaps more than once."""
-        counts = {row.date: row["count"] for row in planned.groupBy("date").count().collect()}
-        there = _of(self._current(table)[0], counts)
+    def _counted(self, spark: SparkSession, table: str, keys: DataFrame, like: _Counted | None) -> _Counted:
+        """How many of these rows are new; `like` is what was found out for another table with the same keys."""
+        planned = _dated(table, keys).select("date", *KEYS[table])
+        if like:
+            brought = {day: one.brought for day, one in like.of.items()}
+        else:
+            brought = {row.date: row["count"] for row in planned.groupBy("date").count().collect()}
+        there = _of(self._current(table)[0], brought)
+        if like and like.all_new and not there:
+            return like
         fresh = planned
         if there:
             fresh = _matched(planned, self._files_of(spark, table, there), table, "left_anti")
+        each = fresh.groupBy("date", *KEYS[table]).count().groupBy("date", KEYS[table][0])
+        sizes = each.agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
+        sizes = self.stage(spark, sizes, f"sizes-{table}")
         found = {
             row.date: (row.fresh, row.twice)
-            for row in fresh.groupBy("date", *KEYS[table])
-            .count()
-            .groupBy("date")
-            .agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
-            .collect()
+            for row in sizes.groupBy("date").agg(F.sum("fresh").alias("fresh"), F.sum("twice").alias("twice")).collect()
         }
-        return {day: _Count(count, *found.get(day, (0, 0))) for day, count in counts.items()}, fresh
+        of = {day: _Count(count, *found.get(day, (0, 0))) for day, count in brought.items()}
+        return _Counted(of, fresh, sizes, all_new=not there)
 
     def _with_rescales(self, spark: SparkSession, change: _Change, days: Collection[date]) -> _Change:
         """The same change, with the rescales that follow from it; only where they differ from those that are there."""
@@ -603,15 +610,19 @@ class Dataset:
             return change
         gone = _of(self._after(change, "rescales"), changed)
         rows = _of_dates(found, changed)
-        return change.then(self._stage_table(rows, rows.select("date", "cluster", "at"), "rescales"), gone)
+        return change.then(self._stage_table(rows, _sizes(rows, "rescales"), "rescales"), gone)
 
-    def _stage_table(self, rows: DataFrame, keys: DataFrame, table: str) -> dict[str, str]:
-        """Write rows as they will lie in the table. `keys` are theirs. Returns where each is staged -> its place."""
+    def _stage_table(self, rows: DataFrame, sizes: DataFrame, table: str) -> dict[str, str]:
+        """Write rows as they will lie in the table. Returns where each is staged -> its place.
+
+        `sizes` tells of each cluster and date how many `rows` there are, in one part or in several.
+        """
         first, second = KEYS[table]
         # Which file a cluster's day goes to: as many clusters as fit, in their order.
         before = Window.partitionBy("date").orderBy(first).rowsBetween(Window.unboundedPreceding, -1)
-        part = F.floor(F.coalesce(F.sum("count").over(before), F.lit(0)) / ROWS_PER_FILE)
-        parts = keys.groupBy("date", first).count().select("date", first, part.alias("part"))
+        part = F.floor(F.coalesce(F.sum("rows").over(before), F.lit(0)) / ROWS_PER_FILE)
+        sizes = sizes.groupBy("date", first).agg(F.sum("rows").alias("rows"))
+        parts = sizes.select("date", first, part.alias("part"))
         # One task for all clusters and dates, but of three columns.
         number = F.dense_rank().over(Window.orderBy("date", "part")) - 1
         parts = parts.select(F.col("date").alias("_date"), F.col(first).alias("_first"), number.alias("_part"))
@@ -729,6 +740,28 @@ class _Count:
     brought: int
     fresh: int  # of different keys
     twice: int  # more of the same keys
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What is known of rows to be added: how many by date, and their keys.
+
+    Attributes:
+        of: date -> how many.
+        fresh: the keys that are not there, perhaps more than once.
+        sizes: of each cluster and date how many `fresh` ones there are, and how many more of the same.
+        all_new: whether the table has nothing of these dates.
+    """
+
+    of: Mapping[date | None, _Count]
+    fresh: DataFrame
+    sizes: DataFrame
+    all_new: bool
+
+
+def _sizes(rows: DataFrame, table: str) -> DataFrame:
+    """How many rows there are of each date and cluster."""
+    return rows.groupBy("date", KEYS[table][0]).agg(F.count("*").alias("rows"))
 
 
 def _plain(url: str) -> str:
