@@ -94,7 +94,7 @@ WIDER = 4
 SWINGS = 2.0
 """Fewer must do for the middle of the arrivals and so many times what they swing by..."""
 MORE_SWINGS = 1.2
-"""... and where they swing around a line, more for that and so many times, which with `reserve` is no more than that:
+"""... and where they swing around a line, more for that and so many times, and no more than what fewer must do for:
 what is asked for at a peak must not be too much right after it."""
 WAVERS = 3.0
 """What fits now and then only does not fit: a time in which it does not undoes so many in which it did."""
@@ -363,6 +363,9 @@ class Adaptive:
             memory["down.seen_at"] = now
             memory["down.level"] = max(level, self._peak(view, memory))
             return
+        # More may have been asked for because of what will arrive.
+        known = usual.foretold(memory, self._usual(view)) if usual.trust(memory) >= BELIEVED else ()
+        level = max([level, *self._told(view), *known])
         most = memory.pop("down.level", 0.0) * (1 + FLIP_SWINGS * memory.get("arrivals.swing", forecast.SWING))
         if now - memory.pop("down.seen_at", -math.inf) < FLIP_S and level < most:
             memory["down.reserve"] = min(memory.get("down.reserve", 0.0) + FLIP_RESERVE, MOST_RESERVE)
@@ -419,13 +422,14 @@ class Adaptive:
         view = outlook.view
         maximum = view.limits.maximum
         objective = self.objective.total_seconds()
-        later = outlook.arriving(outlook.lasting + outlook.up)
+        worked_off = max(0.0, outlook.outage - RECOVERED * objective) / RECOVER_UP_S
+        wanted = outlook.arriving(outlook.lasting + outlook.up) * (1 + self.reserve + worked_off)
         settled = self._settled(outlook)
         if settled is not None:
             middle, spread, _ = settled
-            later = min(later, middle * (1 + MORE_SWINGS * spread))
-        reserve = 1 + self.reserve + max(0.0, outlook.outage - RECOVERED * objective) / RECOVER_UP_S
-        least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.able(size) >= later * reserve)
+            for swings, reserve in ((MORE_SWINGS, self.reserve), (SWINGS, self.down_reserve)):
+                wanted = min(wanted, middle * (1 + swings * spread) * (1 + reserve + worked_off))
+        least = smallest(min(view.current + 1, maximum), maximum, lambda size: outlook.able(size) >= wanted)
         late = piled - LATE * objective * soon
         best, price = least, math.inf
         for size in range(least, maximum + 1):

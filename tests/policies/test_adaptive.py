@@ -620,6 +620,28 @@ def test_fewer_that_lasted_or_met_more_arrivals_were_right(arrivals: float, late
     assert "down.reserve" not in life.memory
 
 
+@pytest.mark.parametrize(
+    ("parameters", "trusted", "told", "reserve"),
+    [
+        ({"profile": "profile"}, 1.0, (300.0, *[400.0] * 30), None),
+        ({"forecast": "profile"}, 0.0, (300.0, *[400.0] * 30), None),
+        # what nobody believes, or tells of no more, was no reason to ask for more
+        ({"profile": "profile"}, 0.0, (300.0, *[400.0] * 30), 0.08),
+        ({"profile": "profile"}, 1.0, (300.0,) * 31, 0.08),
+    ],
+)
+def test_fewer_that_do_not_last_because_more_is_foretold_were_right(
+    parameters: dict[str, str], trusted: float, told: tuple[float, ...], reserve: float | None
+) -> None:
+    life = Life(Adaptive(**parameters), size=8)
+    life.look(profile=told)
+    for size in (4, 5):
+        life.size = size
+        life.memory = {**life.memory, "season.trust": trusted}
+        life.look(profile=told)
+    assert life.memory.get("down.reserve") == (None if reserve is None else pytest.approx(reserve))
+
+
 def test_a_jump_that_waits_nowhere_is_doubted() -> None:
     life = Life(size=4)
     for _ in range(40):

@@ -58,6 +58,10 @@ def test_more_at_a_peak_is_no_more_than_what_would_be_kept_after_it() -> None:
         "520/s arriving, lag 3,000; 4 replicas (400/s) are short, 5 (500/s) do for what arrivals swing around, 395/s"
     )
     assert asked(shown(520, 3000)).replicas == 6
+    # Where they swing by little it is what fewer must do for: 476 (1 + 2 * 0.01) (1.02 + 10 / 1200) = 499/s, though
+    # 476 (1 + 1.2 * 0.01) (1.05 + 10 / 1200) are 510/s.
+    assert asked(shown(520, 3000, memory={**SETTLED, "line.now": 476.0, "line.spread": 0.01})).replicas == 5
+    assert asked(shown(520, 3000, memory={**SETTLED, "line.now": 477.0, "line.spread": 0.01})).replicas == 6
 
 
 def test_what_is_told_to_rise_is_no_peak() -> None:
