@@ -1,4 +1,4 @@
-"""`history follow` as a process: killed at any moment, asked to stop, scaled by what it reports."""
+"""`history follow` as a process: killed at any moment, asked to stop, scaled by the autoscaler."""
 
 from __future__ import annotations
 
@@ -14,14 +14,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from autoscaler.targets.workers import spark_home
+from tests.e2e.test_local_target import get, java, until
+
+__all__ = ["java"]  # a fixture
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(importlib.util.find_spec("pyspark") is None, reason="pyspark is not installed (extra spark)"),
 ]
+
+if TYPE_CHECKING:
+    from autoscaler.demo.stage import Stage
 
 DAEMONS, HOURS = 4, 6
 SMALL = ("--master", "local[2]", "--conf", "spark.driver.memory=900m", "--conf", "spark.sql.shuffle.partitions=2")
@@ -149,3 +157,114 @@ def test_it_reports_the_files_that_wait_and_stops_when_it_is_told_to(place: Plac
     assert process.wait(PATIENCE) == 130, (place.root / "interrupted").read_text()
     assert "Traceback" not in (place.root / "interrupted").read_text()
     assert rows(place) == [{"cluster": f"d{number}", "n": 9, "instants": 9} for number in range(DAEMONS)]
+
+
+# On a cluster
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "history-follow.yaml"
+PILE = 60
+"""Files that wait while the second worker is waited for."""
+
+
+@dataclass
+class Scaled:
+    """The example: a Master, `history follow` on it, and the daemon, which alone starts workers."""
+
+    place: Place
+    stage: Stage
+    ui: int
+    driver: int
+    hours: int = 1
+
+    def workers(self) -> int:
+        """Workers that the Master has."""
+        self.stage.check()
+        return sum(worker["state"] == "ALIVE" for worker in get(f"http://127.0.0.1:{self.ui}/json/")["workers"])
+
+    def working(self) -> set[str]:
+        """Executors that have completed tasks."""
+        self.stage.check()
+        base = f"http://127.0.0.1:{self.driver}/api/v1/applications"
+        found = get(f"{base}/{get(base)[0]['id']}/allexecutors")
+        return {one["id"] for one in found if one["id"] != "driver" and one["completedTasks"]}
+
+    def taken(self) -> int:
+        """Files that are in the dataset."""
+        self.stage.check()
+        lines = self.stage.log("follow").read_text().splitlines(keepends=True)
+        return sum(json.loads(line)["files"] for line in lines if line.startswith("{") and line.endswith("\n"))
+
+    def pile_up(self) -> None:
+        """Let so many files wait that one worker is not enough."""
+        while self.hours * DAEMONS - self.taken() < PILE:
+            self.place.write(range(self.hours, self.hours + 1))
+            self.hours += 1
+
+
+@pytest.fixture
+def scaled(place: Place, java: Path) -> Iterator[Scaled]:
+    from autoscaler.demo.stage import Stage, free_port, spark_environment  # noqa: PLC0415 - it needs PySpark
+
+    root = place.root
+    stage = Stage(root / "logs", root / "workers")
+    port, ui, driver, report, page = (free_port() for _ in range(5))
+    environment = spark_environment(spark_home(), java, sys.executable, 60)
+    text = EXAMPLE.read_text()
+    for example, here in {
+        "directory: var": f"directory: {root}/var, listen: '127.0.0.1:{page}'",
+        "directory: workers": f"directory: {root}/workers",
+        "127.0.0.1:7077": f"127.0.0.1:{port}",
+        "127.0.0.1:8080": f"127.0.0.1:{ui}",
+        "127.0.0.1:4050": f"127.0.0.1:{report}",
+        "memory: 2g": "memory: 1g\n      worker_timeout: 60s",
+        "max: 8": "max: 2\n    interval: 5s",
+        # A batch every 4 s takes at most 4 files/s: with as many waiting that is never enough.
+        "within: 10m": "within: 8s, restart: 2s",
+    }.items():
+        assert example in text
+        text = text.replace(example, here)
+    file = root / "history-follow.yaml"
+    file.write_text(text)
+    address = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui))
+    properties = {
+        "decommission.enabled": "true",
+        "driver.host": "127.0.0.1",
+        "driver.memory": "900m",
+        "executor.memory": "640m",
+        "sql.shuffle.partitions": 2,
+        "ui.port": driver,
+    }
+    follow = (
+        *("history", "follow", f"{root}/*/history", str(place.dataset), "--json", "--trigger", "4s", "--files", "16"),
+        *("--report", f"127.0.0.1:{report}", "--master", f"spark://127.0.0.1:{port}"),
+        *(f"--conf=spark.{name}={value}" for name, value in properties.items()),
+    )
+    found = Scaled(place, stage, ui, driver)
+    command = (sys.executable, "-m", "autoscaler")
+    try:
+        spark_class = str(spark_home() / "bin" / "spark-class")
+        stage.start("master", [spark_class, "org.apache.spark.deploy.master.Master", *address], environment)
+        until(lambda: found.workers() == 0)
+        place.write(range(found.hours))
+        stage.start("daemon", [*command, "run", str(file)], environment)
+        stage.start("follow", [*command, *follow], environment)
+        yield found
+    finally:
+        stage.clear()
+
+
+def test_the_autoscaler_scales_it_when_files_pile_up(scaled: Scaled) -> None:
+    until(lambda: scaled.taken() == DAEMONS, PATIENCE)
+    assert scaled.workers() == 1, "what the configuration has at least, and that suffices"
+
+    def second_works() -> bool:
+        scaled.pile_up()
+        return len(scaled.working()) == 2
+
+    until(second_works, PATIENCE)
+    assert scaled.workers() == 2
+    until(lambda: scaled.taken() == scaled.hours * DAEMONS, PATIENCE)
+    scaled.stage.stop("follow", PATIENCE)
+    scaled.stage.stop("daemon", PATIENCE)
+    each = 3 * scaled.hours
+    assert rows(scaled.place) == [{"cluster": f"d{number}", "n": each, "instants": each} for number in range(DAEMONS)]
