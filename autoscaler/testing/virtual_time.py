@@ -72,6 +72,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._came_back)
         return future
 
+    async def shutdown_default_executor(self, *args: float | None) -> None:
+        """Like the base class; the thread that waits for the executor's is outside the loop as well."""
+        self.outside += 1
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self.outside -= 1
+
     def _came_back(self, _: asyncio.Future[Any]) -> None:
         self.outside -= 1
 
