@@ -117,6 +117,7 @@ def _changes(history: list[Record]) -> list[tuple[Record, Record]]:
     return [(first, then) for first, then in pairwise(history) if first.observation.desired != then.observation.desired]
 
 
+@pytest.mark.e2e
 def test_what_is_written_is_what_the_frames_hold(spark: SparkSession, tmp_path: Path) -> None:
     fleet = Fleet(clusters=3, days=1, interval=300.0, together=2)
     rows = write(spark, fleet, tmp_path / "dataset")
