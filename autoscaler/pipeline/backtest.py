@@ -224,8 +224,8 @@ def trials(
 def _frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType) -> DataFrame:
     """Rows as Arrow: what Spark is given as Python objects it has Python workers look at, and starts some for it."""
     arrow = to_arrow_schema(schema)
-    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), arrow.types, strict=True)]
-    return spark.createDataFrame(pa.Table.from_arrays(columns, schema=arrow), schema)
+    named = [dict(zip(arrow.names, row, strict=True)) for row in rows]
+    return spark.createDataFrame(pa.Table.from_pylist(named, schema=arrow), schema)
 
 
 def slots(spark: SparkSession) -> int:
