@@ -631,7 +631,7 @@ def test_fewer_that_lasted_or_met_more_arrivals_were_right(arrivals: float, late
     ],
 )
 def test_fewer_that_do_not_last_because_more_is_foretold_were_right(
-    parameters: dict[str, str], trusted: float, told: tuple[float, ...], reserve: float | None
+    parameters: dict[str, Any], trusted: float, told: tuple[float, ...], reserve: float | None
 ) -> None:
     life = Life(Adaptive(**parameters), size=8)
     life.look(profile=told)
