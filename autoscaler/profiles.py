@@ -59,7 +59,7 @@ def load(text: bytes | str) -> Profile:
     """Read a profile back. Raises ValueError with one line that says what is wrong."""
     try:
         whole = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"is no JSON: {error}") from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
         raise ValueError(f"is no profile: expected an object with format {FORMAT!r}")

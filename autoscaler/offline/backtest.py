@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     spark_options.needed("backtest")
+    place = None if options.out is None else spark_options.table_url(options.out)
     given = trials.chosen(options)
     grid = trials.combinations(options.set)
     tried = trials.variants(options, given, lambda _: grid)
@@ -73,10 +74,10 @@ def run(options: argparse.Namespace) -> int:
         with watched(spark, what):
             # Kept: what was tried for minutes is printed and written.
             kept = found.persist()
-            if options.out is not None:
-                kept.orderBy("cluster", "variant", "seed").coalesce(1).write.mode("overwrite").parquet(options.out)
+            if place is not None:
+                kept.orderBy("cluster", "variant", "seed").coalesce(1).write.mode("overwrite").parquet(place)
             rows = _rows(kept)
-            fleet = _rows_of_fleet(kept)
+            fleet = of_fleet(kept)
     if options.json:
         print_json({"results": rows, "left_out": _left_out(ready.known), "notes": notes})
         return OK
@@ -241,7 +242,7 @@ def _rows(results: DataFrame) -> list[Row]:
     return [row.asDict() for row in results.orderBy("cluster", "variant", "seed").collect()]
 
 
-def _rows_of_fleet(results: DataFrame) -> list[Row]:
+def of_fleet(results: DataFrame) -> list[Row]:
     """All clusters together: sums, and means over the time."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -258,8 +259,8 @@ def _rows_of_fleet(results: DataFrame) -> list[Row]:
             F.countDistinct(F.when(F.col("pareto"), F.col("cluster"))).alias("on_front"),
             F.sum("days").alias("days"),
             cost.alias("replica_hours"),
-            (cost / F.sum(F.col("replica_hours") / F.col("to_static"))).alias("to_static"),
-            (cost / F.sum(F.col("replica_hours") / F.col("to_demand"))).alias("to_demand"),
+            (cost / F.sum("static_hours")).alias("to_static"),
+            (cost / F.sum("demand_hours")).alias("to_demand"),
             mean("violation"),
             F.max("p99_s").alias("p99_s"),
             F.max("worst_s").alias("worst_s"),

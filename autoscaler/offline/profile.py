@@ -96,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.since and options.until and options.until <= options.since:
         raise wrong("--to must be after --from")
+    if options.table is not None:
+        spark_options.table_url(options.table)
     with spark_options.opened(options, "profile") as spark:
         dataset = open_dataset(options.dataset)
         with _made(spark, dataset, options) as rows, watched(spark, f"profiling {options.dataset}"):
@@ -138,7 +140,8 @@ def _kept(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
     from autoscaler.pipeline.profile import write
 
     if options.table is not None:
-        _write_table(rows, options.table)
+        together = rows.coalesce(1).sortWithinPartitions("cluster")
+        together.write.mode("overwrite").parquet(spark_options.table_url(options.table))
     kept = []
     try:
         for row in write(rows.toLocalIterator(), options.out):
@@ -150,16 +153,9 @@ def _kept(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
     return sorted(kept, key=lambda row: str(row["cluster"]))
 
 
-def _write_table(rows: DataFrame, path: str) -> None:
-    place = Path(path)
-    if "://" not in path and place.exists() and not (place / "_SUCCESS").exists():
-        raise wrong(f"{path}: is there already and is no table that was written before")
-    where = path if "://" in path else f"file://{place.absolute()}"
-    rows.coalesce(1).sortWithinPartitions("cluster").write.mode("overwrite").parquet(where)
-
-
 def _plain(value: object) -> object:
-    return value.replace(tzinfo=UTC).isoformat() if isinstance(value, datetime) else value
+    # PySpark gives times as those of this machine, with no time zone.
+    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
 
 
 def _nothing(options: argparse.Namespace) -> str:

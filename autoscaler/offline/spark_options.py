@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autoscaler.offline.configuration import wrong
 from autoscaler.ports import AutoscalerError
 from autoscaler.terminal import complain
 
@@ -48,6 +49,20 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals or not key.startswith("spark.") or key == "spark.":
         raise argparse.ArgumentTypeError(f"{text!r} is not like spark.driver.memory=4g")
     return key, value
+
+
+def table_url(path: str) -> str:
+    """Where a table is written that takes the place of the one that a run before wrote.
+
+    Raises:
+        AutoscalerError: something else is there, which must stay.
+    """
+    if "://" in path:
+        return path
+    place = Path(path).absolute()
+    if place.exists() and not (place / "_SUCCESS").exists():
+        raise wrong(f"{path}: is there already and is no table that was written before")
+    return f"file://{place}"
 
 
 def needed(command: str) -> None:

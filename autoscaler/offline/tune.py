@@ -255,7 +255,8 @@ def judged(
     before, after = then[0], then[1]
     if not objective.kept(after):
         return told(f"not recommended: on the days held back it breaks the objective ({_figures(after)})")
-    saved = 1 - after["replica_hours"] / before["replica_hours"]
+    paid, pays = before["replica_hours"], after["replica_hours"]
+    saved = 1 - pays / paid if paid else -float(pays > 0)  # a cluster that may go down to none may have cost nothing
     if objective.kept(before) and saved <= 0:
         return told(f"not recommended: on the days held back it costs {-saved:.1%} more than what is configured")
     cost = f"{saved:.1%} less" if saved >= 0 else f"{-saved:.1%} more"

@@ -69,8 +69,8 @@ TRIALS = _row(
 """One row for each cluster, day, variant and seed."""
 
 RESULTS = (
-    *("cluster", "variant", "policy", "parameters", "seed", "days", "replica_hours", "to_static", "to_demand"),
-    *("violation", "p99_s", "worst_s", "rescales_per_hour", "j", "pareto", "digest"),
+    *("cluster", "variant", "policy", "parameters", "seed", "days", "replica_hours", "static_hours", "demand_hours"),
+    *("to_static", "to_demand", "violation", "p99_s", "worst_s", "rescales_per_hour", "j", "pareto", "digest"),
 )
 """One row for each cluster, variant and seed: sums and shares over its days, and the p99 and the age of the worst one.
 `pareto` is of the variant, by the means of its seeds."""
@@ -324,6 +324,8 @@ def results(tries: DataFrame) -> DataFrame:
             F.first("parameters").alias("parameters"),
             F.count("*").cast("int").alias("days"),
             cost.alias("replica_hours"),
+            F.sum("static_hours").alias("static_hours"),
+            F.sum("demand_hours").alias("demand_hours"),
             (cost / F.sum("static_hours")).alias("to_static"),
             (cost / F.sum("demand_hours")).alias("to_demand"),
             (F.sum("late_hours") / hours).alias("violation"),

@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,7 @@ def profiles(
     wanted = None if clusters is None else _with_old(clusters, renamed or {})
     seen = dataset.read(spark, "observations", since=since, until=until, clusters=wanted)
     changed = dataset.read(spark, "rescales", since=since, until=until, clusters=wanted)
-    latest = max(dataset.dates(), default=None) if until is None else _day(until)
-    sample = dataset.read(spark, "observations", since=latest, until=until, clusters=wanted)
+    sample = dataset.read(spark, "observations", since=_latest(dataset, until), until=until, clusters=wanted)
     seen, changed, sample = (_named(rows, renamed or {}) for rows in (seen, changed, sample))
     asked = Asked(made_at, objective.total_seconds(), frozenset(holidays))
 
@@ -154,6 +153,13 @@ def _begin(dataset: Dataset, until: date | datetime | None) -> date | None:
         return None
     last = dates[-1] if until is None else min(dates[-1], _day(until))
     return last - timedelta(days=WEEKS * WEEK)
+
+
+def _latest(dataset: Dataset, until: date | datetime | None) -> date | None:
+    """The last date that counts, if only a part of it."""
+    end = until if until is None or isinstance(until, datetime) else datetime.combine(until, time(), UTC)
+    begun = (day for day in dataset.dates() if end is None or datetime.combine(day, time(), UTC) < end)
+    return max(begun, default=None)
 
 
 def _day(at: date | datetime) -> date:

@@ -70,8 +70,9 @@ def read(
     days = _days(dataset, "observations")
     decided = _days(dataset, "decisions")
     waiting: dict[str, _Waiting] = {}
+    first, last = (at and at.astimezone(UTC).date() for at in (since, until))
     for done, day in enumerate(sorted(days), 1):
-        if not ((since and day < since.date()) or (until and day > until.date())):
+        if not ((first and day < first) or (last and day > last)):
             rows = _rows(dataset, days[day], clusters)
             for observation, decision in _together(rows, _rows(dataset, decided.get(day, ()), clusters)):
                 at = observation["at"]

@@ -18,6 +18,7 @@ from autoscaler import cli, profiles
 from autoscaler.config.combine import read as expression
 from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
 from autoscaler.core.profile import Curve, Profile
+from autoscaler.offline.backtest import of_fleet
 from autoscaler.pipeline.backtest import RESULTS, TRIALS, Known, arrived, known, results, slots, trials
 from autoscaler.plugins import Kind, load
 from autoscaler.replay.plant import PLANTS
@@ -190,6 +191,12 @@ def test_days_are_added_up(spark: SparkSession) -> None:
     assert other["digest"] == row["digest"], "in whatever order they come"
 
 
+def test_a_cluster_that_paid_nothing_counts_among_the_others(spark: SparkSession) -> None:
+    found = added(spark, [trial("x", 0, 1, 0), trial("idle", 0, 1, 0, replica_hours=0.0)])
+    (row,) = of_fleet(found)
+    assert (row["clusters"], row["replica_hours"], row["to_static"], row["to_demand"]) == (2, 100.0, 0.25, 0.625)
+
+
 def test_what_another_beats_is_not_on_the_front(spark: SparkSession) -> None:
     tries = [
         trial("x", 0, 1, 0),
@@ -302,6 +309,14 @@ def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[st
     ]:
         assert told("x", "y", *arguments) == 2
         assert message in capsys.readouterr().err
+
+
+def test_results_take_the_place_of_results_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "orders.json").touch()
+    assert told("x", "y", "--out", tmp_path / "profiles") == 2
+    assert "profiles: is there already and is no table that was written before" in capsys.readouterr().err
+    assert (tmp_path / "profiles" / "orders.json").exists()
 
 
 @pytest.mark.e2e

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
+from datetime import time as clock
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from autoscaler.core.model import Direction
 from autoscaler.core.profile import Profile, usual
 from autoscaler.pipeline.cluster_profile import COLUMNS
 from autoscaler.pipeline.dataset import Dataset, open_dataset
-from autoscaler.pipeline.profile import PROFILES, _minutes, profiles, stored, write
+from autoscaler.pipeline.profile import PROFILES, _latest, _minutes, profiles, stored, write
 from autoscaler.profiles import load, name
 from autoscaler.replay.loads import Load
 from autoscaler.replay.plant import PLANTS
@@ -29,6 +31,7 @@ from tests.pipeline.fleet import write as write_fleet
 from tests.pipeline.simulated import followed, minutes
 from tests.pipeline.written import dataset as written
 
+BEGIN = datetime.combine(MONDAY, clock(), UTC)
 MADE_AT = datetime(2026, 2, 1, tzinfo=UTC)
 FLEET = Fleet(clusters=3, days=1, interval=60.0, together=2)
 WEEKS = Fleet(clusters=2, days=8, interval=300.0, together=1)
@@ -126,6 +129,26 @@ class _Changed(Dataset):
 
 
 @pytest.mark.e2e
+def test_the_last_day_that_counts_begins_before_the_end(history: Path) -> None:
+    dataset = open_dataset(history)
+    assert dataset.dates() == (MONDAY,)
+    tuesday = MONDAY + timedelta(days=1)
+    for until in (None, tuesday, BEGIN + timedelta(days=1), tuesday + timedelta(days=9), BEGIN + timedelta(seconds=1)):
+        assert _latest(dataset, until) == MONDAY
+    assert _latest(dataset, MONDAY) is None
+    assert _latest(dataset, BEGIN) is None
+
+
+def test_the_time_that_counts_may_be_of_another_zone(spark: SparkSession, history: Path) -> None:
+    dataset = open_dataset(history)
+    whole = dataset.read(spark, "observations").count()
+    east, west = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
+    # by their own calendars it is Tuesday then, and Sunday
+    since, until = (BEGIN + timedelta(hours=20)).astimezone(east), (BEGIN + timedelta(hours=4)).astimezone(west)
+    assert dataset.read(spark, "observations", since=since).count() == whole / 6
+    assert dataset.read(spark, "observations", until=until).count() == whole / 6
+
+
 def test_readings_that_are_no_numbers_spoil_nothing(spark: SparkSession, history: Path) -> None:
     bad = F.when(F.minute("at") % 10 == 0, F.lit(math.nan)).when(F.minute("at") % 15 == 0, F.lit(-math.inf))
     rows = _with(
@@ -209,8 +232,18 @@ def test_the_command_writes_files_and_a_table_and_tells(
     )
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose clock is not UTC."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
 @pytest.mark.e2e
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("here", "elsewhere")
 def test_the_command_tells_json_and_what_is_not_there(
     history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

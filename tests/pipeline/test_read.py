@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pyarrow as pa
@@ -229,6 +229,18 @@ def test_only_the_wanted_time_is_read(tmp_path: Path) -> None:
     dataset = written.dataset(tmp_path / "dataset", records)
     found = read(dataset, since=BEGIN + 3 * TICK, until=BEGIN + 9 * TICK)
     assert list(found) == records[3:10]
+
+
+def test_the_wanted_time_may_be_of_another_zone(tmp_path: Path) -> None:
+    midnight = datetime(2026, 1, 6, tzinfo=UTC)
+    records = [full("orders", midnight + number * TICK) for number in range(-4, 4)]
+    dataset = written.dataset(tmp_path / "dataset", records)
+    east, west = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
+    # by their own calendars they begin a day later and end a day earlier
+    since, until = (midnight - 3 * TICK).astimezone(east), (midnight + 2 * TICK).astimezone(west)
+    assert (since.day, until.day) == (6, 5)
+    assert list(read(dataset, since=since)) == records[1:]
+    assert list(read(dataset, until=until)) == records[:7]
 
 
 def test_clusters_are_counted(tmp_path: Path) -> None:

@@ -129,6 +129,11 @@ def test_what_is_not_better_than_what_is_configured_is_refused() -> None:
     assert found.why == "not recommended: on the days held back it costs 2.0% more than what is configured"
 
 
+def test_a_cluster_that_cost_nothing_is_judged_too() -> None:
+    assert not judge(row(1, 80), row(0, 0), row(1, 0)).recommended
+    assert not judge(row(1, 80), row(0, 0), row(1, 1)).recommended
+
+
 def test_what_costs_more_is_recommended_where_what_is_configured_breaks_the_objective() -> None:
     found = judge(row(1, 80), row(0, 50, violation=0.02), row(1, 51))
     assert found.recommended

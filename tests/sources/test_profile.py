@@ -65,7 +65,15 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": "autoscaler-profile", "version": 2}', profiles.dump(MADE)[:-40], "x" * (LARGEST + 1)],
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": "autoscaler-profile", "version": 2}',
+        profiles.dump(MADE)[:-40],
+        "[" * 10**5,
+        "x" * (LARGEST + 1),
+    ],
 )
 async def test_a_file_that_cannot_be_read_is_told_once_and_the_last_good_one_counts_on(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
