@@ -628,6 +628,8 @@ class Dataset:
         parts = parts.select(F.col("date").alias("_date"), F.col(first).alias("_first"), number.alias("_part"))
         parts = parts.persist()
         place = f"{STAGING}/new/{table}"
+        # A write replaces the dates that it has; of one that was given up before (LostRowsError) others would stay.
+        self._files.remove(place)
         try:
             last = parts.agg(F.max("_part")).collect()[0][0]
             if last is None:

@@ -233,6 +233,28 @@ def test_lines_that_are_no_records_are_set_aside_with_the_reason(messy: Messy, s
 
 
 @pytest.mark.e2e
+def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    mine = [record for record in GOOD if record.decision.cluster == "clicks"]
+    monday = [record for record in mine if record.decision.at.day == BEGIN.day]
+    tuesday = [record for record in mine if record.decision.at.day != BEGIN.day]
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    (tmp_path / "first.jsonl").write_bytes(lines([*monday[1:], *tuesday]))
+    records.add(spark, dataset, [str(tmp_path / "first.jsonl")], now=NOW)
+    before = parquet(tmp_path / "dataset")
+    # By its key it is a record, so its day is written before it is seen to be none.
+    bad = spoiled(decision__verdicts__0__before="few").replace(b"2026-01-05T12", b"2026-01-06T12")
+    (tmp_path / "second.jsonl").write_bytes(lines(monday[:1]) + bad + b"\n")
+    done = records.add(spark, dataset, [str(tmp_path / "second.jsonl")], now=NOW)
+    assert (done.merged.added["decisions"], done.rejected) == (1, {WRONG_TYPE: 1})
+    assert as_lines(tmp_path / "dataset") == sorted(dump_record(record) for record in mine)
+    after = parquet(tmp_path / "dataset")
+    of_tuesday = {name: held for name, held in before.items() if "2026-01-06" in name and "rejected" not in name}
+    assert len(of_tuesday) >= 2
+    assert {name: held for name, held in after.items() if name in of_tuesday} == of_tuesday
+    assert dataset.read(spark, "observations").count() == len(mine)
+
+
+@pytest.mark.e2e
 def test_the_flat_columns_are_of_all_replicas(messy: Messy, spark: SparkSession) -> None:
     rows = {
         (row.cluster, row.at.astimezone(UTC)): row
