@@ -188,8 +188,9 @@ def _files(source: Path) -> list[Path]:
     """All files of a source, packed and plain, in the order of their names: what is in two of them is added once."""
     if not source.is_dir():
         source.stat()
-        return [source.absolute()]
-    return sorted(file.absolute() for file in source.iterdir() if file.name.endswith((SUFFIX, PACKED)))
+        # Spark takes `..` away without a look at links, and what a file's own name ends in tells how to read it.
+        return [source.parent.resolve() / source.name]
+    return sorted(file for file in source.resolve().iterdir() if file.name.endswith((SUFFIX, PACKED)))
 
 
 def _add(found: _Found, file: Path, *, newest: bool) -> None:

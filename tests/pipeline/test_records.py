@@ -312,6 +312,26 @@ def test_the_command_reads_only_what_has_changed_and_renames_clusters(
     assert "Nothing has changed since the last import." in capsys.readouterr().out
 
 
+@pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
+def test_a_file_is_told_from_others_by_any_path_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("traces", "here", "elsewhere/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    mine = [record for record in GOOD if record.decision.cluster == "clicks"][:3]
+    bad = spoiled(decision__verdicts__0__before="few")
+    (tmp_path / "traces" / "stored").write_bytes(gzip.compress(lines(mine) + bad))
+    # What tells how to read it is the name of the link.
+    (tmp_path / "traces" / "2026-01-05T22.jsonl.gz").symlink_to("stored")
+    (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
+    (tmp_path / "elsewhere" / "traces").symlink_to(tmp_path / "traces")
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main(["history", "import", "../traces", "linked/../traces", "../dataset", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["files"]["read"], told["added"]["decisions"], told["rejected"]) == (1, 3, {WRONG_TYPE: 1})
+
+
 def test_where_nothing_can_be_read_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "import", str(tmp_path / "none"), str(tmp_path / "dataset")]) == 1
     told = capsys.readouterr().err
