@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
             dataset = open_dataset(options.dataset, make=True)
             return _import(options, dataset, found, rename, spark)
     dataset = open_dataset(options.dataset, make=True)
-    if not options.again and not _news(found, _ledger(dataset), rename):
+    if not options.again and not _news(found, _ledger(dataset)):
         return _tell(options, found, len(found.files), None)
     with spark_options.opened(options, "history") as spark:
         return _import(options, dataset, found, rename, spark)
@@ -139,20 +139,19 @@ def _import(
     from autoscaler.pipeline.progress import watched
 
     ledger = _ledger(dataset)
-    news = list(found.files) if options.again else _news(found, ledger, rename)
+    news = list(found.files) if options.again else _news(found, ledger)
     now = datetime.fromtimestamp(time.time(), UTC)
     if options.explain and news:
         spark_options.tell_plan(options, records.plans(spark, news, now=now, rename=rename))
     with watched(spark, f"importing {many(len(news), 'file')}"):
         done = records.add(spark, dataset, news, now=now, rename=rename, torn=found.torn)
-    renamed = sorted(map(list, rename.items()))
-    ledger |= {file: [*found.files[file], renamed] for file in news}
+    ledger |= {file: found.files[file] for file in news}
     dataset.keep_note(LEDGER, json.dumps(ledger, indent=0) + "\n")
     return _tell(options, found, len(found.files) - len(news), done)
 
 
 def _ledger(dataset: Dataset) -> dict[str, list[Any]]:
-    """What was imported: file -> size, time of the last change, and clusters that were renamed."""
+    """What was imported: file -> size and time of the last change."""
     try:
         told = json.loads(dataset.note(LEDGER) or "{}")
     except ValueError:
@@ -160,9 +159,8 @@ def _ledger(dataset: Dataset) -> dict[str, list[Any]]:
     return told if isinstance(told, dict) else {}
 
 
-def _news(found: _Found, ledger: Mapping[str, object], rename: Mapping[str, str]) -> list[str]:
-    renamed = sorted(map(list, rename.items()))
-    return [file for file, state in found.files.items() if ledger.get(file) != [*state, renamed]]
+def _news(found: _Found, ledger: Mapping[str, object]) -> list[str]:
+    return [file for file, state in found.files.items() if ledger.get(file) != state]
 
 
 def _find(sources: Sequence[Path]) -> _Found:

@@ -332,6 +332,21 @@ def test_a_file_is_told_from_others_by_any_path_to_it(
     assert (told["files"]["read"], told["added"]["decisions"], told["rejected"]) == (1, 3, {WRONG_TYPE: 1})
 
 
+@pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
+def test_what_was_imported_before_a_rename_keeps_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    traces, dataset = tmp_path / "traces", tmp_path / "dataset"
+    traces.mkdir()
+    mine = [record for record in GOOD if record.decision.cluster == "clicks"][:20]
+    (traces / "2026-01-05T22.jsonl").write_bytes(lines(mine[:10]))
+    assert cli.main(["history", "import", str(traces), str(dataset)]) == 0
+    (traces / "2026-01-05T23.jsonl").write_bytes(lines(mine[10:]))
+    capsys.readouterr()
+    assert cli.main(["history", "import", str(traces), str(dataset), "--rename", "clicks=views", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == {"read": 1, "unchanged": 1}
+    assert Counter(record.decision.cluster for record in read(dataset)) == {"clicks": 10, "views": 10}
+
+
 def test_where_nothing_can_be_read_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "import", str(tmp_path / "none"), str(tmp_path / "dataset")]) == 1
     told = capsys.readouterr().err
