@@ -222,8 +222,8 @@ def _tell(options: argparse.Namespace, found: _Found, unchanged: int, done: Impo
     else:
         _show(told, options.dataset)
         complain(*(f"warning: {problem}" for problem in (*found.problems, *map(_damaged, told["damaged"]))))
-    nothing = done is not None and not sum(told["added"].values()) and not told["known"].get("decisions")
-    return FAILED if nothing else OK
+    records = [told[what].get("decisions", 0) for what in ("added", "known")]
+    return OK if any(records) or not told["files"]["read"] else FAILED
 
 
 def _damaged(file: str) -> str:

@@ -308,8 +308,9 @@ def test_the_command_reads_only_what_has_changed_and_renames_clusters(
     assert grown["files"] == {"read": 1, "unchanged": 1}
     assert (grown["added"]["decisions"], grown["known"]["decisions"]) == (5, 5)
 
-    assert cli.main(["history", "import", str(one), str(dataset), "--rename", "clicks=views"]) == 0
-    assert "Nothing has changed since the last import." in capsys.readouterr().out
+    for same in (str(dataset), f"file://{dataset}"):
+        assert cli.main(["history", "import", str(one), same, "--rename", "clicks=views"]) == 0
+        assert "Nothing has changed since the last import." in capsys.readouterr().out
 
 
 @pytest.mark.e2e
@@ -345,6 +346,15 @@ def test_what_was_imported_before_a_rename_keeps_its_name(tmp_path: Path, capsys
     assert cli.main(["history", "import", str(traces), str(dataset), "--rename", "clicks=views", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == {"read": 1, "unchanged": 1}
     assert Counter(record.decision.cluster for record in read(dataset)) == {"clicks": 10, "views": 10}
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
+def test_where_nothing_is_a_record_the_command_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, dataset = tmp_path / "2026-01-05T22.jsonl", tmp_path / "dataset"
+    file.write_bytes(b"once upon a time\n[1, 2]\n")
+    assert cli.main(["history", "import", str(file), str(dataset), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["added"] == {"observations": 0, "decisions": 0, "rejected": 2}
 
 
 def test_where_nothing_can_be_read_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
