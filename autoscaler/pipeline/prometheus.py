@@ -302,10 +302,7 @@ def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence
         wants: what they are the answers to.
         step: between two samples.
     """
-    files = [f"file://{_plain(answer.file.absolute())}" for answer in answers]
-    begin, end = min(answer.span.begin for answer in answers), max(answer.span.end for answer in answers)
-    here = (F.col("at") >= F.timestamp_seconds(F.lit(begin))) & (F.col("at") < F.timestamp_seconds(F.lit(end)))
-    samples = spark.read.schema(_SAMPLES).parquet(*files).where(here)
+    samples = _samples(spark, answers)
     each = any(want.query.many is Many.EACH for want in wants)
     wanted = spark.createDataFrame(
         [
@@ -325,6 +322,18 @@ def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence
     read = read.select("cluster", "at", "name", _problem().alias("problem"), _reading(each=each).alias("reading"))
     whole = read.groupBy("cluster", "at").agg(*_columns())
     return _told(whole.join(F.broadcast(_expected(spark, wants)), "cluster"))
+
+
+def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
+    """Of each answer the samples of its own span: a file may have several of them, and files may overlap."""
+    files = dict.fromkeys(f"file://{_plain(answer.file.absolute())}" for answer in answers)
+    taken = spark.createDataFrame(
+        [(answer.id, answer.file.name, answer.span.begin, answer.span.end) for answer in answers],
+        "asked string, file string, begin long, end long",
+    )
+    kept = spark.read.schema(_SAMPLES).parquet(*files).withColumn("file", F.col("_metadata.file_name"))
+    here = (F.col("at") >= F.timestamp_seconds("begin")) & (F.col("at") < F.timestamp_seconds("end"))
+    return kept.join(F.broadcast(taken), ["asked", "file"]).where(here).select(*_SAMPLES.names)
 
 
 def _plain(path: Path) -> str:

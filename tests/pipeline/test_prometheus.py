@@ -20,6 +20,7 @@ from autoscaler.config import load
 from autoscaler.core.model import Decision, Observation, Reading
 from autoscaler.offline import history_prometheus, spark_options
 from autoscaler.pipeline import read
+from autoscaler.pipeline.dataset import open_dataset
 from autoscaler.pipeline.prometheus import Span, spans
 from autoscaler.ports import AutoscalerError, ConfigurationError
 
@@ -145,9 +146,9 @@ def import_(stub: Stub, tmp_path: Path, *arguments: str, config: str = CONFIG) -
     return history_prometheus.run(parsed(stub, tmp_path, *arguments, config=config), tmp_path / "dataset")
 
 
-def asked(stub: Stub, tmp_path: Path, *arguments: str) -> list[str]:
+def asked(stub: Stub, tmp_path: Path, *arguments: str, config: str = CONFIG) -> list[str]:
     """Ask without making observations of it; which answers are kept then, each as its query and its times."""
-    options = parsed(stub, tmp_path, *arguments)
+    options = parsed(stub, tmp_path, *arguments, config=config)
     _, answers, _ = history_prometheus.ask(load(options.config, {}), options, tmp_path / "dataset")
     kept = [pq.read_table(answer.file)["at"].unique().to_pylist() for answer in answers]
     assert all(times == sorted(set(times)) for times in kept)
@@ -267,6 +268,24 @@ def test_each_query_is_asked_once_for_all_clusters_and_once_for_ever(
     }
     assert json.loads(capsys.readouterr().out)["added"] == 120
     assert len(imported(tmp_path, "orders")) == 181
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("before", ["2h", "50m"])
+def test_after_another_window_each_sample_counts_once(stub: Stub, tmp_path: Path, before: str) -> None:
+    fleet(stub)
+    pods = [{"cluster": "clicks", "pod": pod} for pod in "ab"]
+    stub.series["sum by (cluster) (errors)"] = [(pods[0], constant(1)), (pods[1], lambda at: str(hours(at)))]
+    config = CONFIG.replace("empty: zero", "empty: zero, many: sum")
+    open_dataset(tmp_path / "dataset", make=True)
+    asked(stub, tmp_path, "--window", before, config=config)
+    # Of two hours one answer has all; of fifty minutes some overlap with new ones.
+    assert import_(stub, tmp_path, "--window", "30m", config=config) == 0
+    seen = [observation for observation, _ in imported(tmp_path, "clicks")]
+    assert [one.at for one in seen] == [BEGIN + number * STEP for number in range(121)]
+    assert [one.metrics["errors"].value for one in seen] == [1 + hours(one.at.timestamp()) for one in seen]
+    assert {one.metrics["busy"].value for one in seen} == {(0.25, 0.5)}
 
 
 def test_a_server_that_goes_away_in_the_middle_loses_nothing(stub: Stub, tmp_path: Path) -> None:
