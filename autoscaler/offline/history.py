@@ -134,7 +134,12 @@ def _import(
     found: _Found,
     rename: Mapping[str, str],
     spark: Any,  # noqa: ANN401 - a session of Spark, imported only when needed
+    *,
+    repeated: bool = False,
 ) -> int:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
     from autoscaler.pipeline import records
     from autoscaler.pipeline.progress import watched
 
@@ -143,8 +148,17 @@ def _import(
     now = datetime.fromtimestamp(time.time(), UTC)
     if options.explain and news:
         spark_options.tell_plan(options, records.plans(spark, news, now=now, rename=rename))
-    with watched(spark, f"importing {many(len(news), 'file')}"):
-        done = records.add(spark, dataset, news, now=now, rename=rename, torn=found.torn)
+    try:
+        with watched(spark, f"importing {many(len(news), 'file')}"):
+            done = records.add(spark, dataset, news, now=now, rename=rename, torn=found.torn)
+    except (AutoscalerError, PySparkException, Py4JError) as error:
+        gone = [file for file in news if not Path(file).exists()]
+        if not gone:
+            raise
+        if repeated:
+            raise AutoscalerError(f"{gone[0]}: was packed or removed while it was imported; run this again") from error
+        # A daemon packs an hour when the next one has begun: the same lines are in another file now.
+        return _import(options, dataset, _find(options.sources), rename, spark, repeated=True)
     ledger |= {file: found.files[file] for file in news}
     dataset.keep_note(LEDGER, json.dumps(ledger, indent=0) + "\n")
     return _tell(options, found, len(found.files) - len(news), done)

@@ -335,6 +335,36 @@ def test_a_file_is_told_from_others_by_any_path_to_it(
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
+def test_a_file_that_is_packed_meanwhile_is_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = [record for record in GOOD if record.decision.cluster == "clicks"][:20]
+    traces, dataset, add = tmp_path / "traces", tmp_path / "dataset", records.add
+    traces.mkdir()
+    hours = [traces / f"2026-01-05T{hour}.jsonl" for hour in (20, 21, 22, 23)]
+    for number, file in enumerate(hours):
+        file.write_bytes(lines(mine[number::4]))
+    todo = [hours[0]]
+
+    def packed(*arguments: Any, **options: Any) -> Imported:
+        if todo:
+            file = todo.pop()
+            Path(f"{file}.gz").write_bytes(gzip.compress(file.read_bytes()))
+            file.unlink()
+        return add(*arguments, **options)
+
+    monkeypatch.setattr(records, "add", packed)
+    assert cli.main(["history", "import", str(traces), str(dataset), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["files"]["read"], told["added"]["decisions"]) == (4, 20)
+    # If they go all the time, it says so.
+    todo = hours[1:3]
+    assert cli.main(["history", "import", str(traces), str(dataset), "--again"]) == 1
+    assert f"{hours[1]}: was packed or removed while it was imported; run this again" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
 def test_what_was_imported_before_a_rename_keeps_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traces, dataset = tmp_path / "traces", tmp_path / "dataset"
     traces.mkdir()
