@@ -18,7 +18,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -472,17 +472,20 @@ class Dataset:
 
         Raises:
             BusyError: somebody else is writing.
+            DatasetError: a file cannot be written.
         """
-        with self._files.lock(LOCK):
-            self._finish()
-            self._files.remove(STAGING)
+        with ExitStack() as held:
+            with self._telling():
+                held.enter_context(self._files.lock(LOCK))
+                self._finish()
+                self._files.remove(STAGING)
 
             def write(
                 spark: SparkSession,
                 rows: Mapping[str, DataFrame],
                 keys: Mapping[str, DataFrame] | None = None,
             ) -> Merged:
-                with self.reading():
+                with self.reading(), self._telling():
                     return self._merge(spark, rows, keys or {})
 
             try:
@@ -501,8 +504,18 @@ class Dataset:
         return self._files.text(f"_{name}")
 
     def keep_note(self, name: str, text: str) -> None:
-        """Replace a small file."""
-        self._files.put(f"_{name}", text)
+        """Replace a small file. Raises DatasetError if it cannot be written."""
+        with self._telling():
+            self._files.put(f"_{name}", text)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell of a full disk, or of what is not allowed, as a DatasetError that names the file where it is known."""
+        try:
+            yield
+        except OSError as error:
+            file = error.filename or self.path
+            raise DatasetError(f"{file}: cannot be written: {error.strerror or error}") from error
 
     def _merge(self, spark: SparkSession, rows: Mapping[str, DataFrame], keys: Mapping[str, DataFrame]) -> Merged:
         if spark.conf.get("spark.sql.session.timeZone") != "UTC":

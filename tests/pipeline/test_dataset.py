@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -187,6 +188,33 @@ def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_coun
         pass
     (tmp_path / module.LOCK).write_text("process 1 on somewhere\n")
     with dataset.writing():
+        pass
+
+
+def test_what_cannot_be_written_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    dataset = _prepared(tmp_path)
+    (tmp_path / module.COMMIT).write_text(json.dumps({"come": dict(CHANGE.come), "go": CHANGE.go}))
+    before = shown(dataset)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(DatasetError, match=f"^{tmp_path}: cannot be written: No space left on device$"):
+            dataset.keep_note("list", "of files")
+        with pytest.raises(DatasetError, match="No space left on device"), dataset.writing():
+            pass
+    assert dataset.note("list") is None
+    assert shown(dataset) == before
+    with dataset.writing():
+        pass
+    assert shown(dataset) == before
+    # The error of whoever holds it is not taken for one of the dataset.
+    with pytest.raises(FileNotFoundError), dataset.writing():
+        (tmp_path / "missing").read_text()
+    (tmp_path / module.LOCK).unlink()
+    (tmp_path / module.LOCK).mkdir()
+    with pytest.raises(DatasetError, match=f"^{tmp_path}/_lock: cannot be written: Is a directory$"), dataset.writing():
         pass
 
 
