@@ -54,6 +54,9 @@ ORDER = "order"
 """A column that rows to be added may have besides: of several with one key, that with the least is taken. The halves of
 a record have the same, so that both are of one record."""
 
+_STARTED = secrets.token_hex(4)
+"""Tells this process from one before it: in a container that was started again it has the same number and host."""
+
 _MAGIC = b"PAR1"
 _TRIES = 20
 
@@ -325,14 +328,16 @@ def _synchronize(path: Path) -> None:
 
 
 def _me() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}\n"
+    return f"process {os.getpid()} on {socket.gethostname()}, {_STARTED}\n"
 
 
 def _dead(holder: str) -> bool:
     """Whether a process of this machine is gone."""
-    known = re.fullmatch(r"process (\d+) on (\S+)\s*", holder)
+    known = re.fullmatch(r"process (\d+) on ([^\s,]+)(?:, (\w+))?\s*", holder)
     if known is None or known[2] != socket.gethostname():
         return False
+    if int(known[1]) == os.getpid():
+        return known[3] != _STARTED
     try:
         os.kill(int(known[1]), 0)
     except ProcessLookupError:

@@ -294,3 +294,8 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     (tmp_path / "far" / module.LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
     with far.writing():
         pass
+    # In a container that was started again all is as before, the number of the process too.
+    (tmp_path / "far" / module.LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}, 01234567\n")
+    with far.writing(), pytest.raises(BusyError, match=rf"being written by process {os.getpid()} on "), far.writing():
+        pass
+    assert not (tmp_path / "far" / module.LOCK).exists()
