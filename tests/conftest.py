@@ -17,11 +17,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep full collections rare and short; figures are measured with Python's own settings."""
+    """Keep full collections rare; figures are measured with Python's own settings."""
     if session.config.option.markexpr == "benchmark":
         return
     # Thousands of tests, and all that they import, stay until the end. Looking through them again and again takes a
-    # tenth of the time, and pauses everything for longer than tests of time-outs wait.
-    gc.collect()
-    gc.freeze()
+    # tenth of the time. They are not frozen: hypothesis asks the collector who refers to what, and it tells of those
+    # objects only that it collects.
     gc.set_threshold(700, 10, 200)
