@@ -20,7 +20,7 @@ import socket
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -790,7 +790,10 @@ def _plain(url: str) -> str:
 
 
 def _day(at: date | datetime | None) -> date | None:
-    return at.date() if isinstance(at, datetime) else at
+    """The date of UTC that a time is in; what has no time zone is UTC."""
+    if not isinstance(at, datetime):
+        return at
+    return (at.astimezone(UTC) if at.tzinfo else at).date()
 
 
 def _date(directory: str) -> date | None:
