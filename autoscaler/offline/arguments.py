@@ -131,6 +131,14 @@ def pair(text: str) -> tuple[str, str]:
     return name, shown
 
 
+def renamed(text: str) -> tuple[str, str]:
+    """What a cluster was called, and what it is called now."""
+    old, equals, new = text.partition("=")
+    if not (old and equals and new):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like OLD=NEW")
+    return old, new
+
+
 def moment(text: str) -> datetime:
     """A time, in UTC where it does not say."""
     try:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.offline import history_follow, history_prometheus, history_query, spark_options
+from autoscaler.offline import arguments, history_follow, history_prometheus, history_query, spark_options
 from autoscaler.offline.configuration import wrong
 from autoscaler.ports import AutoscalerError
 from autoscaler.replay.trace import PACKED, SUFFIX
@@ -63,7 +63,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rename",
         action="append",
-        type=_renamed,
+        type=arguments.renamed,
         default=[],
         metavar="OLD=NEW",
         help="what is of cluster OLD is of NEW; may be repeated",
@@ -72,13 +72,6 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
     history_prometheus.add_arguments(parser)
     spark_options.add_arguments(parser)
-
-
-def _renamed(text: str) -> tuple[str, str]:
-    old, equals, new = text.partition("=")
-    if not (old and equals and new):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like OLD=NEW")
-    return old, new
 
 
 @dataclass(slots=True)

@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rename",
         action="append",
-        type=_rename,
+        type=arguments.renamed,
         default=[],
         metavar="OLD=NEW",
         help="what was called OLD is NEW now, one history; may be repeated",
@@ -79,13 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--all", action="store_true", help="list everything, however long it gets")
     add("--json", action="store_true", help="print JSON")
     spark_options.add_arguments(parser)
-
-
-def _rename(text: str) -> tuple[str, str]:
-    old, equals, new = text.partition("=")
-    if not (old and equals and new):
-        raise argparse.ArgumentTypeError(f"{text!r} is not like OLD=NEW")
-    return old, new
 
 
 def run(options: argparse.Namespace) -> int:

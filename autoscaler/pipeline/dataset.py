@@ -502,7 +502,7 @@ class Dataset:
         """Write rows aside, within `writing`, and read them back: for what would be costly to evaluate twice."""
         place = self._files.url(f"{STAGING}/{name}")
         rows.write.mode("overwrite").option("compression", "lz4").parquet(place)
-        return spark.read.schema(rows.schema).parquet(_plain(place))
+        return spark.read.schema(rows.schema).parquet(literal(place))
 
     def note(self, name: str) -> str | None:
         """A small file of the dataset, such as the list of what was imported; None: there is none."""
@@ -723,7 +723,7 @@ class Dataset:
             if not names or not plain:
                 return self._files_of(spark, table, names)
             # Spark looks into the directories now, so what it has seen is known if nothing changed meanwhile.
-            rows = spark.read.schema(TABLES[table]).parquet(_plain(self._files.url(table)))
+            rows = spark.read.schema(TABLES[table]).parquet(literal(self._files.url(table)))
             if self._current(table) == (names, True):
                 return rows
         raise DatasetError(f"{self.path}: is being changed all the time; try again when it is not")
@@ -734,7 +734,7 @@ class Dataset:
             return spark.createDataFrame([], TABLES[table])
         bases: dict[str, list[str]] = {}
         for name in names:
-            bases.setdefault(name.rsplit("/", 2)[0], []).append(_plain(self._files.url(name)))
+            bases.setdefault(name.rsplit("/", 2)[0], []).append(literal(self._files.url(name)))
         frames = [
             spark.read.schema(TABLES[table]).option("basePath", self._files.url(base)).parquet(*urls)
             for base, urls in bases.items()
@@ -745,7 +745,7 @@ class Dataset:
         return whole
 
     def _look(self, table: str, since: date | datetime | None, until: date | datetime | None) -> None:
-        first, last = _day(since), _day(until)
+        first, last = day_of(since), day_of(until)
         for name in self._current(table)[0]:
             day = _date(name.rsplit("/", 2)[1])
             if day is not None and ((first and day < first) or (last and day > last)):
@@ -784,12 +784,12 @@ def _sizes(rows: DataFrame, table: str) -> DataFrame:
     return rows.groupBy("date", KEYS[table][0]).agg(F.count("*").alias("rows"))
 
 
-def _plain(url: str) -> str:
-    """A path to read, in which Spark takes no letter for a pattern."""
+def literal(url: str) -> str:
+    """A path or URL to read, in which Spark takes no letter for a pattern."""
     return re.sub(r"([\\{}\[\]*?^])", r"\\\1", url)
 
 
-def _day(at: date | datetime | None) -> date | None:
+def day_of(at: date | datetime | None) -> date | None:
     """The date of UTC that a time is in; what has no time zone is UTC."""
     if not isinstance(at, datetime):
         return at
@@ -812,11 +812,11 @@ def _part(
 ) -> DataFrame:
     undated = F.col("date").isNull() if table == "rejected" else F.lit(False)
     if since is not None:
-        rows = rows.where((F.col("date") >= F.lit(_day(since))) | undated)
+        rows = rows.where((F.col("date") >= F.lit(day_of(since))) | undated)
         if isinstance(since, datetime) and "at" in rows.columns:
             rows = rows.where(F.col("at") >= F.lit(since))
     if until is not None:
-        rows = rows.where((F.col("date") <= F.lit(_day(until))) | undated)
+        rows = rows.where((F.col("date") <= F.lit(day_of(until))) | undated)
         if isinstance(until, datetime) and "at" in rows.columns:
             rows = rows.where(F.col("at") < F.lit(until))
     if clusters is not None and "cluster" in rows.columns:

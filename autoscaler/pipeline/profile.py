@@ -148,11 +148,8 @@ def profiles(
 
 def _begin(dataset: Dataset, until: date | datetime | None) -> date | None:
     """The first date that counts: of as many weeks as a season can use."""
-    dates = dataset.dates()
-    if not dates:
-        return None
-    last = dates[-1] if until is None else min(dates[-1], _day(until))
-    return last - timedelta(days=WEEKS * WEEK)
+    last = _latest(dataset, until)
+    return None if last is None else last - timedelta(days=WEEKS * WEEK)
 
 
 def _latest(dataset: Dataset, until: date | datetime | None) -> date | None:
@@ -160,10 +157,6 @@ def _latest(dataset: Dataset, until: date | datetime | None) -> date | None:
     end = until if until is None or isinstance(until, datetime) else datetime.combine(until, time(), UTC)
     begun = (day for day in dataset.dates() if end is None or datetime.combine(day, time(), UTC) < end)
     return max(begun, default=None)
-
-
-def _day(at: date | datetime) -> date:
-    return at.astimezone(UTC).date() if isinstance(at, datetime) else at
 
 
 def _with_old(clusters: Collection[str], renamed: Mapping[str, str]) -> list[str]:

@@ -25,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType, StringType, StructField, StructType, TimestampType
 
+from autoscaler.pipeline.dataset import literal
 from autoscaler.pipeline.schema import METRIC
 from autoscaler.sources.prometheus import Asked, Empty, Many, Prometheus, Query, Series, TooMuchError
 
@@ -326,7 +327,7 @@ def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence
 
 def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
     """Of each answer the samples of its own span: a file may have several of them, and files may overlap."""
-    files = dict.fromkeys(f"file://{_plain(answer.file.absolute())}" for answer in answers)
+    files = dict.fromkeys(literal(f"file://{answer.file.absolute()}") for answer in answers)
     taken = spark.createDataFrame(
         [(answer.id, answer.file.name, answer.span.begin, answer.span.end) for answer in answers],
         "asked string, file string, begin long, end long",
@@ -334,11 +335,6 @@ def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
     kept = spark.read.schema(_SAMPLES).parquet(*files).withColumn("file", F.col("_metadata.file_name"))
     here = (F.col("at") >= F.timestamp_seconds("begin")) & (F.col("at") < F.timestamp_seconds("end"))
     return kept.join(F.broadcast(taken), ["asked", "file"]).where(here).select(*_SAMPLES.names)
-
-
-def _plain(path: Path) -> str:
-    """A path in which Spark takes no letter for a pattern."""
-    return "".join(f"\\{letter}" if letter in "\\{}[]*?^" else letter for letter in str(path))
 
 
 def _grouped(samples: DataFrame, *, each: bool) -> DataFrame:

@@ -31,7 +31,7 @@ from autoscaler.core.model import (
     Recommendation,
     Verdict,
 )
-from autoscaler.pipeline.dataset import Dataset, DatasetError, open_dataset
+from autoscaler.pipeline.dataset import Dataset, DatasetError, day_of, open_dataset
 from autoscaler.ports import Record
 
 BATCH = 2000
@@ -70,7 +70,7 @@ def read(
     days = _days(dataset, "observations")
     decided = _days(dataset, "decisions")
     waiting: dict[str, _Waiting] = {}
-    first, last = (at and at.astimezone(UTC).date() for at in (since, until))
+    first, last = day_of(since), day_of(until)
     for done, day in enumerate(sorted(days), 1):
         if not ((first and day < first) or (last and day > last)):
             rows = _rows(dataset, days[day], clusters)

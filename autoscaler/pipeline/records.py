@@ -10,7 +10,6 @@ for observations, and for decisions. That is quicker than to write them aside in
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -22,7 +21,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType
 
-from autoscaler.pipeline.dataset import Dataset, LostRowsError, Merged
+from autoscaler.pipeline.dataset import Dataset, LostRowsError, Merged, literal
 from autoscaler.pipeline.schema import DECISIONS, ENGINE
 from autoscaler.records import VERSION
 
@@ -223,7 +222,7 @@ def _is_whole(spark: SparkSession, file: str) -> bool:
 
 def _escaped(path: str) -> str:
     """A path for Spark, in which it takes no letter for a pattern."""
-    return re.sub(r"([\\{}\[\]*?^])", r"\\\1", path if "://" in path else f"file://{path}")
+    return literal(path if "://" in path else f"file://{path}")
 
 
 def _lines(
