@@ -291,7 +291,7 @@ def test_noise_that_lasts_changes_nothing(name: str, workers: float, share: floa
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("share", "memory"), [(0.03, 60), (0.05, 120), (0.1, 30), (0.1, 60), (0.1, 120)])
+@pytest.mark.parametrize(("share", "memory"), [(0.03, 30), (0.03, 60), (0.05, 120), (0.1, 30), (0.1, 60), (0.1, 120)])
 @pytest.mark.parametrize("workers", [3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0])
 @pytest.mark.parametrize("name", QUIET)
 def test_noise_that_lasts_changes_nothing_whatever_the_size(
