@@ -102,7 +102,7 @@ def manager(address: str) -> Iterator[Manager]:
 # ---- the environment
 
 
-@pytest.mark.parametrize("process", [None, str(os.getpid())])
+@pytest.mark.parametrize("process", [None, str(os.getpid())], ids=["whoever it is for", "for us"])
 def test_the_environment_says_whom_to_tell_and_how_often_and_is_not_passed_on(process: str | None) -> None:
     environ = {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "3000000", "PATH": "/bin"}
     if process is not None:
