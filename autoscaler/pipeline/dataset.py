@@ -24,7 +24,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -231,6 +232,15 @@ class _Local:
                 file.truncate(0)
 
 
+_WHOLE = "fs.capability.outputstream.abortable"
+"""What a file system says of itself if a file appears when it is whole, in the place of what was there..."""
+_IF_NONE = "fs.option.create.conditional.overwrite"
+"""... and if it writes a file only where there is none, in one step, like S3 (If-None-Match)."""
+_NO_CLASS = "java.lang.ClassNotFoundException"
+_NOT_THERE = "java.io.FileNotFoundException"
+_THERE = ("org.apache.hadoop.fs.FileAlreadyExistsException", "org.apache.hadoop.fs.s3a.RemoteFileChangedException")
+
+
 class _Hadoop:
     """A directory in any file system that Spark can write, through its Java side."""
 
@@ -243,8 +253,15 @@ class _Hadoop:
             )
         self._java = java
         self._root = url.rstrip("/")
-        path = self._path("")
-        self._system = path.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - the only way to it
+        self._settings = spark._jsc.hadoopConfiguration()  # noqa: SLF001 - the only way to it
+        try:
+            self._system = self._path("").getFileSystem(self._settings)
+        except Py4JJavaError as error:
+            why = str(error.java_exception.getMessage()).removeprefix(f"{_NO_CLASS}: ")
+            raise DatasetError(
+                f"{url}: its file system cannot be used: {why}; Spark needs its package, and to know how to log in: "
+                "--conf spark.jars.packages=..., --conf spark.hadoop.fs...."
+            ) from error
 
     def _path(self, name: str) -> Any:  # noqa: ANN401 - a Java object
         return self._java.org.apache.hadoop.fs.Path(self.url(name))
@@ -253,39 +270,52 @@ class _Hadoop:
         return f"{self._root}/{name}" if name else self._root
 
     def names(self, directory: str) -> list[str]:
-        path = self._path(directory)
-        if not self._system.exists(path):
-            return []
-        return sorted(status.getPath().getName() for status in self._system.listStatus(path))
+        try:
+            found = self._system.listStatus(self._path(directory))
+        except Py4JJavaError as error:
+            if _is(error, _NOT_THERE):
+                return []
+            raise
+        return sorted(status.getPath().getName() for status in found)
 
     def text(self, name: str) -> str | None:
-        path = self._path(name)
-        if not self._system.exists(path):
-            return None
-        stream = self._system.open(path)
         try:
-            return str(self._java.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+            stream = self._system.open(self._path(name))
+            try:
+                return str(self._java.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            if _is(error, _NOT_THERE):
+                return None
+            raise
 
     def put(self, name: str, text: str) -> None:
+        path = self._path(name)
+        if self._system.hasPathCapability(path, _WHOLE):
+            _write(self._system.create(path, True), text)
+            return
         written = self._path(f".{name}.{secrets.token_hex(4)}")
-        self._write(written, text)
-        self._system.delete(self._path(name), False)
-        self._system.rename(written, self._path(name))
-
-    def _write(self, path: Any, text: str) -> None:  # noqa: ANN401 - a Java object
-        stream = self._system.create(path, False)
-        stream.write(bytearray(text.encode()))
-        stream.close()
+        _write(self._system.create(written, False), text)
+        hadoop = self._java.org.apache.hadoop.fs
+        options = getattr(hadoop, "Options$Rename")
+        how = SparkContext._gateway.new_array(options, 1)  # noqa: SLF001 - what has several arguments takes an array
+        how[0] = options.OVERWRITE
+        # Of a plain rename nothing may be there; this one takes its place at once.
+        hadoop.FileContext.getFileContext(path.toUri(), self._settings).rename(written, path, how)
 
     def move(self, name: str, to: str) -> None:
         source, place = self._path(name), self._path(to)
+        if not self._system.exists(source):
+            return
+        if self._system.exists(place):
+            # An object store copies, and was stopped before it removed what it had copied. The name tells that it is
+            # the same: readers may be at it.
+            self._system.delete(source, False)
+            return
         self._system.mkdirs(place.getParent())
-        if self._system.exists(source):
-            self._system.delete(place, False)
-            if not self._system.rename(source, place):
-                raise DatasetError(f"{self.url(name)}: could not be moved to {self.url(to)}")
+        if not self._system.rename(source, place):
+            raise DatasetError(f"{self.url(name)}: could not be moved to {self.url(to)}")
 
     def keep(self, names: Collection[str]) -> None:
         del names  # such a file system has kept what it was given
@@ -304,19 +334,32 @@ class _Hadoop:
         if holder is not None and _dead(holder):
             self.remove(name)
         try:
-            self._write(path, _me())
-        except Exception as error:
+            if self._system.hasPathCapability(path, _IF_NONE):
+                # Else an object store looks before it writes, and two may have looked at the same time.
+                _write(self._system.createFile(path).overwrite(True).must(_IF_NONE, True).build(), _me())
+            else:
+                _write(self._system.create(path, False), _me())
+        except Py4JJavaError as error:
             holder = self.text(name)
-            if holder is None:
+            if holder is None and not _is(error, *_THERE):
                 raise
             raise BusyError(
-                f"{self.url()}: is being written by {holder.strip()}; wait until it is done, and if that process is "
-                f"gone, remove {self.url(name)}"
+                f"{self.url()}: is being written by {(holder or 'another process').strip()}; wait until it is done, "
+                f"and if that process is gone, remove {self.url(name)}"
             ) from error
         try:
             yield
         finally:
             self.remove(name)
+
+
+def _write(stream: Any, text: str) -> None:  # noqa: ANN401 - a Java object
+    stream.write(bytearray(text.encode()))
+    stream.close()
+
+
+def _is(error: Py4JJavaError, *names: str) -> bool:
+    return error.java_exception.getClass().getName() in names
 
 
 def _synchronize(path: Path) -> None:

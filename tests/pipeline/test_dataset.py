@@ -283,8 +283,16 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     assert not before & {file.name for file in day.glob("*.parquet")}
     assert far.read(spark, "observations").count() == 72
     assert far.note("x") is None
-    far.keep_note("x", "y")
-    assert far.note("x") == "y"
+    for text in ("y", "in its place"):
+        far.keep_note("x", text)
+        assert far.note("x") == text
+    # A copy that was made, but not removed at its old place: readers may be at it.
+    (tmp_path / "far" / "old").write_text("same")
+    (tmp_path / "far" / "new").write_text("same")
+    place = (tmp_path / "far" / "new").stat().st_ino
+    far._files.move("old", "new")
+    assert not (tmp_path / "far" / "old").exists()
+    assert (tmp_path / "far" / "new").stat().st_ino == place
 
     (tmp_path / "far" / module.LOCK).write_text("process 1 on elsewhere\n")
     with pytest.raises(BusyError, match=r"being written by process 1 on elsewhere; .* remove file://.*/far/_lock"):
@@ -299,3 +307,9 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     with far.writing(), pytest.raises(BusyError, match=rf"being written by process {os.getpid()} on "), far.writing():
         pass
     assert not (tmp_path / "far" / module.LOCK).exists()
+
+
+def test_a_file_system_that_spark_lacks_is_told(spark: SparkSession) -> None:
+    assert spark
+    with pytest.raises(DatasetError, match=r"^gs://bucket/fleet: its file system cannot be used: Class .* not found; "):
+        open_dataset("gs://bucket/fleet")
