@@ -172,6 +172,8 @@ class Follower:
             "maxFilesPerTrigger": str(self.what.files),
             # A file that is older than the newest one by more than this is never taken, and a week is Spark's default.
             "maxFileAge": f"{100 * 365}d",
+            # What is removed between being listed and being looked at.
+            "ignoreMissingFiles": "true",
         }
         found = reader.options(**options).load(together(self.what.places, plain=self.what.plain))
         hour = F.try_to_timestamp(F.regexp_extract("path", _HOUR, 1), F.lit("yyyy-MM-dd'T'HH"))
@@ -189,8 +191,7 @@ class Follower:
             found = {row.path: row.at for row in batch.collect()}
             files = sorted(map(_same, found))
             waiting = self._count(files, number)
-            there = [file for file in files if "://" in file or Path(file).exists()]
-            imported = self._add(there)
+            there, imported = self._add_those_there(files)
             late = sum(at < self._newest - LATE for at in found.values())
             self._newest = max([self._newest, *found.values()])
             gone = len(files) - len(there)
@@ -199,6 +200,19 @@ class Follower:
             if self._failure is None:
                 self._failure = error
             raise
+
+    def _add_those_there(self, files: Sequence[str]) -> tuple[Sequence[str], Imported]:
+        """Add files but for those that have been removed. Returns what was read, and what became of it."""
+        # To look at each costs a request where it is far: only when something failed.
+        there: Sequence[str] = [file for file in files if "://" in file or Path(file).exists()]
+        while True:
+            try:
+                return there, self._add(there)
+            except (AutoscalerError, PySparkException, Py4JError):
+                left = there if self._stopped.is_set() else [file for file in there if _is_there(self.spark, file)]
+                if left == there:
+                    raise
+                there = left
 
     def _add(self, files: Sequence[str]) -> Imported:
         told = False
@@ -238,7 +252,24 @@ def waiting_of(follower: Follower) -> Callable[[Mapping[str, Any]], int | None]:
 
 def url(place: str) -> str:
     """A place as Spark takes it."""
-    return place if "://" in place else f"file://{Path(place.removeprefix('file:')).absolute()}"
+    return place if "://" in place else f"file://{_whole(place.removeprefix('file:'))}"
+
+
+def _whole(path: str) -> str:
+    """A path from the root on, without `..`: Spark would take that away without a look at links."""
+    parts = Path(path).absolute().parts
+    if ".." not in parts:
+        return str(Path(*parts))
+    after = len(parts) - parts[::-1].index("..")
+    # Links further on stay: what they lead to may become another place, and files are known by their path.
+    return str(Path(os.path.realpath(Path(*parts[:after])), *parts[after:]))
+
+
+def _is_there(spark: SparkSession, file: str) -> bool:
+    if "://" not in file:
+        return Path(file).exists()
+    path = spark._jvm.org.apache.hadoop.fs.Path(file)  # noqa: SLF001 - the only way to it
+    return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))  # noqa: SLF001
 
 
 def together(places: Sequence[str], *, plain: bool = False) -> str:

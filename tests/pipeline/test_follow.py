@@ -11,13 +11,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from autoscaler.core.model import Decision, Observation, Reading, Reason
 from autoscaler.daemon.packing import pack
 from autoscaler.pipeline.dataset import Dataset, open_dataset
-from autoscaler.pipeline.follow import Batch, Follower, FollowError, Following, together, waiting_of
+from autoscaler.pipeline.follow import Batch, Follower, FollowError, Following, together, url, waiting_of
 from autoscaler.pipeline.records import Imported
+from autoscaler.pipeline.records import add as real
 from autoscaler.ports import AutoscalerError, Record
 from autoscaler.records import dump_record
 
@@ -134,6 +135,36 @@ def test_a_batch_that_was_cut_off_is_repeated_and_nothing_is_lost_or_there_twice
 
 
 @pytest.mark.e2e
+def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {name: packed(fleet.root / name / "history", NOON) for name in "abcd"}
+    real_work = Follower._work
+    asked: list[list[str]] = []
+
+    def add(spark: SparkSession, dataset: Dataset, there: Sequence[str], *, now: datetime) -> Imported:
+        asked.append([Path(file).parents[1].name for file in there])
+        if len(asked) == 1:
+            raise AutoscalerError("killed")
+        if len(asked) == 2:
+            files["c"].unlink()  # when it was known to be there
+        return real(spark, dataset, there, now=now)
+
+    def work(follower: Follower, batch: DataFrame, number: int) -> None:
+        if asked:
+            files["b"].unlink()  # when Spark has listed it
+        real_work(follower, batch, number)
+
+    monkeypatch.setattr("autoscaler.pipeline.follow.add", add)
+    monkeypatch.setattr(Follower, "_work", work)
+    with pytest.raises(AutoscalerError, match=r"^killed$"):
+        fleet.follow()
+    files["a"].unlink()  # the batch that is repeated has it
+    (batch,) = fleet.follow()
+    assert asked == [["a", "b", "c", "d"], ["c", "d"], ["d"]]
+    assert (batch.number, batch.files, batch.gone) == (0, 2, 1)
+    assert fleet.rows() == expected(("d", NOON))
+
+
+@pytest.mark.e2e
 def test_it_waits_while_somebody_else_writes_and_can_be_stopped_then(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
     warned: list[str] = []
@@ -221,6 +252,18 @@ def test_places_that_cannot_be_followed_say_so(tmp_path: Path) -> None:
     for place in (tmp_path / "daemon", tmp_path / "daemon" / "history"):
         with pytest.raises(FollowError, match=r"belongs to a daemon, whose plain files still grow"):
             together([str(place)], plain=True)
+
+
+def test_a_place_has_one_path_however_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path.resolve()
+    (here / "a" / "b").mkdir(parents=True)
+    (here / "link").symlink_to("a/b")
+    monkeypatch.chdir(here / "link")
+    told = {"../x": "a/x", "../../a/b/../x": "a/x", f"{here}/link/../x": "a/x", f"{here}/none/../x": "x"}
+    assert {place: url(place) for place in told} == {place: f"file://{here}/{path}" for place, path in told.items()}
+    # What a link leads to may become another place: what is below it keeps its path.
+    assert url(f"{here}/link/x/") == f"file://{here}/link/x"
+    assert url(f"{here}/a/../*/b") == f"file://{here}/*/b"
 
 
 def test_several_places_become_one_pattern(tmp_path: Path) -> None:
