@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import urllib.request
+from asyncio.subprocess import PIPE, Process, SubprocessStreamProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -353,6 +354,7 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
         # In a thread: it takes half a second, in which the daemon would stand still.
         library = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.client")
         config = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.config")
+        config.exec_provider.ExecProvider.run = _run_plugin
     except ModuleNotFoundError as error:
         raise PluginError(
             "the target kubernetes needs the package kubernetes_asyncio; install it with: "
@@ -403,6 +405,44 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
             f"no credentials for Kubernetes ({where}{chosen}): {_shown(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
         ) from None  # see _shown
+
+
+async def _run_plugin(plugin: Any) -> Any:  # noqa: ANN401 - see Api
+    """Run a kubeconfig's plug-in for the `status` of its answer; a plug-in that is given up is ended.
+
+    It takes the place of the library's ExecProvider.run, which leaves such a plug-in running and its pipes open: in a
+    daemon that asks again every few seconds they would become more and more.
+
+    Raises:
+        ValueError: the plug-in failed, or what it printed is no answer.
+    """
+    loop = asyncio.get_running_loop()
+    asked = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    env = plugin.env | {"KUBERNETES_EXEC_INFO": json.dumps(asked)}
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(LONGEST_EVENT, loop),
+        *plugin.args,
+        stdin=None,
+        stdout=PIPE,
+        stderr=PIPE,
+        env=env,
+    )
+    process = Process(transport, protocol, loop)
+    try:
+        printed, said = await process.communicate()
+    finally:
+        transport.close()
+        await process.wait()
+    if process.returncode:
+        raise ValueError(f"exec: process returned {process.returncode}. {said.decode(errors='replace').strip()}")
+    try:
+        answer = json.loads(printed)
+        version, status = answer["apiVersion"], answer["status"]
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"exec: what the process printed is no ExecCredential: {error!r}") from None
+    if version != plugin.api_version:
+        raise ValueError(f"exec: the process answered {version}, expected {plugin.api_version}")
+    return status
 
 
 def proxy_of(server: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import re
 import ssl
 import sys
@@ -1137,9 +1138,9 @@ async def test_a_token_file_may_end_with_a_newline(cluster: Cluster, tmp_path: P
 
 
 PLUGIN = """
-import json, sys, pathlib, time
+import json, os, sys, pathlib, time
 if pathlib.Path("{hangs}").exists():
-    pathlib.Path("{hung}").touch()
+    pathlib.Path("{hung}").write_text(str(os.getpid()))
     time.sleep(60)
 token = pathlib.Path("{token}").read_text()
 print(json.dumps({{"apiVersion": sys.argv[1], "kind": "ExecCredential", "status": {{"token": token}}}}))
@@ -1168,6 +1169,26 @@ async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_not_acc
         (tmp_path / "token").write_text("next")
         await target.scale(2)  # although the watch is waiting for the plug-in
     assert cluster.server.get(DEPLOYMENTS, "jobs", "tm")["spec"]["replicas"] == 2
+    with pytest.raises(ProcessLookupError):  # as it was ended when its time was over
+        os.kill(int((tmp_path / "hung").read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import sys; sys.exit('log in first')", "exec: process returned 1. log in first"),
+        ("print('{')", "exec: what the process printed is no ExecCredential"),
+        ("print('[]')", "exec: what the process printed is no ExecCredential"),
+        ('print(\'{"apiVersion": "v0", "status": 1}\')', "exec: the process answered v0, expected v1"),
+    ],
+    ids=["fails", "half an answer", "no answer", "another version"],
+)
+async def test_a_plugin_that_gives_no_credentials_is_told(cluster: Cluster, program: str, words: str) -> None:
+    plugin = {"apiVersion": "v1", "command": sys.executable, "args": ["-c", program]}
+    _change_config(cluster, users=[{"name": "daemon", "user": {"exec": plugin}}])
+    with pytest.raises(PluginError, match=re.escape(words)):
+        async with connected(cluster.target("tm")):
+            pass
 
 
 async def test_a_netrc_and_a_proxy_of_the_environment_are_not_for_a_cluster_on_loopback(
