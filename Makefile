@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 FLINK := $(VENV)/installed-flink
+# Tests of several files at a time, as much of their time is waiting. ARGS="-n 0" runs one after the other.
+WORKERS := -n logical --maxprocesses 4
 
 .PHONY: demo test e2e bench lint clean
 
@@ -24,10 +26,10 @@ demo: $(if $(findstring flink,$(ARGS)),$(FLINK),$(STAMP))
 	@$(BIN)/autoscaler demo $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 e2e: $(FLINK)
-	@$(BIN)/python -m pytest -m e2e $(ARGS)
+	@$(BIN)/python -m pytest -m e2e $(WORKERS) $(ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python -m pytest -m benchmark -s $(ARGS)

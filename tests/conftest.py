@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
+    from xdist.workermanage import Producer
 
 # The quick profile keeps `make test` short; CI runs the thorough one (HYPOTHESIS_PROFILE=thorough). Both draw the same
 # examples each time: a build is red for what was changed. `explore` looks for new ones, by hand.
@@ -24,3 +29,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # tenth of the time. They are not frozen: hypothesis asks the collector who refers to what, and it tells of those
     # objects only that it collects.
     gc.set_threshold(700, 10, 200)
+
+
+# What one process runs, one after the other, if there are several: what shares a Spark session, and real clusters, of
+# which two at a time would each have half of a small machine.
+TOGETHER = (
+    ("tests/pipeline/",),
+    ("tests/e2e/", "tests/contracts/test_local.py", "tests/demo/", "tests/integration/test_real_kafka.py"),
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """Keep the tests of a file in one process (`pytest -n 2`): they share servers."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - only where the plug-in is
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+        def _split_scope(self, nodeid: str) -> str:
+            return next((paths[0] for paths in TOGETHER if nodeid.startswith(paths)), super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
