@@ -29,7 +29,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 e2e: $(FLINK)
-	@$(BIN)/python -m pytest -m e2e $(WORKERS) $(ARGS)
+	@$(BIN)/python -m pytest -m e2e $(ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python -m pytest -m benchmark -s $(ARGS)
