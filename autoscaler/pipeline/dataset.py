@@ -323,6 +323,12 @@ class _Hadoop:
     def remove(self, name: str) -> None:
         self._system.delete(self._path(name), True)
 
+    def _busy(self, name: str, holder: str) -> BusyError:
+        return BusyError(
+            f"{self.url()}: is being written by {holder.strip()}; wait until it is done, and if that process is gone, "
+            f"remove {self.url(name)}"
+        )
+
     def damage(self, name: str) -> str:
         del name  # to look at each costs a request
         return ""
@@ -333,6 +339,10 @@ class _Hadoop:
         holder = self.text(name)
         if holder is not None and _dead(holder):
             self.remove(name)
+            holder = None
+        if holder is not None:
+            # Said here as well for a store that knows no condition.
+            raise self._busy(name, holder)
         try:
             if self._system.hasPathCapability(path, _IF_NONE):
                 # Else an object store looks before it writes, and two may have looked at the same time.
@@ -343,10 +353,7 @@ class _Hadoop:
             holder = self.text(name)
             if holder is None and not _is(error, *_THERE):
                 raise
-            raise BusyError(
-                f"{self.url()}: is being written by {(holder or 'another process').strip()}; wait until it is done, "
-                f"and if that process is gone, remove {self.url(name)}"
-            ) from error
+            raise self._busy(name, holder or "another process") from error
         try:
             yield
         finally:
