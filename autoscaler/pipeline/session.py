@@ -43,6 +43,13 @@ CONNECT_PORT = 15002
 CONNECT_S = 10.0
 """A server that does not answer within so many seconds is not there."""
 
+_OPTIONS = "spark.driver.extraJavaOptions"
+_COLLECTOR = "-XX:+UseParallelGC"
+"""Nobody waits for this JVM, so it is the whole that counts: the default collector takes an eighth more of it."""
+_CHOSEN = re.compile(r"-XX:\+Use\w*GC")
+_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+"""Where else a collector can be chosen. Java does not start with two."""
+
 _LOCAL = re.compile(r"local(\[.*\])?")
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """What spark-submit sets for the Python that it starts."""
@@ -87,6 +94,7 @@ def session(
             if master is not None:
                 builder = builder.master(master)
             chosen = {"spark.driver.memory": "1g", **chosen}
+            chosen[_OPTIONS] = _with_collector(chosen.get(_OPTIONS, ""))
         for key, value in chosen.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
@@ -97,6 +105,12 @@ def session(
         finally:
             if before is None:
                 spark.stop()
+
+
+def _with_collector(options: str) -> str:
+    """Options of Java, with the collector of ours where none was chosen."""
+    told = " ".join([options, *(os.environ.get(name, "") for name in _OF_JAVA)])
+    return options if _CHOSEN.search(told) else f"{_COLLECTOR} {options}".strip()
 
 
 def _reach(remote: str) -> None:
