@@ -109,7 +109,7 @@ def run(options: argparse.Namespace, dataset: Path) -> int:
     from autoscaler import config as configurations
     from autoscaler.pipeline.dataset import open_dataset
     from autoscaler.pipeline.progress import watched
-    from autoscaler.pipeline.prometheus import observations
+    from autoscaler.pipeline.prometheus import differing, observations
 
     _check(options, dataset)
     config = configurations.load(options.config, os.environ)
@@ -124,11 +124,17 @@ def run(options: argparse.Namespace, dataset: Path) -> int:
         spark_options.tell_plan(options, {"the observations": rows})
         staged = opened.stage(spark, rows, "prometheus")
         merged = write(spark, {"observations": staged})
+        # What is new is there as it was brought: what is not the same was there before.
+        until = None if options.until is None else options.until + options.step
+        there = opened.read(spark, "observations", since=options.since, until=until, clusters=list(config.clusters))
+        different = differing(staged, there) if merged.known.get("observations") else 0
         counted = staged.groupBy("cluster").agg({"*": "count", "desired": "count"}).collect()
     counts = {row["cluster"]: _Told(row["count(1)"], row["count(desired)"]) for row in counted}
     told = {name: counts.get(name, _Told(0, 0)) for name in config.clusters}
     added, known = merged.added.get("observations", 0), merged.known.get("observations", 0)
-    _tell(options, told, {"asked": asked, "answers": len(answers), "added": added, "known": known})
+    _tell(
+        options, told, {"asked": asked, "answers": len(answers), "added": added, "known": known, "different": different}
+    )
     return OK if counts else FAILED
 
 
@@ -336,6 +342,12 @@ def _tell(options: argparse.Namespace, told: Mapping[str, _Told], counts: Mappin
         f"{many(counts['added'], 'observation')} added, {counts['known']} known already, of "
         f"{many(sum(one.observations > 0 for one in told.values()), 'cluster')}.",
     )
+    if counts["different"]:
+        complain(
+            f"{many(counts['different'], 'observation')} of those say something else than Prometheus now does: other "
+            "metrics or sizes, as when the configuration was another one. They stay as they are; to have all as it is "
+            "now, import into a new dataset, to which _prometheus/ of this one may be copied: it has the answers."
+        )
     nothing = sorted(name for name, one in told.items() if not one.observations)
     unsized = sorted(name for name, one in told.items() if one.observations and not one.sized)
     if nothing:

@@ -325,6 +325,24 @@ def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence
     return _told(whole.join(F.broadcast(_expected(spark, wants)), "cluster"))
 
 
+def differing(rows: DataFrame, there: DataFrame) -> int:
+    """How many observations say something else than those of the same cluster and time that are there."""
+
+    def sorted_by_key(name: str) -> Column:
+        # Of a map nobody knows the order, so that two cannot be compared.
+        def pair(key: Column) -> Column:
+            return F.struct(key.alias("key"), F.col(name)[key].alias("value"))
+
+        return F.transform(F.array_sort(F.map_keys(name)), pair).alias(name)
+
+    def told(observations: DataFrame, name: str) -> DataFrame:
+        whole = F.struct("desired", "ready", sorted_by_key("metrics"), sorted_by_key("missing"))
+        return observations.select("cluster", "at", F.to_json(whole).alias(name))
+
+    both = told(rows, "here").join(told(there, "there"), ["cluster", "at"])
+    return int(both.where("here <> there").count())
+
+
 def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
     """Of each answer the samples of its own span: a file may have several of them, and files may overlap."""
     files = dict.fromkeys(literal(f"file://{answer.file.absolute()}") for answer in answers)

@@ -260,7 +260,7 @@ def test_each_query_is_asked_once_for_all_clusters_and_once_for_ever(
     assert import_(stub, tmp_path, "--window", "30m", "--json") == 0
     assert stub.requests == []
     told = json.loads(capsys.readouterr().out)
-    assert (told["asked"], told["added"], told["known"]) == (0, 0, 242)
+    assert (told["asked"], told["added"], told["known"], told["different"]) == (0, 0, 242, 0)
     # Later more is wanted: only the window that has grown, and those after it, are asked for.
     assert import_(stub, tmp_path, "--window", "30m", "--to", (BEGIN + 3 * HOUR).isoformat(), "--json") == 0
     assert {float(request["start"]) for request in stub.requests} == {
@@ -358,13 +358,23 @@ def test_a_query_that_is_wrong_is_told_in_the_servers_words(stub: Stub, tmp_path
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_sizes_come_from_any_query_with_the_clusters_name_in_it(stub: Stub, tmp_path: Path) -> None:
+def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
+    stub: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fleet(stub)
     stub.series['(spec_replicas{deployment="orders"})'] = [({"deployment": "orders"}, constant(6))]
     assert import_(stub, tmp_path, "--replicas", 'spec_replicas{deployment="{cluster}"}') == 0
     (orders, _), (clicks, _) = imported(tmp_path, "orders")[0], imported(tmp_path, "clicks")[0]
     assert (orders.desired, orders.ready) == (6, 6)
     assert (clicks.desired, clicks.ready, clicks.missing) == (None, None, {"target": "no sample"})
+
+    # What is there stays, whatever comes later, and that is told.
+    assert "say something else" not in capsys.readouterr().err
+    assert import_(stub, tmp_path) == 0
+    told = capsys.readouterr()
+    assert "0 observations added, 242 known already" in told.out
+    assert "242 observations of those say something else than Prometheus now does: other metrics or sizes" in told.err
+    assert imported(tmp_path, "orders")[0][0] == orders
 
 
 @pytest.mark.parametrize(
