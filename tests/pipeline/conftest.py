@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from autoscaler.pipeline.session import session
@@ -20,6 +22,28 @@ SETTINGS = {
     "spark.log.level": "ERROR",
     "spark.ui.showConsoleProgress": "false",
 }
+
+_in_json = PySparkLogger.addHandler
+
+
+def _add_handler(logger: PySparkLogger, handler: logging.Handler) -> None:
+    """Leave the format of pytest's handlers as it is.
+
+    Pytest adds those that capture the log to loggers that do not propagate as well. PySpark has such loggers once a
+    query has failed, and gives each handler that is added to them a format of its own: what any later test of the
+    process captures would be JSON.
+    """
+    if handler.formatter is None:
+        _in_json(logger, handler)
+    else:
+        logging.Logger.addHandler(logger, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _captured_logs_stay_as_they_are() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PySparkLogger, "addHandler", _add_handler)
+        yield
 
 
 @pytest.fixture(scope="session")
