@@ -268,7 +268,8 @@ class Daedalus:
 
     def _capacity(self, memory: Mapping[str, float], size: int) -> float:
         """Records/s of a size: as observed there, else in proportion to the present one (`get_capacity`)."""
-        return memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
+        able = memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
+        return min(max(able, 0.0), 1e300)
 
     def _plan(self, view: View, memory: dict[str, float], line: Line | Curve, now: float) -> None:
         """Choose the size (`plan` and `determine_scaleout`)."""
@@ -298,7 +299,7 @@ class Daedalus:
                 memory.update(size=float(size), capacity=capacity, recovery=recovery)
                 return
         size = max(view.limits.maximum, 1)
-        memory.update(size=float(size), capacity=min(self._capacity(memory, size), 1e300))
+        memory.update(size=float(size), capacity=self._capacity(memory, size))
 
     def _downtime(self, memory: Mapping[str, float], *, down: bool) -> float:
         name = "downtime_down" if down else "downtime_up"

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.model import (
@@ -769,6 +770,12 @@ numbers = st.floats(allow_nan=False, allow_infinity=False)
     rates=st.lists(st.floats(), max_size=8),
     current=st.integers(0, 12),
     known=st.dictionaries(st.sampled_from(("each", "capacity_3", "samples_3", "rate_3", "level", "slope")), numbers),
+)
+@example(
+    metrics={"arrivals": 0.0, "throughput": 0.0, "lag": 0.0, "utilization": 0.0},
+    rates=[],
+    current=0,
+    known={"each": -sys.float_info.max},
 )
 def test_never_leaves_the_limits_and_never_keeps_what_is_no_number(
     view: Make, *, metrics: dict[str, Any], rates: list[float], current: int, known: dict[str, float]
