@@ -108,6 +108,8 @@ def opened(options: argparse.Namespace, command: str) -> Iterator[SparkSession]:
             yield spark
     except (PySparkException, Py4JError) as error:
         raise AutoscalerError(f"Spark failed: {cause(error)}") from error
+    except ConnectionRefusedError as error:
+        raise AutoscalerError("Spark failed: its Java was killed, or had no memory left; run this again") from error
     except ImportError as error:
         if options.remote is None:
             raise

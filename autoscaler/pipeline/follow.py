@@ -149,12 +149,20 @@ class Follower:
             while not self._stopped.is_set() and not query.awaitTermination(_LOOK):
                 pass
             query.stop()
+            if _has_ended(self.spark):
+                self._cut_off()
         except (PySparkException, Py4JError, OSError) as error:
             if self._stopped.is_set():
                 return  # Spark was in the middle of something, or ended by the same signal
+            if _has_ended(self.spark):
+                self._cut_off()
             if self._failure is not None:
                 raise self._failure from None
             raise FollowError(_told(error, self.what.checkpoint)) from error
+
+    def _cut_off(self) -> None:
+        if not self._stopped.is_set():
+            raise FollowError(_CUT_OFF) from None
 
     def _follows(self, checkpoint: str) -> None:
         """Keep in the dataset that it is this one that a checkpoint speaks of."""
@@ -263,6 +271,20 @@ def _whole(path: str) -> str:
     after = len(parts) - parts[::-1].index("..")
     # Links further on stay: what they lead to may become another place, and files are known by their path.
     return str(Path(os.path.realpath(Path(*parts[:after])), *parts[after:]))
+
+
+_CUT_OFF = (
+    "Spark was ended while this followed: its application was removed, or its Java was killed or had no memory left; "
+    "start this again: it goes on with the same files, and what is there already is not added twice"
+)
+
+
+def _has_ended(spark: SparkSession) -> bool:
+    """Whether there is no Spark any more; then whatever it says of an error is about that."""
+    try:
+        return bool(spark._jsc.sc().isStopped())  # noqa: SLF001 - else nothing tells
+    except (Py4JError, OSError):
+        return True
 
 
 def _is_there(spark: SparkSession, file: str) -> bool:

@@ -15,9 +15,10 @@ import tempfile
 import urllib.parse
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from autoscaler.java import find_java
@@ -104,7 +105,8 @@ def session(
             yield spark
         finally:
             if before is None:
-                spark.stop()
+                with suppress(OSError, Py4JError):  # if its Java is gone: that is told, not that it cannot be stopped
+                    spark.stop()
 
 
 def _with_collector(options: str) -> str:

@@ -16,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from autoscaler.targets.workers import spark_home
@@ -107,20 +108,29 @@ def rows(place: Place) -> list[dict[str, Any]]:
     return found
 
 
-def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Place) -> None:
+@pytest.mark.parametrize("killed", ["all of it", "its Java"])
+def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Place, killed: str) -> None:
     place.write(range(HOURS))
     first = place.start("--available-now", "--files", "5")
     # In the middle of the second batch: its rows are being written.
     staging = place.dataset / "_staging"
     place.until(lambda: len(place.batches()) == 1 and staging.exists() and any(staging.iterdir()), first)
+    if killed == "its Java":
+        for child in psutil.Process(first.pid).children(recursive=True):
+            child.kill()
+        assert first.wait(PATIENCE) == 1
+        # PySpark's own threads may say something before.
+        last = (place.root / "out").read_text().splitlines()[-1]
+        assert last.startswith("autoscaler: Spark was ended while this followed: ")
+        assert "start this again: it goes on with the same files" in last
     place.kill()
     done = len(place.batches())
     assert done < 5
     second = place.start("--available-now", "--files", "5", out="again")
     assert second.wait(PATIENCE) == 0, (place.root / "again").read_text()
-    told = place.batches("again")
-    assert [batch["batch"] for batch in told] == list(range(done, 5))
-    assert sum(batch["files"] for batch in [*place.batches(), *told]) == DAEMONS * HOURS
+    again = place.batches("again")
+    assert [batch["batch"] for batch in again] == list(range(done, 5))
+    assert sum(batch["files"] for batch in [*place.batches(), *again]) == DAEMONS * HOURS
     each = 3 * HOURS
     assert rows(place) == [{"cluster": f"d{number}", "n": each, "instants": each} for number in range(DAEMONS)]
 

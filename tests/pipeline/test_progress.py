@@ -73,6 +73,15 @@ def test_what_spark_says_when_it_fails_becomes_one_line() -> None:
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.usefixtures("spark")
+def test_a_java_that_is_gone_is_told() -> None:
+    with (
+        pytest.raises(AutoscalerError, match=r"^Spark failed: its Java was killed, or had no memory left; run this"),
+        spark_options.opened(parsed(), "history"),
+    ):
+        raise ConnectionRefusedError(111, "Connection refused")  # as Py4J does where nobody listens
+
+
 def test_of_causes_the_innermost_is_told() -> None:
     stack = "An error occurred while calling o1.collect.\n: A: outer\n\tat a.b(C.java:1)\nCaused by: B: inner\n\tat d\n"
     assert spark_options.cause(ValueError(stack)) == "B: inner"
