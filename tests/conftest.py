@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
@@ -22,7 +23,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep full collections rare; figures are measured with Python's own settings."""
+    """Draw the same examples in every process; keep full collections rare, but measure with Python's own settings."""
+    if hasattr(providers, "_get_local_constants"):
+        # Hypothesis tries constants of the modules that are loaded. More are as tests go on, other ones in another
+        # order of the files: what has been collected counts.
+        found = providers._get_local_constants()
+        providers._get_local_constants = lambda: found
     if session.config.option.markexpr == "benchmark":
         return
     # Thousands of tests, and all that they import, stay until the end. Looking through them again and again takes a
