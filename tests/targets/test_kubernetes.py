@@ -737,7 +737,7 @@ async def test_a_server_that_asks_to_wait_too_long_is_not_waited_for(cluster: Cl
 
 async def test_a_server_that_stays_silent_leaves_it_open_whether_the_size_was_accepted(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    async with connected(cluster.target("tm", timeout=timedelta(seconds=0.6))) as [target]:
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=2))) as [target]:
         await target.describe()
         cluster.server.fault("patch", "slow", DEPLOYMENTS, seconds=30.0, times=9)
         with pytest.raises(EdgeTimeoutError, match="time"):
@@ -746,7 +746,7 @@ async def test_a_server_that_stays_silent_leaves_it_open_whether_the_size_was_ac
 
 async def test_a_change_of_ours_that_was_accepted_late_is_not_somebody_elses(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    async with connected(cluster.target("tm", timeout=timedelta(seconds=0.6))) as [target]:
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=2))) as [target]:
         await target.describe()
         cluster.server.fault("patch", "lose", DEPLOYMENTS)
         cluster.server.fault("patch", "slow", DEPLOYMENTS, seconds=30.0, times=9)
