@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.pipeline import rescales
@@ -70,10 +70,6 @@ class BusyError(DatasetError):
     """Somebody else is writing a dataset."""
 
 
-class LostRowsError(DatasetError):
-    """There were fewer rows than keys were told of; nothing was added."""
-
-
 @dataclass(frozen=True, slots=True)
 class Merged:
     """What a merge did.
@@ -104,9 +100,6 @@ class Write(Protocol):
             spark: a session in UTC.
             rows: table -> rows.
             keys: table -> the keys of all of them, where these can be had for less; then rows are evaluated once.
-
-        Raises:
-            LostRowsError: there were fewer rows than keys.
         """
         ...
 
@@ -590,7 +583,7 @@ class Dataset:
             if not changed:
                 continue
             new = _of_dates(_dated(table, brought), changed)
-            change = change.then(*self._staged(spark, table, new, counts, changed, known_keys=table in keys))
+            change = change.then(*self._staged(spark, table, new, counts, changed))
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
             change = self._with_rescales(spark, change, days)
@@ -605,33 +598,18 @@ class Dataset:
         new: DataFrame,
         counts: _Counted,
         changed: Mapping[date | None, _Count],
-        *,
-        known_keys: bool,
     ) -> tuple[dict[str, str], list[str]]:
-        """Stage the days of a table that change: where each file is staged -> its place, and the files that go.
-
-        Raises LostRowsError if there are fewer rows than keys.
-        """
+        """Stage the days of a table that change: where each file is staged -> its place, and the files that go."""
         if any(one.fresh + one.twice < one.brought for one in changed.values()):
             # Those that are there already are left out.
             new = _matched(new, _of_dates(counts.fresh, changed), table, "left_semi")
-        doubled = Observation() if any(one.twice for one in changed.values()) else None
-        new = new.drop(ORDER) if doubled is None else _once(new, table, doubled)
+        new = _once(new, table) if any(one.twice for one in changed.values()) else new.drop(ORDER)
         sizes = _of_dates(counts.sizes, changed).select("date", KEYS[table][0], F.col("fresh").alias("rows"))
         there = _of(self._current(table)[0], changed)
-        wanted = sum(one.fresh for one in changed.values())
         if there:
             old = self._files_of(spark, table, there)
             new, sizes = new.unionByName(old), sizes.unionByName(_sizes(old, table))
-            wanted += old.count()
-        staged = self._stage_table(new, sizes, table)
-        if known_keys:
-            lost = wanted - self._files_of(spark, table, list(staged)).count()
-            if doubled is not None:
-                lost += sum(one.fresh + one.twice for one in changed.values()) - (doubled.get["rows"] or 0)
-            if lost > 0:
-                raise LostRowsError(f"{self.path}: there were fewer {table} than keys of them")
-        return staged, there
+        return self._stage_table(new, sizes, table), there
 
     def _counted(self, spark: SparkSession, table: str, keys: DataFrame, like: _Counted | None) -> _Counted:
         """How many of these rows are new; `like` is what was found out for another table with the same keys."""
@@ -668,6 +646,7 @@ class Dataset:
             rescales.find(
                 self._files_of(spark, "observations", observations),
                 self._files_of(spark, "decisions", _of(self._after(change, "decisions"), seen)),
+                tasks=len(observations),
             ),
         )
         found = self.stage(spark, _of_dates(found, near), "found")
@@ -696,7 +675,7 @@ class Dataset:
         parts = parts.select(F.col("date").alias("_date"), F.col(first).alias("_first"), number.alias("_part"))
         parts = parts.persist()
         place = f"{STAGING}/new/{table}"
-        # A write replaces the dates that it has; of one that was given up before (LostRowsError) others would stay.
+        # A write replaces the dates that it has; of one that failed before others would stay.
         self._files.remove(place)
         try:
             last = parts.agg(F.max("_part")).collect()[0][0]
@@ -903,13 +882,12 @@ def _of_dates(rows: DataFrame, dates: Collection[date | None]) -> DataFrame:
     return rows.where(wanted | F.col("date").isNull() if None in dates else wanted)
 
 
-def _once(rows: DataFrame, table: str, doubled: Observation) -> DataFrame:
-    """One row of each key, always the same one whatever the order in which they come; `doubled` tells of how many."""
+def _once(rows: DataFrame, table: str) -> DataFrame:
+    """One row of each key, always the same one whatever the order in which they come."""
     least = F.col(ORDER) if ORDER in rows.columns else F.to_json(F.struct(*TABLES[table].names))
     same = Window.partitionBy("date", *KEYS[table])
     placed = rows.withColumn("_place", F.row_number().over(same.orderBy(least)))
-    seen = placed.observe(doubled, F.count("*").alias("rows"))
-    return seen.where("_place = 1").select(*TABLES[table].names)
+    return placed.where("_place = 1").select(*TABLES[table].names)
 
 
 def _spoiled(file: str, problem: str) -> str:

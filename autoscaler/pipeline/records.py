@@ -3,26 +3,29 @@
 Spark's own reader parses them, by a schema: numbers that JSON lacks ("NaN", "Infinity") and ISO 8601 durations are
 understood, fields that nobody knows are passed over. What is no record is set aside with the reason.
 
-Lines are parsed three times, each time only as far as needed: for the keys, which tell what is new and where it goes,
-for observations, and for decisions. That is quicker than to write them aside in between.
+Lines are parsed once. What was understood of them is kept aside, on disks, and looked at several times: for the keys,
+which tell what is new and where it goes, for observations, and for decisions.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType
 
-from autoscaler.pipeline.dataset import Dataset, LostRowsError, Merged, literal
+from autoscaler.pipeline.dataset import Dataset, Merged, literal
+from autoscaler.pipeline.progress import is_connect
 from autoscaler.pipeline.schema import DECISIONS, ENGINE
+from autoscaler.pipeline.session import LOCAL
 from autoscaler.records import VERSION
 
 EARLIEST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
@@ -36,17 +39,14 @@ _SPARK_FAILED = (PySparkException, Py4JError)
 """What is raised where a file cannot be read: PySpark has no exception of its own for the plain one of Spark."""
 
 _BAD = "_bad"
-_METRICS, _TASK = "_metrics", "_task"
+_METRICS = "_metrics"
 _METRIC = "struct<value:string,at:timestamp,partitions:int,parts:map<string,map<string,double>>,over:string>"
 _BOUND = "struct<replicas:int,reason:string>"
 _ENGINE = (
     "struct<job:string,slots:int,parallelism:int,max_parallelism:int,partitions:int,running_since:timestamp,"
     "last_checkpoint:timestamp,restarts:int,deadlines:map<string,string>>"
 )
-_BOTH = "version int, dry_run boolean, failed string"
 _SIZES = "cluster:string,at:timestamp,current:int,proposed:int,desired:int,reason:string"
-_SEEN = "observation struct<at:timestamp,desired:int,ready:int>"
-_DECIDED = f"decision struct<{_SIZES}>"
 _OBSERVATION = (
     f"observation struct<at:timestamp,desired:int,ready:int,metrics:map<string,{_METRIC}>,missing:map<string,string>,"
     f"engine:{_ENGINE},floor:{_BOUND},ceiling:{_BOUND},remarks:array<string>>"
@@ -56,14 +56,8 @@ _DECISION = (
     "inputs:map<string,double>,detail:string>>,verdicts:array<struct<guard:string,before:int,after:int,reason:string,"
     "detail:string>>,notes:array<array<string>>,combined:string>"
 )
-KEYS = f"{_SEEN}, {_DECIDED}, {_BOTH}"
-"""What is parsed of a line for its key..."""
-SEEN = f"{_OBSERVATION}, {_DECIDED}, {_BOTH}"
-"""... for its observation..."""
-DECIDED = f"{_SEEN}, {_DECISION}, {_BOTH}"
-"""... for its decision..."""
-WHOLE = f"{_OBSERVATION}, {_DECISION}, {_BOTH}"
-"""... and where something in it is of a type that it should not have."""
+LINE = f"{_OBSERVATION}, {_DECISION}, version int, dry_run boolean, failed string"
+"""What is understood of a line."""
 
 WRONG_TYPE = "a value in it is missing, or not of the type that it should be"
 DAMAGED = "the file is damaged: what could be read of it was taken"
@@ -95,7 +89,6 @@ class _Input:
 
     Attributes:
         files: all of them.
-        careful: those that have lines with values of wrong types; they are parsed whole each time.
         damaged: packed ones that cannot be read to their end.
         torn: file -> its last line, which its writer may still be at.
         rename: old name of a cluster -> new one.
@@ -105,7 +98,6 @@ class _Input:
     files: tuple[str, ...]
     rename: Mapping[str, str]
     until: datetime
-    careful: frozenset[str] = frozenset()
     damaged: frozenset[str] = frozenset()
     torn: Mapping[str, str] = field(default_factory=dict)
 
@@ -135,81 +127,65 @@ def add(
     if not files:
         return Imported()
     given = _Input(tuple(files), rename or {}, now + AHEAD, torn=torn or {})
-    with dataset.writing() as write:
-        while True:
-            keys, given = _keys(spark, dataset, given)
-            good = keys.where("problem is null")
-            rows = {
-                "observations": _observations(spark, given),
-                "decisions": _decisions(spark, given),
-                "rejected": _rejected(spark, keys, given),
-            }
-            planned = {"observations": good, "decisions": good}
-            try:
-                merged = write(spark, rows, planned)
-            except LostRowsError:
-                # By their keys they were records, and are none: their files are parsed whole for the keys too.
-                careful = given.careful | _wrong(spark, given)
-                if careful == given.careful:
-                    raise
-                given = replace(given, careful=careful)
-                continue
-            return _summary(merged, keys, given)
+    with dataset.writing() as write, ExitStack() as held:
+        try:
+            lines, keys = _kept(spark, dataset, given, held)
+        except _SPARK_FAILED:
+            damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
+            if not damaged:
+                raise
+            given = replace(given, damaged=frozenset(damaged))
+            lines, keys = _kept(spark, dataset, given, held)
+        good, rejected = keys.where("problem is null"), _rejected(keys, given)
+        records = lines.where("problem is null")
+        rows = {
+            "observations": records.select("cluster", "at", "seen.*", "order"),
+            "decisions": records.select("cluster", "at", "done.*", "order"),
+            "rejected": rejected,
+        }
+        merged = write(spark, rows, {"observations": good, "decisions": good})
+        counts = {row.reason: row["count"] for row in rejected.groupBy("reason").count().collect()}
+        return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
 
 
-def _wrong(spark: SparkSession, given: _Input) -> frozenset[str]:
-    """The files that have lines with values of wrong types."""
-
-    def files(lines: DataFrame) -> DataFrame:
-        return lines.where(_problem(lines, given) == WRONG_TYPE).select(_path().alias("file"))
-
-    return frozenset(row.file for row in _lines(spark, given, WHOLE, files, files_too=True).distinct().collect())
-
-
-def _keys(spark: SparkSession, dataset: Dataset, given: _Input) -> tuple[DataFrame, _Input]:
-    """The keys of all lines, staged; `problem` says why one is no record. And what was found out about the files."""
-    try:
-        return _staged_keys(spark, dataset, given), given
-    except _SPARK_FAILED:
-        damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
-        if not damaged - given.damaged:
-            raise
-        given = replace(given, damaged=frozenset(damaged))
-        return _staged_keys(spark, dataset, given), given
+def _kept(spark: SparkSession, dataset: Dataset, given: _Input, held: ExitStack) -> tuple[DataFrame, DataFrame]:
+    """All lines, parsed, kept aside for as long as `held` is; and what tells where they go, without what they say."""
+    lines = held.enter_context(_aside(_parsed(spark, given)))
+    return lines, dataset.stage(spark, lines.drop("seen", "done"), "keys")
 
 
 def plans(
     spark: SparkSession, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
 ) -> Mapping[str, DataFrame]:
-    """What is read from files, and how: the keys of their records, their observations and their decisions."""
-    given = _Input(tuple(files), rename or {}, now + AHEAD)
-    return {
-        "the keys": _key_rows(spark, given),
-        "observations": _observations(spark, given),
-        "decisions": _decisions(spark, given),
-    }
+    """What is read from files, and how."""
+    return {"the lines": _parsed(spark, _Input(tuple(files), rename or {}, now + AHEAD))}
 
 
-def _staged_keys(spark: SparkSession, dataset: Dataset, given: _Input) -> DataFrame:
-    return dataset.stage(spark, _key_rows(spark, given), "keys")
+@contextmanager
+def _aside(rows: DataFrame) -> Iterator[DataFrame]:
+    """Rows that are worked out once, and then kept on the disks of those who did until the end of the block.
+
+    On a cluster they are worked out again where one of these is lost. On this machine none is: without the way back
+    half as much has to be done to keep them.
+    """
+    if not _is_here(rows.sparkSession):
+        kept = rows.persist(StorageLevel.DISK_ONLY)
+        try:
+            yield kept
+        finally:
+            kept.unpersist()
+        return
+    kept = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
+    try:
+        yield kept
+    finally:
+        # `unpersist` of a DataFrame does not know of it.
+        kept._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: SLF001
 
 
-def _key_rows(spark: SparkSession, given: _Input) -> DataFrame:
-    def key(lines: DataFrame) -> DataFrame:
-        known = lines.withColumn("problem", _problem(lines, given))
-        problem = F.col("problem").isNotNull()
-        parsed = [name for name in lines.columns if not name.startswith("_")]
-        return known.select(
-            _cluster(given).alias("cluster"),
-            F.col("decision.at").alias("at"),
-            _order().alias("order"),
-            "problem",
-            F.when(problem, _path()).alias("file"),
-            # Of a line that is well-formed Spark keeps no text: then it is what was understood of it.
-            F.when(problem, F.left(F.coalesce(_BAD, F.to_json(F.struct(*parsed))), F.lit(LONGEST))).alias("text"),
-        )
-
-    return _lines(spark, given, KEYS, key, files_too=True)
+def _is_here(spark: SparkSession) -> bool:
+    """Whether all work is done in the process of the session."""
+    return not is_connect(spark) and LOCAL.fullmatch(spark.sparkContext.master) is not None
 
 
 def _is_whole(spark: SparkSession, file: str) -> bool:
@@ -225,51 +201,43 @@ def _escaped(path: str) -> str:
     return literal(path if "://" in path else f"file://{path}")
 
 
-def _lines(
-    spark: SparkSession,
-    given: _Input,
-    schema: str,
-    project: Callable[[DataFrame], DataFrame],
-    *,
-    files_too: bool = False,
-) -> DataFrame:
-    """The lines of the files, parsed by a schema, made into rows by `project`.
-
-    `_bad` is what was not understood, and `_file`, if wanted (each row is then copied once more), the line's file.
-    """
+def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
+    """A row for each line: key, observation (`seen`) and decision (`done`), or what the problem with it is."""
     frames = []
-    for careful, damaged in itertools.product((False, True), (False, True)):
-        files = [
-            _escaped(file)
-            for file in given.files
-            if (file in given.careful) is careful and (file in given.damaged) is damaged
-        ]
+    for damaged in (False, True):
+        files = [_escaped(file) for file in given.files if (file in given.damaged) is damaged]
         if files:
             lines = (
-                spark.read.schema(f"{WHOLE if careful else schema}, {_BAD} string")
+                spark.read.schema(f"{LINE}, {_BAD} string")
                 .option("columnNameOfCorruptRecord", _BAD)
                 .option("ignoreCorruptFiles", str(damaged).lower())
                 .json(files)
             )
-            if files_too:
-                lines = lines.withColumn("_file", F.col("_metadata.file_path"))
-            frames.append(project(_with_metrics(lines)))
+            frames.append(_understood(lines, given))
     return reduce(DataFrame.unionByName, frames)
 
 
-def _with_metrics(lines: DataFrame) -> DataFrame:
-    """Lines with the metrics as the table has them, where metrics were parsed."""
-    if "metrics" not in lines.schema["observation"].dataType.names:
-        return lines
+def _understood(lines: DataFrame, given: _Input) -> DataFrame:
     metrics = F.coalesce("observation.metrics", F.create_map().cast(f"map<string,{_METRIC}>"))
-    # Asking for the task as well, whose number might be another one each time, keeps Spark from working the metrics
-    # out once to look at them and once more to keep them.
-    return lines.select("*", F.transform_values(metrics, _metric).alias(_METRICS), F.spark_partition_id().alias(_TASK))
+    parsed = F.to_json(F.struct(*(name for name in lines.columns if name != _BAD)))
+    known = lines.withColumn(_METRICS, F.transform_values(metrics, _metric)).withColumn("problem", _problem(given))
+    problem = F.col("problem").isNotNull()
+    return known.select(
+        _cluster(given).alias("cluster"),
+        F.col("decision.at").alias("at"),
+        _order().alias("order"),
+        "problem",
+        F.when(problem, _path()).alias("file"),
+        # Of a line that is well-formed Spark keeps no text: then it is what was understood of it.
+        F.when(problem, F.left(F.coalesce(_BAD, parsed), F.lit(LONGEST))).alias("text"),
+        F.when(~problem, F.struct(*_observation())).alias("seen"),
+        F.when(~problem, F.struct(*_decision())).alias("done"),
+    )
 
 
 def _path() -> Column:
     """The file of a line as it was given."""
-    decoded = F.url_decode(F.replace(F.col("_file"), F.lit("+"), F.lit("%2B")))
+    decoded = F.url_decode(F.replace(F.input_file_name(), F.lit("+"), F.lit("%2B")))
     return F.regexp_replace(decoded, "^file:/+", "/")
 
 
@@ -299,7 +267,7 @@ def _order() -> Column:
     )
 
 
-def _problem(lines: DataFrame, given: _Input) -> Column:
+def _problem(given: _Input) -> Column:
     """Why a line is no record; null: it is one."""
     bad, cluster, at = F.col(_BAD), F.col("decision.cluster"), F.col("decision.at")
     unread = bad.isNotNull() & cluster.isNull() & at.isNull()
@@ -326,14 +294,12 @@ def _problem(lines: DataFrame, given: _Input) -> Column:
     ]
     for name in needed:
         known = known.when(F.col(name).isNull(), f"it has no {name}")
-    known = (
+    return (
         known.when(at != F.col("observation.at"), "its observation is of another time than its decision")
         .when(at < F.lit(EARLIEST), f"its time is before {EARLIEST.year}: a clock was wrong")
         .when(at > F.lit(given.until), "its time is in the future: a clock was wrong")
+        .when(F.exists(F.map_values(_METRICS), _unread), WRONG_TYPE)
     )
-    if _METRICS in lines.columns:
-        known = known.when(F.exists(F.map_values(_METRICS), _unread), WRONG_TYPE)
-    return known
 
 
 def _unread(metric: Column) -> Column:
@@ -341,49 +307,30 @@ def _unread(metric: Column) -> Column:
     return metric["at"].isNull() | (metric["value"].isNull() & metric["values"].isNull())
 
 
-def _rejected(spark: SparkSession, keys: DataFrame, given: _Input) -> DataFrame:
+def _rejected(keys: DataFrame, given: _Input) -> DataFrame:
     """Lines that are no records, and files that are damaged."""
     rows = keys.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
     for file, line in given.torn.items():
         rows = rows.where(~((F.col("file") == file) & (F.col("text") == line[:LONGEST])))
     if given.damaged:
         damaged = [(file, DAMAGED, "") for file in sorted(given.damaged)]
-        rows = rows.unionByName(spark.createDataFrame(damaged, "file string, reason string, text string"))
+        rows = rows.unionByName(keys.sparkSession.createDataFrame(damaged, "file string, reason string, text string"))
     day = F.regexp_extract("file", r"(\d{4}-\d\d-\d\d)[^/]*$", 1)
     return rows.withColumn("date", F.try_to_date(day))
 
 
-def _summary(merged: Merged, keys: DataFrame, given: _Input) -> Imported:
-    counts = {
-        row.reason: row["count"]
-        for row in _rejected(keys.sparkSession, keys, given).groupBy("reason").count().collect()
-    }
-    return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
-
-
-def _observations(spark: SparkSession, given: _Input) -> DataFrame:
-    def row(lines: DataFrame) -> DataFrame:
-        seen = "observation."
-        return _records(lines, given).select(
-            _cluster(given).alias("cluster"),
-            *(F.col(f"{seen}{name}") for name in ("at", "desired", "ready")),
-            *(_number(name, _sum).alias(name) for name in ("lag", "arrivals", "throughput")),
-            _number("utilization", F.array_max).alias("utilization"),
-            F.col(_METRICS).alias("metrics"),
-            F.coalesce(F.col(f"{seen}missing"), F.create_map().cast("map<string,string>")).alias("missing"),
-            _engine().alias("engine"),
-            *(F.col(f"{seen}{name}") for name in ("floor", "ceiling")),
-            F.coalesce(F.col(f"{seen}remarks"), F.array().cast("array<string>")).alias("remarks"),
-            _order().alias("order"),
-        )
-
-    return _lines(spark, given, SEEN, row)
-
-
-def _records(lines: DataFrame, given: _Input) -> DataFrame:
-    """Those lines that are records."""
-    good = _problem(lines, given).isNull()
-    return lines.where(good & (F.col(_TASK) >= 0) if _TASK in lines.columns else good)
+def _observation() -> list[Column]:
+    seen = "observation."
+    return [
+        *(F.col(f"{seen}{name}") for name in ("desired", "ready")),
+        *(_number(name, _sum).alias(name) for name in ("lag", "arrivals", "throughput")),
+        _number("utilization", F.array_max).alias("utilization"),
+        F.col(_METRICS).alias("metrics"),
+        F.coalesce(F.col(f"{seen}missing"), F.create_map().cast("map<string,string>")).alias("missing"),
+        _engine().alias("engine"),
+        *(F.col(f"{seen}{name}") for name in ("floor", "ceiling")),
+        F.coalesce(F.col(f"{seen}remarks"), F.array().cast("array<string>")).alias("remarks"),
+    ]
 
 
 def _numbers(text: Column) -> Column:
@@ -447,26 +394,20 @@ def _sum_of(text: Column, units: Mapping[str, int]) -> Column:
     return total
 
 
-def _decisions(spark: SparkSession, given: _Input) -> DataFrame:
-    def row(lines: DataFrame) -> DataFrame:
-        plain = ("at", "current", "proposed", "desired", "reason")
-        lists = [
-            F.coalesce(F.col(f"decision.{name}"), F.array().cast(DECISIONS[name].dataType)).alias(name)
-            for name in ("recommendations", "verdicts")
-        ]
-        notes = F.transform(
-            F.coalesce(F.col("decision.notes"), F.array().cast("array<array<string>>")),
-            lambda note: F.struct(F.get(note, F.lit(0)).alias("reason"), F.get(note, F.lit(1)).alias("text")),
-        )
-        return lines.select(
-            _cluster(given).alias("cluster"),
-            *(F.col(f"decision.{name}") for name in plain),
-            *lists,
-            notes.alias("notes"),
-            F.coalesce(F.col("decision.combined"), F.lit("")).alias("combined"),
-            F.coalesce("dry_run", F.lit(False)).alias("dry_run"),
-            F.coalesce("failed", F.lit("")).alias("failed"),
-            _order().alias("order"),
-        )
-
-    return _lines(spark, given, DECIDED, lambda lines: row(_records(lines, given)))
+def _decision() -> list[Column]:
+    lists = [
+        F.coalesce(F.col(f"decision.{name}"), F.array().cast(DECISIONS[name].dataType)).alias(name)
+        for name in ("recommendations", "verdicts")
+    ]
+    notes = F.transform(
+        F.coalesce(F.col("decision.notes"), F.array().cast("array<array<string>>")),
+        lambda note: F.struct(F.get(note, F.lit(0)).alias("reason"), F.get(note, F.lit(1)).alias("text")),
+    )
+    return [
+        *(F.col(f"decision.{name}") for name in ("current", "proposed", "desired", "reason")),
+        *lists,
+        notes.alias("notes"),
+        F.coalesce(F.col("decision.combined"), F.lit("")).alias("combined"),
+        F.coalesce("dry_run", F.lit(False)).alias("dry_run"),
+        F.coalesce("failed", F.lit("")).alias("failed"),
+    ]

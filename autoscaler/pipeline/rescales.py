@@ -25,15 +25,22 @@ WAITS_S = 10.0
 """Caught up: no more waits than is processed in so many seconds."""
 
 
-def find(observations: DataFrame, decisions: DataFrame) -> DataFrame:
+def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None) -> DataFrame:
     """The rescales of observations and decisions, as rows of the table `rescales`.
 
     A rescale begins when the size changes that the target is told to have: `request` where we had asked for it, from
     that decision on, else `external`; or when replicas go and nobody asked for it (`loss`; `before` is what is left).
     It is followed until the next one begins, for six hours at most.
+
+    Args:
+        observations: the table of a dataset, or a part of it.
+        decisions: likewise.
+        tasks: how many share the work, each of which sorts its clusters in memory; None: as many as Spark takes.
     """
-    followed = _followed(_events(_stream(observations, decisions)))
-    return _told(followed)
+    stream = _stream(observations, decisions)
+    if tasks is not None:
+        stream = stream.repartition(tasks, "cluster")
+    return _told(_followed(_events(stream)))
 
 
 def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:

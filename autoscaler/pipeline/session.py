@@ -47,11 +47,14 @@ CONNECT_S = 10.0
 _OPTIONS = "spark.driver.extraJavaOptions"
 _COLLECTOR = "-XX:+UseParallelGC"
 """Nobody waits for this JVM, so it is the whole that counts: the default collector takes an eighth more of it."""
+_COMPILED = "-XX:-DontCompileHugeMethods"
+"""What Spark generates for wide rows is one long method, which Java would interpret."""
 _CHOSEN = re.compile(r"-XX:\+Use\w*GC")
 _OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 """Where else a collector can be chosen. Java does not start with two."""
 
-_LOCAL = re.compile(r"local(\[.*\])?")
+LOCAL = re.compile(r"local(\[.*\])?")
+"""Masters that do all work in the session's own process."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """What spark-submit sets for the Python that it starts."""
 
@@ -89,13 +92,13 @@ def session(
             if _SUBMITTED not in os.environ:
                 os.environ["JAVA_HOME"] = str(find_java(directory))
                 master = master or chosen.get("spark.master") or os.environ.get("MASTER") or "local[*]"
-                if _LOCAL.fullmatch(master):
+                if LOCAL.fullmatch(master):
                     # Workers elsewhere have their own Python: PYSPARK_PYTHON tells which, else it is python3.
                     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             if master is not None:
                 builder = builder.master(master)
             chosen = {"spark.driver.memory": "1g", **chosen}
-            chosen[_OPTIONS] = _with_collector(chosen.get(_OPTIONS, ""))
+            chosen[_OPTIONS] = _with_ours(chosen.get(_OPTIONS, ""))
         for key, value in chosen.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
@@ -109,10 +112,10 @@ def session(
                     spark.stop()
 
 
-def _with_collector(options: str) -> str:
-    """Options of Java, with the collector of ours where none was chosen."""
+def _with_ours(options: str) -> str:
+    """Options of Java: ours before those, without a collector where one was chosen."""
     told = " ".join([options, *(os.environ.get(name, "") for name in _OF_JAVA)])
-    return options if _CHOSEN.search(told) else f"{_COLLECTOR} {options}".strip()
+    return f"{_COMPILED} {options}" if _CHOSEN.search(told) else f"{_COLLECTOR} {_COMPILED} {options}"
 
 
 def _reach(remote: str) -> None:
@@ -132,7 +135,7 @@ def _reach(remote: str) -> None:
 
 def _send(spark: SparkSession, directory: Path, remote: str | None) -> None:
     """Send the code of this project to where the session's Python workers run, if that is elsewhere."""
-    if remote is None and _LOCAL.fullmatch(spark.sparkContext.master):
+    if remote is None and LOCAL.fullmatch(spark.sparkContext.master):
         return
     packed = pack(directory)
     if packed is None:

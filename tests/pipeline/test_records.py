@@ -241,7 +241,7 @@ def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSess
     (tmp_path / "first.jsonl").write_bytes(lines([*monday[1:], *tuesday]))
     records.add(spark, dataset, [str(tmp_path / "first.jsonl")], now=NOW)
     before = parquet(tmp_path / "dataset")
-    # By its key it is a record, so its day is written before it is seen to be none.
+    # Its key alone is that of a record.
     bad = spoiled(decision__verdicts__0__before="few").replace(b"2026-01-05T12", b"2026-01-06T12")
     (tmp_path / "second.jsonl").write_bytes(lines(monday[:1]) + bad + b"\n")
     done = records.add(spark, dataset, [str(tmp_path / "second.jsonl")], now=NOW)
