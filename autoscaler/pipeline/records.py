@@ -254,7 +254,7 @@ def _cluster(given: _Input) -> Column:
 
 
 def _order() -> Column:
-    """A number of a record, by what both of its halves are parsed with."""
+    """A number of a record, which both of its halves have: of several with one key it tells which is taken."""
     return F.xxhash64(
         "observation.desired",
         "observation.ready",

@@ -233,6 +233,16 @@ def test_lines_that_are_no_records_are_set_aside_with_the_reason(messy: Messy, s
 
 
 @pytest.mark.e2e
+def test_what_was_kept_aside_for_an_import_is_gone_when_it_is_over(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_bytes(lines(GOOD))
+    kept = spark.sparkContext._jsc.getPersistentRDDs
+    before = set(kept())
+    done = records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(tmp_path / "all.jsonl")], now=NOW)
+    assert done.lines == len(GOOD)
+    assert set(kept()) == before
+
+
+@pytest.mark.e2e
 def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     mine = [record for record in GOOD if record.decision.cluster == "clicks"]
     monday = [record for record in mine if record.decision.at.day == BEGIN.day]
