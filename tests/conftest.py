@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ settings.register_profile("quick", max_examples=60, deadline=None, derandomize=T
 settings.register_profile("thorough", max_examples=300, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+# pytest-asyncio asks for the loop that there was before a test, and asyncio makes one for it if none was ever set. That
+# is never closed: a test that came later, and did nothing but collect garbage, was blamed for it.
+asyncio.set_event_loop(None)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
