@@ -10,7 +10,7 @@ which tell what is new and where it goes, for observations, and for decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -168,19 +168,21 @@ def _aside(rows: DataFrame) -> Iterator[DataFrame]:
     On a cluster they are worked out again where one of these is lost. On this machine none is: without the way back
     half as much has to be done to keep them.
     """
-    if not _is_here(rows.sparkSession):
+    here = _is_here(rows.sparkSession)
+    if here:
+        kept = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
+    else:
         kept = rows.persist(StorageLevel.DISK_ONLY)
-        try:
-            yield kept
-        finally:
-            kept.unpersist()
-        return
-    kept = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
     try:
         yield kept
     finally:
-        # `unpersist` of a DataFrame does not know of it.
-        kept._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: SLF001
+        # Where Spark has gone, the error that says so must not be replaced by this one.
+        with suppress(*_SPARK_FAILED, OSError):
+            if here:
+                # `unpersist` of a DataFrame does not know of it.
+                kept._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: SLF001
+            else:
+                kept.unpersist()
 
 
 def _is_here(spark: SparkSession) -> bool:

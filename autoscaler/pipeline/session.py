@@ -45,13 +45,15 @@ CONNECT_S = 10.0
 """A server that does not answer within so many seconds is not there."""
 
 _OPTIONS = "spark.driver.extraJavaOptions"
-_COLLECTOR = "-XX:+UseParallelGC"
-"""Nobody waits for this JVM, so it is the whole that counts: the default collector takes an eighth more of it."""
+_COLLECTOR = "-XX:-UseG1GC -XX:+UseParallelGC"
+"""Nobody waits for this JVM, so it is the whole that counts: the default collector takes an eighth more of it. That one
+is switched off by name, as a spark-defaults.conf, not seen here, may ask for it: with two Java does not start."""
 _COMPILED = "-XX:-DontCompileHugeMethods"
 """What Spark generates for wide rows is one long method, which Java would interpret."""
-_CHOSEN = re.compile(r"-XX:\+Use\w*GC")
-_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-"""Where else a collector can be chosen. Java does not start with two."""
+_CHOSEN = re.compile(r"-XX:\+Use\w*GC\b")
+_DEFAULTS = "spark.driver.defaultJavaOptions"
+_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
+"""Where else a collector can be chosen."""
 
 LOCAL = re.compile(r"local(\[.*\])?")
 """Masters that do all work in the session's own process."""
@@ -98,7 +100,7 @@ def session(
             if master is not None:
                 builder = builder.master(master)
             chosen = {"spark.driver.memory": "1g", **chosen}
-            chosen[_OPTIONS] = _with_ours(chosen.get(_OPTIONS, ""))
+            chosen[_OPTIONS] = _with_ours(chosen.get(_OPTIONS, ""), chosen.get(_DEFAULTS, ""))
         for key, value in chosen.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
@@ -112,9 +114,9 @@ def session(
                     spark.stop()
 
 
-def _with_ours(options: str) -> str:
+def _with_ours(options: str, defaults: str) -> str:
     """Options of Java: ours before those, without a collector where one was chosen."""
-    told = " ".join([options, *(os.environ.get(name, "") for name in _OF_JAVA)])
+    told = " ".join([options, defaults, *(os.environ.get(name, "") for name in _OF_JAVA)])
     return f"{_COMPILED} {options}" if _CHOSEN.search(told) else f"{_COLLECTOR} {_COMPILED} {options}"
 
 
