@@ -29,6 +29,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import ArrayType, DataType, DoubleType, MapType, StructType, TimestampType
 
 from autoscaler.pipeline import rescales
 from autoscaler.pipeline.schema import TABLES, VERSION
@@ -50,6 +51,26 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "rejected": ("file", "text"),
 }
 """What tells the rows of a table apart."""
+
+
+def _numbers(kind: DataType, path: str) -> Iterator[str]:
+    """The columns of a Parquet file that have measured numbers or times, as Parquet calls them."""
+    if isinstance(kind, StructType):
+        for field in kind:
+            yield from _numbers(field.dataType, f"{path}.{field.name}" if path else field.name)
+    elif isinstance(kind, ArrayType):
+        yield from _numbers(kind.elementType, f"{path}.list.element")
+    elif isinstance(kind, MapType):
+        yield from _numbers(kind.valueType, f"{path}.key_value.value")
+    elif isinstance(kind, DoubleType | TimestampType):
+        yield path
+
+
+_PLAIN = {
+    table: {f"parquet.enable.dictionary#{column}": "false" for column in _numbers(columns, "")}
+    for table, columns in TABLES.items()
+}
+"""How tables are written: what was measured seldom repeats, so that a dictionary of it takes time and is given up."""
 
 ORDER = "order"
 """A column that rows to be added may have besides: of several with one key, that with the least is taken. The halves of
@@ -93,6 +114,7 @@ class Write(Protocol):
         spark: SparkSession,
         rows: Mapping[str, DataFrame],
         keys: Mapping[str, DataFrame] | None = None,
+        laid: Collection[str] = (),
     ) -> Merged:
         """Merge, as `Dataset.merge` does.
 
@@ -100,6 +122,8 @@ class Write(Protocol):
             spark: a session in UTC.
             rows: table -> rows.
             keys: table -> the keys of all of them, where these can be had for less; then rows are evaluated once.
+            laid: the tables whose rows come as they are to lie in files: all of a cluster and date in one partition,
+                and about as many as `ROWS_PER_FILE` in each. Dates that are new are written without a shuffle.
         """
         ...
 
@@ -532,9 +556,10 @@ class Dataset:
                 spark: SparkSession,
                 rows: Mapping[str, DataFrame],
                 keys: Mapping[str, DataFrame] | None = None,
+                laid: Collection[str] = (),
             ) -> Merged:
                 with self.reading(), self._telling():
-                    return self._merge(spark, rows, keys or {})
+                    return self._merge(spark, rows, keys or {}, laid)
 
             try:
                 yield write
@@ -565,7 +590,9 @@ class Dataset:
             file = error.filename or self.path
             raise DatasetError(f"{file}: cannot be written: {error.strerror or error}") from error
 
-    def _merge(self, spark: SparkSession, rows: Mapping[str, DataFrame], keys: Mapping[str, DataFrame]) -> Merged:
+    def _merge(
+        self, spark: SparkSession, rows: Mapping[str, DataFrame], keys: Mapping[str, DataFrame], laid: Collection[str]
+    ) -> Merged:
         if spark.conf.get("spark.sql.session.timeZone") != "UTC":
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
         change = _Change()
@@ -580,16 +607,24 @@ class Dataset:
             known[table] = sum(one.brought for one in counts.of.values()) - added[table]
             changed = {day: one for day, one in counts.of.items() if one.fresh}
             dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
-            if not changed:
-                continue
-            new = _of_dates(_dated(table, brought), changed)
-            change = change.then(*self._staged(spark, table, new, counts, changed))
+            new = _dated(table, brought)
+            plain = self._plain(table, changed) if table in laid else {}
+            if plain:
+                change = change.then(self._write(_of_dates(new, plain), table, "laid"), ())
+            others = {day: one for day, one in changed.items() if day not in plain}
+            if others:
+                change = change.then(*self._staged(spark, table, _of_dates(new, others), counts, others))
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
             change = self._with_rescales(spark, change, days)
         if change.come:
             self._commit(change)
         return Merged(added, known, dates)
+
+    def _plain(self, table: str, changed: Mapping[date | None, _Count]) -> dict[date | None, _Count]:
+        """The days of which a table has nothing yet, and gets nothing twice."""
+        there = {_date(name.rsplit("/", 2)[1]) for name in self._current(table)[0]}
+        return {day: one for day, one in changed.items() if not one.twice and day not in there}
 
     def _staged(
         self,
@@ -624,7 +659,10 @@ class Dataset:
         fresh = planned
         if there:
             fresh = _matched(planned, self._files_of(spark, table, there), table, "left_anti")
-        each = fresh.groupBy("date", *KEYS[table]).count().groupBy("date", KEYS[table][0])
+        # Nearly all keys are different: to count them before they are together would only cost.
+        tasks = sum(brought.values()) // ROWS_PER_FILE + 1
+        each = fresh.repartition(tasks, "date", KEYS[table][0]).groupBy("date", *KEYS[table]).count()
+        each = each.groupBy("date", KEYS[table][0])
         sizes = each.agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
         sizes = self.stage(spark, sizes, f"sizes-{table}")
         found = {
@@ -664,7 +702,7 @@ class Dataset:
 
         `sizes` tells of each cluster and date how many `rows` there are, in one part or in several.
         """
-        first, second = KEYS[table]
+        first = KEYS[table][0]
         # Which file a cluster's day goes to: as many clusters as fit, in their order.
         before = Window.partitionBy("date").orderBy(first).rowsBetween(Window.unboundedPreceding, -1)
         part = F.floor(F.coalesce(F.sum("rows").over(before), F.lit(0)) / ROWS_PER_FILE)
@@ -674,23 +712,24 @@ class Dataset:
         number = F.dense_rank().over(Window.orderBy("date", "part")) - 1
         parts = parts.select(F.col("date").alias("_date"), F.col(first).alias("_first"), number.alias("_part"))
         parts = parts.persist()
-        place = f"{STAGING}/new/{table}"
-        # A write replaces the dates that it has; of one that failed before others would stay.
-        self._files.remove(place)
         try:
             last = parts.agg(F.max("_part")).collect()[0][0]
             if last is None:
                 return {}
             same = rows["date"].eqNullSafe(parts["_date"]) & (rows[first] == parts["_first"])
-            ordered = (
-                rows.join(F.broadcast(parts), same)
-                .repartitionById(last + 1, F.col("_part").cast("int"))
-                .sortWithinPartitions("date", first, second)
-                .select(*TABLES[table].names)
-            )
-            ordered.write.mode("overwrite").partitionBy("date").parquet(self._files.url(place))
+            laid = rows.join(F.broadcast(parts), same).repartitionById(last + 1, F.col("_part").cast("int"))
+            return self._write(laid, table, "new")
         finally:
             parts.unpersist()
+
+    def _write(self, rows: DataFrame, table: str, name: str) -> dict[str, str]:
+        """Write the partitions of rows as files of a table. Returns where each is staged -> its place."""
+        place = f"{STAGING}/{name}/{table}"
+        # A write replaces the dates that it has; of one that failed before others would stay.
+        self._files.remove(place)
+        ordered = rows.sortWithinPartitions("date", *KEYS[table]).select(*TABLES[table].names)
+        writer = ordered.write.mode("overwrite").options(**_PLAIN[table])
+        writer.partitionBy("date").parquet(self._files.url(place))
         return {
             f"{place}/{day}/{name}": f"{table}/{day}/{name}"
             for day in self._files.names(place)
@@ -857,10 +896,13 @@ def _dated(table: str, rows: DataFrame) -> DataFrame:
     """Rows with the columns and types of the table, `date` made from `at`, and `order` if there is one."""
     if "at" in TABLES[table].names:
         rows = rows.withColumn("date", F.to_date("at"))
-    shaped = rows.to(TABLES[table])
-    if ORDER not in rows.columns:
-        return shaped
-    return rows.to(TABLES[table].__class__([*TABLES[table].fields, rows.schema[ORDER]]))
+    wanted = TABLES[table]
+    if ORDER in rows.columns:
+        wanted = StructType([*wanted, rows.schema[ORDER]])
+    # `to` puts maps and arrays together anew, even if they are the same: that takes as long as to write them.
+    there = {field.name: field.dataType.simpleString() for field in rows.schema}
+    same = all(there.get(field.name) == field.dataType.simpleString() for field in wanted)
+    return rows.select(*wanted.names) if same else rows.to(wanted)
 
 
 def _of(names: Collection[str], dates: Collection[date | None]) -> list[str]:

@@ -3,34 +3,39 @@
 Spark's own reader parses them, by a schema: numbers that JSON lacks ("NaN", "Infinity") and ISO 8601 durations are
 understood, fields that nobody knows are passed over. What is no record is set aside with the reason.
 
-Lines are parsed once. What was understood of them is kept aside, on disks, and looked at several times: for the keys,
-which tell what is new and where it goes, for observations, and for decisions.
+Lines are parsed once, and go to the file of the dataset that they will be in. What was understood of them stays there
+aside, on disks, and is looked at several times: for the keys, which tell what is new, for observations, and for
+decisions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from functools import reduce
+from datetime import UTC, datetime, timedelta
+from functools import partial, reduce
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType
 
-from autoscaler.pipeline.dataset import Dataset, Merged, literal
+from autoscaler.pipeline.dataset import ROWS_PER_FILE, Dataset, Merged, literal
 from autoscaler.pipeline.progress import is_connect
 from autoscaler.pipeline.schema import DECISIONS, ENGINE
-from autoscaler.pipeline.session import LOCAL
 from autoscaler.records import VERSION
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 EARLIEST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 AHEAD = timedelta(days=1)
 """A time before, or so much later than the import, was told by a clock that is wrong."""
+
+LOOKED_AT = 16
+"""So many files, of many, tell which clusters there are and how many lines each has."""
 
 LONGEST = 1000
 """So many characters are kept of a line that is no record."""
@@ -143,14 +148,14 @@ def add(
             "decisions": records.select("cluster", "at", "done.*", "order"),
             "rejected": rejected,
         }
-        merged = write(spark, rows, {"observations": good, "decisions": good})
+        merged = write(spark, rows, {"observations": good, "decisions": good}, laid=("observations", "decisions"))
         counts = {row.reason: row["count"] for row in rejected.groupBy("reason").count().collect()}
         return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
 
 
 def _kept(spark: SparkSession, dataset: Dataset, given: _Input, held: ExitStack) -> tuple[DataFrame, DataFrame]:
     """All lines, parsed, kept aside for as long as `held` is; and what tells where they go, without what they say."""
-    lines = held.enter_context(_aside(_parsed(spark, given)))
+    lines = held.enter_context(_aside(_laid(dataset, _parsed(spark, given), given)))
     return lines, dataset.stage(spark, lines.drop("seen", "done"), "keys")
 
 
@@ -161,33 +166,68 @@ def plans(
     return {"the lines": _parsed(spark, _Input(tuple(files), rename or {}, now + AHEAD))}
 
 
+def _laid(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame:
+    """Lines in the partitions that are to be written as files, as far as a look at some of them can tell.
+
+    A file is of one date, and of as many clusters as fit, in their order. Clusters that were not seen go to any of the
+    date's files. All of a cluster's lines of a date are in one partition, whatever was seen.
+    """
+    some = given.files[:: -(-len(given.files) // LOOKED_AT)]
+    seen = dataset.stage(lines.sparkSession, _seen(lines.sparkSession, some, given), "seen")
+    found = seen.agg(F.sum("rows"), F.datediff(F.max("last"), F.min("first")) + 1).collect()[0]
+    rows, days = (number or 1 for number in found)
+    files = rows * len(given.files) / len(some) / ROWS_PER_FILE
+    a_date = math.ceil(files / days)
+    # Where dates are far apart, as by a wrong clock, most days between them have nothing.
+    parts = min(a_date * days, 2 * math.ceil(files) + a_date)
+    place = F.pmod(F.xxhash64("cluster"), F.lit(a_date))
+    if a_date > 1:
+        before = F.sum("rows").over(Window.orderBy("cluster").rowsBetween(Window.unboundedPreceding, -1))
+        share = F.coalesce(before, F.lit(0)) / F.lit(rows)
+        places = seen.select(F.col("cluster").alias("_seen"), F.floor(share * a_date).alias("_place"))
+        lines = lines.join(F.broadcast(places), F.col("cluster") == F.col("_seen"), "left")
+        place = F.coalesce("_place", place)
+    day = F.datediff(F.to_date("at"), F.lit(EARLIEST.date()))
+    part = F.coalesce(F.pmod(day * a_date + place, F.lit(parts)), F.pmod(F.xxhash64("text"), F.lit(parts)))
+    return lines.repartitionById(parts, part.cast("int")).drop("_seen", "_place")
+
+
+def _seen(spark: SparkSession, files: Sequence[str], given: _Input) -> DataFrame:
+    """The clusters of files: how many rows each has, and the first and the last date."""
+    rows = spark.read.schema("decision struct<cluster:string,at:timestamp>").option("ignoreCorruptFiles", "true")
+    date = F.to_date("decision.at")
+    return (
+        rows.json([_escaped(file) for file in files])
+        .select(_cluster(given).alias("cluster"), date.alias("date"))
+        .where(F.col("date").between(F.lit(EARLIEST.date()), F.lit(given.until.date())))
+        .where("cluster is not null")
+        .groupBy("cluster")
+        .agg(F.count("*").alias("rows"), F.min("date").alias("first"), F.max("date").alias("last"))
+    )
+
+
 @contextmanager
 def _aside(rows: DataFrame) -> Iterator[DataFrame]:
-    """Rows that are worked out once, and then kept on the disks of those who did until the end of the block.
+    """What comes out of a shuffle, whose input is worked out once, until the end of the block.
 
-    On a cluster they are worked out again where one of these is lost. On this machine none is: without the way back
-    half as much has to be done to keep them.
+    Spark keeps what a shuffle has written on the disks of those who wrote it, and works out again what is lost with
+    one of them. But each action plans a shuffle of its own, unless it is told of the RDD that the first one has made.
     """
-    here = _is_here(rows.sparkSession)
-    if here:
-        kept = rows.localCheckpoint(eager=False, storageLevel=StorageLevel.DISK_ONLY)
-    else:
+    spark = rows.sparkSession
+    if is_connect(spark):
         kept = rows.persist(StorageLevel.DISK_ONLY)
+        forget: Callable[[], object] = kept.unpersist
+    else:
+        java, session = rows._jdf, spark._jsparkSession  # noqa: SLF001 - PySpark's own way to make one
+        made = java.queryExecution().toRdd()
+        kept = DataFrame(session.internalCreateDataFrame(made, java.schema(), False), spark)
+        forget = partial(made.cleanShuffleDependencies, True)
     try:
         yield kept
     finally:
         # Where Spark has gone, the error that says so must not be replaced by this one.
         with suppress(*_SPARK_FAILED, OSError):
-            if here:
-                # `unpersist` of a DataFrame does not know of it.
-                kept._jdf.queryExecution().logical().rdd().unpersist(False)  # noqa: SLF001
-            else:
-                kept.unpersist()
-
-
-def _is_here(spark: SparkSession) -> bool:
-    """Whether all work is done in the process of the session."""
-    return not is_connect(spark) and LOCAL.fullmatch(spark.sparkContext.master) is not None
+            forget()
 
 
 def _is_whole(spark: SparkSession, file: str) -> bool:
@@ -380,10 +420,17 @@ def _seconds(text: Column) -> Column:
         # Nearly all that metrics are means over: a comparison takes a tenth of what it takes to read it.
         F.when(text == "PT0S", 0.0)
         .when(text == "PT1M", 60.0)
-        .when(text.startswith("PT"), _sum_of(F.substring(text, 3, 99), _HOURS))
+        # An hour is as long as another, so Spark's own reader of intervals will do.
+        .when(text.startswith("PT"), F.unix_micros(F.lit(EPOCH) + _interval(F.substring(text, 3, 99))) / 1e6)
         .when(text.contains("P"), (_sum_of(F.substring_index(days, "P", -1), _DAYS) + time) * sign)
         .otherwise(text.try_cast("double"))
     )
+
+
+def _interval(text: Column) -> Column:
+    for unit, name in {"H": " hour ", "M": " minute ", "S": " second"}.items():
+        text = F.replace(text, F.lit(unit), F.lit(name))
+    return text.try_cast("interval")
 
 
 def _sum_of(text: Column, units: Mapping[str, int]) -> Column:

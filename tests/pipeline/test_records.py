@@ -233,13 +233,51 @@ def test_lines_that_are_no_records_are_set_aside_with_the_reason(messy: Messy, s
 
 
 @pytest.mark.e2e
-def test_what_was_kept_aside_for_an_import_is_gone_when_it_is_over(spark: SparkSession, tmp_path: Path) -> None:
-    (tmp_path / "all.jsonl").write_bytes(lines(GOOD))
-    kept = spark.sparkContext._jsc.getPersistentRDDs
-    before = set(kept())
-    done = records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(tmp_path / "all.jsonl")], now=NOW)
-    assert done.lines == len(GOOD)
-    assert set(kept()) == before
+def test_what_is_kept_aside_is_worked_out_once_and_gone_when_it_is_over(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    file.write_bytes(lines(GOOD))
+    with records._aside(spark.read.text(str(file)).repartition(3)) as kept:
+        file.unlink()
+        assert {kept.count() for _ in range(2)} == {len(GOOD)}
+        assert kept.where("value like '%clicks%'").count() == lines(GOOD).count(b'"cluster":"clicks"')
+    with pytest.raises(Exception, match=r"FAILED_READ_FILE\.FILE_NOT_EXIST"):
+        kept.count()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("seen", [1, 8])
+def test_an_import_into_new_dates_makes_files_of_whole_clusters_in_their_order(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
+) -> None:
+    monkeypatch.setattr(records, "ROWS_PER_FILE", 100)
+    monkeypatch.setattr(records, "LOOKED_AT", seen)
+    mine = [record for record in GOOD if record.decision.cluster == "clicks"][:25]
+    both = range(mine[0].decision.at.day, mine[-1].decision.at.day + 1)
+    files = []
+    # Each file has two clusters that no other has: a look at one file tells nothing of the others.
+    for number in range(8):
+        files.append(tmp_path / f"{number}.jsonl")
+        named = [lines(mine).replace(b'"clicks"', b'"c%02d"' % cluster) for cluster in (number, 15 - number)]
+        files[-1].write_bytes(b"".join(named))
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    done = records.add(spark, dataset, [str(file) for file in files], now=NOW)
+    assert done.merged.added == {"observations": 400, "decisions": 400, "rejected": 0}
+    for day in (
+        tmp_path / "dataset" / table / f"date=2026-01-{day:02}"
+        for table in ("observations", "decisions")
+        for day in both
+    ):
+        held = []
+        for file in day.glob("*.parquet"):
+            there = [(row.cluster, row.at) for row in spark.read.parquet(str(file)).select("cluster", "at").collect()]
+            assert there == sorted(there)
+            held.append(sorted({cluster for cluster, _ in there}))
+        whole = [cluster for clusters in sorted(held) for cluster in clusters]
+        assert sorted(whole) == [f"c{number:02}" for number in range(16)]
+        assert 2 <= len(held) <= 4
+        # What was seen is in order, so that who looks for one cluster opens one file.
+        assert whole == sorted(whole) or seen < len(files)
+    assert len(as_lines(tmp_path / "dataset")) == 400
 
 
 @pytest.mark.e2e
