@@ -70,7 +70,7 @@ _PLAIN = {
     table: {f"parquet.enable.dictionary#{column}": "false" for column in _numbers(columns, "")}
     for table, columns in TABLES.items()
 }
-"""How tables are written: what was measured seldom repeats, so that a dictionary of it takes time and is given up."""
+"""How tables are written: most numbers and times seldom repeat, so that a dictionary takes time and is given up."""
 
 ORDER = "order"
 """A column that rows to be added may have besides: of several with one key, that with the least is taken. The halves of
@@ -123,7 +123,8 @@ class Write(Protocol):
             rows: table -> rows.
             keys: table -> the keys of all of them, where these can be had for less; then rows are evaluated once.
             laid: the tables whose rows come as they are to lie in files: all of a cluster and date in one partition,
-                and about as many as `ROWS_PER_FILE` in each. Dates that are new are written without a shuffle.
+                and about as many of a date as `ROWS_PER_FILE` in each. Dates that are new, and have nothing twice, are
+                written as they come.
         """
         ...
 
@@ -659,10 +660,11 @@ class Dataset:
         fresh = planned
         if there:
             fresh = _matched(planned, self._files_of(spark, table, there), table, "left_anti")
-        # Nearly all keys are different: to count them before they are together would only cost.
-        tasks = sum(brought.values()) // ROWS_PER_FILE + 1
-        each = fresh.repartition(tasks, "date", KEYS[table][0]).groupBy("date", *KEYS[table]).count()
-        each = each.groupBy("date", KEYS[table][0])
+        together = fresh
+        if table != "rejected":
+            # Nearly all keys are different: to count them before they are together would only cost.
+            together = fresh.repartition(sum(brought.values()) // ROWS_PER_FILE + 1, "date", KEYS[table][0])
+        each = together.groupBy("date", *KEYS[table]).count().groupBy("date", KEYS[table][0])
         sizes = each.agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
         sizes = self.stage(spark, sizes, f"sizes-{table}")
         found = {
@@ -722,9 +724,9 @@ class Dataset:
         finally:
             parts.unpersist()
 
-    def _write(self, rows: DataFrame, table: str, name: str) -> dict[str, str]:
+    def _write(self, rows: DataFrame, table: str, beside: str) -> dict[str, str]:
         """Write the partitions of rows as files of a table. Returns where each is staged -> its place."""
-        place = f"{STAGING}/{name}/{table}"
+        place = f"{STAGING}/{beside}/{table}"
         # A write replaces the dates that it has; of one that failed before others would stay.
         self._files.remove(place)
         ordered = rows.sortWithinPartitions("date", *KEYS[table]).select(*TABLES[table].names)

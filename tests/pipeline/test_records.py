@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from autoscaler import cli
 from autoscaler.core.model import (
@@ -245,39 +247,99 @@ def test_what_is_kept_aside_is_worked_out_once_and_gone_when_it_is_over(spark: S
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("seen", [1, 8])
+def test_an_import_leaves_nothing_aside(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aside, seen = records._aside, []
+
+    @contextmanager
+    def spied(rows: DataFrame) -> Iterator[DataFrame]:
+        with aside(rows) as kept:
+            seen.append(kept)
+            yield kept
+
+    monkeypatch.setattr(records, "_aside", spied)
+    file = tmp_path / "all.jsonl"
+    file.write_bytes(lines(GOOD))
+    done = records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(file)], now=NOW)
+    assert done.lines == len(GOOD)
+    file.unlink()
+    with pytest.raises(Exception, match=r"FAILED_READ_FILE\.FILE_NOT_EXIST"):
+        seen[0].count()
+
+
+def of(clusters: Iterable[str], day: str = "2026-01-05", times: int = 25) -> bytes:
+    """Lines of clusters, as many times of a day."""
+    each = lines(record for record in GOOD if record.decision.cluster == "clicks").splitlines(keepends=True)
+    day_of = re.compile(rb'"at":"2026-01-0\d')
+    begin = [day_of.sub(b'"at":"%s' % day.encode(), line) for line in each][:times]
+    return b"".join(line.replace(b'"clicks"', b'"%s"' % name.encode()) for name in clusters for line in begin)
+
+
+def held(spark: SparkSession, directory: Path) -> list[list[str]]:
+    """The clusters of each Parquet file of a directory, whose rows are in order."""
+    found = []
+    for file in directory.glob("*.parquet"):
+        there = [(row.cluster, row.at) for row in spark.read.parquet(str(file)).select("cluster", "at").collect()]
+        assert there == sorted(there)
+        found.append(sorted({cluster for cluster, _ in there}))
+    return sorted(found)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["{}.jsonl", "2026-01-05T{:02}.jsonl"])
 def test_an_import_into_new_dates_makes_files_of_whole_clusters_in_their_order(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(records, "ROWS_PER_FILE", 100)
-    monkeypatch.setattr(records, "LOOKED_AT", seen)
-    mine = [record for record in GOOD if record.decision.cluster == "clicks"][:25]
-    both = range(mine[0].decision.at.day, mine[-1].decision.at.day + 1)
+    names = [f"c{number:02}" for number in range(16)]
     files = []
-    # Each file has two clusters that no other has: a look at one file tells nothing of the others.
+    # Each file has two clusters that no other has: the one that is looked at tells nothing of the others.
     for number in range(8):
-        files.append(tmp_path / f"{number}.jsonl")
-        named = [lines(mine).replace(b'"clicks"', b'"c%02d"' % cluster) for cluster in (number, 15 - number)]
-        files[-1].write_bytes(b"".join(named))
+        files.append(tmp_path / name.format(number))
+        files[-1].write_bytes(of([names[number], names[15 - number]]))
+    # A line that a clock has told wrongly does not make one file of all of them.
+    files[0].write_bytes(files[0].read_bytes() + of(["c00"], "2001-02-03", times=1))
     dataset = open_dataset(tmp_path / "dataset", make=True)
     done = records.add(spark, dataset, [str(file) for file in files], now=NOW)
-    assert done.merged.added == {"observations": 400, "decisions": 400, "rejected": 0}
-    for day in (
-        tmp_path / "dataset" / table / f"date=2026-01-{day:02}"
-        for table in ("observations", "decisions")
-        for day in both
-    ):
-        held = []
-        for file in day.glob("*.parquet"):
-            there = [(row.cluster, row.at) for row in spark.read.parquet(str(file)).select("cluster", "at").collect()]
-            assert there == sorted(there)
-            held.append(sorted({cluster for cluster, _ in there}))
-        whole = [cluster for clusters in sorted(held) for cluster in clusters]
-        assert sorted(whole) == [f"c{number:02}" for number in range(16)]
-        assert 2 <= len(held) <= 4
-        # What was seen is in order, so that who looks for one cluster opens one file.
-        assert whole == sorted(whole) or seen < len(files)
-    assert len(as_lines(tmp_path / "dataset")) == 400
+    assert done.merged.added == {"observations": 401, "decisions": 401, "rejected": 0}
+    for table in ("observations", "decisions"):
+        files_of = held(spark, tmp_path / "dataset" / table / "date=2026-01-05")
+        assert [cluster for clusters in files_of for cluster in clusters] == names
+        assert 2 <= len(files_of) <= 5
+        assert held(spark, tmp_path / "dataset" / table / "date=2001-02-03") == [["c00"]]
+    assert len(as_lines(tmp_path / "dataset")) == 401
+
+
+@pytest.mark.e2e
+def test_one_import_adds_to_old_dates_and_new_ones_and_to_those_with_lines_that_come_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first.write_bytes(of(["a", "b"], "2026-01-05"))
+    # What is a whole number to JSON is a time of some million years from now to Spark.
+    far = spoiled(decision__at=1767650400000000) + b"\n"
+    second.write_bytes(of(["b", "c"], "2026-01-05") + of(["a"], "2026-01-06") + 2 * of(["a"], "2026-01-07") + far)
+    records.add(spark, dataset, [str(first)], now=NOW)
+    done = records.add(spark, dataset, [str(second)], now=NOW)
+    assert done.merged.added == {"observations": 75, "decisions": 75, "rejected": 1}
+    assert done.merged.known == {"observations": 50, "decisions": 50, "rejected": 0}
+    wanted = of("abc", "2026-01-05") + of("a", "2026-01-06") + of("a", "2026-01-07")
+    assert as_lines(tmp_path / "dataset") == sorted(wanted.splitlines())
+    again = records.add(spark, dataset, [str(first), str(second)], now=NOW)
+    assert again.merged.added == {"observations": 0, "decisions": 0, "rejected": 0}
+
+
+@pytest.mark.e2e
+def test_a_line_of_an_age_that_no_file_is_for_is_set_aside(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that a date has more files than there are days in the ages that can be told by 32 bits.
+    monkeypatch.setattr(records, "ROWS_PER_FILE", 1)
+    file = tmp_path / "one.jsonl"
+    file.write_bytes(of([f"c{number}" for number in range(12)], times=3) + spoiled(decision__at=9 * 10**12) + b"\n")
+    done = records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(file)], now=NOW)
+    assert sum(done.rejected.values()) == 1
+    assert done.merged.added["decisions"] == 36
 
 
 @pytest.mark.e2e
