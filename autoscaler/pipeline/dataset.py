@@ -609,10 +609,10 @@ class Dataset:
             changed = {day: one for day, one in counts.of.items() if one.fresh}
             dates[table] = tuple(sorted(changed, key=lambda day: (day is not None, day or date.min)))
             new = _dated(table, brought)
-            plain = self._plain(table, changed) if table in laid else {}
-            if plain:
-                change = change.then(self._write(_of_dates(new, plain), table, "laid"), ())
-            others = {day: one for day, one in changed.items() if day not in plain}
+            whole = self._new(table, changed) if table in laid else {}
+            if whole:
+                change = change.then(self._write(_of_dates(new, whole), table, "laid"), ())
+            others = {day: one for day, one in changed.items() if day not in whole}
             if others:
                 change = change.then(*self._staged(spark, table, _of_dates(new, others), counts, others))
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
@@ -622,7 +622,7 @@ class Dataset:
             self._commit(change)
         return Merged(added, known, dates)
 
-    def _plain(self, table: str, changed: Mapping[date | None, _Count]) -> dict[date | None, _Count]:
+    def _new(self, table: str, changed: Mapping[date | None, _Count]) -> dict[date | None, _Count]:
         """The days of which a table has nothing yet, and gets nothing twice."""
         there = {_date(name.rsplit("/", 2)[1]) for name in self._current(table)[0]}
         return {day: one for day, one in changed.items() if not one.twice and day not in there}

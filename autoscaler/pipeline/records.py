@@ -175,8 +175,8 @@ def plans(
 def _laid(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame:
     """Lines in the partitions that are to be written as files, as far as a look at some of the files can tell.
 
-    A partition is of one date, and of as many clusters as fit, in their order. All that a cluster has of a date is in
-    one, whatever was seen.
+    A partition is of one date, or of a few, and of as many clusters as fit, in their order. All that a cluster has of a
+    date is in one, whatever was seen.
     """
     spark, files = lines.sparkSession, given.files
     # Drawn, as every so-many-th may be the first of each daemon.
@@ -237,7 +237,7 @@ def _aside(rows: DataFrame) -> Iterator[DataFrame]:
         kept = rows.persist(StorageLevel.DISK_ONLY)
         forget: Callable[[], object] = kept.unpersist
     else:
-        java, session = rows._jdf, spark._jsparkSession  # noqa: SLF001 - PySpark's own way to make one
+        java, session = rows._jdf, spark._jsparkSession  # noqa: SLF001 - no public way leads to what is planned
         made = java.queryExecution().toRdd()
         kept = DataFrame(session.internalCreateDataFrame(made, java.schema(), False), spark)
         forget = partial(made.cleanShuffleDependencies, True)
@@ -448,7 +448,7 @@ def _seconds(text: Column) -> Column:
 def _time(text: Column) -> Column:
     """Seconds of hours, minutes and seconds, by Spark's own reader of intervals; null: it cannot read them.
 
-    It takes half as long as `_sum_of`, but no fraction of an hour or a minute.
+    It takes fewer steps than `_sum_of`, but no fraction of an hour or a minute.
     """
     for unit, name in {"H": " hour ", "M": " minute ", "S": " second"}.items():
         text = F.replace(text, F.lit(unit), F.lit(name))
