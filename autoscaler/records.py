@@ -1,20 +1,57 @@
-"""Records and states as JSON, validated when they are read back. A number that JSON lacks becomes a text."""
+"""Records and states as JSON, validated when they are read back. A number that JSON lacks becomes a text.
+
+A line of the trace format has what is out of the usual: an empty list or text is not written, and of a guard that let
+the size pass only the name is. That is half of all there would be.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
-from pydantic import ConfigDict, RootModel, ValidationError
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, RootModel, ValidationError
 
-from autoscaler.core.model import ClusterState, Decision, Learned, Observation
+from autoscaler.core.guards import brief, whole
+from autoscaler.core.model import ClusterState, Decision, Learned, Observation, Reason
 from autoscaler.ports import Record
 
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 
 
-class _Record(RootModel[Record]):
+def _words(text: object) -> object:
+    return text.split() if isinstance(text, str) else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision(Decision):
+    """A decision with its trail in short.
+
+    Attributes:
+        guards: the names of all guards in their order, written with a space between them; empty: `verdicts` has the
+            whole trail.
+    """
+
+    guards: Annotated[tuple[Reason, ...], BeforeValidator(_words), PlainSerializer(" ".join)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A record as it is written.
+
+    Attributes:
+        version: None is not written, but lines that somebody else has made may lack it.
+    """
+
+    observation: Observation
+    decision: _Decision
+    version: int | None = None
+    dry_run: bool = False
+    failed: str = ""
+
+
+class _Lines(RootModel[_Line]):
     model_config = _CONFIG
 
 
@@ -26,11 +63,11 @@ class _Observation(RootModel[Observation]):
     model_config = _CONFIG
 
 
-class _Decision(RootModel[Decision]):
+class _Decided(RootModel[Decision]):
     model_config = _CONFIG
 
 
-_record = _Record.__pydantic_serializer__
+_lines = _Lines.__pydantic_serializer__
 _state = _State.__pydantic_serializer__
 
 VERSION = 1
@@ -39,18 +76,47 @@ VERSION = 1
 
 def dump_record(record: Record) -> bytes:
     """One record as a line of JSON, without the line's end."""
-    return _record.to_json(_Record.model_construct(record), warnings=False)
+    told = record.decision
+    guards, verdicts = brief(told.verdicts, told.proposed)
+    decision = _Decision(
+        told.cluster,
+        told.at,
+        told.current,
+        told.proposed,
+        told.desired,
+        told.reason,
+        told.recommendations,
+        verdicts,
+        told.notes,
+        told.combined,
+        guards,
+    )
+    line = _Line(record.observation, decision, record.version, record.dry_run, record.failed)
+    return _lines.to_json(_Lines.model_construct(line), exclude_defaults=True, warnings=False)
 
 
 def load_record(text: bytes | str) -> Record:
     """Read a record back. Raises ValueError with one line that says what is wrong."""
     try:
-        record = _Record.model_validate_json(text).root
+        line = _Lines.model_validate_json(text).root
     except ValidationError as error:
         raise ValueError(_first(error)) from error
-    if record.version != VERSION:
-        raise ValueError(f"version {record.version} of the trace format is not known, expected {VERSION}")
-    return record
+    if line.version not in (VERSION, None):
+        raise ValueError(f"version {line.version} of the trace format is not known, expected {VERSION}")
+    told = line.decision
+    decision = Decision(
+        told.cluster,
+        told.at,
+        told.current,
+        told.proposed,
+        told.desired,
+        told.reason,
+        told.recommendations,
+        whole(told.guards, told.verdicts, told.proposed),
+        told.notes,
+        told.combined,
+    )
+    return Record(line.observation, decision, VERSION, line.dry_run, line.failed)
 
 
 def dump_state(state: ClusterState) -> bytes:
@@ -89,7 +155,7 @@ def plain(thing: Observation | Decision | ClusterState) -> object:
         case Observation():
             text = _Observation.model_construct(thing).model_dump_json(warnings=False)
         case Decision():
-            text = _Decision.model_construct(thing).model_dump_json(warnings=False)
+            text = _Decided.model_construct(thing).model_dump_json(warnings=False)
         case ClusterState():
             text = dump_state(thing).decode()
     return json.loads(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -318,6 +318,30 @@ def _passed(name: Reason, size: int) -> Verdict:
 def _unopposed(size: int) -> tuple[Verdict, ...]:
     """The verdicts of all guards where the size that there is is proposed and nothing is on its way."""
     return tuple([_passed(name, size) for name, _ in GUARDS])
+
+
+def brief(trail: Sequence[Verdict], proposed: int) -> tuple[tuple[Reason, ...], tuple[Verdict, ...]]:
+    """A trail in short: the names of all guards, and the verdicts of those that changed something or said something.
+
+    Nearly always that is none of them. Where `whole` could not make the trail of it again, there are no names, and all
+    verdicts.
+    """
+    names = tuple([verdict.guard for verdict in trail])
+    telling = tuple([one for one in trail if one.before != one.after or one.detail or one.reason is not one.guard])
+    return (names, telling) if whole(names, telling, proposed) == tuple(trail) else ((), tuple(trail))
+
+
+def whole(names: Sequence[Reason], telling: Sequence[Verdict], proposed: int) -> tuple[Verdict, ...]:
+    """The trail that `brief` has made short: a guard that has no verdict there let the size pass as it found it."""
+    if not names:
+        return tuple(telling)
+    told_by = {verdict.guard: verdict for verdict in telling}
+    trail, size = [], proposed
+    for name in names:
+        verdict = told_by.get(name) or _passed(name, size)
+        trail.append(verdict)
+        size = verdict.after
+    return tuple(trail)
 
 
 def bounds(s: Situation, size: int) -> Verdict:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from autoscaler.core.guards import whole
 from autoscaler.core.model import (
     Bound,
     Decision,
@@ -313,6 +314,10 @@ _ASKED = itemgetter("policy", "replicas", "reason", "inputs", "detail")
 
 
 def _decision(row: _Row) -> Decision:
+    verdicts = [
+        Verdict(Reason(one["guard"]), one["before"], one["after"], Reason(one["reason"]), one["detail"] or "")
+        for one in row["verdicts"] or ()
+    ]
     return Decision(
         row["cluster"],
         row["at"],
@@ -324,10 +329,7 @@ def _decision(row: _Row) -> Decision:
             Recommendation(replicas, Reason(reason), dict(inputs or ()), detail or "", policy or "")
             for policy, replicas, reason, inputs, detail in map(_ASKED, row["recommendations"] or ())
         ),
-        tuple(
-            Verdict(Reason(one["guard"]), one["before"], one["after"], Reason(one["reason"]), one["detail"] or "")
-            for one in row["verdicts"] or ()
-        ),
+        whole([Reason(name) for name in (row.get("guards") or "").split()], verdicts, row["proposed"]),
         tuple((Reason(note["reason"]), note["text"]) for note in row["notes"] or ()),
         row["combined"] or "",
     )

@@ -25,11 +25,11 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import ArrayType, DoubleType
+from pyspark.sql.types import ArrayType, DoubleType, MapType, StructType
 
 from autoscaler.pipeline.dataset import ROWS_PER_FILE, Dataset, Merged, literal
 from autoscaler.pipeline.progress import is_connect
-from autoscaler.pipeline.schema import DECISIONS, ENGINE
+from autoscaler.pipeline.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
 from autoscaler.records import VERSION
 
 EPOCH = datetime.fromtimestamp(0, UTC)
@@ -64,7 +64,7 @@ _OBSERVATION = (
 )
 _DECISION = (
     f"decision struct<{_SIZES},recommendations:array<struct<policy:string,replicas:int,reason:string,"
-    "inputs:map<string,double>,detail:string>>,verdicts:array<struct<guard:string,before:int,after:int,reason:string,"
+    "inputs:map<string,double>,detail:string>>,guards:string,verdicts:array<struct<guard:string,before:int,after:int,reason:string,"
     "detail:string>>,notes:array<array<string>>,combined:string>"
 )
 LINE = f"{_OBSERVATION}, {_DECISION}, version int, dry_run boolean, failed string"
@@ -387,10 +387,10 @@ def _observation() -> list[Column]:
         *(_number(name, _sum).alias(name) for name in ("lag", "arrivals", "throughput")),
         _number("utilization", F.array_max).alias("utilization"),
         F.col(_METRICS).alias("metrics"),
-        F.coalesce(F.col(f"{seen}missing"), F.create_map().cast("map<string,string>")).alias("missing"),
+        F.coalesce(F.col(f"{seen}missing"), _empty(OBSERVATIONS, "missing")).alias("missing"),
         _engine().alias("engine"),
         *(F.col(f"{seen}{name}") for name in ("floor", "ceiling")),
-        F.coalesce(F.col(f"{seen}remarks"), F.array().cast("array<string>")).alias("remarks"),
+        F.coalesce(F.col(f"{seen}remarks"), _empty(OBSERVATIONS, "remarks")).alias("remarks"),
     ]
 
 
@@ -415,15 +415,16 @@ def _metric(_: Column, metric: Column) -> Column:
         F.when(many, _numbers(text)).alias("values"),
         metric["at"].alias("at"),
         metric["partitions"].alias("partitions"),
-        metric["parts"].alias("parts"),
-        _seconds(metric["over"]).alias("over"),
+        F.coalesce(metric["parts"], _empty(METRIC, "parts")).alias("parts"),
+        _seconds(F.coalesce(metric["over"], F.lit("PT0S"))).alias("over"),
     )
 
 
 def _engine() -> Column:
     engine = F.col("observation.engine")
     plain = [name for name in ENGINE.names if name != "deadlines"]
-    deadlines = F.transform_values(engine["deadlines"], lambda _, span: _seconds(span)).alias("deadlines")
+    spans = F.coalesce(engine["deadlines"], F.create_map().cast("map<string,string>"))
+    deadlines = F.transform_values(spans, lambda _, span: _seconds(span)).alias("deadlines")
     return F.when(engine.isNotNull(), F.struct(*(engine[name].alias(name) for name in plain), deadlines))
 
 
@@ -466,19 +467,38 @@ def _sum_of(text: Column, units: Mapping[str, int]) -> Column:
 
 
 def _decision() -> list[Column]:
-    lists = [
-        F.coalesce(F.col(f"decision.{name}"), F.array().cast(DECISIONS[name].dataType)).alias(name)
-        for name in ("recommendations", "verdicts")
-    ]
-    notes = F.transform(
-        F.coalesce(F.col("decision.notes"), F.array().cast("array<array<string>>")),
-        lambda note: F.struct(F.get(note, F.lit(0)).alias("reason"), F.get(note, F.lit(1)).alias("text")),
-    )
+    def listed(name: str, of: Callable[[Column], Column]) -> Column:
+        given = F.transform(F.col(f"decision.{name}"), of)
+        return F.coalesce(given, _empty(DECISIONS, name)).alias(name)
+
+    def note(pair: Column) -> Column:
+        return F.struct(F.get(pair, F.lit(0)).alias("reason"), F.get(pair, F.lit(1)).alias("text"))
+
     return [
         *(F.col(f"decision.{name}") for name in ("current", "proposed", "desired", "reason")),
-        *lists,
-        notes.alias("notes"),
-        F.coalesce(F.col("decision.combined"), F.lit("")).alias("combined"),
+        listed("recommendations", partial(_whole, "recommendations")),
+        F.coalesce("decision.guards", F.lit("")).alias("guards"),
+        listed("verdicts", partial(_whole, "verdicts")),
+        listed(
+            "notes", lambda note: F.struct(F.get(note, F.lit(0)).alias("reason"), F.get(note, F.lit(1)).alias("text"))
+        ),
+        F.coalesce("decision.combined", F.lit("")).alias("combined"),
         F.coalesce("dry_run", F.lit(False)).alias("dry_run"),
         F.coalesce("failed", F.lit("")).alias("failed"),
     ]
+
+
+def _whole(name: str, one: Column) -> Column:
+    """One of a list of the decision, with what is left out in a line because it is empty."""
+    columns = DECISIONS[name].dataType.elementType
+    empty = {"inputs": _empty(columns, "inputs")} if "inputs" in columns.names else {}
+    empty |= {text: F.lit("") for text in ("policy", "detail") if text in columns.names}
+    return F.struct(
+        *(F.coalesce(one[each], empty[each]).alias(each) if each in empty else one[each] for each in columns.names)
+    )
+
+
+def _empty(columns: StructType, name: str) -> Column:
+    """What a column has where a line says nothing: a map or a list of nothing."""
+    kind = columns[name].dataType
+    return (F.create_map() if isinstance(kind, MapType) else F.array()).cast(kind)

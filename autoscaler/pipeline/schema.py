@@ -82,6 +82,7 @@ DECISIONS = _row(
     recommendations=ArrayType(
         _row(policy=_text, replicas=_whole, reason=_text, inputs=MapType(_text, _number), detail=_text)
     ),
+    guards=_text,  # the names of all in their order: "freshness cap bounds"; empty or null: `verdicts` has one of each
     verdicts=ArrayType(_row(guard=_text, before=_whole, after=_whole, reason=_text, detail=_text)),
     notes=ArrayType(_row(reason=_text, text=_text)),
     combined=_text,

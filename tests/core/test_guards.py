@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.capacity import source_partitions, usable_slots
-from autoscaler.core.guards import GUARDS, Situation, guard, least, most, next_useful
+from autoscaler.core.guards import GUARDS, Situation, brief, guard, least, most, next_useful, whole
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -524,3 +524,38 @@ def test_a_useful_size_that_the_target_would_trim_to_a_useless_one_is_not_aimed_
     assert verdicts[-1].after == 3
     assert "5 partitions give 4 no more capacity" in verdicts[7].detail
     assert "the group ends at 4" in verdicts[7].detail
+
+
+QUIET = tuple(Verdict(reason, 8, 8, reason) for reason in (Reason.FRESHNESS, Reason.CAP, Reason.BOUNDS))
+CAPPED = (QUIET[0], Verdict(Reason.CAP, 8, 6, Reason.CAP, "12 slots"), Verdict(Reason.BOUNDS, 6, 6, Reason.BOUNDS))
+WAITS = (QUIET[0], Verdict(Reason.CAP, 8, 8, Reason.CAP, "it waits"), QUIET[2])
+MISSED = (Verdict(Reason.FRESHNESS, 8, 8, Reason.MISSING), *QUIET[1:])
+
+
+@pytest.mark.parametrize(
+    ("trail", "telling"),
+    [((), ()), (QUIET, ()), (CAPPED, CAPPED[1:2]), (WAITS, WAITS[1:2]), (MISSED, MISSED[:1])],
+    ids=["nobody was asked", "all let it pass", "one changed it", "one had something to say", "another reason"],
+)
+def test_a_brief_trail_names_all_guards_and_has_what_tells_something(
+    trail: tuple[Verdict, ...], telling: tuple[Verdict, ...]
+) -> None:
+    assert brief(trail, 8) == (tuple(verdict.guard for verdict in trail), telling)
+    assert whole(*brief(trail, 8), 8) == trail
+
+
+@pytest.mark.parametrize(
+    "trail", [CAPPED[::2], (QUIET[1], CAPPED[1]), (*QUIET, QUIET[0], WAITS[1])], ids=["torn", "twice", "twice at last"]
+)
+def test_a_trail_that_does_not_follow_from_its_names_is_kept_as_it_is(trail: tuple[Verdict, ...]) -> None:
+    assert brief(trail, 8) == ((), trail)
+    assert whole((), trail, 8) == trail
+
+
+reasons = st.sampled_from([Reason.CAP, Reason.BOUNDS, Reason.MISSING])
+sizes = st.integers(0, 3)
+
+
+@given(st.lists(st.builds(Verdict, reasons, sizes, sizes, reasons, st.sampled_from(["", "so"]))), sizes)
+def test_every_trail_comes_back_from_what_is_brief(trail: list[Verdict], proposed: int) -> None:
+    assert whole(*brief(trail, proposed), proposed) == tuple(trail)

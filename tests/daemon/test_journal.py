@@ -8,7 +8,7 @@ import math
 import os
 import sqlite3
 import stat
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -137,6 +137,33 @@ def test_every_kind_of_number_survives() -> None:
     assert load_record(dump_record(a_record())) == a_record()
 
 
+def test_a_line_has_what_is_out_of_the_usual() -> None:
+    observation = Observation(NOW, 3, 3, {"load": Reading(300.0, NOW)})
+    _, decision = step(spec("a"), ClusterState(), observation)
+    text = dump_record(Record(observation, decision))
+    assert load_record(text) == Record(observation, decision)
+    line = json.loads(text)
+    assert set(line) == {"observation", "decision", "version"}
+    assert set(line["observation"]) == {"at", "desired", "ready", "metrics"}
+    assert set(line["observation"]["metrics"]["load"]) == {"value", "at"}
+    told = {"cluster", "at", "current", "proposed", "desired", "reason", "recommendations", "guards"}
+    assert set(line["decision"]) == told
+    assert line["decision"]["guards"].split() == [verdict.guard for verdict in decision.verdicts]
+    line["decision"]["guards"] = "freshness nobody"
+    with pytest.raises(ValueError, match=r"decision\.guards\.1: Input should be"):
+        load_record(json.dumps(line))
+
+
+@pytest.mark.parametrize(("version", "problem"), [({}, ""), ({"version": 1}, ""), ({"version": 2}, "version 2 of the")])
+def test_a_line_of_another_version_is_refused_and_one_without_is_of_the_first(
+    version: dict[str, int], problem: str
+) -> None:
+    line = json.loads(dump_record(a_record()))
+    del line["version"]
+    with pytest.raises(ValueError, match=problem) if problem else nullcontext():
+        assert load_record(json.dumps(line | version)) == a_record()
+
+
 def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> None:
     """Written by the version that knew no remarks, floors, ceilings, deadlines and partitions of a reading."""
     record = load_record((DATA / "trace-1.jsonl").read_bytes())
@@ -145,6 +172,9 @@ def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> No
     assert seen.engine is not None
     assert seen.engine.deadlines == {}
     assert seen.metrics["lag"].partitions is None
+    # And of each guard a whole verdict.
+    assert [verdict.after for verdict in record.decision.verdicts] == [6] * 9
+    assert load_record(dump_record(record)) == record
     state = load_state((DATA / "state-1.json").read_bytes())
     assert (state.requested, state.overruled) == (None, ())
     assert state.rescale is not None

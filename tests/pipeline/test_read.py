@@ -106,6 +106,22 @@ def test_a_record_comes_back_with_all_that_it_has(tmp_path: Path) -> None:
     assert list(read(written.dataset(tmp_path / "dataset", records))) == records
 
 
+def test_a_dataset_that_has_a_verdict_of_each_guard_is_read(tmp_path: Path) -> None:
+    passed = tuple(Verdict(reason, 8, 8, reason) for reason in (Reason.FRESHNESS, Reason.CAP))
+    one = full("orders", BEGIN)
+    one = replace(one, decision=replace(one.decision, verdicts=(*passed, *one.decision.verdicts)))
+    place = written.dataset(tmp_path / "dataset", [one])
+    (file,) = (place / "decisions").rglob("*.parquet")
+    table = pq.read_table(file)
+    (row,) = table.to_pylist()
+    assert (row["guards"], len(row["verdicts"])) == ("freshness cap rate_limit", 1)
+    assert list(read(place)) == [one]
+    each = [{"guard": v.guard.value, "before": 8, "after": 8, "reason": v.reason.value, "detail": ""} for v in passed]
+    before = table.drop_columns("guards").schema
+    pq.write_table(pa.Table.from_pylist([row | {"verdicts": [*each, *row["verdicts"]]}], schema=before), file)
+    assert list(read(place)) == [one]
+
+
 def test_what_is_no_number_comes_back_as_it_was(tmp_path: Path) -> None:
     at = BEGIN
     record = plain("orders", at)

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pydantic import ConfigDict, RootModel
 from pyspark.sql import DataFrame, SparkSession
 
 from autoscaler import cli
@@ -98,14 +99,38 @@ def _record(dice: Random, at: datetime) -> Record:
     )
     reason = dice.choice(list(Reason))
     asked = tuple(
-        Recommendation(dice.choice([None, size()]), reason, {"x": _number(dice), "y z": 1.0}, _text(dice), f"p{policy}")
+        Recommendation(
+            dice.choice([None, size()]),
+            reason,
+            dice.choice([{}, {"x": _number(dice), "y z": 1.0}]),
+            _text(dice),
+            dice.choice(["", f"p{policy}"]),
+        )
         for policy in range(dice.randrange(3))
     )
-    verdicts = tuple(Verdict(reason, size(), size(), reason, _text(dice)) for _ in range(dice.randrange(4)))
+    proposed, capped = size(), size()
+    verdicts = dice.choice(
+        [
+            tuple(Verdict(reason, size(), size(), reason, _text(dice)) for _ in range(dice.randrange(4))),
+            tuple(Verdict(guard, proposed, proposed, guard) for guard in (Reason.CAP, Reason.BOUNDS)),
+            (Verdict(Reason.CAP, proposed, capped, Reason.CAP), Verdict(Reason.BOUNDS, capped, capped, Reason.BOUNDS)),
+        ]
+    )
     notes = tuple((reason, _text(dice)) for _ in range(dice.randrange(3)))
     cluster = dice.choice(["orders", "clicks", "ünusual cluster/1"])
-    decision = Decision(cluster, at, size(), size(), size(), reason, asked, verdicts, notes, _text(dice))
+    decision = Decision(cluster, at, size(), proposed, size(), reason, asked, verdicts, notes, _text(dice))
     return Record(observation, decision, dry_run=dice.random() < 0.2, failed=_text(dice))
+
+
+class _Whole(RootModel[Record]):
+    """A record with nothing left out of its line."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+
+def whole(record: Record) -> bytes:
+    """A line as others may write it, or a daemon that leaves nothing out."""
+    return _Whole(record).model_dump_json().encode()
 
 
 def lines(of: Iterable[Record]) -> bytes:
@@ -143,7 +168,7 @@ OLD = dict.fromkeys(BOTH, "1999-12-31T00:00:00Z")
 BAD = {
     b"once upon a time": "it is no JSON object",
     b"[1, 2]": "it is no JSON object",
-    dump_record(GOOD[1])[:700]: "it is cut off",
+    dump_record(GOOD[1]).partition(b',"version"')[0].removesuffix(b"}"): "it is cut off",
     b'{"observation": {}, "decisions": {"cluster": "x"} ]}': "it is no JSON, or has no decision",
     spoiled(version=2): "version 2 of the trace format is not known, expected 1",
     spoiled(decision__cluster=None): "it has no decision.cluster",
@@ -201,6 +226,31 @@ def messy(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Mess
 def test_what_was_imported_comes_back_as_it_was(messy: Messy) -> None:
     back = [line for line in as_lines(Path(messy.dataset.path)) if b'"cluster":"newer"' not in line]
     assert back == sorted(dump_record(record) for record in GOOD)
+
+
+@pytest.mark.e2e
+def test_lines_that_leave_nothing_out_are_the_same_records(spark: SparkSession, tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    file = tmp_path / "2026-01-05T22.jsonl"
+    file.write_bytes(b"".join(whole(record) + b"\n" for record in GOOD))
+    added = records.add(spark, dataset, [str(file)], now=NOW).merged
+    assert added.added["decisions"] == len(GOOD)
+    assert as_lines(Path(dataset.path)) == sorted(dump_record(record) for record in GOOD)
+    # They are known to be the same.
+    file.write_bytes(lines(GOOD))
+    assert records.add(spark, dataset, [str(file)], now=NOW).merged.added["decisions"] == 0
+
+
+@pytest.mark.e2e
+def test_what_is_left_out_of_a_line_is_empty_in_the_tables(messy: Messy, spark: SparkSession) -> None:
+    done = messy.dataset.read(spark, "decisions")
+    missing = "exists(recommendations, one -> one.inputs is null or one.detail is null or one.policy is null)"
+    told = "exists(verdicts, one -> one.detail is null) or guards is null or notes is null or combined is null"
+    assert done.where(f"{missing} or {told} or dry_run is null or failed is null").count() == 0
+    seen = messy.dataset.read(spark, "observations")
+    metric = "exists(map_values(metrics), one -> one.parts is null or one.over is null)"
+    assert seen.where(f"{metric} or missing is null or remarks is null").count() == 0
+    assert seen.where("engine is not null and engine.deadlines is null").count() == 0
 
 
 @pytest.mark.e2e

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from autoscaler.core.guards import brief
 from autoscaler.core.model import Bound, Observation, Reading
 from autoscaler.pipeline.schema import TABLES
 from autoscaler.ports import Record
@@ -86,6 +87,7 @@ def _engine(seen: Observation) -> Mapping[str, Any] | None:
 
 def decision(record: Record) -> dict[str, Any]:
     one = record.decision
+    guards, verdicts = brief(one.verdicts, one.proposed)
     return {
         **{name: getattr(one, name) for name in ("cluster", "at", "current", "proposed", "desired", "combined")},
         "reason": one.reason.value,
@@ -99,6 +101,7 @@ def decision(record: Record) -> dict[str, Any]:
             }
             for asked in one.recommendations
         ],
+        "guards": " ".join(guards),
         "verdicts": [
             {
                 "guard": verdict.guard.value,
@@ -107,7 +110,7 @@ def decision(record: Record) -> dict[str, Any]:
                 "reason": verdict.reason.value,
                 "detail": verdict.detail,
             }
-            for verdict in one.verdicts
+            for verdict in verdicts
         ],
         "notes": [{"reason": reason.value, "text": text} for reason, text in one.notes],
         "dry_run": record.dry_run,
