@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -234,28 +234,40 @@ def _lives(seen: DataFrame) -> DataFrame:
         F.max("end").alias("end"),
         F.ln(F.percentile_approx("level", 0.75)).alias("level"),
     )
-    whole = lives.agg(F.min("begin").alias("from"), F.max("end").alias("to"))
-    known = lives.where("level is not null").crossJoin(F.broadcast(whole))
-    ended = known.where(F.col("end") < F.col("to") - ENDED_S).select(
-        F.col("cluster").alias("old"),
-        F.col("end").alias("ended"),
-        F.col("level").alias("was"),
-        F.explode(F.array([F.floor(F.col("end") / DAY_S) + days for days in (-1, 0, 1)])).alias("day"),
-    )
-    began = known.where(F.col("begin") > F.col("from") + ENDED_S).select(
-        F.col("cluster").alias("new"),
-        F.col("begin").alias("began"),
-        F.col("level").alias("is"),
-        F.floor(F.col("begin") / DAY_S).alias("day"),
-    )
+    # All is found in one pass over the history: a table that is joined to itself would be made for each side anew.
+    among = Window.partitionBy()
+    known = lives.select("*", F.min("begin").over(among).alias("from"), F.max("end").over(among).alias("to"))
+    none = F.array().cast("array<struct<day:bigint,ended:boolean>>")
+
+    def places(time: str, ended: bool, near: Collection[int]) -> Column:
+        day = F.floor(F.col(time) / DAY_S)
+        return F.array(*(F.struct((day + days).alias("day"), F.lit(ended).alias("ended")) for days in near))
+
+    ends = F.when(F.col("end") < F.col("to") - ENDED_S, places("end", True, (-1, 0, 1)))
+    begins = F.when(F.col("begin") > F.col("from") + ENDED_S, places("begin", False, (0,)))
+    life, ended = F.struct("cluster", "begin", "end", "level"), F.col("place")["ended"]
     pairs = (
-        ended.join(began, "day")
-        .where((F.col("began") - F.col("ended")).between(*FOLLOWS_S) & (F.abs(F.col("was") - F.col("is")) < LIKE))
-        .withColumn("off", F.abs(F.col("was") - F.col("is")))
+        known.where("level is not null")
+        .withColumn("place", F.explode(F.concat(F.coalesce(ends, none), F.coalesce(begins, none))))
+        .groupBy("place.day")
+        .agg(F.collect_list(F.when(ended, life)).alias("old"), F.collect_list(F.when(~ended, life)).alias("new"))
+        .select(F.explode("old").alias("old"), "new")
+        .select("old", F.explode("new").alias("new"))
     )
-    to = pairs.groupBy(F.col("old").alias("cluster")).agg(F.min_by("new", "off").alias("renamed_to"))
-    of = pairs.groupBy(F.col("new").alias("cluster")).agg(F.min_by("old", "off").alias("renamed_from"))
-    return to.join(of, "cluster", "full")
+    old, new = F.col("old"), F.col("new")
+    off = F.abs(old["level"] - new["level"])
+    nobody = F.lit(None).cast("string")
+
+    def told(cluster: Column, to: Column, of: Column) -> Column:
+        return F.struct(cluster.alias("cluster"), to.alias("to"), of.alias("of"), off.alias("off"))
+
+    each = pairs.where((new["begin"] - old["end"]).between(*FOLLOWS_S) & (off < LIKE)).select(
+        F.inline(F.array(told(old["cluster"], new["cluster"], nobody), told(new["cluster"], nobody, old["cluster"])))
+    )
+    return each.groupBy("cluster").agg(
+        F.min_by("to", F.when(F.col("to").isNotNull(), F.col("off"))).alias("renamed_to"),
+        F.min_by("of", F.when(F.col("of").isNotNull(), F.col("off"))).alias("renamed_from"),
+    )
 
 
 def _readings(sample: DataFrame) -> DataFrame:
