@@ -29,6 +29,8 @@ SETTINGS: Mapping[str, str] = {
     # A batch for Python is bounded in rows and in bytes: memory does not depend on how wide rows are.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
+    # Tasks share 1 GB of heap: what is 64 MB when it is sent does not fit into what one of two has, and goes to disk.
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "16m",
     "spark.sql.sources.partitionOverwriteMode": "dynamic",
     "spark.sql.parquet.compression.codec": "zstd",
     # Else times are INT96, of which a file does not tell the least and the greatest.
