@@ -1,10 +1,11 @@
 """Makes or profiles the history of a fleet in a process of its own, as a JVM has one master; tells what it took.
 
     python -m tests.benchmarks.pipeline_run MASTER write DATASET:CLUSTERS:DAYS:SKEWED...
-    python -m tests.benchmarks.pipeline_run MASTER profile DATASET...
+    python -m tests.benchmarks.pipeline_run MASTER profile
 
-Prints one line of JSON: what each dataset took, and the driver's memory in bytes. Spark properties
-are taken from AUTOSCALER_BENCH_CONF, like `spark.driver.memory=1g spark.sql.shuffle.partitions=8`.
+Prints lines of JSON: how many observations each dataset has; for each dataset whose name comes on standard input what
+its profiles took, and the most memory of the driver so far in bytes. Spark properties are taken from
+AUTOSCALER_BENCH_CONF, like `spark.driver.memory=1g spark.sql.shuffle.partitions=8`.
 """
 
 from __future__ import annotations
@@ -83,11 +84,15 @@ def main(master: str, what: str, *arguments: str) -> None:
     given = dict(pair.split("=", 1) for pair in os.environ.get("AUTOSCALER_BENCH_CONF", "").split())
     with session("benchmark", master=master, settings=SETTINGS | given) as spark:
         if what == "write":
-            told: Any = [written(spark, *argument.split(":")) for argument in arguments]
-        else:
-            with watched() as most:
-                told = {"runs": [profiled(spark, dataset) for dataset in arguments], "memory": most()}
-    print(json.dumps(told))  # noqa: T201 - what the caller reads
+            _tell([written(spark, *argument.split(":")) for argument in arguments])
+            return
+        with watched() as most:
+            for dataset in sys.stdin:
+                _tell({**profiled(spark, dataset.rstrip("\n")), "memory": most()})
+
+
+def _tell(what: Any) -> None:
+    print(json.dumps(what), flush=True)  # noqa: T201 - what the caller reads
 
 
 if __name__ == "__main__":
