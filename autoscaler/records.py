@@ -1,7 +1,7 @@
 """Records and states as JSON, validated when they are read back. A number that JSON lacks becomes a text.
 
 A line of the trace format has what is out of the usual: an empty list or text is not written, and of a guard that let
-the size pass only the name is. That is half of all there would be.
+the size pass only the name is.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, RootModel, ValidationError
 
-from autoscaler.core.guards import brief, whole
+from autoscaler.core.guards import restored, shortened
 from autoscaler.core.model import ClusterState, Decision, Learned, Observation, Reason
 from autoscaler.ports import Record
 
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 
 
-def _words(text: object) -> object:
-    return text.split() if isinstance(text, str) else text
+def _words(text: object) -> list[str]:
+    if not isinstance(text, str):
+        raise ValueError("must be names with a space between them")  # noqa: TRY004 - what pydantic takes for a problem
+    return text.split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class _Line:
     """A record as it is written.
 
     Attributes:
-        version: None is not written, but lines that somebody else has made may lack it.
+        version: by default None and not 1, so that 1 is written; a line that lacks it is of version 1.
     """
 
     observation: Observation
@@ -77,7 +79,7 @@ VERSION = 1
 def dump_record(record: Record) -> bytes:
     """One record as a line of JSON, without the line's end."""
     told = record.decision
-    guards, verdicts = brief(told.verdicts, told.proposed)
+    guards, verdicts = shortened(told.verdicts, told.proposed)
     decision = _Decision(
         told.cluster,
         told.at,
@@ -112,7 +114,7 @@ def load_record(text: bytes | str) -> Record:
         told.desired,
         told.reason,
         told.recommendations,
-        whole(told.guards, told.verdicts, told.proposed),
+        restored(told.guards, told.verdicts, told.proposed),
         told.notes,
         told.combined,
     )

@@ -320,22 +320,30 @@ def _unopposed(size: int) -> tuple[Verdict, ...]:
     return tuple([_passed(name, size) for name, _ in GUARDS])
 
 
-def brief(trail: Sequence[Verdict], proposed: int) -> tuple[tuple[Reason, ...], tuple[Verdict, ...]]:
+def shortened(trail: Sequence[Verdict], proposed: int) -> tuple[tuple[Reason, ...], tuple[Verdict, ...]]:
     """A trail in short: the names of all guards, and the verdicts of those that changed something or said something.
 
-    Nearly always that is none of them. Where `whole` could not make the trail of it again, there are no names, and all
-    verdicts.
+    Nearly always that is none of them. Where `restored` could not make the trail of it again, there are no names, and
+    all verdicts.
     """
     names = tuple([verdict.guard for verdict in trail])
     telling = tuple([one for one in trail if one.before != one.after or one.detail or one.reason is not one.guard])
-    return (names, telling) if whole(names, telling, proposed) == tuple(trail) else ((), tuple(trail))
+    once = len(set(names)) == len(names)
+    return (names, telling) if once and restored(names, telling, proposed) == tuple(trail) else ((), tuple(trail))
 
 
-def whole(names: Sequence[Reason], telling: Sequence[Verdict], proposed: int) -> tuple[Verdict, ...]:
-    """The trail that `brief` has made short: a guard that has no verdict there let the size pass as it found it."""
+def restored(names: Sequence[Reason], telling: Sequence[Verdict], proposed: int) -> tuple[Verdict, ...]:
+    """The trail that `shortened` has made short: a guard that has no verdict there let the size pass as it found it.
+
+    Raises:
+        ValueError: a guard comes twice, or has a verdict and is not named.
+    """
     if not names:
         return tuple(telling)
     told_by = {verdict.guard: verdict for verdict in telling}
+    named = set(names)
+    if len(named) < len(names) or len(told_by) < len(telling) or not told_by.keys() <= named:
+        raise ValueError("verdicts: a guard has a verdict and is not among the names in guards, or one comes twice")
     trail, size = [], proposed
     for name in names:
         verdict = told_by.get(name) or _passed(name, size)

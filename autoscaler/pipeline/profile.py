@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
@@ -234,37 +234,43 @@ def _lives(seen: DataFrame) -> DataFrame:
         F.max("end").alias("end"),
         F.ln(F.percentile_approx("level", 0.75)).alias("level"),
     )
-    # All is found in one pass over the history: a table that is joined to itself would be made for each side anew.
-    among = Window.partitionBy()
-    known = lives.select("*", F.min("begin").over(among).alias("from"), F.max("end").over(among).alias("to"))
-    none = F.array().cast("array<struct<day:bigint,ended:boolean>>")
+    # There are as many as clusters. Were they joined to themselves, the whole history would be read for each side anew.
+    life = F.struct("cluster", "begin", "end", "level")
+    each = lives.agg(F.collect_list(life).alias("lives"), F.min("begin").alias("from"), F.max("end").alias("to"))
+    each = each.select(F.explode("lives").alias("life"), "from", "to").where("life.level is not null")
 
-    def places(time: str, ended: bool, near: Collection[int]) -> Column:
-        day = F.floor(F.col(time) / DAY_S)
-        return F.array(*(F.struct((day + days).alias("day"), F.lit(ended).alias("ended")) for days in near))
+    def met(those: Column, time: str, *near: int, ended: bool) -> Column:
+        """The days on which those that end can meet those that begin."""
+        days = F.array(*(F.floor(F.col(time) / DAY_S) + day for day in near))
+        days = F.when(those, days).otherwise(F.array().cast("array<bigint>"))
+        return F.transform(days, lambda day: F.struct(day.alias("day"), F.lit(ended).alias("ended")))
 
-    ends = F.when(F.col("end") < F.col("to") - ENDED_S, places("end", True, (-1, 0, 1)))
-    begins = F.when(F.col("begin") > F.col("from") + ENDED_S, places("begin", False, (0,)))
-    life, ended = F.struct("cluster", "begin", "end", "level"), F.col("place")["ended"]
+    places = F.concat(
+        met(F.col("life.end") < F.col("to") - ENDED_S, "life.end", -1, 0, 1, ended=True),
+        met(F.col("life.begin") > F.col("from") + ENDED_S, "life.begin", 0, ended=False),
+    )
     pairs = (
-        known.where("level is not null")
-        .withColumn("place", F.explode(F.concat(F.coalesce(ends, none), F.coalesce(begins, none))))
-        .groupBy("place.day")
-        .agg(F.collect_list(F.when(ended, life)).alias("old"), F.collect_list(F.when(~ended, life)).alias("new"))
+        each.select("life", F.inline(places))
+        .groupBy("day")
+        .agg(
+            F.collect_list(F.when(F.col("ended"), F.col("life"))).alias("old"),
+            F.collect_list(F.when(~F.col("ended"), F.col("life"))).alias("new"),
+        )
         .select(F.explode("old").alias("old"), "new")
         .select("old", F.explode("new").alias("new"))
     )
     old, new = F.col("old"), F.col("new")
     off = F.abs(old["level"] - new["level"])
+    follows = (new["begin"] - old["end"]).between(*FOLLOWS_S) & (old["cluster"] != new["cluster"])
     nobody = F.lit(None).cast("string")
 
     def told(cluster: Column, to: Column, of: Column) -> Column:
         return F.struct(cluster.alias("cluster"), to.alias("to"), of.alias("of"), off.alias("off"))
 
-    each = pairs.where((new["begin"] - old["end"]).between(*FOLLOWS_S) & (off < LIKE)).select(
+    both = pairs.where(follows & (off < LIKE)).select(
         F.inline(F.array(told(old["cluster"], new["cluster"], nobody), told(new["cluster"], nobody, old["cluster"])))
     )
-    return each.groupBy("cluster").agg(
+    return both.groupBy("cluster").agg(
         F.min_by("to", F.when(F.col("to").isNotNull(), F.col("off"))).alias("renamed_to"),
         F.min_by("of", F.when(F.col("of").isNotNull(), F.col("off"))).alias("renamed_from"),
     )

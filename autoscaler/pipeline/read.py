@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from autoscaler.core.guards import whole
+from autoscaler.core.guards import restored
 from autoscaler.core.model import (
     Bound,
     Decision,
@@ -329,7 +329,7 @@ def _decision(row: _Row) -> Decision:
             Recommendation(replicas, Reason(reason), dict(inputs or ()), detail or "", policy or "")
             for policy, replicas, reason, inputs, detail in map(_ASKED, row["recommendations"] or ())
         ),
-        whole([Reason(name) for name in (row.get("guards") or "").split()], verdicts, row["proposed"]),
+        restored([Reason(name) for name in (row.get("guards") or "").split()], verdicts, row["proposed"]),
         tuple((Reason(note["reason"]), note["text"]) for note in row["notes"] or ()),
         row["combined"] or "",
     )

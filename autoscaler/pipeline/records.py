@@ -27,6 +27,8 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType, MapType, StructType
 
+from autoscaler.core.guards import GUARDS
+from autoscaler.core.model import Reason
 from autoscaler.pipeline.dataset import ROWS_PER_FILE, Dataset, Merged, literal
 from autoscaler.pipeline.progress import is_connect
 from autoscaler.pipeline.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
@@ -36,6 +38,9 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 EARLIEST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 AHEAD = timedelta(days=1)
 """A time before, or so much later than the import, was told by a clock that is wrong."""
+
+USUAL = " ".join([*(name.value for name, _ in GUARDS), Reason.BOUNDS.value])
+"""The names of guards as nearly all records have them."""
 
 LOOKED_AT = 16
 """Of many files so many tell which clusters there are and how many lines each has; of few, an eighth."""
@@ -360,7 +365,19 @@ def _problem(given: _Input) -> Column:
         .when(at < F.lit(EARLIEST), f"its time is before {EARLIEST.year}: a clock was wrong")
         .when(at > F.lit(given.until), "its time is in the future: a clock was wrong")
         .when(F.exists(F.map_values(_METRICS), _unread), WRONG_TYPE)
+        .when(_untold(F.col("decision.guards"), F.col("decision.verdicts")), WRONG_TYPE)
     )
+
+
+def _untold(guards: Column, verdicts: Column) -> Column:
+    """Whether no trail can be made of the names of guards and some verdicts: see `restored`."""
+    names, told_by = F.split(guards, " "), F.transform(verdicts, lambda one: one["guard"])
+    unknown = F.size(F.array_except(names, F.array(*(F.lit(reason.value) for reason in Reason)))) > 0
+    twice = (F.size(F.array_distinct(names)) < F.size(names)) | (F.size(F.array_distinct(told_by)) < F.size(told_by))
+    wrong = unknown | F.coalesce(twice | (F.size(F.array_except(told_by, names)) > 0), F.lit(False))
+    # Nearly all records are so, and need no more than to be compared.
+    quiet = (guards == USUAL) & (F.coalesce(F.size(verdicts), F.lit(0)) <= 0)
+    return F.when(quiet | F.coalesce(guards == "", F.lit(True)), F.lit(False)).otherwise(wrong)
 
 
 def _unread(metric: Column) -> Column:
@@ -476,19 +493,17 @@ def _decision() -> list[Column]:
 
     return [
         *(F.col(f"decision.{name}") for name in ("current", "proposed", "desired", "reason")),
-        listed("recommendations", partial(_whole, "recommendations")),
+        listed("recommendations", partial(_filled, "recommendations")),
         F.coalesce("decision.guards", F.lit("")).alias("guards"),
-        listed("verdicts", partial(_whole, "verdicts")),
-        listed(
-            "notes", lambda note: F.struct(F.get(note, F.lit(0)).alias("reason"), F.get(note, F.lit(1)).alias("text"))
-        ),
+        listed("verdicts", partial(_filled, "verdicts")),
+        listed("notes", note),
         F.coalesce("decision.combined", F.lit("")).alias("combined"),
         F.coalesce("dry_run", F.lit(False)).alias("dry_run"),
         F.coalesce("failed", F.lit("")).alias("failed"),
     ]
 
 
-def _whole(name: str, one: Column) -> Column:
+def _filled(name: str, one: Column) -> Column:
     """One of a list of the decision, with what is left out in a line because it is empty."""
     columns = DECISIONS[name].dataType.elementType
     empty = {"inputs": _empty(columns, "inputs")} if "inputs" in columns.names else {}

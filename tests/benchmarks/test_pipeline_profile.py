@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +38,9 @@ def _running(master: str, what: str, *arguments: str) -> Iterator[subprocess.Pop
     ) as process:
         try:
             yield process
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait() == 0, "it has failed; what it said is in the captured stderr"
         except BaseException:
             process.kill()
             raise
@@ -46,15 +49,17 @@ def _running(master: str, what: str, *arguments: str) -> Iterator[subprocess.Pop
 def _next(process: subprocess.Popen[str]) -> Any:
     """The next line of JSON that it prints."""
     assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line, f"it has ended with exit code {process.wait()}; what it said is above"
+    # Java may print there too.
+    line = next((line for line in process.stdout if line.startswith(("{", "["))), None)
+    assert line is not None, f"it has ended with exit code {process.wait()}; what it said is in the captured stderr"
     return json.loads(line)
 
 
 def _profiled(process: subprocess.Popen[str], dataset: str) -> Any:
     assert process.stdin is not None
-    process.stdin.write(f"{dataset}\n")
-    process.stdin.flush()
+    with suppress(BrokenPipeError):  # it has ended: that is told next
+        process.stdin.write(f"{dataset}\n")
+        process.stdin.flush()
     return _next(process)
 
 

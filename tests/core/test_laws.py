@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from autoscaler.core.capacity import source_partitions
-from autoscaler.core.guards import brief
+from autoscaler.core.guards import shortened
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -294,7 +294,7 @@ def test_law_4_every_decision_has_its_whole_contiguous_trail(
         for verdict in decision.verdicts:
             if verdict.before != verdict.after:
                 assert verdict.detail, verdict
-        names, telling = brief(decision.verdicts, decision.proposed)
+        names, telling = shortened(decision.verdicts, decision.proposed)
         assert names == tuple(verdict.guard for verdict in decision.verdicts)
         assert all(verdict.detail for verdict in telling)
 

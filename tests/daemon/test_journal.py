@@ -149,8 +149,21 @@ def test_a_line_has_what_is_out_of_the_usual() -> None:
     told = {"cluster", "at", "current", "proposed", "desired", "reason", "recommendations", "guards"}
     assert set(line["decision"]) == told
     assert line["decision"]["guards"].split() == [verdict.guard for verdict in decision.verdicts]
-    line["decision"]["guards"] = "freshness nobody"
-    with pytest.raises(ValueError, match=r"decision\.guards\.1: Input should be"):
+
+
+@pytest.mark.parametrize(
+    ("guards", "problem"),
+    [
+        ("rate_limit nobody", r"decision\.guards\.1: Input should be"),
+        (["rate_limit"], r"decision\.guards: Value error, must be names with a space between them"),
+        ("cap", "verdicts: a guard has a verdict and is not among the names in guards"),
+        ("rate_limit rate_limit", "or one comes twice"),
+    ],
+)
+def test_guards_of_which_no_trail_can_be_made_are_refused(guards: object, problem: str) -> None:
+    line = json.loads(dump_record(a_record()))
+    line["decision"]["guards"] = guards
+    with pytest.raises(ValueError, match=problem):
         load_record(json.dumps(line))
 
 

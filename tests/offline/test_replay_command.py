@@ -227,7 +227,8 @@ def test_a_long_list_shows_what_matters_most_in_order_of_time(
     records = [json.loads(line) for line in lines[:140]]
     for number, record in enumerate(records):
         current = record["decision"]["current"]
-        record["decision"].update(proposed=current, desired=current, recommendations=[], verdicts=[])
+        record["decision"].update(proposed=current, desired=current, recommendations=[])
+        del record["decision"]["guards"]
         record["observation"].update(desired=5, ready=5)
         record["decision"].update(current=5, desired=5, proposed=5)
         record["observation"]["metrics"]["cpu"]["value"] = 0.7 if number % 2 else 0.7 + number / 500

@@ -474,22 +474,12 @@ def decisions(part: Part, day: Day) -> pa.Table:
     reason = pc.if_else(pa.array(day.settling.ravel()), "settling", reasons)
     each = pa.array(np.arange(count + 1, dtype="int32"))
     said = schema.field("recommendations").type
-    guarded = schema.field("verdicts").type
     recommendations = _struct(
         said.value_type,
         count,
         policy=_same("follow", count, pa.string()),
         replicas=_whole(desired),
         reason=reasons,
-        detail=_same("", count, pa.string()),
-    )
-    verdicts = _struct(
-        guarded.value_type,
-        count,
-        guard=_same("settling", count, pa.string()),
-        before=_whole(desired),
-        after=_whole(desired),
-        reason=_same("settling", count, pa.string()),
         detail=_same("", count, pa.string()),
     )
     known = {
@@ -500,7 +490,7 @@ def decisions(part: Part, day: Day) -> pa.Table:
         "desired": _whole(desired),
         "reason": reason,
         "recommendations": pa.ListArray.from_arrays(each, recommendations).cast(said),
-        "verdicts": pa.ListArray.from_arrays(each, verdicts).cast(guarded),
+        "guards": _same("settling", count, pa.string()),
         "combined": _same("", count, pa.string()),
         "dry_run": _same(False, count, pa.bool_()),
         "failed": _same("", count, pa.string()),

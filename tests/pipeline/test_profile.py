@@ -22,7 +22,7 @@ from autoscaler.core.model import Direction
 from autoscaler.core.profile import Profile, usual
 from autoscaler.pipeline.cluster_profile import COLUMNS
 from autoscaler.pipeline.dataset import Dataset, open_dataset
-from autoscaler.pipeline.profile import PROFILES, _latest, _minutes, profiles, stored, write
+from autoscaler.pipeline.profile import PROFILES, _latest, _lives, _minutes, profiles, stored, write
 from autoscaler.profiles import load, name
 from autoscaler.replay.loads import Load
 from autoscaler.replay.plant import PLANTS
@@ -164,6 +164,39 @@ def test_readings_that_are_no_numbers_spoil_nothing(spark: SparkSession, history
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("lives", "found"),
+    [
+        (
+            [("always", 0, 48, 9.0), ("old", 0, 20, 5.0), ("new", 20.1, 48, 5.5)],
+            {"old": ("new", None), "new": (None, "old")},
+        ),
+        # The one whose arrivals are nearest.
+        (
+            [("old", 0, 20, 5.0), ("near", 20.1, 48, 5.1), ("far", 20.2, 48, 5.5)],
+            {"old": ("near", None), "near": (None, "old"), "far": (None, "old")},
+        ),
+        # Over midnight, and one that was renamed twice.
+        (
+            [("a", 0, 23.9, 5.0), ("b", 24.1, 36, 5.2), ("c", 36.1, 48, 5.0)],
+            {"a": ("b", None), "b": ("c", "a"), "c": (None, "b")},
+        ),
+        ([("always", 0, 48, 9.0), ("short", 20, 20.1, 5.0)], {}),
+        ([("old", 0, 20, 5.0), ("late", 23, 48, 5.0), ("other", 20.1, 48, 9.0)], {}),
+        ([("old", 0, 20, math.nan), ("new", 20.1, 48, 5.0)], {}),
+    ],
+    ids=["one", "the nearest", "twice", "not itself", "too late, or another load", "nothing known"],
+)
+def test_who_ends_when_another_begins_with_as_much_was_renamed(
+    spark: SparkSession, lives: list[tuple[str, float, float, float]], found: dict[str, tuple[str | None, str | None]]
+) -> None:
+    start = datetime(2026, 1, 5, tzinfo=UTC)
+    rows = [(name, start + timedelta(hours=hour), level) for name, *ends, level in lives for hour in ends]
+    frame = spark.createDataFrame(rows, "cluster string, at timestamp, arrivals double")
+    told = {row.cluster: (row.renamed_to, row.renamed_from) for row in _lives(frame).collect()}
+    assert told == found
+
+
 def test_a_cluster_that_was_renamed_is_told_and_can_be_made_one(spark: SparkSession, weeks: Path) -> None:
     name_then = F.when((F.col("cluster") == "job-0000") & (F.col("at") < "2026-01-08"), F.lit("old-name"))
     rows = _with(spark, weeks, cluster=name_then.otherwise(F.col("cluster")))

@@ -122,15 +122,15 @@ def _record(dice: Random, at: datetime) -> Record:
     return Record(observation, decision, dry_run=dice.random() < 0.2, failed=_text(dice))
 
 
-class _Whole(RootModel[Record]):
+class _Full(RootModel[Record]):
     """A record with nothing left out of its line."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
 
-def whole(record: Record) -> bytes:
+def in_full(record: Record) -> bytes:
     """A line as others may write it, or a daemon that leaves nothing out."""
-    return _Whole(record).model_dump_json().encode()
+    return _Full(record).model_dump_json().encode()
 
 
 def lines(of: Iterable[Record]) -> bytes:
@@ -178,6 +178,10 @@ BAD = {
     spoiled(**BOTH): "its time is in the future: a clock was wrong",
     spoiled(decision__current="many"): WRONG_TYPE,
     spoiled(decision__verdicts__0__before="few"): WRONG_TYPE,
+    spoiled(decision__guards="bounds nobody"): WRONG_TYPE,
+    spoiled(decision__guards=["bounds"]): WRONG_TYPE,
+    spoiled(decision__guards="cap"): WRONG_TYPE,
+    spoiled(decision__guards="bounds bounds"): WRONG_TYPE,
     spoiled(observation__metrics__lag__value="much"): WRONG_TYPE,
     spoiled(observation__metrics__lag__at=None): WRONG_TYPE,
     spoiled(observation__metrics__lag__partitions=[1]): WRONG_TYPE,
@@ -232,7 +236,7 @@ def test_what_was_imported_comes_back_as_it_was(messy: Messy) -> None:
 def test_lines_that_leave_nothing_out_are_the_same_records(spark: SparkSession, tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
-    file.write_bytes(b"".join(whole(record) + b"\n" for record in GOOD))
+    file.write_bytes(b"".join(in_full(record) + b"\n" for record in GOOD))
     added = records.add(spark, dataset, [str(file)], now=NOW).merged
     assert added.added["decisions"] == len(GOOD)
     assert as_lines(Path(dataset.path)) == sorted(dump_record(record) for record in GOOD)
@@ -246,10 +250,11 @@ def test_what_is_left_out_of_a_line_is_empty_in_the_tables(messy: Messy, spark: 
     done = messy.dataset.read(spark, "decisions")
     missing = "exists(recommendations, one -> one.inputs is null or one.detail is null or one.policy is null)"
     told = "exists(verdicts, one -> one.detail is null) or guards is null or notes is null or combined is null"
-    assert done.where(f"{missing} or {told} or dry_run is null or failed is null").count() == 0
+    lists = "recommendations is null or verdicts is null"
+    assert done.where(f"{missing} or {told} or {lists} or dry_run is null or failed is null").count() == 0
     seen = messy.dataset.read(spark, "observations")
     metric = "exists(map_values(metrics), one -> one.parts is null or one.over is null)"
-    assert seen.where(f"{metric} or missing is null or remarks is null").count() == 0
+    assert seen.where(f"{metric} or metrics is null or missing is null or remarks is null").count() == 0
     assert seen.where("engine is not null and engine.deadlines is null").count() == 0
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from autoscaler.core.guards import brief
+from autoscaler.core.guards import shortened
 from autoscaler.core.model import Bound, Observation, Reading
 from autoscaler.pipeline.schema import TABLES
 from autoscaler.ports import Record
@@ -87,7 +87,7 @@ def _engine(seen: Observation) -> Mapping[str, Any] | None:
 
 def decision(record: Record) -> dict[str, Any]:
     one = record.decision
-    guards, verdicts = brief(one.verdicts, one.proposed)
+    guards, verdicts = shortened(one.verdicts, one.proposed)
     return {
         **{name: getattr(one, name) for name in ("cluster", "at", "current", "proposed", "desired", "combined")},
         "reason": one.reason.value,
