@@ -130,14 +130,14 @@ def _made(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iterator
 
 def _kept(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
     """Write all that was found; what it was, without the profiles themselves."""
-    from autoscaler.pipeline.profile import write
+    from autoscaler.pipeline.profile import fetched, write
 
     if options.table is not None:
         together = rows.coalesce(1).sortWithinPartitions("cluster")
         together.write.mode("overwrite").parquet(spark_options.table_url(options.table))
     kept = []
     try:
-        for row in write(rows.toLocalIterator(), options.out):
+        for row in write(fetched(rows), options.out):
             told = row.asDict(recursive=True)
             del told["profile"]
             kept.append({key: _plain(value) for key, value in told.items()})

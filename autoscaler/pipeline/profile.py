@@ -34,6 +34,7 @@ from autoscaler.core.model import JobState
 from autoscaler.core.profile import Profile
 from autoscaler.pipeline.cluster_profile import COLUMNS, Asked, Minutes, Rescaled, made
 from autoscaler.pipeline.dataset import Dataset
+from autoscaler.pipeline.progress import is_connect
 from autoscaler.pipeline.season import DAY_S, WEEK, WEEKS
 from autoscaler.profiles import dump, name
 
@@ -354,7 +355,7 @@ def _row(profile: Profile) -> dict[str, Any]:
 def stored(rows: DataFrame) -> Iterator[DataFrame]:
     """Make the rows of `profiles`, on all cores, and keep them until the end of the block; yields them to be fetched.
 
-    `toLocalIterator` makes a job of each partition, one after the other. So all is made before, and what is yielded has
+    `fetched` makes a job of each partition, one after the other. So all is made before, and what is yielded has
     few partitions, each small enough to be held.
     """
     kept = rows.persist(StorageLevel.DISK_ONLY)
@@ -362,6 +363,15 @@ def stored(rows: DataFrame) -> Iterator[DataFrame]:
         yield kept.coalesce(max(kept.count() // TOGETHER, 1))
     finally:
         kept.unpersist()
+
+
+def fetched(rows: DataFrame) -> Iterator[Any]:
+    """The rows that `stored` has yielded, those of one partition at a time.
+
+    Not by the iterator of the DataFrame: Spark 4.3 keeps the results of its jobs as long as the session lasts, as they
+    begin when the query that they are of has ended. With a few thousand profiles that is all the driver's memory.
+    """
+    yield from rows.toLocalIterator() if is_connect(rows.sparkSession) else rows.rdd.toLocalIterator()
 
 
 def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:

@@ -26,7 +26,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from autoscaler.pipeline.dataset import open_dataset
-from autoscaler.pipeline.profile import profiles, stored
+from autoscaler.pipeline.profile import fetched, profiles, stored
 from autoscaler.pipeline.session import session
 from tests.pipeline.fleet import Fleet, write
 
@@ -65,7 +65,7 @@ def profiled(spark: SparkSession, dataset: str) -> dict[str, Any]:
     begin = time.perf_counter()
     count, seen = 0, set()
     with stored(profiles(spark, open_dataset(dataset), made_at=MADE_AT)) as rows:
-        for row in rows.toLocalIterator():
+        for row in fetched(rows):
             count += 1
             seen.add(row.profile)
     seconds = time.perf_counter() - begin

@@ -22,7 +22,7 @@ from autoscaler.core.model import Direction
 from autoscaler.core.profile import Profile, usual
 from autoscaler.pipeline.cluster_profile import COLUMNS
 from autoscaler.pipeline.dataset import Dataset, open_dataset
-from autoscaler.pipeline.profile import PROFILES, _latest, _lives, _minutes, profiles, stored, write
+from autoscaler.pipeline.profile import PROFILES, _latest, _lives, _minutes, fetched, profiles, stored, write
 from autoscaler.profiles import load, name
 from autoscaler.replay.loads import Load
 from autoscaler.replay.plant import PLANTS
@@ -164,6 +164,26 @@ def test_readings_that_are_no_numbers_spoil_nothing(spark: SparkSession, history
 
 
 @pytest.mark.e2e
+def test_what_was_fetched_is_forgotten(spark: SparkSession) -> None:
+    java = spark.sparkContext._jvm.java.lang
+
+    def used() -> int:
+        java.System.gc()
+        return int(java.Runtime.getRuntime().totalMemory() - java.Runtime.getRuntime().freeMemory())
+
+    each = 100_000
+    large = spark.range(200).select(F.repeat(F.format_string("%05d", "id"), each // 5).alias("profile"))
+
+    def fetch() -> int:
+        with stored(large) as rows:
+            return sum(len(row.profile) for row in fetched(rows))
+
+    assert fetch() == 200 * each
+    before = used()
+    assert [fetch(), fetch()] == [200 * each] * 2
+    assert used() - before < 200 * each
+
+
 @pytest.mark.parametrize(
     ("lives", "found"),
     [
@@ -222,7 +242,7 @@ def test_files_are_whole_and_named_after_their_cluster(spark: SparkSession, hist
 
     with stored(some) as rows:
         assert rows.schema == PROFILES
-        written_rows = list(write(rows.toLocalIterator(), tmp_path / "new" / "profiles"))
+        written_rows = list(write(fetched(rows), tmp_path / "new" / "profiles"))
 
     files = sorted((tmp_path / "new" / "profiles").iterdir())
     assert [file.name for file in files] == [name("job-0001"), name("job-0002")]
