@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
-from typing import Annotated
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, RootModel, ValidationError
 
@@ -69,6 +69,7 @@ class _Decided(RootModel[Decision]):
     model_config = _CONFIG
 
 
+_FIELDS = fields(Decision)
 _lines = _Lines.__pydantic_serializer__
 _state = _State.__pydantic_serializer__
 
@@ -78,21 +79,9 @@ VERSION = 1
 
 def dump_record(record: Record) -> bytes:
     """One record as a line of JSON, without the line's end."""
-    told = record.decision
-    guards, verdicts = shortened(told.verdicts, told.proposed)
-    decision = _Decision(
-        told.cluster,
-        told.at,
-        told.current,
-        told.proposed,
-        told.desired,
-        told.reason,
-        told.recommendations,
-        verdicts,
-        told.notes,
-        told.combined,
-        guards,
-    )
+    told = _fields(record.decision)
+    told["guards"], told["verdicts"] = shortened(told["verdicts"], told["proposed"])
+    decision = _Decision(**told)
     line = _Line(record.observation, decision, record.version, record.dry_run, record.failed)
     return _lines.to_json(_Lines.model_construct(line), exclude_defaults=True, warnings=False)
 
@@ -105,20 +94,14 @@ def load_record(text: bytes | str) -> Record:
         raise ValueError(_first(error)) from error
     if line.version not in (VERSION, None):
         raise ValueError(f"version {line.version} of the trace format is not known, expected {VERSION}")
-    told = line.decision
-    decision = Decision(
-        told.cluster,
-        told.at,
-        told.current,
-        told.proposed,
-        told.desired,
-        told.reason,
-        told.recommendations,
-        restored(told.guards, told.verdicts, told.proposed),
-        told.notes,
-        told.combined,
-    )
+    told = _fields(line.decision)
+    told["verdicts"] = restored(line.decision.guards, told["verdicts"], told["proposed"])
+    decision = Decision(**told)
     return Record(line.observation, decision, VERSION, line.dry_run, line.failed)
+
+
+def _fields(decision: Decision) -> dict[str, Any]:
+    return {field.name: getattr(decision, field.name) for field in _FIELDS}
 
 
 def dump_state(state: ClusterState) -> bytes:

@@ -69,8 +69,8 @@ _OBSERVATION = (
 )
 _DECISION = (
     f"decision struct<{_SIZES},recommendations:array<struct<policy:string,replicas:int,reason:string,"
-    "inputs:map<string,double>,detail:string>>,guards:string,verdicts:array<struct<guard:string,before:int,after:int,reason:string,"
-    "detail:string>>,notes:array<array<string>>,combined:string>"
+    "inputs:map<string,double>,detail:string>>,guards:string,"
+    "verdicts:array<struct<guard:string,before:int,after:int,reason:string,detail:string>>,notes:array<array<string>>,combined:string>"
 )
 LINE = f"{_OBSERVATION}, {_DECISION}, version int, dry_run boolean, failed string"
 """What is understood of a line."""

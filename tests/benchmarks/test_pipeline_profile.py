@@ -23,7 +23,7 @@ CLUSTERS = int(os.environ.get("AUTOSCALER_FLEET", "104"))
 DAYS = 7 if CLUSTERS >= 400 else 1
 MOST_MEMORY = 2 * 2**30
 SKEW = 100
-TURNS = 3
+TURNS = 3 if CLUSTERS >= 400 else 1
 
 
 @contextmanager

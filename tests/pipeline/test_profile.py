@@ -184,6 +184,7 @@ def test_what_was_fetched_is_forgotten(spark: SparkSession) -> None:
     assert used() - before < 200 * each
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("lives", "found"),
     [
@@ -217,6 +218,7 @@ def test_who_ends_when_another_begins_with_as_much_was_renamed(
     assert told == found
 
 
+@pytest.mark.e2e
 def test_a_cluster_that_was_renamed_is_told_and_can_be_made_one(spark: SparkSession, weeks: Path) -> None:
     name_then = F.when((F.col("cluster") == "job-0000") & (F.col("at") < "2026-01-08"), F.lit("old-name"))
     rows = _with(spark, weeks, cluster=name_then.otherwise(F.col("cluster")))
