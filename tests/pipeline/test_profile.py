@@ -184,6 +184,25 @@ def test_what_was_fetched_is_forgotten(spark: SparkSession) -> None:
     assert used() - before < 200 * each
 
 
+def test_a_small_fleet_is_not_made_in_hundreds_of_tasks(spark: SparkSession, history: Path) -> None:
+    few = spark.conf.get("spark.sql.shuffle.partitions")
+    context = spark.sparkContext
+    context.setJobGroup("small", "profiles of three clusters")
+    spark.conf.set("spark.sql.shuffle.partitions", 200)
+    try:
+        with stored(profiles(spark, open_dataset(history), made_at=MADE_AT)) as rows:
+            assert len(list(fetched(rows))) == FLEET.clusters
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", few)
+        context.setLocalProperty("spark.jobGroup.id", None)
+    told = context.statusTracker()
+    jobs = [told.getJobInfo(job) for job in told.getJobIdsForGroup("small")]
+    stages = [told.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    tasks = [stage.numTasks for stage in stages if stage]
+    assert len(tasks) > 4
+    assert max(tasks) < 20
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     ("lives", "found"),
