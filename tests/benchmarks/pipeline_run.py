@@ -63,14 +63,15 @@ def watched() -> Iterator[Callable[[], int]]:
 def profiled(spark: SparkSession, dataset: str) -> dict[str, Any]:
     """Profile a dataset as the command does, but for the files that it writes."""
     begin = time.perf_counter()
-    count, seen = 0, set()
+    # Of each its digest: the command does not hold them all either.
     with stored(profiles(spark, open_dataset(dataset), made_at=MADE_AT)) as rows:
-        for row in fetched(rows):
-            count += 1
-            seen.add(row.profile)
+        seen = [hashlib.sha256(row.profile.encode()).digest() for row in fetched(rows)]
     seconds = time.perf_counter() - begin
-    digest = hashlib.sha256("".join(sorted(seen)).encode()).hexdigest()
-    return {"seconds": seconds, "profiles": count, "digest": digest}
+    return {
+        "seconds": seconds,
+        "profiles": len(seen),
+        "digest": hashlib.sha256(b"".join(sorted(seen))).hexdigest(),
+    }
 
 
 def written(spark: SparkSession, dataset: str, clusters: str, days: str, skewed: str) -> int:

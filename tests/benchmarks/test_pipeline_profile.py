@@ -7,9 +7,11 @@ takes half an hour.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +25,7 @@ CLUSTERS = int(os.environ.get("AUTOSCALER_FLEET", "104"))
 DAYS = 7 if CLUSTERS >= 400 else 1
 MOST_MEMORY = 2 * 2**30
 SKEW = 100
+STEPS = 30_000_000
 TURNS = 3 if CLUSTERS >= 400 else 1
 
 
@@ -63,6 +66,28 @@ def _profiled(process: subprocess.Popen[str], dataset: str) -> Any:
     return _next(process)
 
 
+def _count(steps: int = STEPS) -> float:
+    """What one core does alone, and needs nothing for; how many seconds it took."""
+    begin = time.perf_counter()
+    for _ in range(steps):
+        pass
+    return time.perf_counter() - begin
+
+
+def _cores() -> float:
+    """How many times as much as one core two of this machine do now: less than two where they share something."""
+    alone = _count()
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        pool.map(_count, [1, 1], chunksize=1)
+        begin = time.perf_counter()
+        pool.map(_count, [STEPS] * 2, chunksize=1)
+        return 2 * alone / (time.perf_counter() - begin)
+
+
+def _each(ratios: list[float]) -> str:
+    return ", ".join(f"{ratio:.2f}" for ratio in ratios)
+
+
 @pytest.mark.benchmark
 def test_profiles_of_a_fleet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     half, whole, skewed = (str(tmp_path / name) for name in ("half", "whole", "skewed"))
@@ -75,24 +100,30 @@ def test_profiles_of_a_fleet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     with _running("local[2]", "profile") as two, _running("local[1]", "profile") as one:
         # Java becomes quick with what it has done often.
         warm = [_profiled(process, half) for process in (two, one)]
-        # A machine that others use as well is not always as quick as it was: both have their turn again and again.
-        turns = [(_profiled(two, whole), _profiled(one, whole)) for _ in range(TURNS)]
-        again, uneven = _profiled(two, half), _profiled(two, skewed)
+        # A machine that others use as well is not always as quick as it was: all have their turn again and again.
+        turns, halves, cores = [], [], []
+        for _ in range(TURNS):
+            cores.append(_cores())
+            turns.append((_profiled(two, whole), _profiled(one, whole)))
+            halves.append(_profiled(two, half))
+        uneven = _profiled(two, skewed)
     seconds, alone = (median(turn[core]["seconds"] for turn in turns) for core in (0, 1))
-    pairs = ", ".join(f"{b['seconds'] / a['seconds']:.2f}" for a, b in turns)
+    faster = [b["seconds"] / a["seconds"] for a, b in turns]
+    doubled = [a["seconds"] / small["seconds"] for (a, _), small in zip(turns, halves, strict=True)]
     memory = max(run["memory"] for run in (uneven, *turns[-1]))
     with capfd.disabled():
         print(  # noqa: T201 - a benchmark's result is what it prints
             f"\nprofiles of {written[1]:,} observations of {CLUSTERS} clusters with local[2]: {seconds:.1f} s, "
-            f"{written[1] / seconds:,.0f} observations/s; with local[1] {alone:.1f} s, {alone / seconds:.2f} times as "
-            f"long ({pairs} one after the other); "
-            f"{seconds / again['seconds']:.2f} times as long as for half of it; "
+            f"{written[1] / seconds:,.0f} observations/s; with local[1] {alone:.1f} s, {median(faster):.2f} times as "
+            f"long ({_each(faster)} one after the other, where two plain loops at once did {_each(cores)} times as "
+            f"much as one); {median(doubled):.2f} times as long as for half of it ({_each(doubled)}); "
             f"{uneven['seconds'] / seconds:.2f} times as long if one cluster of {few} has {SKEW} times the data; "
             f"the driver had {memory / 2**20:,.0f} MB"
         )
-    assert [run["profiles"] for run in (again, uneven)] == [CLUSTERS // 2, few]
+    assert uneven["profiles"] == few
+    assert {run["profiles"] for run in halves} == {CLUSTERS // 2}
     assert {run["profiles"] for turn in turns for run in turn} == {CLUSTERS}
     # Nothing depends on how the work was split.
     assert len({run["digest"] for turn in turns for run in turn}) == 1
-    assert len({run["digest"] for run in (*warm, again)}) == 1
+    assert len({run["digest"] for run in (*warm, *halves)}) == 1
     assert memory < MOST_MEMORY
