@@ -53,8 +53,20 @@ _OPTIONS = "spark.driver.extraJavaOptions"
 _COLLECTOR = "-XX:-UseG1GC -XX:+UseParallelGC"
 """Nobody waits for this JVM, so it is the whole that counts: the default collector takes an eighth more of it. That one
 is switched off by name, as a spark-defaults.conf, not seen here, may ask for it: with two Java does not start."""
-_COMPILED = "-XX:-DontCompileHugeMethods"
-"""What Spark generates for wide rows is one long method, which Java would interpret."""
+_LATER = 10
+"""Java compiles what has run some thousand times, in another thread: most of Spark's planner, of its logging and of its
+start, which took a sixth of all that the cores of a first profile did. What is done for each row has run so many times
+as often within a second."""
+_COMPILED = " ".join(
+    [
+        # What Spark generates for wide rows is one long method, which Java would interpret.
+        "-XX:-DontCompileHugeMethods",
+        *(
+            f"-XX:Tier4{name}Threshold={usual * _LATER}"
+            for name, usual in {"Invocation": 5000, "MinInvocation": 600, "Compile": 15000, "BackEdge": 40000}.items()
+        ),
+    ]
+)
 _CHOSEN = re.compile(r"-XX:\+Use\w*GC\b")
 _DEFAULTS = "spark.driver.defaultJavaOptions"
 _OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
