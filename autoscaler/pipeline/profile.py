@@ -229,11 +229,16 @@ def _lives(seen: DataFrame) -> DataFrame:
     days = seen.groupBy("cluster", F.to_date("at").alias("day")).agg(
         F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_sound("arrivals")).alias("level")
     )
-    # That of a busy day: one of them has a weekend, the other has not.
-    lives = days.groupBy("cluster").agg(
-        F.min("begin").alias("begin"),
-        F.max("end").alias("end"),
-        F.ln(F.percentile_approx("level", 0.75)).alias("level"),
+    # That of a busy day: one of them has a weekend, the other has not. They are few, and come to one place in the end:
+    # they stay there from here on, as all cores wait while a stage of next to nothing runs.
+    lives = (
+        days.coalesce(1)
+        .groupBy("cluster")
+        .agg(
+            F.min("begin").alias("begin"),
+            F.max("end").alias("end"),
+            F.ln(F.percentile_approx("level", 0.75)).alias("level"),
+        )
     )
     # There are as many as clusters. Were they joined to themselves, the whole history would be read for each side anew.
     life = F.struct("cluster", "begin", "end", "level")
@@ -299,9 +304,9 @@ def _profile(left: pa.Table, right: pa.Table, asked: Asked) -> pa.Table:
     """The profile of one cluster as a row; nothing where there are rescales alone."""
     rows = []
     if left.num_rows:
-        order = left.sort_by("minute")
-        columns = {each: _numbers(order[each]) for each in COLUMNS}
-        cluster = order["cluster"][0].as_py()
+        order = np.argsort(_numbers(left["minute"]))
+        columns = {each: _numbers(left[each])[order] for each in COLUMNS}
+        cluster = left["cluster"][0].as_py()
         rescales = [
             Rescaled(**{key: row[key] for key in _RESCALES})
             for row in right.select(list(_RESCALES)).to_pylist()
