@@ -51,6 +51,9 @@ def _plain(thing: Any) -> Any:  # noqa: ANN401 - any part of a profile, as a JSO
     if isinstance(thing, Mapping):
         return {key: _plain(value) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
+        # Nearly all of a profile is a week of rates. One that is not finite makes the sum so too.
+        if set(map(type, thing)) == {float} and math.isfinite(sum(thing)):
+            return [float(f"{value:.{_DIGITS}g}") for value in thing]
         return [_plain(value) for value in thing]
     return thing
 
