@@ -226,7 +226,7 @@ def _minutes(seen: DataFrame, objective: float) -> DataFrame:
 def _lives(seen: DataFrame) -> DataFrame:
     """Of clusters that were probably renamed: the name before and after."""
     at = F.unix_micros("at") / 1e6
-    days = seen.groupBy("cluster", F.to_date("at").alias("day")).agg(
+    days = seen.groupBy("cluster", F.floor(at / DAY_S).alias("day")).agg(
         F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_sound("arrivals")).alias("level")
     )
     # That of a busy day: one of them has a weekend, the other has not. They are few, and come to one place in the end:
