@@ -371,13 +371,18 @@ def _problem(given: _Input) -> Column:
 
 def _untold(guards: Column, verdicts: Column) -> Column:
     """Whether no trail can be made of the names of guards and some verdicts: see `restored`."""
-    names, told_by = F.split(guards, " "), F.transform(verdicts, lambda one: one["guard"])
+    names, told_by = _words(guards), F.transform(verdicts, lambda one: one["guard"])
     unknown = F.size(F.array_except(names, F.array(*(F.lit(reason.value) for reason in Reason)))) > 0
     twice = (F.size(F.array_distinct(names)) < F.size(names)) | (F.size(F.array_distinct(told_by)) < F.size(told_by))
     wrong = unknown | F.coalesce(twice | (F.size(F.array_except(told_by, names)) > 0), F.lit(False))
     # Nearly all records are so, and need no more than to be compared.
     quiet = (guards == USUAL) & (F.coalesce(F.size(verdicts), F.lit(0)) <= 0)
-    return F.when(quiet | F.coalesce(guards == "", F.lit(True)), F.lit(False)).otherwise(wrong)
+    return F.when(quiet | ~F.coalesce(guards.rlike(r"\S"), F.lit(False)), F.lit(False)).otherwise(wrong)
+
+
+def _words(guards: Column) -> Column:
+    """The names in a text, whatever stands between them: as Python reads a line."""
+    return F.filter(F.split(guards, r"\s+"), lambda name: name != "")
 
 
 def _unread(metric: Column) -> Column:
@@ -494,7 +499,9 @@ def _decision() -> list[Column]:
     return [
         *(F.col(f"decision.{name}") for name in ("current", "proposed", "desired", "reason")),
         listed("recommendations", partial(_filled, "recommendations")),
-        F.coalesce("decision.guards", F.lit("")).alias("guards"),
+        F.when(F.col("decision.guards") == USUAL, USUAL)
+        .otherwise(F.coalesce(F.array_join(_words(F.col("decision.guards")), " "), F.lit("")))
+        .alias("guards"),
         listed("verdicts", partial(_filled, "verdicts")),
         listed("notes", note),
         F.coalesce("decision.combined", F.lit("")).alias("combined"),

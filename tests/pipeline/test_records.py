@@ -246,6 +246,25 @@ def test_lines_that_leave_nothing_out_are_the_same_records(spark: SparkSession, 
 
 
 @pytest.mark.e2e
+def test_lines_that_somebody_has_written_with_other_spaces_are_the_same_records(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    def spaced(record: Record) -> bytes:
+        line = json.loads(dump_record(record))
+        told = line["decision"].get("guards", "")
+        return json.dumps(line | {"decision": line["decision"] | {"guards": f" {told.replace(' ', '  ')} "}}).encode()
+
+    dataset = open_dataset(tmp_path / "dataset", make=True)
+    file = tmp_path / "2026-01-05T22.jsonl"
+    file.write_bytes(b"".join(spaced(record) + b"\n" for record in GOOD))
+    added = records.add(spark, dataset, [str(file)], now=NOW)
+    assert (added.merged.added["decisions"], added.rejected) == (len(GOOD), {})
+    assert as_lines(Path(dataset.path)) == sorted(dump_record(record) for record in GOOD)
+    file.write_bytes(lines(GOOD))
+    assert records.add(spark, dataset, [str(file)], now=NOW).merged.added["decisions"] == 0
+
+
+@pytest.mark.e2e
 def test_what_is_left_out_of_a_line_is_empty_in_the_tables(messy: Messy, spark: SparkSession) -> None:
     done = messy.dataset.read(spark, "decisions")
     missing = "exists(recommendations, one -> one.inputs is null or one.detail is null or one.policy is null)"
