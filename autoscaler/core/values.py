@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import MISSING, fields
 from functools import wraps
 from typing import Any, TypeVar
@@ -10,27 +11,38 @@ Class = TypeVar("Class", bound=type)
 
 
 def quick(cls: Class) -> Class:
-    """Have a frozen dataclass with slots make its objects in half the time; nothing else differs.
+    """Have a frozen dataclass with slots make its objects in a third of the time; nothing else differs.
 
     `dataclass` sets the fields of a frozen object through `object.__setattr__`, which looks each up by its name. Here
-    its slot sets it. A tenth of a simulated day is saved so.
+    an object is of a class with the same slots, and not frozen, until its fields are set. An eighth of a simulated day
+    is saved so.
     """
-    known: dict[str, Any] = {"MISSING": MISSING}
-    taken, lines = [], []
+    usual = cls.__init__  # type: ignore[misc]
+    known: dict[str, Any] = {
+        "usual": usual,
+        "frozen": cls,
+        "Open": type(cls.__name__, (), {"__slots__": vars(cls)["__slots__"]}),
+        "become": vars(object)["__class__"].__set__,
+    }
+    names, taken, set_all = [], [], []
     for each in fields(cls):
-        name = each.name
-        known[f"set_{name}"] = vars(cls)[name].__set__
-        known[f"usual_{name}"] = each.default
-        known[f"make_{name}"] = each.default_factory
-        if each.default is not MISSING:
-            taken.append(f"{name}=usual_{name}")
-        else:
-            taken.append(name if each.default_factory is MISSING else f"{name}=MISSING")
-        made = name if each.default_factory is MISSING else f"make_{name}() if {name} is MISSING else {name}"
-        lines.append(f"set_{name}(self, {made})")
+        name, make = each.name, each.default_factory
+        default = inspect.signature(usual).parameters[name].default
+        known[f"usual_{name}"], known[f"make_{name}"] = default, make
+        names.append(name)
+        taken.append(name if default is inspect.Parameter.empty else f"{name}=usual_{name}")
+        made = "{}" if make is dict else f"make_{name}()"
+        value = name if make is MISSING else f"{made} if {name} is usual_{name} else {name}"
+        set_all.append(f"self.{name} = {value}")
+    lines = [
+        f"if self.__class__ is not frozen: return usual(self, {', '.join(names)})",  # others may have more slots
+        "become(self, Open)",
+        *set_all,
+        "self.__class__ = frozen",
+    ]
     if hasattr(cls, "__post_init__"):
         lines.append("self.__post_init__()")
     text = f"def __init__(self, {', '.join(taken)}):\n    " + "\n    ".join(lines)
     exec(text, known)  # noqa: S102 - as `dataclass` itself does
-    cls.__init__ = wraps(cls.__init__)(known["__init__"])  # type: ignore[misc]
+    cls.__init__ = wraps(usual)(known["__init__"])  # type: ignore[misc]
     return cls

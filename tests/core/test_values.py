@@ -74,3 +74,16 @@ def test_it_is_replaced_copied_pickled_and_described_as_ever() -> None:
     assert copy.deepcopy(made) == made
     assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301 - our own
     assert inspect.signature(Quick) == inspect.signature(Plain)
+
+
+def test_a_class_that_is_made_of_it_has_its_fields_as_well() -> None:
+    class More(Quick):
+        """With more slots than the one it is made of."""
+
+        __slots__ = ("more",)
+
+    made = More("a", parts={"x": 1.0})
+    assert (type(made), made.name, made.size, made.parts) == (More, "a", 1, {"x": 1.0})
+    assert More("a").parts == {}
+    with pytest.raises(ValueError, match="size must be 0 or more, not -1"):
+        More("a", -1)
