@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 
 from autoscaler.core.model import (
     PHASES,
@@ -151,6 +152,7 @@ def restart_time(learned: Learned, direction: Direction) -> float | None:
     return seconds
 
 
+@lru_cache(maxsize=4096)  # durations are asked for at every decision, and change with a rescale
 def _median(values: tuple[float, ...]) -> float:
     ordered = sorted(values)
     middle = len(ordered) // 2

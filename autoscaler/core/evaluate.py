@@ -157,8 +157,8 @@ def _plain(found: object) -> bool:
     return (
         type(found) is dict
         and len(found) <= MOST_LEARNED
-        and set(map(type, found)) <= {str}
-        and set(map(type, found.values())) <= {float}
+        and [*map(type, found)].count(str) == len(found)
+        and [*map(type, found.values())].count(float) == len(found)
         # One that is not finite makes the sum so too: quicker than to look at each.
         and math.isfinite(sum(found.values()))
     )

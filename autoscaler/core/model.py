@@ -149,9 +149,10 @@ class EngineStatus:
     deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("slots", "parallelism", "max_parallelism", "partitions", "restarts"):
-            number = getattr(self, name)
+        counts = self.slots, self.parallelism, self.max_parallelism, self.partitions, self.restarts
+        for number in counts:
             if number is not None and number < 0:
+                name = ("slots", "parallelism", "max_parallelism", "partitions", "restarts")[counts.index(number)]
                 raise ValueError(f"{name} must be 0 or more, not {number}")
         for phase, limit in self.deadlines.items():
             if limit <= ZERO:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import ClassVar
 
 from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
@@ -127,9 +128,9 @@ class _Outlook:
     stall_up: float
     stall_down: float
     replay: float
+    told: tuple[float, ...]
+    curve: tuple[float, float] | None
     share: float = 1.0
-    told: tuple[float, ...] = ()
-    curve: tuple[float, float] | None = None
 
     def able(self, size: int) -> float:
         """What a size can process."""
@@ -268,7 +269,7 @@ class Adaptive:
             forecast.look(memory, self._minutes(view))
             forecast.settle(memory, arrivals, at)
             forecast.judge(memory, now)
-            usual.compare(memory, self._usual(view), now)
+            usual.compare(memory, _usual(self._profile(view)), now)
             self._learn_capacity(view, memory, arrivals, lag, now)
         self._learn_spare(view, memory, arrivals, lag, now)
         # One that is not finite makes the sum so too: quicker than to look at each.
@@ -278,19 +279,8 @@ class Adaptive:
 
     def _latest(self, view: View, over: float) -> float:
         """What arrived of late, by readings that are means over so many seconds."""
-        now = view.metrics[self.arrivals]
         begin = view.now.timestamp() - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
-        points = []
-        for seen in reversed(view.past):
-            value = _rate(seen, self.arrivals)
-            if value is None:
-                continue
-            at = seen.metrics[self.arrivals].at.timestamp()
-            if at < begin:
-                break
-            points.append((at, value))
-        points.reverse()
-        return forecast.newest(points or [(now.at.timestamp(), _sum(now))], over)
+        return forecast.newest(self._read(view, 1, begin=begin), over)
 
     def _doubtful(self, view: View, arrivals: float, lag: float | None) -> bool:
         """Whether more is said to arrive than is processed, though it does not wait anywhere."""
@@ -310,7 +300,7 @@ class Adaptive:
             memory["behind.since_at"] = behind
         if busy is None:
             return
-        curve = self._curve(view)
+        curve = _curve(self._profile(view))
         if curve is not None and "capacity.level" not in memory:
             memory["capacity.exponent"] = curve[1]  # the level is seen at once, how it goes on from there in days
         partitions = source_partitions(view.spec, view.engine, view.past)
@@ -364,7 +354,7 @@ class Adaptive:
             memory["down.level"] = max(level, self._peak(view, memory))
             return
         # More may have been asked for because of what will arrive.
-        known = usual.foretold(memory, self._usual(view)) if usual.trust(memory) >= BELIEVED else ()
+        known = usual.foretold(memory, _usual(self._profile(view))) if usual.trust(memory) >= BELIEVED else ()
         level = max([level, *self._told(view), *known])
         most = memory.pop("down.level", 0.0) * (1 + FLIP_SWINGS * memory.get("arrivals.swing", forecast.SWING))
         if now - memory.pop("down.seen_at", -math.inf) < FLIP_S and level < most:
@@ -601,12 +591,13 @@ class Adaptive:
 
     def _outlook(self, view: View, memory: Mapping[str, float], lag: float, arrivals: float) -> _Outlook:
         level = max(memory.get("arrivals.level", arrivals), 0.0)
+        profile = self._profile(view)
         told = self._told(view)
-        foretold = () if told else usual.foretold(memory, self._usual(view))
+        foretold = () if told or profile is None else usual.foretold(memory, _usual(profile))
         trusted = usual.trust(memory) if foretold else 0.0
         # What usually comes needs no trend to foretell it, unless far more comes than that.
         share = 1.0 if not foretold or usual.above(level, foretold) else 1.0 - trusted
-        restart = self._took(view, "stall", self.restart)
+        restart = _took(profile, "stall", self.restart)
         stall_up, stall_down = memory.get("stall.up", restart), memory.get("stall.down", restart)
         outlook = _Outlook(
             view,
@@ -617,13 +608,13 @@ class Adaptive:
             forecast.trends(memory, share),
             foretold,
             trusted,
-            self._took(view, "start_up", self.start_up) + restart,
+            _took(profile, "start_up", self.start_up) + restart,
             stall_up,
             stall_down,
             # What does not stand still goes back to no checkpoint.
             memory.get("checkpoint.interval", CHECKPOINT_S) if max(stall_up, stall_down) > 1.0 else 0.0,
-            told=told,
-            curve=self._curve(view),
+            told,
+            _curve(profile),
         )
         throughput = total(view, self.throughput)
         if throughput and view.now.timestamp() - memory.get("behind.since_at", math.inf) >= LONG_S:
@@ -640,38 +631,45 @@ class Adaptive:
         rates = reading.value if isinstance(reading.value, tuple) else (reading.value,)
         return rates if min(rates) >= 0 else ()
 
-    def _usual(self, view: View) -> tuple[float, ...]:
-        """The usual arrivals of now and of the next minutes, by the profile; nothing where it tells none."""
-        reading = None if self.profile is None else view.metrics.get(self.profile)
-        if reading is None or not isinstance(reading.value, tuple) or min(reading.value) < 0:
-            return ()
-        return reading.value if reading.value[0] > 0 and max(reading.value) <= LARGEST else ()
-
-    def _curve(self, view: View) -> tuple[float, float] | None:
-        """What one replica can do and how that grows with the size, by the profile."""
-        reading = None if self.profile is None else view.metrics.get(self.profile)
-        curve = {} if reading is None else reading.parts.get("capacity", {})
-        rate, exponent = curve.get("rate", 0.0), curve.get("exponent", 0.0)
-        low, high = CURVES
-        return (rate, exponent) if 0 < rate <= LARGEST and low <= exponent <= high else None
-
-    def _took(self, view: View, what: str, otherwise: timedelta) -> float:
-        """How many seconds something took on the way up, by the profile."""
-        reading = None if self.profile is None else view.metrics.get(self.profile)
-        known = -1.0 if reading is None else reading.parts.get("up", {}).get(what, -1.0)
-        return known if 0 <= known <= LONGEST_TIME_S else otherwise.total_seconds()
+    def _profile(self, view: View) -> Reading | None:
+        """What a profile of the cluster tells, if there is one."""
+        return None if self.profile is None else view.metrics.get(self.profile)
 
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""
         stride = max(1, round(forecast.MINUTE_S / view.spec.interval.total_seconds()))
+        return self._read(view, stride, stride * LONGEST)
+
+    def _read(
+        self, view: View, stride: int, most: int | None = None, begin: float = -math.inf
+    ) -> list[tuple[float, float]]:
+        """The arrivals that were seen, in order: (seconds since 1970, records/s).
+
+        Args:
+            view: what is seen.
+            stride: every so-many-th look, the last one among them.
+            most: of so many looks; None: of all.
+            begin: since then.
+        """
         name = self.arrivals
-        past = view.past[-1 : -1 - stride * LONGEST : -stride]
-        points = [
-            (seen.metrics[name].at.timestamp(), value)
-            for seen in reversed(past)
-            if (value := _rate(seen, name)) is not None
-        ]
-        return points or [(view.now.timestamp(), _sum(view.metrics[name]))]
+        points = []
+        for seen in view.past[-1 : None if most is None else -1 - most : -stride]:
+            reading = seen.metrics.get(name)
+            if reading is None:
+                continue
+            value = reading.value
+            # What nearly all are is not asked for by a call, of which there would be dozens a tick.
+            if type(value) is not float or not 0.0 <= value <= LARGEST:
+                if not reading.finite():
+                    continue
+                value = _sum(reading)
+            at = _seconds(reading.at)
+            if at < begin:
+                break
+            points.append((at, value))
+        points.reverse()
+        now = view.metrics[name]
+        return points or [(now.at.timestamp(), _sum(now))]
 
     def _peak(self, view: View, memory: Mapping[str, float]) -> float:
         """The most that arrived within the calm time, less what may be noise."""
@@ -782,6 +780,35 @@ def _jumping(view: View) -> bool:
 def _workers(view: View, size: int, partitions: int | None) -> float:
     """How many replicas' work a size does: partitions that do not divide evenly leave some of it idle."""
     return effective_slots(size, view.spec.slots_per_replica, partitions) / view.spec.slots_per_replica
+
+
+@lru_cache(maxsize=4096)
+def _seconds(at: datetime) -> float:
+    """Seconds since 1970. Kept, as each reading is looked at again for a quarter of an hour, at every tick."""
+    return at.timestamp()
+
+
+def _usual(profile: Reading | None) -> tuple[float, ...]:
+    """The usual arrivals of now and of the next minutes, by the profile; nothing where it tells none."""
+    if profile is None or not isinstance(profile.value, tuple) or min(profile.value) < 0:
+        return ()
+    return profile.value if profile.value[0] > 0 and max(profile.value) <= LARGEST else ()
+
+
+def _curve(profile: Reading | None) -> tuple[float, float] | None:
+    """What one replica can do and how that grows with the size, by the profile."""
+    if profile is None:
+        return None
+    curve = profile.parts.get("capacity", {})
+    rate, exponent = curve.get("rate", 0.0), curve.get("exponent", 0.0)
+    low, high = CURVES
+    return (rate, exponent) if 0 < rate <= LARGEST and low <= exponent <= high else None
+
+
+def _took(profile: Reading | None, what: str, otherwise: timedelta) -> float:
+    """How many seconds something took on the way up, by the profile."""
+    known = -1.0 if profile is None else profile.parts.get("up", {}).get(what, -1.0)
+    return known if 0 <= known <= LONGEST_TIME_S else otherwise.total_seconds()
 
 
 def _rate(seen: Observation, name: str) -> float | None:
