@@ -256,11 +256,11 @@ class Adaptive:
     def learn(self, view: View) -> Mapping[str, float]:
         """What is known now: arrivals, forecasts and their errors, capacity, stalls, what fewer would have saved."""
         memory = dict(view.memory)
-        now = view.now.timestamp()
+        now = _seconds(view.now)
         _learn_stalls(view, memory, now)
         arrivals, lag = total(view, self.arrivals), self._waiting(view)
         if arrivals is not None:
-            at = view.metrics[self.arrivals].at.timestamp()
+            at = _seconds(view.metrics[self.arrivals].at)
             over = view.metrics[self.arrivals].over
             over_s = over.total_seconds() if over > view.spec.interval else 0.0
             latest = self._latest(view, over_s) if over_s else 0.0
@@ -279,7 +279,7 @@ class Adaptive:
 
     def _latest(self, view: View, over: float) -> float:
         """What arrived of late, by readings that are means over so many seconds."""
-        begin = view.now.timestamp() - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
+        begin = _seconds(view.now) - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
         return forecast.newest(self._read(view, 1, begin=begin), over)
 
     def _doubtful(self, view: View, arrivals: float, lag: float | None) -> bool:
@@ -535,7 +535,7 @@ class Adaptive:
         view, memory = outlook.view, outlook.memory
         if view.rescale is not None or memory.get("spare.size") != view.current:
             return None
-        now = view.now.timestamp()
+        now = _seconds(view.now)
         known = memory.get("spare.enough")
         # What `learn` has just found. It is not called while the target's size is unknown.
         size = int(known) if known is not None and memory.get("spare.seen_at") == now else self._enough(outlook)
@@ -617,7 +617,7 @@ class Adaptive:
             _curve(profile),
         )
         throughput = total(view, self.throughput)
-        if throughput and view.now.timestamp() - memory.get("behind.since_at", math.inf) >= LONG_S:
+        if throughput and _seconds(view.now) - memory.get("behind.since_at", math.inf) >= LONG_S:
             able = outlook.able(view.current)
             if throughput < FAR * able:
                 outlook.share = throughput / able
@@ -669,7 +669,7 @@ class Adaptive:
             points.append((at, value))
         points.reverse()
         now = view.metrics[name]
-        return points or [(now.at.timestamp(), _sum(now))]
+        return points or [(_seconds(now.at), _sum(now))]
 
     def _peak(self, view: View, memory: Mapping[str, float]) -> float:
         """The most that arrived within the calm time, less what may be noise."""
@@ -737,7 +737,7 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
     if engine is None:
         return
     if engine.last_checkpoint is not None:
-        at = engine.last_checkpoint.timestamp()
+        at = _seconds(engine.last_checkpoint)
         took = at - memory.get("checkpoint.seen_at", at)
         if took > 0:
             # They are not seen one by one: the least is the nearest to the truth, and may grow.
@@ -747,7 +747,7 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
         memory["running.not_at"] = now
     if engine.job is not JobState.RUNNING or engine.running_since is None:
         return
-    since = engine.running_since.timestamp()
+    since = _seconds(engine.running_since)
     stood = memory.pop("running.not_at", since)
     used = float(view.ready if engine.parallelism is None else engine.parallelism)
     before, seen = memory.get("running.parallelism", used), memory.get("running.seen_at")
@@ -770,7 +770,7 @@ def _jumping(view: View) -> bool:
 
     A rate measured across a jump is neither the old nor the new one: a size for it would be changed at once.
     """
-    now, interval = view.now.timestamp(), view.spec.interval.total_seconds()
+    now, interval = _seconds(view.now), view.spec.interval.total_seconds()
     if 0 <= now - view.memory.get("arrivals.rises_at", -math.inf) < interval <= forecast.READING_S:
         return True
     soon = LOOKS * interval
@@ -782,7 +782,7 @@ def _workers(view: View, size: int, partitions: int | None) -> float:
     return effective_slots(size, view.spec.slots_per_replica, partitions) / view.spec.slots_per_replica
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)  # those of two hundred clusters
 def _seconds(at: datetime) -> float:
     """Seconds since 1970. Kept, as each reading is looked at again for a quarter of an hour, at every tick."""
     return at.timestamp()
