@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 
 from autoscaler.replay.plant import STEP, Track
 
@@ -158,7 +159,7 @@ def needed(arrivals: Sequence[float], one: float, exponent: float) -> list[int]:
     able = [0.0]
     while able[-1] < top:
         able.append(one * len(able) ** exponent * (1 + _EXACT))
-    return [max(1, bisect_left(able, records / STEP)) for records in arrivals]
+    return [bisect_left(able, records / STEP, 1) for records in arrivals]
 
 
 def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
@@ -170,7 +171,13 @@ def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
     slack = _slack(come)
     found = []
     for step, (total, done) in enumerate(zip(come, position, strict=True)):
-        found.append(0.0 if done >= total - slack else (step + 1) * STEP - _next_came(come, done))
+        if done >= total - slack:
+            found.append(0.0)
+            continue
+        # That in which the next record came: by then more had come than is done, and before it no more.
+        there = bisect_right(come, done)
+        before = come[there - 1] if there else 0.0
+        found.append((step + 1) * STEP - (there + (done - before) / (come[there] - before)) * STEP)
     return found
 
 
@@ -178,25 +185,23 @@ def _slack(come: Sequence[float]) -> float:
     return _EXACT * (come[-1] if come else 0.0)
 
 
-def _next_came(come: Sequence[float], position: float) -> float:
-    """When the first record after a position came, in seconds; there must be one."""
-    return next(_pieces(come, position, math.inf))[0]
-
-
-def _pieces(come: Sequence[float], low: float, high: float) -> Iterator[tuple[float, float, float]]:
+def _pieces(come: Sequence[float], low: float, high: float) -> list[tuple[float, float, float]]:
     """The records between two positions, step by step in which they came: when the first and last came, up to where.
 
     Within each piece they came evenly.
     """
+    found = []
     for step in range(bisect_right(come, low), len(come)):
         if low >= high:
-            return
+            break
         before = come[step - 1] if step else 0.0
-        width = come[step] - before
+        total = come[step]
+        width = total - before
         if width > 0:
-            until = min(come[step], high)
-            yield (step + (low - before) / width) * STEP, (step + (until - before) / width) * STEP, until
+            until = min(total, high)
+            found.append(((step + (low - before) / width) * STEP, (step + (until - before) / width) * STEP, until))
             low = until
+    return found
 
 
 def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0) -> list[tuple[float, float]]:
@@ -238,7 +243,7 @@ def quantiles(weighted: Iterable[tuple[float, float]], shares: Sequence[float]) 
         weighted: (value, weight).
         shares: from 0 to 1, ascending.
     """
-    ordered = sorted(weighted)
+    ordered = sorted(weighted, key=itemgetter(0))
     total = math.fsum(weight for _, weight in ordered)
     found = []
     reached = 0.0
