@@ -43,10 +43,12 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     good: dict[str, Reading] = {}
     for name, reading in observation.metrics.items():
         try:
-            doubt = _doubt(spec, reading, at, oldest, newest)
-            if doubt:
-                doubts[name] = doubt
-            elif name not in doubts:
+            if not (oldest <= reading.at <= newest and reading.finite()) or reading.partitions is not None:
+                doubt = _doubt(spec, reading, at, oldest, newest)
+                if doubt:
+                    doubts[name] = doubt
+                    continue
+            if name not in doubts:
                 good[name] = reading
         except (TypeError, OverflowError) as error:
             # A source is somebody else's code too: a text, a time without a zone, a whole number beyond all floats.
