@@ -112,6 +112,10 @@ RESERVE_KEPT_S = 24 * 3600.0
 within a day."""
 
 
+Rates = tuple[float | None, float | None, float | None]
+"""Lag, arrivals and throughput."""
+
+
 @dataclass(slots=True)
 class _Outlook:
     """What is known and expected at one moment. Times are seconds, rates records/s."""
@@ -120,6 +124,7 @@ class _Outlook:
     memory: Mapping[str, float]
     partitions: int | None
     lag: float
+    throughput: float | None
     level: float
     trends: tuple[tuple[float, float], ...]
     usual: tuple[float, ...]
@@ -258,20 +263,21 @@ class Adaptive:
         memory = dict(view.memory)
         now = _seconds(view.now)
         _learn_stalls(view, memory, now)
-        arrivals, lag = total(view, self.arrivals), self._waiting(view)
+        lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
-            at = _seconds(view.metrics[self.arrivals].at)
-            over = view.metrics[self.arrivals].over
-            over_s = over.total_seconds() if over > view.spec.interval else 0.0
+            reading = view.metrics[self.arrivals]
+            at = _seconds(reading.at)
+            over_s = reading.over.total_seconds() if reading.over > view.spec.interval else 0.0
             latest = self._latest(view, over_s) if over_s else 0.0
-            doubtful = self._doubtful(view, arrivals, lag)
+            # More is said to arrive than is processed, though it does not wait anywhere.
+            doubtful = throughput is not None and lag is not None and lag < WAITS_S * (arrivals - throughput)
             forecast.follow(memory, arrivals, at, latest=latest, over=over_s, doubtful=doubtful)
             forecast.look(memory, self._minutes(view))
             forecast.settle(memory, arrivals, at)
             forecast.judge(memory, now)
             usual.compare(memory, _usual(self._profile(view)), now)
-            self._learn_capacity(view, memory, arrivals, lag, now)
-        self._learn_spare(view, memory, arrivals, lag, now)
+            self._learn_capacity(view, memory, (lag, arrivals, throughput), now)
+        self._learn_spare(view, memory, (lag, arrivals, throughput), now)
         # One that is not finite makes the sum so too: quicker than to look at each.
         if math.isfinite(sum(memory.values())):
             return memory
@@ -282,17 +288,10 @@ class Adaptive:
         begin = _seconds(view.now) - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
         return forecast.newest(self._read(view, 1, begin=begin), over)
 
-    def _doubtful(self, view: View, arrivals: float, lag: float | None) -> bool:
-        """Whether more is said to arrive than is processed, though it does not wait anywhere."""
-        throughput = total(view, self.throughput)
-        return throughput is not None and lag is not None and lag < WAITS_S * (arrivals - throughput)
-
-    def _learn_capacity(
-        self, view: View, memory: dict[str, float], arrivals: float, lag: float | None, now: float
-    ) -> None:
-        throughput = total(view, self.throughput)
+    def _learn_capacity(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
+        lag, arrivals, throughput = rates
         behind = memory.pop("behind.since_at", now)
-        if throughput is None or not _undisturbed(view):
+        if arrivals is None or throughput is None or not _undisturbed(view):
             return
         busy = _hottest(view, self.utilization)
         if lag is not None and throughput < arrivals and lag > BEHIND_S * throughput and (busy is None or busy > STUCK):
@@ -317,14 +316,13 @@ class Adaptive:
             capacity_model.forget(memory)
         capacity_model.sample(memory, workers, view.current, throughput, busy, now)
 
-    def _learn_spare(
-        self, view: View, memory: dict[str, float], arrivals: float | None, lag: float | None, now: float
-    ) -> None:
+    def _learn_spare(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
         """What fewer replicas would have saved since the size changed last, in replica-seconds.
 
         The rent that is paid until buying would have been cheaper (ski rental): a rescale that saves much comes soon,
         one that saves little comes late, and one whose gain comes and goes does not come at all.
         """
+        lag, arrivals, throughput = rates
         size = memory.get("spare.size")
         since = max(now - memory.get("spare.seen_at", now), 0.0)
         memory["spare.seen_at"] = now
@@ -339,7 +337,7 @@ class Adaptive:
         memory["spare.enough"] = float(view.current)
         if arrivals is None or lag is None or view.rescale is not None:
             return
-        outlook = self._outlook(view, memory, lag, arrivals)
+        outlook = self._outlook(view, memory, lag, arrivals, throughput)
         enough = self._enough(outlook) if outlook.able(view.current) > 0 else view.current
         memory["spare.enough"] = float(enough)
         fewer = view.current - enough or -WAVERS
@@ -364,14 +362,14 @@ class Adaptive:
 
     def evaluate(self, view: View) -> Recommendation:
         """Say which size keeps the objective at the least cost."""
-        lag, arrivals = self._waiting(view), total(view, self.arrivals)
+        lag, arrivals, throughput = self._rates(view)
         if lag is None or arrivals is None:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
             return missing(view, *absent)
-        outlook = self._outlook(view, view.memory, lag, arrivals)
+        outlook = self._outlook(view, view.memory, lag, arrivals, throughput)
         able = outlook.able(view.current)
         if able <= 0 and (view.current or outlook.able(1) <= 0):
-            return self._unknown(view, lag, arrivals)
+            return self._unknown(view, lag, arrivals, throughput)
         up = outlook.up
         soon = outlook.arriving(up)
         # How much waits, and how old the oldest record is, once a rescale that is asked for now is over.
@@ -403,7 +401,7 @@ class Adaptive:
         late = lag > BEHIND_S * able and lag > self.patience * objective * outlook.level
         if late and drain > DRAINS * objective and not self._sooner(outlook, able):
             return self._more(outlook, soon, piled, inputs)
-        if total(view, self.throughput) is None:
+        if throughput is None:
             return missing(view, self.throughput)
         return self._fewer(outlook, inputs) or sized(view, view.current, inputs, self._stays(outlook, inputs))
 
@@ -573,7 +571,7 @@ class Adaptive:
             text += f", {plain(inputs['expected'])}/s in {plain(inputs['ahead'])} s"
         return f"{text}, lag {plain(outlook.lag)}"
 
-    def _unknown(self, view: View, lag: float, arrivals: float) -> Recommendation:
+    def _unknown(self, view: View, lag: float, arrivals: float, throughput: float | None) -> Recommendation:
         """Without a known capacity: one more when there is clearly too little, else no opinion."""
         inputs = {"lag": lag, "arrivals": arrivals}
         what = f"lag {plain(lag)} records at {plain(arrivals)}/s arriving, capacity not known yet"
@@ -581,7 +579,6 @@ class Adaptive:
             if lag or arrivals:
                 return sized(view, 1, inputs, f"{what}; nothing is processed by 0 replicas: one")
             return sized(view, 0, inputs, "nothing arrives, nothing waits")
-        throughput = total(view, self.throughput)
         if throughput and view.rescale is None and arrivals >= throughput:
             inputs["throughput"] = throughput
             if lag > throughput * self.objective.total_seconds():
@@ -589,14 +586,20 @@ class Adaptive:
                 return sized(view, view.current + 1, inputs, f"{what}; {behind} s behind and not gaining: one more")
         return Recommendation(None, Reason.LEARNING, inputs, what)
 
-    def _outlook(self, view: View, memory: Mapping[str, float], lag: float, arrivals: float) -> _Outlook:
+    def _outlook(
+        self, view: View, memory: Mapping[str, float], lag: float, arrivals: float, throughput: float | None
+    ) -> _Outlook:
         level = max(memory.get("arrivals.level", arrivals), 0.0)
         profile = self._profile(view)
-        told = self._told(view)
-        foretold = () if told or profile is None else usual.foretold(memory, _usual(profile))
-        trusted = usual.trust(memory) if foretold else 0.0
-        # What usually comes needs no trend to foretell it, unless far more comes than that.
-        share = 1.0 if not foretold or usual.above(level, foretold) else 1.0 - trusted
+        told = self._told(view) if self.forecast is not None else ()
+        foretold: tuple[float, ...] = ()
+        trusted, share = 0.0, 1.0
+        if profile is not None and not told:
+            foretold = usual.foretold(memory, _usual(profile))
+        if foretold:
+            trusted = usual.trust(memory)
+            # What usually comes needs no trend to foretell it, unless far more comes than that.
+            share = 1.0 if usual.above(level, foretold) else 1.0 - trusted
         restart = _took(profile, "stall", self.restart)
         stall_up, stall_down = memory.get("stall.up", restart), memory.get("stall.down", restart)
         outlook = _Outlook(
@@ -604,6 +607,7 @@ class Adaptive:
             memory,
             source_partitions(view.spec, view.engine, view.past),
             lag,
+            throughput,
             level,
             forecast.trends(memory, share),
             foretold,
@@ -616,8 +620,7 @@ class Adaptive:
             told,
             _curve(profile),
         )
-        throughput = total(view, self.throughput)
-        if throughput and _seconds(view.now) - memory.get("behind.since_at", math.inf) >= LONG_S:
+        if throughput and "behind.since_at" in memory and _seconds(view.now) - memory["behind.since_at"] >= LONG_S:
             able = outlook.able(view.current)
             if throughput < FAR * able:
                 outlook.share = throughput / able
@@ -675,29 +678,35 @@ class Adaptive:
         """The most that arrived within the calm time, less what may be noise."""
         begin = view.now - self.calm
         name = self.arrivals
-        most = 0.0
+        rates = [0.0]
         for seen in reversed(view.past):
             if seen.at < begin:
                 break
-            value = _rate(seen, name)
-            if value is not None and value > most:
-                most = value
-        return most / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
+            reading = seen.metrics.get(name)
+            if reading is None:
+                continue
+            value = reading.value
+            if type(value) is not float or not 0.0 <= value <= LARGEST:
+                value = _rate(seen, name) or 0.0
+            rates.append(value)
+        return max(rates) / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
 
-    def _waiting(self, view: View) -> float | None:
-        """The lag; of one that has grown by far more than can have come no more than that, until it is read again."""
-        lag, arrivals = total(view, self.lag), total(view, self.arrivals)
-        before = _rate(view.past[-2], self.lag) if len(view.past) > 1 else None
+    def _rates(self, view: View) -> Rates:
+        """Lag, arrivals and throughput, as far as they can be used.
+
+        Of a lag that has grown by far more than can have come no more than that counts, until it is read again.
+        """
+        lag, arrivals, throughput = total(view, self.lag), total(view, self.arrivals), total(view, self.throughput)
+        before = _rate(view.past[-2], self.lag) if lag and len(view.past) > 1 else None
         if lag is None or arrivals is None or before is None or lag <= before or not _undisturbed(view):
-            return lag
+            return lag, arrivals, throughput
         since = (view.metrics[self.lag].at - view.past[-2].metrics[self.lag].at).total_seconds()
-        come = max(arrivals, total(view, self.throughput) or 0.0)
-        return min(lag, before + MOST_COME * come * since) if since > 0 else lag
+        come = max(arrivals, throughput or 0.0)
+        return min(lag, before + MOST_COME * come * since) if since > 0 else lag, arrivals, throughput
 
     def _came(self, outlook: _Outlook) -> float:
         """What has come within the last minute by what was processed and what waits now, whatever the arrivals say."""
-        view = outlook.view
-        throughput = total(view, self.throughput)
+        view, throughput = outlook.view, outlook.throughput
         if throughput is None:
             return 0.0
         begin = view.now - MINUTE

@@ -208,6 +208,7 @@ def _forget_oldest(memory: dict[str, float]) -> None:
 
 def _learn_line(memory: dict[str, float], x: float, y: float, since: float) -> None:
     """Moving sums of throughput, per replica^exponent, and utilization."""
-    kept = math.exp(-since / IDLE_S) if all(map(memory.__contains__, LINE)) else 0.0
-    for name, value in zip(LINE, (1.0, x, y, x * x, x * y, y * y), strict=True):
-        memory[name] = memory.get(name, 0.0) * kept + value
+    sums = [memory.get(name) for name in LINE]
+    kept = 0.0 if None in sums else math.exp(-since / IDLE_S)
+    for name, known, value in zip(LINE, sums, (1.0, x, y, x * x, x * y, y * y), strict=True):
+        memory[name] = (known or 0.0) * kept + value

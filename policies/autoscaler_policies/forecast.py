@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from operator import sub
+from operator import itemgetter, sub
 from typing import NamedTuple
 
 MINUTE_S = 60.0
@@ -76,6 +76,10 @@ ERROR_WEIGHT = 0.2
 
 SUMS = tuple([f"line.{name}" for name in ("weight", "t", "tt", "x", "tx")])
 """The sums that make the long line; without one of them it begins anew."""
+
+
+TIME = itemgetter(0)
+"""That of a point."""
 
 
 class Line(NamedTuple):
@@ -164,7 +168,6 @@ def newest(points: Sequence[tuple[float, float]], over: float) -> float:
         points: (seconds, records/s) in order of time, the newest last; at least one.
         over: seconds that each is a mean over.
     """
-    times = [time for time, _ in points]
     value = points[0][1]
     # A reading that is the same to the last digit was probably not measured anew: Prometheus asked more often than it
     # scrapes. What is new in the next one came since the last that was.
@@ -173,14 +176,17 @@ def newest(points: Sequence[tuple[float, float]], over: float) -> float:
         if now != value:
             anew.append(time)
         value = now
-    at = anew[-1] if anew else times[-1]
+    at = anew[-1] if anew else points[-1][0]
     apart = min(map(sub, anew[1:], anew), default=0.0)
-    before = bisect_right(times, at - max(apart, READING_S, over / MOST_TIMES)) - 1
-    ago = bisect_right(times, at - over) - 1
-    if before < 0 or ago < 0 or at - times[before] > over / 2:
+    before = bisect_right(points, at - max(apart, READING_S, over / MOST_TIMES), key=TIME) - 1
+    ago = bisect_right(points, at - over, key=TIME) - 1
+    if before < 0 or ago < 0:
         return value
-    usual = sorted([points[max(number, 0)][1] for number in (ago - 1, ago, ago + 1)])[1]
-    return max(usual + over / (at - times[before]) * (value - points[before][1]), 0.0)
+    since, then = points[before]
+    if at - since > over / 2:
+        return value
+    usual = sorted([rate for _, rate in points[ago - 1 : ago + 2]])[1] if ago else points[0][1]
+    return max(usual + over / (at - since) * (value - then), 0.0)
 
 
 def follow(
@@ -301,9 +307,8 @@ def settle(memory: dict[str, float], value: float, at: float) -> None:
         return
     weight, t, tt, x, tx = [memory.get(name, math.nan) for name in SUMS]
     whole = math.isfinite(weight + t + tt + x + tx)
-    far = value - memory.get("line.now", 0.0) > FAR * memory.get("line.spread", SWING) * memory.get("line.now", 0.0)
-    jumped = far and memory.get("arrivals.jumped_at") == at
-    if not whole or since > STALE_S or jumped or _left(memory):
+    jumped = memory.get("arrivals.jumped_at") == at
+    if not whole or since > STALE_S or (jumped and _far(memory, value)) or _left(memory):
         weight = t = tt = x = tx = off = drift = slope = 0.0
         since = READING_S
         middle = value
@@ -322,12 +327,19 @@ def settle(memory: dict[str, float], value: float, at: float) -> None:
         drift += (1 - math.exp(-since / DRIFT_S)) * (off - drift)
     counts = min(since, MINUTE_S)
     memory["line.seen_at"] = at
-    memory.update(zip(SUMS, (weight + counts, t, tt, x + counts * value, tx), strict=True))
+    memory["line.weight"], memory["line.x"] = weight + counts, x + counts * value
+    memory["line.t"], memory["line.tt"], memory["line.tx"] = t, tt, tx
     memory["line.now"], memory["line.slope"], memory["line.off"], memory["line.drift"] = middle, slope, off, drift
     passed = at - memory.get("line.minute_at", at)
     if passed >= MINUTE_S and at - memory.get("line.since_at", at) >= DRIFT_S:
         _learn_spread(memory, off, passed)
         memory["line.minute_at"], memory["line.minute_off"] = at, off
+
+
+def _far(memory: Mapping[str, float], value: float) -> bool:
+    """Whether a reading is far above the long line."""
+    middle = memory.get("line.now", 0.0)
+    return value - middle > FAR * memory.get("line.spread", SWING) * middle
 
 
 def _learn_spread(memory: dict[str, float], off: float, passed: float) -> None:
