@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from functools import lru_cache
+from datetime import timedelta
 from typing import ClassVar
 
 from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
@@ -16,16 +15,16 @@ from autoscaler.core.model import (
     ZERO,
     Direction,
     JobState,
-    Observation,
     Phase,
     Reading,
     Reason,
     Recommendation,
     View,
 )
-from autoscaler_policies import capacity_model, forecast, usual
+from autoscaler_policies import capacity_model, forecast, recent, usual
 from autoscaler_policies.answer import LARGEST, missing, plain, replicas, sized, smallest
 from autoscaler_policies.measured import total
+from autoscaler_policies.recent import rate, seconds, together
 
 MINUTE = timedelta(seconds=forecast.MINUTE_S)
 LONGEST = max(forecast.TRENDS.values())
@@ -261,12 +260,12 @@ class Adaptive:
     def learn(self, view: View) -> Mapping[str, float]:
         """What is known now: arrivals, forecasts and their errors, capacity, stalls, what fewer would have saved."""
         memory = dict(view.memory)
-        now = _seconds(view.now)
+        now = seconds(view.now)
         _learn_stalls(view, memory, now)
         lag, arrivals, throughput = self._rates(view)
         if arrivals is not None:
             reading = view.metrics[self.arrivals]
-            at = _seconds(reading.at)
+            at = seconds(reading.at)
             over_s = reading.over.total_seconds() if reading.over > view.spec.interval else 0.0
             latest = self._latest(view, over_s) if over_s else 0.0
             # More is said to arrive than is processed, though it does not wait anywhere.
@@ -285,8 +284,8 @@ class Adaptive:
 
     def _latest(self, view: View, over: float) -> float:
         """What arrived of late, by readings that are means over so many seconds."""
-        begin = _seconds(view.now) - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
-        return forecast.newest(self._read(view, 1, begin=begin), over)
+        begin = seconds(view.now) - over - 3 * max(forecast.READING_S, view.spec.interval.total_seconds())
+        return forecast.newest(self._points(view, 1, begin=begin), over)
 
     def _learn_capacity(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
         lag, arrivals, throughput = rates
@@ -533,7 +532,7 @@ class Adaptive:
         view, memory = outlook.view, outlook.memory
         if view.rescale is not None or memory.get("spare.size") != view.current:
             return None
-        now = _seconds(view.now)
+        now = seconds(view.now)
         known = memory.get("spare.enough")
         # What `learn` has just found. It is not called while the target's size is unknown.
         size = int(known) if known is not None and memory.get("spare.seen_at") == now else self._enough(outlook)
@@ -620,7 +619,7 @@ class Adaptive:
             told,
             _curve(profile),
         )
-        if throughput and "behind.since_at" in memory and _seconds(view.now) - memory["behind.since_at"] >= LONG_S:
+        if throughput and "behind.since_at" in memory and seconds(view.now) - memory["behind.since_at"] >= LONG_S:
             able = outlook.able(view.current)
             if throughput < FAR * able:
                 outlook.share = throughput / able
@@ -641,55 +640,20 @@ class Adaptive:
     def _minutes(self, view: View) -> list[tuple[float, float]]:
         """The arrivals of the last quarter of an hour, about a minute apart, in order of time."""
         stride = max(1, round(forecast.MINUTE_S / view.spec.interval.total_seconds()))
-        return self._read(view, stride, stride * LONGEST)
+        return self._points(view, stride, stride * LONGEST)
 
-    def _read(
-        self, view: View, stride: int, most: int | None = None, begin: float = -math.inf
+    def _points(
+        self, view: View, stride: int, looks: int | None = None, begin: float = -math.inf
     ) -> list[tuple[float, float]]:
-        """The arrivals that were seen, in order: (seconds since 1970, records/s).
-
-        Args:
-            view: what is seen.
-            stride: every so-many-th look, the last one among them.
-            most: of so many looks; None: of all.
-            begin: since then.
-        """
-        name = self.arrivals
-        points = []
-        for seen in view.past[-1 : None if most is None else -1 - most : -stride]:
-            reading = seen.metrics.get(name)
-            if reading is None:
-                continue
-            value = reading.value
-            # What nearly all are is not asked for by a call, of which there would be dozens a tick.
-            if type(value) is not float or not 0.0 <= value <= LARGEST:
-                if not reading.finite():
-                    continue
-                value = _sum(reading)
-            at = _seconds(reading.at)
-            if at < begin:
-                break
-            points.append((at, value))
-        points.reverse()
-        now = view.metrics[name]
-        return points or [(_seconds(now.at), _sum(now))]
+        """The arrivals that were seen (`recent.points`), those of now at least."""
+        now = view.metrics[self.arrivals]
+        found = recent.points(view.past, self.arrivals, stride, looks, begin)
+        return found or [(seconds(now.at), together(now))]
 
     def _peak(self, view: View, memory: Mapping[str, float]) -> float:
         """The most that arrived within the calm time, less what may be noise."""
-        begin = view.now - self.calm
-        name = self.arrivals
-        rates = [0.0]
-        for seen in reversed(view.past):
-            if seen.at < begin:
-                break
-            reading = seen.metrics.get(name)
-            if reading is None:
-                continue
-            value = reading.value
-            if type(value) is not float or not 0.0 <= value <= LARGEST:
-                value = _rate(seen, name) or 0.0
-            rates.append(value)
-        return max(rates) / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
+        most = recent.peak(view.past, self.arrivals, view.now - self.calm)
+        return most / (1 + 2 * memory.get("arrivals.noise", forecast.NOISE))
 
     def _rates(self, view: View) -> Rates:
         """Lag, arrivals and throughput, as far as they can be used.
@@ -697,7 +661,7 @@ class Adaptive:
         Of a lag that has grown by far more than can have come no more than that counts, until it is read again.
         """
         lag, arrivals, throughput = total(view, self.lag), total(view, self.arrivals), total(view, self.throughput)
-        before = _rate(view.past[-2], self.lag) if lag and len(view.past) > 1 else None
+        before = rate(view.past[-2], self.lag) if lag and len(view.past) > 1 else None
         if lag is None or arrivals is None or before is None or lag <= before or not _undisturbed(view):
             return lag, arrivals, throughput
         since = (view.metrics[self.lag].at - view.past[-2].metrics[self.lag].at).total_seconds()
@@ -712,7 +676,7 @@ class Adaptive:
         begin = view.now - MINUTE
         for seen in reversed(view.past):
             reading = seen.metrics.get(self.lag)
-            if reading is not None and reading.at <= begin and (before := _rate(seen, self.lag)) is not None:
+            if reading is not None and reading.at <= begin and (before := rate(seen, self.lag)) is not None:
                 more = outlook.lag - before
                 since = (view.metrics[self.lag].at - reading.at).total_seconds()
                 return min(max(throughput + more / max(since, forecast.MINUTE_S), 0.0), LARGEST)
@@ -746,7 +710,7 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
     if engine is None:
         return
     if engine.last_checkpoint is not None:
-        at = _seconds(engine.last_checkpoint)
+        at = seconds(engine.last_checkpoint)
         took = at - memory.get("checkpoint.seen_at", at)
         if took > 0:
             # They are not seen one by one: the least is the nearest to the truth, and may grow.
@@ -756,7 +720,7 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
         memory["running.not_at"] = now
     if engine.job is not JobState.RUNNING or engine.running_since is None:
         return
-    since = _seconds(engine.running_since)
+    since = seconds(engine.running_since)
     stood = memory.pop("running.not_at", since)
     used = float(view.ready if engine.parallelism is None else engine.parallelism)
     before, seen = memory.get("running.parallelism", used), memory.get("running.seen_at")
@@ -779,7 +743,7 @@ def _jumping(view: View) -> bool:
 
     A rate measured across a jump is neither the old nor the new one: a size for it would be changed at once.
     """
-    now, interval = _seconds(view.now), view.spec.interval.total_seconds()
+    now, interval = seconds(view.now), view.spec.interval.total_seconds()
     if 0 <= now - view.memory.get("arrivals.rises_at", -math.inf) < interval <= forecast.READING_S:
         return True
     soon = LOOKS * interval
@@ -789,12 +753,6 @@ def _jumping(view: View) -> bool:
 def _workers(view: View, size: int, partitions: int | None) -> float:
     """How many replicas' work a size does: partitions that do not divide evenly leave some of it idle."""
     return effective_slots(size, view.spec.slots_per_replica, partitions) / view.spec.slots_per_replica
-
-
-@lru_cache(maxsize=16384)  # those of two hundred clusters
-def _seconds(at: datetime) -> float:
-    """Seconds since 1970. Kept, as each reading is looked at again for a quarter of an hour, at every tick."""
-    return at.timestamp()
 
 
 def _usual(profile: Reading | None) -> tuple[float, ...]:
@@ -818,23 +776,6 @@ def _took(profile: Reading | None, what: str, otherwise: timedelta) -> float:
     """How many seconds something took on the way up, by the profile."""
     known = -1.0 if profile is None else profile.parts.get("up", {}).get(what, -1.0)
     return known if 0 <= known <= LONGEST_TIME_S else otherwise.total_seconds()
-
-
-def _rate(seen: Observation, name: str) -> float | None:
-    """A rate or a number of records that was seen, 0 or more; None where there was none."""
-    reading = seen.metrics.get(name)
-    if reading is None:
-        return None
-    value = reading.value
-    # The commonest kind by far, dozens of times a tick.
-    if type(value) is float and 0.0 <= value <= LARGEST:
-        return value
-    return _sum(reading) if reading.finite() else None
-
-
-def _sum(reading: Reading) -> float:
-    value = reading.value
-    return min(max(sum(value) if isinstance(value, tuple) else value, 0.0), LARGEST)
 
 
 def _hottest(view: View, name: str) -> float | None:
