@@ -7,7 +7,7 @@ FLINK := $(VENV)/installed-flink
 # Tests of several files at a time, as much of their time is waiting. ARGS="-n 0" runs one after the other.
 WORKERS := -n logical --maxprocesses 4
 
-.PHONY: demo test e2e bench lint clean
+.PHONY: demo test e2e bench lint compiled clean
 
 $(STAMP): pyproject.toml
 	@echo "==> making $(VENV) and installing into it (the first time takes a minute or two)"
@@ -39,6 +39,11 @@ lint: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+# A wheel for this machine and this Python, which decides in a tenth to a quarter less time; it needs a C compiler. Built
+# from a source archive, so that nothing compiled stays beside the sources. No fused operations: they have other digits.
+compiled: $(STAMP)
+	@HATCH_BUILD_HOOK_ENABLE_MYPYC=1 CFLAGS="-ffp-contract=off" $(BIN)/python -m build --outdir dist .
 
 clean:
 	rm -rf $(VENV) demo-output
