@@ -1,10 +1,10 @@
-"""Auto Scaling groups of three instances under any name, and a datapoint for any metric: what AWS would answer."""
+"""Auto Scaling groups of three instances under any name, and any metric once a minute: what AWS would answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import time
+import math
 from collections import Counter
 from urllib.parse import parse_qsl
 
@@ -35,13 +35,13 @@ async def answer(request: web.Request) -> web.Response:
     target = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
     if target:
         counts[target] += 1
-        queries = json.loads(body)["MetricDataQueries"]
+        question = json.loads(body)
+        queries = question["MetricDataQueries"]
         counts["queries"] += len(queries)
-        at = time.time() // 60 * 60 - 60
-        results = [
-            {"Id": query["Id"], "Label": "l", "Timestamps": [at], "Values": [50.0], "StatusCode": "Complete"}
-            for query in queries
-        ]
+        # As of the time that was asked about: it may be a minute ago by now.
+        minutes = range(math.ceil(question["StartTime"] / 60), math.ceil(question["EndTime"] / 60))
+        series = {"Timestamps": [60 * minute for minute in reversed(minutes)], "Values": [50.0] * len(minutes)}
+        results = [{"Id": query["Id"], "Label": "l", "StatusCode": "Complete"} | series for query in queries]
         document = json.dumps({"MetricDataResults": results})
         return web.Response(text=document, content_type="application/x-amz-json-1.0")
     parameters = parse_qsl(body.decode())
