@@ -43,7 +43,7 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     good: dict[str, Reading] = {}
     for name, reading in observation.metrics.items():
         try:
-            if not (oldest <= reading.at <= newest and reading.finite()) or reading.partitions is not None:
+            if not reading.finite() or reading.at < oldest or reading.at > newest or reading.partitions is not None:
                 doubt = _doubt(spec, reading, at, oldest, newest)
                 if doubt:
                     doubts[name] = doubt

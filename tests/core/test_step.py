@@ -107,6 +107,7 @@ def test_a_policy_that_fails_does_not_block_scaling_up() -> None:
         (Reading(10**400, T0), "not a reading: int too large"),
         (Reading("12", T0), "not a reading: must be real number, not str"),  # type: ignore[arg-type]
         (Reading(1.0, T0.replace(tzinfo=None)), "not a reading: can't compare offset-naive and offset-aware"),
+        (Reading(math.nan, T0.replace(tzinfo=None)), "not a finite number: nan"),
     ],
 )
 def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(reading: Reading, says: str) -> None:
