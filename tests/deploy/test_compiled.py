@@ -45,7 +45,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("compiled")
-    asked = {"HATCH_BUILD_HOOK_ENABLE_MYPYC": "1", "CFLAGS": "-ffp-contract=off"}
+    asked = {"HATCH_BUILD_HOOK_ENABLE_MYPYC": "1", "CFLAGS": "-ffp-contract=off -fno-builtin-pow"}
     python("-m", "build", "--no-isolation", "--outdir", str(folder), ".", packages=None, **asked)
     (wheel,) = folder.glob("*.whl")
     with ZipFile(wheel) as file:
@@ -78,5 +78,6 @@ def test_compiled_policies_decide_the_same_to_the_last_digit(compiled: Path, tmp
 def test_compiled_policies_pass_the_tests_of_the_sources(compiled: Path) -> None:
     # One that gives the sources another mathematical library cannot give it to these.
     chosen = ("tests/policies", "tests/replay", "--ignore=tests/replay/test_machines.py")
-    said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "logical", *chosen, packages=compiled)
+    workers = ("-n", "logical", "--maxprocesses", "4")
+    said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *chosen, packages=compiled)
     assert " passed" in said
