@@ -43,12 +43,10 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     good: dict[str, Reading] = {}
     for name, reading in observation.metrics.items():
         try:
-            if not reading.finite() or reading.at < oldest or reading.at > newest or reading.partitions is not None:
-                doubt = _doubt(spec, reading, at, oldest, newest)
-                if doubt:
-                    doubts[name] = doubt
-                    continue
-            if name not in doubts:
+            doubt = _doubt(spec, reading, at, oldest, newest)
+            if doubt:
+                doubts[name] = doubt
+            elif name not in doubts:
                 good[name] = reading
         except (TypeError, OverflowError) as error:
             # A source is somebody else's code too: a text, a time without a zone, a whole number beyond all floats.
