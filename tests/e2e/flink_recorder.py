@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from tests.e2e.flink_cluster import FlinkCluster, until
 from tests.reactive.recorded import Change, Deployment, Kill, Span, Timeline
@@ -77,6 +77,25 @@ class Recorder:
     def holds(self, slots: int) -> None:
         """Wait until the job holds so many slots, whether it uses them or not."""
         until(lambda: self._last().slots == slots, what=f"for {slots} slots")
+
+    def holds_others_than(self, slots: int) -> None:
+        """Wait until the job no longer holds so many slots."""
+        until(lambda: self._last().slots != slots, what=f"for others than {slots} slots")
+
+    def held_for(self, seconds: float) -> None:
+        """Wait until no slot has come or gone for so many seconds."""
+
+        def seen() -> object:
+            slots = self._last().slots
+            same = list(takewhile(lambda look: look.slots == slots, reversed(self._looks)))
+            return same and same[0].asked > same[-1].told + seconds
+
+        until(seen, what=f"for slots that are the same for {seconds:g} s")
+
+    def checkpoint(self) -> None:
+        """Have the job make a checkpoint, and wait until it is known when it was complete."""
+        number = self._flink.take_checkpoint()
+        until(lambda: number in self._checkpoints, what=f"for checkpoint {number}")
 
     def ran_for(self, seconds: float) -> None:
         """Wait until the last deployment is so many seconds old."""

@@ -20,13 +20,14 @@ from tests.reactive.recorded import differences
 pytestmark = pytest.mark.e2e
 
 ADAPTIVE = "jobmanager.adaptive-scheduler"
-# Seconds. A checkpoint every other second starts a rescale, as soon as it may be: far before the greatest delay.
+# Seconds. A rescale waits for a checkpoint, and one is taken when the test asks for it, far before the greatest delay.
+# With one every other second it was chance whether Flink, which needs a moment more than its timers, was ready for it.
 BY_CHECKPOINT = {
     f"{ADAPTIVE}.executing.cooldown-after-rescaling": 9.0,
     f"{ADAPTIVE}.executing.resource-stabilization-timeout": 3.0,
     f"{ADAPTIVE}.rescale-trigger.max-delay": 60.0,
     f"{ADAPTIVE}.submission.resource-stabilization-timeout": 0.0,
-    "execution.checkpointing.interval": 2.0,
+    "execution.checkpointing.interval": 86_400.0,
     "heartbeat.interval": 1.0,
     "heartbeat.timeout": 10.0,
     # Between a kill and its notice Flink may restart the job in vain, and then wait out this delay, or may not: that
@@ -34,13 +35,12 @@ BY_CHECKPOINT = {
     "restart-strategy.exponential-delay.initial-backoff": 0.5,
     "restart-strategy.exponential-delay.max-backoff": 0.5,
 }
-# Checkpoints are so rare that the greatest delay starts it.
+# No checkpoint is taken but the one after each restore: the greatest delay starts it.
 BY_DELAY = BY_CHECKPOINT | {
     f"{ADAPTIVE}.executing.cooldown-after-rescaling": 5.0,
     f"{ADAPTIVE}.executing.resource-stabilization-timeout": 1.0,
     f"{ADAPTIVE}.rescale-trigger.max-delay": 6.0,
     f"{ADAPTIVE}.submission.resource-stabilization-timeout": 4.0,
-    "execution.checkpointing.interval": 600.0,
     "restart-strategy.exponential-delay.initial-backoff": 1.0,
     "restart-strategy.exponential-delay.max-backoff": 5.0,
 }
@@ -55,13 +55,23 @@ def by_checkpoint(flink: FlinkCluster, recorder: Recorder) -> None:
     # None is there at first: the job waits.
     flink.start_task_manager(1)
     recorder.runs_with(1)
-    # Two at once, after the cooldown: one rescale.
+    # Two at once, after the cooldown: one rescale, and not with a checkpoint before the slots are stable.
     recorder.ran_for(10)
     flink.start_task_manager(2)
     flink.start_task_manager(3)
+    recorder.holds_others_than(1)
+    recorder.checkpoint()
+    recorder.holds(3)
+    recorder.held_for(5)
+    recorder.checkpoint()
     recorder.runs_with(3)
     # One more, in the cooldown.
     flink.start_task_manager(4)
+    recorder.holds(4)
+    recorder.checkpoint()
+    recorder.ran_for(14)
+    recorder.held_for(5)
+    recorder.checkpoint()
     recorder.runs_with(4)
     recorder.ran_for(2)
     # One is stopped in good order, and one is killed: Flink waits for its heartbeat.

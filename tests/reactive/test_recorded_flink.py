@@ -1,6 +1,7 @@
 """The state machine against what a real Flink 2.3 was seen to do.
 
-The recordings are what `tests/e2e/test_reactive_model.py` leaves in its temporary directory.
+The recordings are what `tests/e2e/test_reactive_model.py` leaves in its temporary directory; `every_other_second` is an
+older one of it, when it did not ask for its checkpoints.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.reactive.recorded import Timeline, differences, modelled
 
 RECORDINGS = {
     name: Timeline.from_json((Path(__file__).parent / "data" / f"flink_{name}.json").read_text())
-    for name in ("by_checkpoint", "by_delay")
+    for name in ("by_checkpoint", "every_other_second", "by_delay")
 }
 # Seconds that it took Flink beyond its timers: to offer a slot, to cancel tasks, to build a graph.
 SLACK = 0.3
@@ -46,12 +47,18 @@ def test_the_polling_left_little_open(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "setting", "seconds"),
     [
-        ("by_checkpoint", f"{ADAPTIVE}.executing.cooldown-after-rescaling", 12.0),
+        ("by_checkpoint", f"{ADAPTIVE}.executing.cooldown-after-rescaling", 15.0),
         ("by_checkpoint", f"{ADAPTIVE}.executing.resource-stabilization-timeout", 6.0),
         ("by_checkpoint", f"{ADAPTIVE}.rescale-trigger.max-delay", 3.0),
         ("by_checkpoint", f"{ADAPTIVE}.submission.resource-stabilization-timeout", 1.0),
         ("by_checkpoint", "heartbeat.timeout", 12.0),
         ("by_checkpoint", f"{BACKOFF}.max-backoff", 0.1),
+        ("every_other_second", f"{ADAPTIVE}.executing.cooldown-after-rescaling", 12.0),
+        ("every_other_second", f"{ADAPTIVE}.executing.resource-stabilization-timeout", 6.0),
+        ("every_other_second", f"{ADAPTIVE}.rescale-trigger.max-delay", 3.0),
+        ("every_other_second", f"{ADAPTIVE}.submission.resource-stabilization-timeout", 1.0),
+        ("every_other_second", "heartbeat.timeout", 12.0),
+        ("every_other_second", f"{BACKOFF}.max-backoff", 0.1),
         ("by_delay", f"{ADAPTIVE}.executing.resource-stabilization-timeout", 7.0),
         ("by_delay", f"{ADAPTIVE}.rescale-trigger.max-delay", 5.0),
         ("by_delay", f"{ADAPTIVE}.submission.resource-stabilization-timeout", 3.0),
@@ -69,13 +76,15 @@ def test_the_recordings_tell_each_rule(name: str, setting: str, seconds: float) 
     assert found
 
 
-def test_the_first_recording_tells_that_a_rescale_waits_for_a_checkpoint() -> None:
+@pytest.mark.parametrize("name", ["by_checkpoint", "every_other_second"])
+def test_the_recordings_tell_that_a_rescale_waits_for_a_checkpoint(name: str) -> None:
     with pytest.raises(AssertionError, match="early, real, late"):
-        differences(replace(RECORDINGS["by_checkpoint"], checkpoints=()))
+        differences(replace(RECORDINGS[name], checkpoints=()))
 
 
-def test_the_first_recording_has_a_worker_that_comes_in_the_cooldown() -> None:
-    recording = RECORDINGS["by_checkpoint"]
+@pytest.mark.parametrize("name", ["by_checkpoint", "every_other_second"])
+def test_the_recordings_have_a_worker_that_comes_in_the_cooldown(name: str) -> None:
+    recording = RECORDINGS[name]
     second = recording.deployments[1].at.latest
     cooldown = recording.settings[f"{ADAPTIVE}.executing.cooldown-after-rescaling"]
     assert any(second < each.span.earliest and each.span.latest < second + cooldown for each in recording.slots)
