@@ -29,7 +29,7 @@ from tests.sources.prometheus_server import Authority, read
 
 CLUSTERS = 300
 OLD = 60  # seconds that the sample with its own time stamp is old
-SCRAPE = 0.25  # seconds
+SCRAPE = 1.0  # seconds, also to answer in: who is later has no values until the next time
 PASSWORD = "hunter2"
 HASHED = "$2b$04$abcdefghijklmnopqrstuuV3duMsC0HpUex6N9qapiuOHHWkwRXVm"  # bcrypt of it, at the least cost
 
