@@ -33,6 +33,7 @@ JARS = {
 }
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 START_WITHIN = 90.0
+LOST_AFTER = 3.0  # seconds without a sign of life after which others lead what a broker led
 USERS = {"ann": "ann-secret", "ben": "ben-secret"}
 """Users of the listeners with SASL and their passwords: ann may describe `allowed` and its group, ben nothing."""
 
@@ -183,7 +184,15 @@ class Broker:
         self.process.wait(30)
 
 
-def broker(directory: Path, node: int, controller: int, *, copies: int = 1, secure: Authority | None = None) -> Broker:
+def broker(
+    directory: Path,
+    node: int,
+    controller: int,
+    *,
+    copies: int = 1,
+    secure: Authority | None = None,
+    lost_after: float = LOST_AFTER,
+) -> Broker:
     """A broker that is not started yet; node 1 is the controller of all, at that port."""
     names = ["PLAINTEXT", *(("SSL", "SASL", "SASL_SSL") if secure else ())]
     ports = {name: free_port() for name in names}
@@ -199,7 +208,7 @@ def broker(directory: Path, node: int, controller: int, *, copies: int = 1, secu
         "inter.broker.listener.name": "PLAINTEXT",
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in PROTOCOLS.items()),
         "log.dirs": str(directory / f"data-{node}"),
-        "broker.session.timeout.ms": "3000",
+        "broker.session.timeout.ms": f"{lost_after * 1000:.0f}",
         "broker.heartbeat.interval.ms": "500",
         "offsets.topic.replication.factor": str(copies),
         "offsets.topic.num.partitions": "1",
@@ -249,10 +258,14 @@ def running(directory: Path, *, secure: Authority | None = None) -> Iterator[Bro
 
 
 @contextmanager
-def cluster(directory: Path) -> Iterator[tuple[Broker, Broker]]:
+def cluster(directory: Path, *, lost_after: float = LOST_AFTER) -> Iterator[tuple[Broker, Broker]]:
     """Two brokers of one cluster; the first is its controller."""
     controller = free_port()
-    both = broker(directory, 1, controller, copies=2), broker(directory, 2, controller, copies=2)
+
+    def one(node: int) -> Broker:
+        return broker(directory, node, controller, copies=2, lost_after=lost_after)
+
+    both = one(1), one(2)
     started: list[Broker] = []
     try:
         for each in both:
