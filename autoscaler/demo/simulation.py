@@ -96,7 +96,7 @@ def measure(run: Run, batch: float) -> Measured | None:
     )
 
 
-def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, window: float) -> Run:
+def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, window: float, phase: float = 0.0) -> Run:
     """Have the demo's decisions steer simulated workers under its load; what comes of it, as of a real run.
 
     Args:
@@ -105,6 +105,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         measured: the workers.
         batch: seconds that a batch takes when there is enough to do.
         window: seconds over which the source averages.
+        phase: seconds from the load's beginning, or from any whole number of intervals after it, until a decision.
     """
     plant = Plant(_plant(measured), measured.one * TICK / STEP, 0, spec.limits.minimum)
     query = _Query(Pace(batch, 10 * PARTITIONS), window, measured.shortest)
@@ -113,6 +114,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
     rescales: list[Rescale] = []
     samples = [Sample(0.0, plant.desired, plant.desired, plant.desired)]
     every = round(spec.interval.total_seconds() / TICK)
+    due = round(phase / TICK) % every
     ticks, now = 0, 0.0
     drained = False
     while now < load.duration + LONGEST and not (drained and _calm(samples)):
@@ -125,7 +127,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         seen = plant.observe()
         samples.append(Sample(now, seen.desired, seen.ready, plant.track.running[-1]))
         drained = now > load.duration and len(arrivals) == load.offered(now)
-        if ticks % every:
+        if ticks % every != due:
             continue
         observation = query.observed(now, seen)
         state, decision = step(spec, state, observation)
@@ -151,7 +153,9 @@ def beside(run: Run, spec: ClusterSpec, batch: float, window: float) -> Mapping[
     measured = measure(run, batch)
     if measured is None:
         return None
-    found = summary(simulate(spec, run.load, measured, batch, window))
+    # Seconds go by between two decisions, and it is chance when the load rises among them: that is not to be compared.
+    phase = run.rescales[0].at % spec.interval.total_seconds()
+    found = summary(simulate(spec, run.load, measured, batch, window, phase))
     return {
         "one_worker_per_s": round(measured.one, 1),
         "start_up_s": round(measured.startup, 1),

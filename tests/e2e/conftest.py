@@ -2,15 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
+import psutil
 import pytest
 
 from tests.e2e.test_demo import played, require_demo
 
+LOOK_EVERY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the machine had done at one time.
+
+    Attributes:
+        at: seconds since 1970.
+        idle: CPU seconds in which there was nothing to do.
+        ours: CPU seconds of this process and all that it has started.
+    """
+
+    at: float
+    idle: float
+    ours: float
+
+
+class Machine:
+    """The machine while a demo plays on it, looked at from a thread of its own."""
+
+    def __init__(self, output: Path) -> None:
+        """Watch it for the demo with this output directory."""
+        self._clock = output / "work" / "clock.json"
+        self._start: float | None = None
+        self._looks: list[Look] = []
+        self._over = threading.Event()
+        self._watching = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Self:
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._watching.join()
+
+    def others(self, begin: float, end: float) -> float:
+        """The share that others had of it between two times, in seconds since the load began.
+
+        That is what was neither idle nor ours: also what the host of a virtual machine gave to another one.
+        """
+        assert self._start is not None
+        looks = [look for look in self._looks if begin <= look.at - self._start <= end]
+        first, last = looks[0], looks[-1]
+        rest = last.idle - first.idle + last.ours - first.ours
+        return 1 - rest / ((last.at - first.at) * (os.cpu_count() or 1))
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        ours: dict[psutil.Process, float] = {}
+        while not self._over.wait(LOOK_EVERY):
+            if self._start is None and self._clock.exists():
+                self._start = json.loads(self._clock.read_text())["start"]
+            for process in (me, *me.children(recursive=True)):
+                ours.setdefault(process, 0.0)
+            # What has ended keeps what it used, and what has lost its parent is still ours.
+            for process in ours:
+                with suppress(psutil.Error):
+                    if process.is_running():
+                        used = process.cpu_times()
+                        ours[process] = used.user + used.system
+            machine = psutil.cpu_times()
+            self._looks.append(Look(time.time(), machine.idle + machine.iowait, sum(ours.values())))
+
 
 @pytest.fixture(scope="session")
 def spark_demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The result of a demo on Spark at a short duration."""
+    """The result of a demo on Spark at a short duration, and as `others` the share that others had of the machine.
+
+    That is from the rise of the load until the last request: the time in which all happens that a simulation tells.
+    """
     require_demo(tmp_path_factory)
-    return played(tmp_path_factory.mktemp("demo") / "output", "--duration", "110")
+    output = tmp_path_factory.mktemp("demo") / "output"
+    with Machine(output) as machine:
+        result = played(output, "--duration", "110")
+    return {**result, "others": machine.others(result["load_rises_at_s"], result["rescales"][-1]["at"])}
