@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,14 @@ class Scene(Protocol):
     def finish(self) -> Ending:
         """Stop the job, which has read everything, and read what it has written. Raises DemoError."""
         ...
+
+
+def answered(scene: Scene, seconds: float, every: float = 1.0) -> Mapping[str, Any]:
+    """The facts of a scene, asked for again as long as one of them is missing, and for so many seconds at most."""
+    deadline = time.monotonic() + seconds
+    while None in (facts := scene.facts()).values() and time.monotonic() < deadline:
+        time.sleep(every)
+    return facts
 
 
 def require(packages: Sequence[str], extra: str) -> None:
