@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -15,7 +17,7 @@ from rich.console import Console
 from autoscaler.demo import add_arguments, run
 from autoscaler.demo.config import configuration
 from autoscaler.demo.flink_scene import FlinkScene
-from autoscaler.demo.scene import Scene
+from autoscaler.demo.scene import Scene, answered
 from autoscaler.demo.show import Moment, line, show, table
 from autoscaler.demo.spark_scene import SparkScene
 from autoscaler.demo.stage import DemoError, Stage
@@ -179,3 +181,20 @@ def test_stopping_waits_for_a_good_end(stage: Stage) -> None:
     with pytest.raises(DemoError, match=r"did not end well \(exit code 4\)"):
         stage.stop("bad", 5)
     stage.clear()
+
+
+@pytest.mark.parametrize(
+    ("answers", "facts"),
+    [
+        ([{"restarts": None, "checkpoints": 7}, {"restarts": 2, "checkpoints": 8}], {"restarts": 2, "checkpoints": 8}),
+        ([{"failed_tasks": 0}], {"failed_tasks": 0}),
+    ],
+)
+def test_the_facts_are_asked_for_until_all_are_there(answers: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    scene = cast("Scene", SimpleNamespace(facts=iter(answers).__next__))
+    assert answered(scene, 60.0, every=0.0) == facts
+
+
+def test_what_an_engine_does_not_say_is_not_waited_for_for_ever() -> None:
+    scene = cast("Scene", SimpleNamespace(facts=lambda: {"restarts": None}))
+    assert answered(scene, 0.05, every=0.01) == {"restarts": None}

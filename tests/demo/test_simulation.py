@@ -133,6 +133,14 @@ def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSp
     assert found["one_worker_per_s"] == pytest.approx(WORKERS.one, rel=0.03)
 
 
+def test_it_decides_when_the_daemon_of_the_run_did(spec: ClusterSpec) -> None:
+    run = simulate(spec, surge(SHORT), WORKERS, BATCH, WINDOW, 1.5)
+    assert {each.at % 2 for each in run.rescales} == {1.5}
+    found = beside(run, spec, BATCH, WINDOW)
+    assert found is not None
+    assert {each["at"] % 2 for each in found["rescales"]} == {1.5}
+
+
 def test_the_sentence_says_how_far_it_is_from_what_was() -> None:
     simulated = {"peak_lag": 110, "drained_after_s": 45.0, "scale_ups": 1, "scale_downs": 2}
     said = sentence({"peak_lag": 100, "drained_after_s": 50.0, "simulated": simulated})
