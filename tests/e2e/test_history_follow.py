@@ -98,6 +98,19 @@ def place(tmp_path: Path) -> Iterator[Place]:
     found.kill()
 
 
+def halt(place: Place, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    """Halt it in the middle of a batch that is not the first: its rows are being written. Returns what it has told."""
+    staging = place.dataset / "_staging"
+    while True:
+        place.until(lambda: place.batches() and staging.exists(), process)
+        os.killpg(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        # It is removed before the batch is told, so that all that is told now is done.
+        if staging.exists():
+            return place.batches()
+        os.killpg(process.pid, signal.SIGCONT)
+
+
 def rows(place: Place) -> list[dict[str, Any]]:
     query = (
         "SELECT cluster, count(*) AS n, count(DISTINCT at) AS instants FROM decisions GROUP BY cluster ORDER BY cluster"
@@ -113,24 +126,21 @@ def rows(place: Place) -> list[dict[str, Any]]:
 def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Place, killed: str) -> None:
     place.write(range(HOURS))
     first = place.start("--available-now", "--files", "5")
-    # In the middle of the second batch: its rows are being written.
-    staging = place.dataset / "_staging"
-    place.until(lambda: len(place.batches()) == 1 and staging.exists() and any(staging.iterdir()), first)
+    told = halt(place, first)
     if killed == "its Java":
         for child in psutil.Process(first.pid).children(recursive=True):
             child.kill()
+        os.killpg(first.pid, signal.SIGCONT)
         assert first.wait(PATIENCE) == 1
         # PySpark's own threads say something as well, before or after it.
-        (told,) = re.findall("autoscaler: Spark was ended while this followed: .*", (place.root / "out").read_text())
-        assert "start this again: it goes on with the same files" in told
+        (why,) = re.findall("autoscaler: Spark was ended while this followed: .*", (place.root / "out").read_text())
+        assert "start this again: it goes on with the same files" in why
     place.kill()
-    done = len(place.batches())
-    assert done < 5
     second = place.start("--available-now", "--files", "5", out="again")
     assert second.wait(PATIENCE) == 0, (place.root / "again").read_text()
     again = place.batches("again")
-    assert [batch["batch"] for batch in again] == list(range(done, 5))
-    assert sum(batch["files"] for batch in [*place.batches(), *again]) == DAEMONS * HOURS
+    assert [batch["batch"] for batch in again] == list(range(len(told), 5))
+    assert sum(batch["files"] for batch in [*told, *again]) == DAEMONS * HOURS
     each = 3 * HOURS
     assert rows(place) == [{"cluster": f"d{number}", "n": each, "instants": each} for number in range(DAEMONS)]
 
