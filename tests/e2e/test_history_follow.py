@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 DAEMONS, HOURS = 4, 6
 SMALL = ("--master", "local[2]", "--conf", "spark.driver.memory=900m", "--conf", "spark.sql.shuffle.partitions=2")
-PATIENCE = 300.0
+PATIENCE = 600.0
 
 
 @dataclass

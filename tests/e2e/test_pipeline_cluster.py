@@ -44,7 +44,7 @@ class Cluster:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,  # it may have next to nothing of a busy machine
             check=False,
             stdin=subprocess.DEVNULL,
         )

@@ -272,7 +272,7 @@ def test_an_import_that_is_killed_is_finished_by_the_next_one(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,  # it may have next to nothing of a busy machine
         check=False,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
