@@ -18,7 +18,7 @@ from enum import Enum, StrEnum
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
-from autoscaler.durations import format_duration
+from autoscaler.core.durations import format_duration
 from autoscaler.ports import PluginError
 
 

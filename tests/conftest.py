@@ -45,7 +45,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 # What one process runs, one after the other, if there are several: what shares a Spark session, and real clusters, of
 # which two at a time would each have half of a small machine.
 TOGETHER = (
-    ("tests/pipeline/",),
+    ("tests/history/",),
     ("tests/e2e/", "tests/contracts/test_local.py", "tests/demo/", "tests/integration/test_real_kafka.py"),
 )
 

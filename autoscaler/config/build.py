@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 
 from autoscaler import plugins
 from autoscaler.config.document import Invalid, Mapping, Node, Odd, Problems, Scalar, Sequence, join
-from autoscaler.durations import parse_duration
+from autoscaler.core.durations import parse_duration
 from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
 

@@ -15,8 +15,8 @@ from autoscaler.config.build import Builder
 from autoscaler.config.document import Invalid, Node, Problems, join
 from autoscaler.config.frame import DIRECTORY, LONGEST_TIMEOUT, ClusterFrame, FileFrame
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
+from autoscaler.core.durations import format_duration
 from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
-from autoscaler.durations import format_duration
 from autoscaler.plugins import Kind
 
 # What may name a cluster, source, metric or policy: they become file names, URL parts and metric labels.

@@ -15,7 +15,7 @@ from autoscaler.config import build
 from autoscaler.config.document import read_plain
 from autoscaler.config.frame import FileFrame, MetricFrame
 from autoscaler.config.load import NAME, OWN
-from autoscaler.durations import PATTERN, format_duration
+from autoscaler.core.durations import PATTERN, format_duration
 from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
 

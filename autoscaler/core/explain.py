@@ -261,6 +261,11 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def count_of(amount: int, noun: str) -> str:
+    """A count with its noun: 1 cluster, 2 clusters."""
+    return f"{amount} {noun}{'' if amount == 1 else 's'}"
+
+
 def _age(at: datetime, then: datetime) -> str:
     return ago((at - then).total_seconds())
 

@@ -30,7 +30,7 @@ from autoscaler.core.model import (
     Select,
     Verdict,
 )
-from autoscaler.core.settle import told, waits_for, why_not
+from autoscaler.core.rescale import told, waits_for, why_not
 
 _ANY = sys.maxsize
 

@@ -33,7 +33,10 @@ from autoscaler.core.model import (
     Verdict,
     View,
 )
-from autoscaler.core.settle import Note, Settling, begin, disturbed, follow, stands_still
+from autoscaler.core.rescale import Note, Settling, begin, disturbed, follow, stands_still
+
+Decide = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
+"""What decides: `step`, or something that it is compared with."""
 
 _GAP = 2.5
 """Intervals without an observation after which what happened in between counts as unseen."""

@@ -24,7 +24,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import call_failed, call_withheld, step
 from autoscaler.daemon.connections import INSIDE, cancelled_inside, pass_time, told
-from autoscaler.daemon.observe import Edges, Observer
+from autoscaler.daemon.observer import Edges, Observer
 from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from autoscaler.daemon.batches import Batches
-from autoscaler.daemon.packing import OURS, Packer, forget_parts, names, packed_name
+from autoscaler.daemon.compression import OURS, Packer, forget_parts, names, packed_name
+from autoscaler.daemon.write_batcher import Batches
 from autoscaler.ports import Record, StoreError
-from autoscaler.records import dump_record
-from autoscaler.replay.trace import SUFFIX
+from autoscaler.trace.codec import dump_record
+from autoscaler.trace.format import SUFFIX
 
 log = logging.getLogger("autoscaler.daemon.history")
 

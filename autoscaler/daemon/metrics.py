@@ -18,8 +18,8 @@ from autoscaler.core.capacity import restart_time
 from autoscaler.core.model import MOST_LEARNED, Learned, Reading, Recommendation
 
 if TYPE_CHECKING:
-    from autoscaler.daemon.app import Daemon
     from autoscaler.daemon.controller import Controller
+    from autoscaler.daemon.service import Daemon
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         0 on success, 1 when it failed (the reason has been printed), 2 when the options make no sense, 130 when
         it was interrupted.
     """
-    from autoscaler.demo.play import play  # noqa: PLC0415 - the command line asks for the options without it
+    from autoscaler.demo.runner import play  # noqa: PLC0415 - the command line asks for the options without it
 
     return play(options)
 

@@ -15,18 +15,18 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from autoscaler.clients.spark import Batch
+from autoscaler.clients.spark import Run as Query
 from autoscaler.core.model import ClusterSpec, ClusterState, EngineStatus, JobState, Observation, Reading
 from autoscaler.core.step import step
+from autoscaler.demo.environment import PARTITIONS
 from autoscaler.demo.load import Load, Pace
 from autoscaler.demo.result import Rescale, Run, Sample, first_tasks, summary
-from autoscaler.demo.scene import PARTITIONS
 from autoscaler.demo.sink import Account, Arrival
 from autoscaler.ports import EdgeError
-from autoscaler.reactive.spark import SparkSettings
-from autoscaler.replay.plant import START, STEP, Plant, PlantSpec
+from autoscaler.schedulers.spark import SparkSettings
+from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec
 from autoscaler.sources.spark import PURE, Metric, Seen
-from autoscaler.spark import Batch
-from autoscaler.spark import Run as Query
 
 TICK = 0.25
 """Seconds that a step of the plant stands for. All its times are longer by this factor: it does not know a second."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from autoscaler.core.model import EngineStatus, JobState, Phase
-from autoscaler.flink import (
+from autoscaler.clients.flink import (
     CheckpointConfig,
     Checkpoints,
     FlinkApi,
@@ -26,6 +25,7 @@ from autoscaler.flink import (
     validate_access,
     version,
 )
+from autoscaler.core.model import EngineStatus, JobState, Phase
 from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Secret, Severity, Shared, Worker
 
 MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state

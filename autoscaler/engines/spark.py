@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
-from autoscaler.core.model import EngineStatus, JobState
-from autoscaler.ports import AnswerError, EdgeError, Finding, RefusedError, Severity, Shared, Worker
-from autoscaler.spark import (
+from autoscaler.clients.spark import (
     Executor,
     Master,
     Report,
@@ -27,6 +25,8 @@ from autoscaler.spark import (
     shared_api,
     validate,
 )
+from autoscaler.core.model import EngineStatus, JobState
+from autoscaler.ports import AnswerError, EdgeError, Finding, RefusedError, Severity, Shared, Worker
 
 WIDEST_KEPT = 60.0
 SLOW_DRAIN = 5.0

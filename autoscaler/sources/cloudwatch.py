@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
-from autoscaler import aws
+from autoscaler.clients import aws
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.ports import (
     AnswerError,

@@ -23,11 +23,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
+from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
 from autoscaler.core import flink as rules
 from autoscaler.core.model import Reading
-from autoscaler.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Secret, Shared
-from autoscaler.reactive.slots import MOST_MAX_PARALLELISM, Bounds, slots_needed
+from autoscaler.schedulers.slots import MOST_MAX_PARALLELISM, Bounds, slots_needed
 
 BUSY, IDLE, HELD = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
 NOW_BUSY, NOW_IDLE, NOW_HELD = "busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond"

@@ -26,12 +26,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from autoscaler.core.durations import format_duration
 from autoscaler.core.model import ZERO, Reading
-from autoscaler.durations import format_duration
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Secret, Shared
 
 if TYPE_CHECKING:
-    from autoscaler.sources.kafka_client import Brokers
+    from autoscaler.clients.kafka import Brokers
 
 SLACK = 0.95  # of a window is enough for a rate: ticks are not punctual
 LONGEST = 4.0  # windows, after which a look is too old to count from
@@ -256,7 +256,7 @@ class Kafka:
         """
         del shared  # equal sources are connected once, and no other plug-in speaks to these brokers
         try:
-            from autoscaler.sources.kafka_client import Brokers  # noqa: PLC0415 - it needs an extra
+            from autoscaler.clients.kafka import Brokers  # noqa: PLC0415 - it needs an extra
         except ImportError as error:
             raise PluginError(
                 f"the source kafka needs aiokafka ({error}): pip install 'reactive-autoscaler[kafka]'"

@@ -24,11 +24,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
-from autoscaler import profiles
 from autoscaler.core.model import ZERO, Reading
-from autoscaler.core.profile import Profile as History
-from autoscaler.core.profile import old, reading
+from autoscaler.core.workload_profile import Profile as History
+from autoscaler.core.workload_profile import old, reading
 from autoscaler.ports import AnswerError, Shared, UnavailableError
+from autoscaler.trace import profile_file as profiles
 
 log = logging.getLogger("autoscaler.sources.profile")
 

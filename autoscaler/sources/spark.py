@@ -22,9 +22,19 @@ from enum import StrEnum
 from statistics import median
 from typing import ClassVar
 
+from autoscaler.clients.spark import (
+    Batch,
+    Executor,
+    Report,
+    Run,
+    SparkApi,
+    find_run,
+    milliseconds,
+    shared_api,
+    validate,
+)
 from autoscaler.core.model import Reading
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, Shared
-from autoscaler.spark import Batch, Executor, Report, Run, SparkApi, find_run, milliseconds, shared_api, validate
 
 AHEAD = 5.0
 GRACE = 1.0

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from autoscaler.clients.flink import FlinkApi, Job, Overview, Requirement, Vertex, shared_api, validate_access
 from autoscaler.core.model import Bound
-from autoscaler.flink import FlinkApi, Job, Overview, Requirement, Vertex, shared_api, validate_access
 from autoscaler.ports import (
     AnswerError,
     EdgeTimeoutError,

@@ -25,10 +25,10 @@ from typing import Any
 import psutil
 from pyspark.sql import SparkSession
 
-from autoscaler.pipeline.dataset import open_dataset
-from autoscaler.pipeline.profile import fetched, profiles, stored
-from autoscaler.pipeline.session import session
-from tests.pipeline.fleet import Fleet, write
+from autoscaler.history.dataset import open_dataset
+from autoscaler.history.profile_job import fetched, profiles, stored
+from autoscaler.history.session import session
+from tests.history.fleet import Fleet, write
 
 SETTINGS = {
     "spark.ui.enabled": "false",

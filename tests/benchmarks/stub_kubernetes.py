@@ -17,8 +17,8 @@ from aiohttp import web
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.kubernetes.cluster import kubeconfig
-from tests.kubernetes.server import DEPLOYMENTS, ApiServer, Json, Kind
+from tests.clients.kubernetes_cluster import kubeconfig
+from tests.clients.kubernetes_server import DEPLOYMENTS, ApiServer, Json, Kind
 
 COUNT = int(sys.argv[1])
 STEP = 20.0

@@ -18,11 +18,11 @@ from statistics import quantiles
 import psutil
 import pytest
 
-from autoscaler.targets.aws_asg import AwsAsg
+from autoscaler.targets.aws_asg.target import AwsAsg
 from autoscaler.testing.contracts import LocalShared
-from tests.aws.server import REGION, Proxy
+from tests.clients.aws_server import REGION, Proxy
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 pytestmark = pytest.mark.benchmark
 
 GROUPS = 1000

@@ -19,12 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
-from autoscaler.pipeline.backtest import arrived, known, slots, trials
-from autoscaler.pipeline.session import session
+from autoscaler.history.backtest_job import arrived, known, slots, trials
+from autoscaler.history.session import session
 from autoscaler.plugins import Kind, load
-from autoscaler.replay.plant import PLANTS
-from autoscaler.replay.trial import Case, Variant, offered, tried
-from autoscaler_policies import forecast
+from autoscaler.simulation.plant import PLANTS
+from autoscaler.simulation.trial import Case, Variant, offered, tried
+from autoscaler_policies.adaptive import forecast
 
 DAYS = int(os.environ.get("AUTOSCALER_BENCH_DAYS", "16"))
 CLUSTERS = 4

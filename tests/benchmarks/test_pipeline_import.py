@@ -17,9 +17,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from autoscaler import cli
-from autoscaler.pipeline.dataset import open_dataset
-from autoscaler.pipeline.records import add
-from autoscaler.pipeline.session import session
+from autoscaler.history.dataset import open_dataset
+from autoscaler.history.ingest_records import add
+from autoscaler.history.session import session
 
 pytestmark = pytest.mark.benchmark
 

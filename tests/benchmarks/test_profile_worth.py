@@ -21,15 +21,15 @@ from random import Random
 import pytest
 
 from autoscaler.core.model import ClusterSpec, Direction, Limits, NamedPolicy
-from autoscaler.core.profile import Curve, Profile, Spread
 from autoscaler.core.step import step
-from autoscaler.pipeline.season import season
-from autoscaler.replay.loads import Load, bursts, diurnal, noise, ramps, read, resampled, staircase
-from autoscaler.replay.plant import PLANTS, START, STEP
-from autoscaler.replay.score import Score
-from autoscaler.replay.simulate import run
-from autoscaler.replay.trial import profiled
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler.core.workload_profile import Curve, Profile, Spread
+from autoscaler.history.seasonality import season
+from autoscaler.simulation.loads import Load, bursts, diurnal, noise, ramps, read, resampled, staircase
+from autoscaler.simulation.loop import run
+from autoscaler.simulation.plant import PLANTS, START, STEP
+from autoscaler.simulation.scoring import Score
+from autoscaler.simulation.trial import profiled
+from autoscaler_policies.adaptive.policy import Adaptive
 
 pytestmark = pytest.mark.benchmark
 

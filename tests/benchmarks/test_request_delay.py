@@ -13,9 +13,9 @@ import pytest
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation
 from autoscaler.core.step import step
-from autoscaler.daemon.app import Fleet, utc_now
 from autoscaler.daemon.history import History
-from autoscaler.daemon.journal import open_journal
+from autoscaler.daemon.service import Fleet, utc_now
+from autoscaler.daemon.state_store import open_journal
 from autoscaler.testing.fakes import Fake, FakeSource, FakeTarget
 from tests.daemon.conftest import Ticked, make_cluster, make_config
 

@@ -22,9 +22,9 @@ from autoscaler.core.model import (
     Recommendation,
     SizeCapacity,
 )
-from autoscaler.daemon.app import Daemon
 from autoscaler.daemon.controller import Tally
 from autoscaler.daemon.metrics import DaemonCollector, exposition, registry
+from autoscaler.daemon.service import Daemon
 
 pytestmark = pytest.mark.benchmark
 

@@ -24,9 +24,9 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.plugins import Kind, load
-from autoscaler.replay.loads import named
-from autoscaler.replay.plant import PLANTS
-from autoscaler.replay.simulate import run as simulated
+from autoscaler.simulation.loads import named
+from autoscaler.simulation.loop import run as simulated
+from autoscaler.simulation.plant import PLANTS
 
 STEPS = 20_000
 T0 = datetime(2026, 1, 1, tzinfo=UTC)

@@ -243,7 +243,7 @@ def test_help_is_quick_because_nothing_is_imported_for_it() -> None:
 
 def test_the_daemon_carries_nothing_it_does_not_use(good: Path) -> None:
     code = (
-        "import sys, os; from pathlib import Path; from autoscaler import config; import autoscaler.daemon.app;"
+        "import sys, os; from pathlib import Path; from autoscaler import config; import autoscaler.daemon.service;"
         f"config.load(Path({str(good)!r}), os.environ);"
         "print([m for m in ('pandas', 'matplotlib', 'pyspark', 'numpy', 'rich.table') if m in sys.modules])"
     )

@@ -10,9 +10,9 @@ import pytest
 
 from autoscaler.config import load
 from autoscaler.core.model import DOWN, STABILIZED, Behaviour, ClusterSpec, Limits, NamedPolicy
-from autoscaler_policies.adaptive import Adaptive
-from autoscaler_policies.schedule import Schedule, Window
-from autoscaler_policies.target_tracking import TargetTracking
+from autoscaler_policies.adaptive.policy import Adaptive
+from autoscaler_policies.rules.target_tracking import TargetTracking
+from autoscaler_policies.schedule.policy import Schedule, Window
 
 FILE = """
 daemon: {directory: var}

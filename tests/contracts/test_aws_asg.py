@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from autoscaler.targets.aws_asg import AwsAsg
+from autoscaler.targets.aws_asg.target import AwsAsg
 from autoscaler.testing import TargetContract
-from tests.aws.server import REGION, Proxy
+from tests.clients.aws_server import REGION, Proxy
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 
 
 class TestAwsAsg(TargetContract):

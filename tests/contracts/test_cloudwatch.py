@@ -10,9 +10,9 @@ import pytest
 
 from autoscaler.sources.cloudwatch import CloudWatch, Query
 from autoscaler.testing import SourceContract
-from tests.aws.server import REGION, Proxy
+from tests.clients.aws_server import REGION, Proxy
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 
 
 class TestCloudWatch(SourceContract):

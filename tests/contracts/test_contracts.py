@@ -520,7 +520,7 @@ async def test_a_target_that_takes_any_size_is_caught() -> None:
 SUITE = """
 import pytest
 from autoscaler.testing import PolicyContract
-from autoscaler_policies.target_tracking import TargetTracking
+from autoscaler_policies.rules.target_tracking import TargetTracking
 
 class TestGiven(PolicyContract):
     @pytest.fixture

@@ -10,7 +10,7 @@ from autoscaler.engines.flink import Flink as FlinkEngine
 from autoscaler.ports import Secret
 from autoscaler.sources.flink import Flink, FlinkQuery, Metric
 from autoscaler.testing import EngineContract, SourceContract
-from tests.flink.stub import VERSIONS, FakeFlink, serve
+from tests.clients.flink_stub import VERSIONS, FakeFlink, serve
 
 NOWHERE = "http://127.0.0.1:1"
 

@@ -10,10 +10,10 @@ from threading import Thread
 
 import pytest
 
-from autoscaler.targets.kubernetes import Kubernetes
+from autoscaler.targets.kubernetes.target import Kubernetes
 from autoscaler.testing import TargetContract
-from tests.kubernetes.cluster import SERVERS, kubeconfig, open_cluster
-from tests.kubernetes.server import DEPLOYMENTS, ApiServer
+from tests.clients.kubernetes_cluster import SERVERS, kubeconfig, open_cluster
+from tests.clients.kubernetes_server import DEPLOYMENTS, ApiServer
 
 
 class TestKubernetes(TargetContract):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.demo.flink import TASK_MANAGER_MEMORY, write_conf
+from autoscaler.demo.flink.cluster import TASK_MANAGER_MEMORY, write_conf
 from autoscaler.ports import RefusedError
-from autoscaler.targets.local import Local, WorkerKind
-from autoscaler.targets.pool import stop_workers
-from autoscaler.targets.workers import flink_home
+from autoscaler.targets.local.pool import stop_workers
+from autoscaler.targets.local.target import Local, WorkerKind
+from autoscaler.targets.local.workers import flink_home
 from autoscaler.testing import TargetContract
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from autoscaler.core.model import Policy
 from autoscaler.testing import PolicyContract
-from autoscaler_policies.backlog_drain import BacklogDrain
-from autoscaler_policies.target_tracking import Mode, TargetTracking
-from autoscaler_policies.threshold import Aggregate, Rule, Threshold
+from autoscaler_policies.rules.backlog_drain import BacklogDrain
+from autoscaler_policies.rules.target_tracking import Mode, TargetTracking
+from autoscaler_policies.rules.threshold import Aggregate, Rule, Threshold
 
 
 class TestThreshold(PolicyContract):

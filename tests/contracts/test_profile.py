@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler import profiles
-from autoscaler.core.profile import Profile as History
-from autoscaler.core.profile import Season
+from autoscaler.core.workload_profile import Profile as History
+from autoscaler.core.workload_profile import Season
 from autoscaler.sources.profile import Profile, Query
 from autoscaler.testing import SourceContract
+from autoscaler.trace import profile_file as profiles
 
 
 class TestProfile(SourceContract):

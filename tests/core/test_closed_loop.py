@@ -25,10 +25,10 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.ports import Record
-from autoscaler.records import dump_record, dump_state, load_record, load_state
-from autoscaler_policies.backlog_drain import BacklogDrain
-from autoscaler_policies.target_tracking import TargetTracking
-from autoscaler_policies.threshold import Rule, Threshold
+from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state
+from autoscaler_policies.rules.backlog_drain import BacklogDrain
+from autoscaler_policies.rules.target_tracking import TargetTracking
+from autoscaler_policies.rules.threshold import Rule, Threshold
 from tests.core.build import at, seconds
 
 METRICS = ("lag", "arrivals", "throughput", "saturation")

@@ -39,9 +39,9 @@ from autoscaler.core.model import (
     SizeCapacity,
     View,
 )
-from autoscaler.core.settle import begin
+from autoscaler.core.rescale import begin
 from autoscaler.core.step import rebase, step
-from autoscaler.records import dump_state, load_state
+from autoscaler.trace.codec import dump_state, load_state
 from tests.core.build import T0, Asks, Fixed, asks, at, seconds, seen, spec
 
 Answer = Any

@@ -23,7 +23,7 @@ from autoscaler.core.model import (
     Recommendation,
     View,
 )
-from autoscaler.daemon.app import Fleet
+from autoscaler.daemon.service import Fleet
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeQuery, FakeSource, FakeStore, FakeTarget
 from autoscaler.testing.virtual_time import WallClock
 

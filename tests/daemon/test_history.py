@@ -18,13 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.daemon.compression import pack
 from autoscaler.daemon.history import GRACE, History, mend
-from autoscaler.daemon.packing import pack
 from autoscaler.ports import StoreError
-from autoscaler.records import dump_record
-from autoscaler.replay.trace import read
+from autoscaler.trace.codec import dump_record
+from autoscaler.trace.format import read
 
-from .test_journal import a_record
+from .test_state_store import a_record
 
 AT = datetime(2026, 1, 31, 17, 59, 59, tzinfo=UTC)
 

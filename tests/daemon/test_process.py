@@ -27,10 +27,10 @@ from autoscaler import config
 from autoscaler.core.model import ClusterState
 from autoscaler.core.step import call_failed, step
 from autoscaler.daemon.controller import UNANSWERED
-from autoscaler.daemon.journal import FILE, read_state
+from autoscaler.daemon.state_store import FILE, read_state
 from autoscaler.ports import Record
-from autoscaler.records import load_record, load_state
-from autoscaler.replay.trace import read
+from autoscaler.trace.codec import load_record, load_state
+from autoscaler.trace.format import read
 
 T = TypeVar("T")
 

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from autoscaler.demo import add_arguments, run
 from autoscaler.demo.config import configuration
-from autoscaler.demo.flink_scene import FlinkScene
-from autoscaler.demo.scene import Scene, answered
-from autoscaler.demo.show import Moment, line, show, table
-from autoscaler.demo.spark_scene import SparkScene
-from autoscaler.demo.stage import DemoError, Stage
+from autoscaler.demo.environment import Scene, answered
+from autoscaler.demo.flink.environment import FlinkScene
+from autoscaler.demo.live_view import Moment, line, show, table
+from autoscaler.demo.processes import DemoError, Stage
+from autoscaler.demo.spark.environment import SparkScene
 from autoscaler.ports import AutoscalerError
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 
 
 def parsed(*arguments: str) -> argparse.Namespace:
@@ -89,7 +89,7 @@ def test_what_is_not_installed_is_named_with_what_to_do(
     engine: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if package == "javac":
-        monkeypatch.setattr("autoscaler.demo.flink_scene.flink_home", lambda: tmp_path)
+        monkeypatch.setattr("autoscaler.demo.flink.environment.flink_home", lambda: tmp_path)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("JAVA_HOME", raising=False)
     else:
@@ -161,7 +161,7 @@ def test_clearing_ends_also_what_does_not_want_to_and_its_children(stage: Stage)
         if stage.log("job").read_text().count("up") == 2:
             break
         signal.sigtimedwait([], 0.01)
-    from autoscaler.targets import processes  # noqa: PLC0415 - only here
+    from autoscaler.targets.local import processes  # noqa: PLC0415 - only here
 
     assert len(processes.family(stage._token)) == 2
     stage.clear(grace=0.2)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.demo.flink import Job, compile_job, read_files, write_conf
+from autoscaler.demo.flink.cluster import Job, compile_job, read_files, write_conf
+from autoscaler.demo.processes import DemoError
 from autoscaler.demo.sink import Arrival
-from autoscaler.demo.stage import DemoError
 
 
 def written(sink: Path, name: str, *lines: str) -> None:

@@ -12,10 +12,10 @@ from autoscaler.config import load
 from autoscaler.core.model import ClusterSpec
 from autoscaler.demo.config import CLUSTER, configuration
 from autoscaler.demo.load import Load, surge
+from autoscaler.demo.processes import Stage
 from autoscaler.demo.result import Run, summary
 from autoscaler.demo.simulation import Measured, beside, measure, sentence, simulate
-from autoscaler.demo.spark_scene import BATCH, SparkScene
-from autoscaler.demo.stage import Stage
+from autoscaler.demo.spark.environment import BATCH, SparkScene
 from autoscaler.ports import AutoscalerError
 
 SHORT = 110.0

@@ -80,7 +80,7 @@ def test_compiled_policies_decide_the_same_to_the_last_digit(compiled: Path, tmp
 @pytest.mark.e2e
 def test_compiled_policies_pass_the_tests_of_the_sources(compiled: Path) -> None:
     # One that gives the sources another mathematical library cannot give it to these.
-    chosen = ("tests/policies", "tests/replay", "--ignore=tests/replay/test_machines.py")
+    chosen = ("tests/policies", "tests/simulation", "--ignore=tests/simulation/test_machines.py")
     workers = ("-n", "logical", "--maxprocesses", "4")
     said = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *chosen, packages=compiled)
     assert " passed" in said

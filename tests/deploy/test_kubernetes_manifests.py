@@ -16,10 +16,10 @@ from kubernetes_asyncio.client import models
 
 from autoscaler.config import load
 from autoscaler.ports import RefusedError, Worker
-from autoscaler.targets.kubernetes import Kubernetes, Target
+from autoscaler.targets.kubernetes.target import Kubernetes, Target
 from autoscaler.testing import LocalShared
-from tests.kubernetes.cluster import Cluster, kubeconfig, open_cluster, until
-from tests.kubernetes.server import DEPLOYMENTS, PODS, SCALED_OBJECTS, Grants, Json
+from tests.clients.kubernetes_cluster import Cluster, kubeconfig, open_cluster, until
+from tests.clients.kubernetes_server import DEPLOYMENTS, PODS, SCALED_OBJECTS, Grants, Json
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"

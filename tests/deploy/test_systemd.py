@@ -15,7 +15,7 @@ import yaml
 from autoscaler.config.frame import LONGEST_TIMEOUT
 from autoscaler.daemon.connections import OPENING
 from autoscaler.daemon.controller import SCALE_TIMEOUT
-from autoscaler.daemon.systemd import LOOK
+from autoscaler.daemon.sd_notify import LOOK
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "systemd"
 UNIT = "autoscaler.service"

@@ -24,14 +24,14 @@ from typing import Any
 
 import pytest
 
-from autoscaler.demo.clock import start_clock
-from autoscaler.demo.flink import TASK_MANAGER_MEMORY, Job, compile_job, job_manager, stop_job, write_conf
+from autoscaler.clients.java_home import JavaNotFoundError, find_jdk
+from autoscaler.demo.flink.cluster import TASK_MANAGER_MEMORY, Job, compile_job, job_manager, stop_job, write_conf
 from autoscaler.demo.load import Load
-from autoscaler.demo.stage import QUICK_START, Stage, free_port
-from autoscaler.java import JavaNotFoundError, find_jdk
+from autoscaler.demo.processes import QUICK_START, Stage, free_port
+from autoscaler.demo.spark.clock import start_clock
 from autoscaler.ports import RefusedError
-from autoscaler.targets.pool import Place
-from autoscaler.targets.workers import FlinkTaskManagers, Sizes, flink_home, flink_sizes
+from autoscaler.targets.local.pool import Place
+from autoscaler.targets.local.workers import FlinkTaskManagers, Sizes, flink_home, flink_sizes
 
 FOREVER = 1_000_000.0
 SOON = 1.0  # seconds until a new rate holds: nobody has read beyond it by then
@@ -56,7 +56,7 @@ def get(url: str) -> Any:
 
 
 class FlinkCluster:
-    """The processes of one cluster. `settings` replace those of `autoscaler.demo.flink`."""
+    """The processes of one cluster. `settings` replace those of `autoscaler.demo.flink.cluster`."""
 
     def __init__(self, directory: Path, jdk: Path, home: Path, settings: Mapping[str, str], **job: Any) -> None:
         self.directory, self.jdk, self.home = directory, jdk, home

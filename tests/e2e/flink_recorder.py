@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
 from tests.e2e.flink_cluster import FlinkCluster, until
-from tests.reactive.recorded import Change, Deployment, Kill, Span, Timeline
+from tests.schedulers.recorded import Change, Deployment, Kill, Span, Timeline
 
 PAUSE = 0.1  # seconds between two looks
 CACHED = 0.05  # seconds for which the REST API repeats itself

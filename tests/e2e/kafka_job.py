@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
-from autoscaler.demo.app import call_service
+from autoscaler.demo.spark.job import call_service
 from autoscaler.injob import report
 
 SCHEMA = "partition int, offset long, worker string, at double"

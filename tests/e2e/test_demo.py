@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from autoscaler.java import JavaNotFoundError, find_java, find_jdk
+from autoscaler.clients.java_home import JavaNotFoundError, find_java, find_jdk
 from autoscaler.ports import AutoscalerError
-from autoscaler.targets import processes
-from autoscaler.targets.workers import flink_home
+from autoscaler.targets.local import processes
+from autoscaler.targets.local.workers import flink_home
 
 pytestmark = pytest.mark.e2e
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from autoscaler.demo.flink import TASK_MANAGER_MEMORY, read_files
+from autoscaler.demo.flink.cluster import TASK_MANAGER_MEMORY, read_files
 from autoscaler.demo.load import split
+from autoscaler.demo.processes import QUICK_START, free_port
 from autoscaler.demo.sink import account
-from autoscaler.demo.stage import QUICK_START, free_port
-from autoscaler.targets.pool import ask
+from autoscaler.targets.local.pool import ask
 
 from .flink_cluster import FlinkCluster, flink_cluster, get, kill, until
 

@@ -20,7 +20,7 @@ from autoscaler.engines.flink import Flink as FlinkPlugin
 from autoscaler.engines.flink import FlinkEngine
 from autoscaler.ports import EdgeError, UnavailableError
 from autoscaler.sources.flink import Flink, FlinkQuery, FlinkSource, Metric
-from tests.flink.stub import Shared
+from tests.clients.flink_stub import Shared
 
 from .flink_cluster import FlinkCluster, flink_cluster, until
 

@@ -13,11 +13,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from autoscaler.demo.flink import compile_job
-from autoscaler.demo.stage import QUICK_START
+from autoscaler.demo.flink.cluster import compile_job
+from autoscaler.demo.processes import QUICK_START
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, ScaleTarget, TargetStatus, UnavailableError
 from autoscaler.targets.flink_requirements import FlinkRequirements
-from autoscaler.targets.workers import flink_command, flink_environment, flink_sizes
+from autoscaler.targets.local.workers import flink_command, flink_environment, flink_sizes
 from autoscaler.testing.contracts import LocalShared
 from tests.e2e.flink_cluster import FlinkCluster, flink_cluster, until
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from autoscaler.targets.workers import spark_home
+from autoscaler.targets.local.workers import spark_home
 from tests.e2e.test_local_target import get, java, until
 
 __all__ = ["java"]  # a fixture
@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 if TYPE_CHECKING:
-    from autoscaler.demo.stage import Stage
+    from autoscaler.demo.processes import Stage
 
 DAEMONS, HOURS = 4, 6
 SMALL = ("--master", "local[2]", "--conf", "spark.driver.memory=900m", "--conf", "spark.sql.shuffle.partitions=2")
@@ -47,7 +47,7 @@ class Place:
 
     def write(self, hours: range) -> None:
         """Hours of all daemons, packed as they do it."""
-        from tests.pipeline.test_follow import NOON, packed  # noqa: PLC0415 - it needs PySpark
+        from tests.history.test_follow import NOON, packed  # noqa: PLC0415 - it needs PySpark
 
         for daemon in range(DAEMONS):
             for hour in hours:
@@ -146,7 +146,7 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
 
 
 def test_it_reports_the_files_that_wait_and_stops_when_it_is_told_to(place: Place) -> None:
-    from autoscaler.demo.stage import free_port  # noqa: PLC0415 - it needs PySpark
+    from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs PySpark
 
     port = free_port()
     place.write(range(1))
@@ -223,7 +223,7 @@ class Scaled:
 
 @pytest.fixture
 def scaled(place: Place, java: Path) -> Iterator[Scaled]:
-    from autoscaler.demo.stage import Stage, free_port, spark_environment  # noqa: PLC0415 - it needs PySpark
+    from autoscaler.demo.processes import Stage, free_port, spark_environment  # noqa: PLC0415 - it needs PySpark
 
     root = place.root
     stage = Stage(root / "logs", root / "workers")

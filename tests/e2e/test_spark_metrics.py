@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from autoscaler.clients.java_home import JavaNotFoundError, find_java
 from autoscaler.core.model import EngineStatus, JobState
-from autoscaler.demo.stage import free_port
+from autoscaler.demo.processes import free_port
 from autoscaler.engines.spark import Spark as SparkEngine
 from autoscaler.engines.spark import SparkEngine as LiveEngine
-from autoscaler.java import JavaNotFoundError, find_java
 from autoscaler.ports import EdgeError
 from autoscaler.sources.spark import Spark, SparkQuery, SparkSource
 

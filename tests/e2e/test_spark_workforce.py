@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.clients.java_home import JavaNotFoundError, find_java
+from autoscaler.clients.spark import shared_api
 from autoscaler.engines.spark import Spark
-from autoscaler.java import JavaNotFoundError, find_java
 from autoscaler.ports import RefusedError
-from autoscaler.spark import shared_api
-from autoscaler.targets.aws_asg import AwsAsg, ScaleIn, Target
+from autoscaler.targets.aws_asg.target import AwsAsg, ScaleIn, Target
 from autoscaler.testing.contracts import LocalShared
-from tests.aws.server import REGION, Proxy
+from tests.clients.aws_server import REGION, Proxy
 from tests.e2e.test_local_target import Cluster, became, missing, until
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 pytestmark = pytest.mark.e2e
 
 

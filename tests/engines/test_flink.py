@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.core.model import EngineStatus, JobState, Phase
-from autoscaler.engines.flink import Facts, Flink, FlinkEngine, examine, restart, slots_of, status, worker
-from autoscaler.flink import (
+from autoscaler.clients.flink import (
     CHECKPOINT_CONFIG,
     CHECKPOINTS,
     JOB,
@@ -28,9 +26,11 @@ from autoscaler.flink import (
     Vertex,
     version,
 )
+from autoscaler.core.model import EngineStatus, JobState, Phase
+from autoscaler.engines.flink import Facts, Flink, FlinkEngine, examine, restart, slots_of, status, worker
 from autoscaler.ports import AnswerError, Finding, RefusedError, Severity, Worker, Workforce
 from autoscaler.sources.flink import Flink as Source
-from tests.flink.stub import SOURCE, SUM, VERSIONS, FakeFlink, Shared, serve
+from tests.clients.flink_stub import SOURCE, SUM, VERSIONS, FakeFlink, Shared, serve
 
 
 class Rig:

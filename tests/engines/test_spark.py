@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from autoscaler.clients.spark import Executor, Master, Run, milliseconds, seconds
 from autoscaler.engines.spark import Facts, Spark, Widest, examine
 from autoscaler.ports import Severity
 from autoscaler.sources.spark import Spark as Source
-from autoscaler.spark import Executor, Master, Run, milliseconds, seconds
 
 
 def run(state: int | None = None, trigger: str = "ProcessingTimeTrigger(0)", latest: int | None = 20) -> Run:

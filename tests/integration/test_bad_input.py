@@ -21,7 +21,7 @@ from autoscaler.config.model import Config
 from autoscaler.core.model import ClusterState, Decision, NamedPolicy, Observation, Reason, Recommendation, View
 from autoscaler.core.step import step
 from autoscaler.daemon.connections import Connections
-from autoscaler.daemon.observe import Edges, Observer
+from autoscaler.daemon.observer import Edges, Observer
 from tests.sources.prometheus_server import EVALUATED, at, vector
 from tests.sources.test_spark_server import APP, FakeSpark, broken, drip, huge, refusing
 

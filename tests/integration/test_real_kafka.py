@@ -190,7 +190,7 @@ async def test_records_that_were_deleted_before_they_were_read_wait_no_more(brok
 
 
 async def test_a_partition_that_is_added_counts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.sources.kafka_client.LEADERS_KEPT", 0.2)
+    monkeypatch.setattr("autoscaler.clients.kafka.LEADERS_KEPT", 0.2)
     await filled(broker, "grows", {0: 10}, {0: 4})
     async with source(broker) as asker:
         assert (await asker.ask("lag", "grows", group="group")).partitions == 1

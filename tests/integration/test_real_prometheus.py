@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 
 from autoscaler.core.model import Reading
-from autoscaler.demo.stage import free_port
+from autoscaler.demo.processes import free_port
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, Secret
 from autoscaler.sources.prometheus import Many, Prometheus, Query
 from autoscaler.testing.contracts import LocalShared

@@ -35,7 +35,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW, make
 
 Memory = Mapping[str, float]

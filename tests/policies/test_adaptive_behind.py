@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from autoscaler.core.model import Recommendation
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW, make
 
 # On little load one replica was learned to do 90 records/s; it does 20.

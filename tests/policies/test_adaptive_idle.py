@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from autoscaler.core.model import Recommendation
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW, make
 
 WORKER = 10_000.0

@@ -10,7 +10,7 @@ import pytest
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, NamedPolicy, Observation, Reading
 from autoscaler.core.step import step
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 OVER = timedelta(seconds=60)

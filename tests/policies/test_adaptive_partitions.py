@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import make
 
 

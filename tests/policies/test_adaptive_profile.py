@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.model import Reading, Reason, Recommendation, View
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import make
 
 # n replicas do 100 n records/s; a profile that is believed, at the level of now

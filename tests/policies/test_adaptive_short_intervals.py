@@ -8,8 +8,8 @@ from datetime import timedelta
 import pytest
 
 from autoscaler.core.model import View
-from autoscaler_policies import forecast
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive import forecast
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import make
 
 RISE, FALL = 300.0, 600.0

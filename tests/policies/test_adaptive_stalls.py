@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from autoscaler.core.model import EngineStatus, JobState, View
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW, make
 
 STARTED = NOW - timedelta(hours=1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autoscaler.core.model import Reading, Reason
-from autoscaler_policies.adaptive import Adaptive
+from autoscaler_policies.adaptive.policy import Adaptive
 from tests.policies.conftest import NOW
 from tests.policies.test_adaptive import asked, shown
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler_policies.answer import plain, smallest
+from autoscaler_policies.shared.recommend import plain, smallest
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
-from autoscaler_policies.aws_rules import (
+from autoscaler_policies.aws.rules import (
     AdjustmentType,
     Aggregation,
     Step,
@@ -43,8 +43,8 @@ from autoscaler_policies.aws_rules import (
     tracked,
     warm_pool_size,
 )
-from autoscaler_policies.aws_step import AwsStep, Comparison
-from autoscaler_policies.aws_target_tracking import AwsTargetTracking
+from autoscaler_policies.aws.step_scaling import AwsStep, Comparison
+from autoscaler_policies.aws.target_tracking import AwsTargetTracking
 
 Inputs = Mapping[str, Any]
 Value = float | tuple[float, ...]

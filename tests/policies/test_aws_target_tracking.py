@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autoscaler.core.model import ClusterSpec, Learned, Limits, Observation, Reading, Reason, View
 from autoscaler.testing import PolicyContract
-from autoscaler_policies.aws_target_tracking import AwsTargetTracking
+from autoscaler_policies.aws.target_tracking import AwsTargetTracking
 
 Value = float | tuple[float, ...]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

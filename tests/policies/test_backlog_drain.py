@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.model import Observation, Reading, Reason, View
-from autoscaler_policies.backlog_drain import BacklogDrain
+from autoscaler_policies.rules.backlog_drain import BacklogDrain
 
 Make = Callable[..., View]
 Value = float | tuple[float, ...]

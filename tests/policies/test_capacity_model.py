@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler_policies import capacity_model
-from autoscaler_policies.capacity_model import EXPONENT, MOST_SIZES, idle, rate, sample
+from autoscaler_policies.adaptive import capacity_model
+from autoscaler_policies.adaptive.capacity_model import EXPONENT, MOST_SIZES, idle, rate, sample
 
 Memory = dict[str, float]
 INTERVAL = 15.0

@@ -8,7 +8,7 @@ from cronsim import CronSim, CronSimError
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from autoscaler_policies.cron import after, before, by, parse
+from autoscaler_policies.schedule.cron import after, before, by, parse
 
 BERLIN = ZoneInfo("Europe/Berlin")
 # Half an hour of daylight saving time, quarters of an hour, the southern half, none at all.

@@ -27,13 +27,13 @@ from autoscaler.core.model import (
     Rescale,
     View,
 )
-from autoscaler.replay.loads import Load, staircase
-from autoscaler.replay.plant import STEP, PlantSpec
-from autoscaler.replay.score import needed
-from autoscaler.replay.simulate import run
+from autoscaler.simulation.loads import Load, staircase
+from autoscaler.simulation.loop import run
+from autoscaler.simulation.plant import STEP, PlantSpec
+from autoscaler.simulation.scoring import needed
 from autoscaler.testing import contracts
-from autoscaler_policies.daedalus import SIZES, Daedalus
-from autoscaler_policies.daedalus_model import REMEMBERED, Curve, Line, Regression, fit, recovery_time, wape
+from autoscaler_policies.research.daedalus import SIZES, Daedalus
+from autoscaler_policies.research.daedalus_model import REMEMBERED, Curve, Line, Regression, fit, recovery_time, wape
 
 Make = Callable[..., View]
 POLICY = Daedalus()

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from autoscaler.config import load
-from autoscaler_policies.adaptive import Adaptive
-from autoscaler_policies.backlog_drain import BacklogDrain
-from autoscaler_policies.daedalus import Daedalus
-from autoscaler_policies.ds2 import Ds2
-from autoscaler_policies.flink_operator import FlinkOperator
-from autoscaler_policies.hpa import Behavior, Hpa, Metric, MetricType, ScaleDown, ScaleUp
-from autoscaler_policies.hpa_rules import PODS_UP, PolicyType, ScalingPolicy
-from autoscaler_policies.schedule import Exclusion, Schedule, Window
-from autoscaler_policies.target_tracking import Mode, TargetTracking
-from autoscaler_policies.threshold import Aggregate, Rule, Threshold
+from autoscaler_policies.adaptive.policy import Adaptive
+from autoscaler_policies.flink_operator.policy import FlinkOperator
+from autoscaler_policies.hpa.policy import Behavior, Hpa, Metric, MetricType, ScaleDown, ScaleUp
+from autoscaler_policies.hpa.rules import PODS_UP, PolicyType, ScalingPolicy
+from autoscaler_policies.research.daedalus import Daedalus
+from autoscaler_policies.research.ds2 import Ds2
+from autoscaler_policies.rules.backlog_drain import BacklogDrain
+from autoscaler_policies.rules.target_tracking import Mode, TargetTracking
+from autoscaler_policies.rules.threshold import Aggregate, Rule, Threshold
+from autoscaler_policies.schedule.policy import Exclusion, Schedule, Window
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 FRAME = """

@@ -28,11 +28,11 @@ from autoscaler.core.model import (
     View,
 )
 from autoscaler.ports import Record
-from autoscaler.replay.loads import Load, constant
-from autoscaler.replay.plant import PlantSpec
-from autoscaler.replay.simulate import run
+from autoscaler.simulation.loads import Load, constant
+from autoscaler.simulation.loop import run
+from autoscaler.simulation.plant import PlantSpec
 from autoscaler.testing import contracts
-from autoscaler_policies.ds2 import Ds2, Operator, instances, level, optimal, true_rate
+from autoscaler_policies.research.ds2 import Ds2, Operator, instances, level, optimal, true_rate
 
 Make = Callable[..., View]
 CHAIN = Graph(("source", "1", "2"), (("source", "1"), ("1", "2")))

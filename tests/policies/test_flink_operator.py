@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.config import load
+from autoscaler.core.durations import format_duration, parse_duration
 from autoscaler.core.model import (
     MOST_LEARNED,
     Behaviour,
@@ -36,11 +37,10 @@ from autoscaler.core.model import (
     View,
 )
 from autoscaler.core.step import step
-from autoscaler.durations import format_duration, parse_duration
 from autoscaler.testing import PolicyContract
 from autoscaler.testing.contracts import views
-from autoscaler_policies.flink_operator import FlinkOperator
-from autoscaler_policies.flink_scaling import Alignment
+from autoscaler_policies.flink_operator.policy import FlinkOperator
+from autoscaler_policies.flink_operator.scaling import Alignment
 
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

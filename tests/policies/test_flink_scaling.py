@@ -28,8 +28,7 @@ from autoscaler.core.flink import (
     target_rates,
     true_processing_rate,
 )
-from autoscaler_policies import quartz
-from autoscaler_policies.flink_scaling import (
+from autoscaler_policies.flink_operator.scaling import (
     MOST,
     Alignment,
     Change,
@@ -55,6 +54,7 @@ from autoscaler_policies.flink_scaling import (
     scaling_coefficient,
     vertex_change,
 )
+from autoscaler_policies.schedule import quartz
 
 NAN, INF = math.nan, math.inf
 CASES = json.loads((Path(__file__).parent / "data" / "flink_scaling.json").read_text())

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler_policies import forecast
-from autoscaler_policies.forecast import follow, judge, line, look, trends, trust
+from autoscaler_policies.adaptive import forecast
+from autoscaler_policies.adaptive.forecast import follow, judge, line, look, trends, trust
 
 Memory = dict[str, float]
 Points = list[tuple[float, float]]

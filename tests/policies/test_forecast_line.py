@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from autoscaler_policies.forecast import SETTLED_S, follow, settle, settled
+from autoscaler_policies.adaptive.forecast import SETTLED_S, follow, settle, settled
 
 Memory = dict[str, float]
 STEP = 15.0

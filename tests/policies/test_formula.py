@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from autoscaler_policies.formula import DEEPEST, FUNCTIONS, LONGEST, MOST_TOKENS, compute, parse
+from autoscaler_policies.keda.formula import DEEPEST, FUNCTIONS, LONGEST, MOST_TOKENS, compute, parse
 
 VALUES: Mapping[str, float | None] = {"one": 1.0, "two": 2.0, "five": 5.0, "none_yet": None, "count": 7.0}
 NAMES = tuple(VALUES)

@@ -32,9 +32,9 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
-from autoscaler_policies import hpa_rules as rules
-from autoscaler_policies.hpa import Behavior, Hpa, Metric, MetricType, ScaleDown, ScaleUp
-from autoscaler_policies.hpa_rules import (
+from autoscaler_policies.hpa import rules
+from autoscaler_policies.hpa.policy import Behavior, Hpa, Metric, MetricType, ScaleDown, ScaleUp
+from autoscaler_policies.hpa.rules import (
     Event,
     MetricError,
     Pod,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.core.model import ZERO, Select
-from autoscaler_policies import hpa_rules as rules
-from autoscaler_policies.hpa_rules import (
+from autoscaler_policies.hpa import rules
+from autoscaler_policies.hpa.rules import (
     SCALE_DOWN,
     SCALE_UP,
     Condition,

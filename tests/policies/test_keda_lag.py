@@ -29,8 +29,8 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
-from autoscaler_policies.keda_lag import Fallback, KedaLag, Trigger
-from autoscaler_policies.keda_rules import (
+from autoscaler_policies.keda.policy import Fallback, KedaLag, Trigger
+from autoscaler_policies.keda.rules import (
     Behaviour,
     JobQueue,
     Reset,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler_policies.quartz import cron, daily, excluded, parse
+from autoscaler_policies.schedule.quartz import cron, daily, excluded, parse
 
 
 def at(text: str) -> datetime:

@@ -25,9 +25,9 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
-from autoscaler_policies import schedule as module
-from autoscaler_policies.schedule import Exclusion, Schedule, Window
-from autoscaler_policies.target_tracking import TargetTracking
+from autoscaler_policies.rules.target_tracking import TargetTracking
+from autoscaler_policies.schedule import policy as module
+from autoscaler_policies.schedule.policy import Exclusion, Schedule, Window
 
 Make = Callable[..., View]
 HOUR = timedelta(hours=1)

@@ -19,7 +19,7 @@ from autoscaler.core.model import (
     Reading,
 )
 from autoscaler.core.step import step
-from autoscaler_policies.backlog_drain import BacklogDrain
+from autoscaler_policies.rules.backlog_drain import BacklogDrain
 
 BEGIN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 INTERVAL = 5

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.model import Reason, View
-from autoscaler_policies.target_tracking import Mode, TargetTracking
+from autoscaler_policies.rules.target_tracking import Mode, TargetTracking
 
 Make = Callable[..., View]
 Value = float | tuple[float, ...]

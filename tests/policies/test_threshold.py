@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.core.model import Observation, Reading, Reason, View
-from autoscaler_policies.threshold import Aggregate, Rule, Threshold
+from autoscaler_policies.rules.threshold import Aggregate, Rule, Threshold
 
 Make = Callable[..., View]
 Value = float | tuple[float, ...]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler_policies.usual import above, below, compare, foretold, piled, trust
+from autoscaler_policies.adaptive.seasonality import above, below, compare, foretold, piled, trust
 
 Memory = dict[str, float]
 DAY = 86400.0

@@ -22,7 +22,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.structs import OffsetAndMetadata
 
-from autoscaler.demo.stage import free_port
+from autoscaler.demo.processes import free_port
 from tests.sources.prometheus_server import Authority
 
 VERSION = "4.1.0"

@@ -28,9 +28,9 @@ from autoscaler.ports import (
 from autoscaler.sources import cloudwatch
 from autoscaler.sources.cloudwatch import CloudWatch, Query, Source
 from autoscaler.testing.contracts import LocalShared
-from tests.aws.server import REGION, Forward, Proxy, until
+from tests.clients.aws_server import REGION, Forward, Proxy, until
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 
 GET = "GetMetricData"
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)

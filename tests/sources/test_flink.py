@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from autoscaler.clients.flink import Aggregate
 from autoscaler.core.model import ClusterSpec, ClusterState, Limits, NamedPolicy, Observation, Reading
 from autoscaler.core.step import step
-from autoscaler.flink import Aggregate
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, UnavailableError
 from autoscaler.sources.flink import (
     NEEDS_VERTEX,
@@ -27,8 +27,8 @@ from autoscaler.sources.flink import (
     sample,
     wanted,
 )
-from autoscaler_policies.flink_operator import FlinkOperator
-from tests.flink.stub import BUSY, HELD, IDLE, SOURCE, SUM, VERSIONS, WORK, FakeFlink, Shared, serve
+from autoscaler_policies.flink_operator.policy import FlinkOperator
+from tests.clients.flink_stub import BUSY, HELD, IDLE, SOURCE, SUM, VERSIONS, WORK, FakeFlink, Shared, serve
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaler.clients.kafka import _context
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -38,7 +39,6 @@ from autoscaler.sources.kafka import (
     Uncommitted,
     waiting,
 )
-from autoscaler.sources.kafka_client import _context
 from autoscaler.testing.contracts import LocalShared
 from tests.sources.kafka_stub import COMMITS, COORDINATOR, METADATA, OFFSETS, Stub, stub
 from tests.sources.prometheus_server import Authority
@@ -501,7 +501,7 @@ def test_no_secret_shows() -> None:
 
 async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiokafka", None)
-    monkeypatch.delitem(sys.modules, "autoscaler.sources.kafka_client", raising=False)
+    monkeypatch.delitem(sys.modules, "autoscaler.clients.kafka", raising=False)
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match=r"pip install 'reactive-autoscaler\[kafka\]'"):
             async with Kafka("kafka:9092").connect(shared):

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler import profiles
 from autoscaler.core.model import Direction
-from autoscaler.core.profile import Curve, Season, Spread, reading
-from autoscaler.core.profile import Profile as History
+from autoscaler.core.workload_profile import Curve, Season, Spread, reading
+from autoscaler.core.workload_profile import Profile as History
 from autoscaler.ports import AnswerError, UnavailableError
 from autoscaler.sources.profile import LARGEST, Profile, Query
 from autoscaler.testing import LocalShared
+from autoscaler.trace import profile_file as profiles
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 WEEK = tuple(float(100 + hour) for hour in range(168))

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoscaler.clients.spark import Batch, Run
 from autoscaler.injob.report import counted, trim
 from autoscaler.ports import AnswerError
 from autoscaler.sources.spark import (
@@ -33,7 +34,6 @@ from autoscaler.sources.spark import (
     saturation,
     throughput,
 )
-from autoscaler.spark import Batch, Run
 
 DATA = Path(__file__).parent / "data"
 T0 = 1_795_000_000.0

@@ -17,12 +17,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from autoscaler.clients.spark import KEPT, SparkApi
 from autoscaler.core.model import EngineStatus, JobState, Reading
 from autoscaler.engines.spark import Spark as SparkEngine
 from autoscaler.injob.report import trim
 from autoscaler.ports import AnswerError, Doctor, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
 from autoscaler.sources.spark import Metric, Spark, SparkQuery
-from autoscaler.spark import KEPT, SparkApi
 from autoscaler.testing import EngineContract, SourceContract
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ async def test_what_comes_together_is_asked_once(rig: Rig) -> None:
     await asyncio.gather(*(rig.collect(metric) for metric in asked), rig.describe())
     counts = {path: rig.spark.asked.count(path) for path in rig.spark.asked}
     assert set(counts.values()) == {1}
-    assert len([key for key in rig.shared.live if key != "autoscaler.spark.session"]) == 1
+    assert len([key for key in rig.shared.live if key != "autoscaler.clients.spark.session"]) == 1
 
 
 async def test_one_caller_that_gives_up_does_not_take_the_answer_from_the_others(rig: Rig) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.targets import processes
-from autoscaler.targets.pool import Place, Pool, Times
+from autoscaler.targets.local import processes
+from autoscaler.targets.local.pool import Place, Pool, Times
 
 STAND_IN = """
 import os, signal, sys, time

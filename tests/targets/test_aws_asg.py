@@ -16,7 +16,7 @@ import botocore.session
 import pytest
 from aiohttp import web
 
-from autoscaler.aws import Place, place_of, shared_aws
+from autoscaler.clients.aws import Place, place_of, shared_aws
 from autoscaler.config import load
 from autoscaler.core.model import (
     Behaviour,
@@ -45,14 +45,14 @@ from autoscaler.ports import (
     UnavailableError,
 )
 from autoscaler.sources.cloudwatch import CloudWatch, Query
-from autoscaler.targets import aws_groups
-from autoscaler.targets.aws_asg import AwsAsg, Sizes, Target, progress
-from autoscaler.targets.aws_groups import Group, Instance, shared_groups
+from autoscaler.targets.aws_asg import groups as aws_groups
+from autoscaler.targets.aws_asg.groups import Group, Instance, shared_groups
+from autoscaler.targets.aws_asg.target import AwsAsg, Sizes, Target, progress
 from autoscaler.testing import virtual_time
 from autoscaler.testing.contracts import LocalShared
-from tests.aws.server import REGION, Forward, Proxy, failure, until
+from tests.clients.aws_server import REGION, Forward, Proxy, failure, until
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 
 DESCRIBE = "DescribeAutoScalingGroups"
 LONG = timedelta(seconds=9)

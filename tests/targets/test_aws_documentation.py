@@ -12,8 +12,9 @@ import pytest
 
 from autoscaler.config import load
 from autoscaler.sources.cloudwatch import CloudWatch, Query
-from autoscaler.targets import aws_asg, aws_groups
-from autoscaler.targets.aws_asg import AwsAsg
+from autoscaler.targets.aws_asg import groups as aws_groups
+from autoscaler.targets.aws_asg import target as aws_asg
+from autoscaler.targets.aws_asg.target import AwsAsg
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "aws.md").read_text()

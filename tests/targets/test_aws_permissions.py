@@ -14,12 +14,12 @@ import pytest
 
 from autoscaler.ports import AnswerError, RefusedError
 from autoscaler.sources.cloudwatch import CloudWatch, Query
-from autoscaler.targets.aws_asg import AwsAsg, ScaleIn
+from autoscaler.targets.aws_asg.target import AwsAsg, ScaleIn
 from autoscaler.testing.contracts import LocalShared
-from tests.aws.server import REGION, Moto, Proxy, until
+from tests.clients.aws_server import REGION, Moto, Proxy, until
 from tests.targets.test_aws_scale_in import DESCRIBE, Hooked, connected, staffed
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 
 POLICIES = Path(__file__).parents[2] / "deploy" / "aws"
 NAMESPACE = 'xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"'
@@ -90,7 +90,7 @@ async def scale_by_draining(proxy: Proxy, group: str) -> None:
 
 
 async def scale_by_hook(proxy: Proxy, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.targets.aws_asg.LONGEST_BEAT", 0.1)
+    monkeypatch.setattr("autoscaler.targets.aws_asg.target.LONGEST_BEAT", 0.1)
     proxy.moto.client("autoscaling").put_lifecycle_hook(
         AutoScalingGroupName=group,
         LifecycleHookName="drain",

@@ -15,13 +15,13 @@ from aiohttp import web
 
 from autoscaler.daemon.connections import Connections
 from autoscaler.ports import EdgeError, RefusedError, Severity, UnavailableError, Worker, Workforce
-from autoscaler.targets.aws_asg import AwsAsg, ScaleIn, Target
-from autoscaler.targets.aws_groups import shared_groups
-from autoscaler.targets.aws_workers import _on, names_of
+from autoscaler.targets.aws_asg.groups import shared_groups
+from autoscaler.targets.aws_asg.target import AwsAsg, ScaleIn, Target
+from autoscaler.targets.aws_asg.workers import _on, names_of
 from autoscaler.testing.contracts import LocalShared
-from tests.aws.server import REGION, Forward, Proxy, until
+from tests.clients.aws_server import REGION, Forward, Proxy, until
 
-pytest_plugins = ("tests.aws.fixtures",)
+pytest_plugins = ("tests.clients.aws_fixtures",)
 
 TERMINATE = "TerminateInstanceInAutoScalingGroup"
 DESCRIBE = "DescribeAutoScalingGroups"
@@ -588,7 +588,7 @@ async def test_a_size_goes_straight_to_the_group_with_a_hook(
 async def test_a_long_drain_has_heartbeats(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.aws_asg.LONGEST_BEAT", 0.2)
+    monkeypatch.setattr("autoscaler.targets.aws_asg.target.LONGEST_BEAT", 0.2)
     instances, engine = staffed(proxy, hooked.group)
     async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.describe()
@@ -634,7 +634,7 @@ async def test_a_hook_that_was_replaced_is_found_again(
 async def test_a_dry_run_answers_no_hook(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, monkeypatch: pytest.MonkeyPatch, dry_run: bool
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.aws_asg.REST", 0.0)
+    monkeypatch.setattr("autoscaler.targets.aws_asg.target.REST", 0.0)
     _, engine = staffed(proxy, hooked.group)
     engine.obedient = True
     connections = Connections(dry_run=dry_run)

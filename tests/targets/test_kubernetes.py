@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from autoscaler.clients.kubernetes import proxy_of
 from autoscaler.config import load
 from autoscaler.core.model import Bound
 from autoscaler.ports import (
@@ -30,12 +31,11 @@ from autoscaler.ports import (
     UnavailableError,
     Worker,
 )
-from autoscaler.targets.kubernetes import Kubernetes, Target, Watch
-from autoscaler.targets.kubernetes_api import proxy_of
-from autoscaler.targets.kubernetes_pods import is_worker
+from autoscaler.targets.kubernetes.pods import is_worker
+from autoscaler.targets.kubernetes.target import Kubernetes, Target, Watch
 from autoscaler.testing import LocalShared
-from tests.kubernetes.cluster import SERVERS, Cluster, kubeconfig, open_cluster, until
-from tests.kubernetes.server import (
+from tests.clients.kubernetes_cluster import SERVERS, Cluster, kubeconfig, open_cluster, until
+from tests.clients.kubernetes_server import (
     COST,
     DEPLOYMENTS,
     FLINK,
@@ -70,7 +70,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes_watch.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.FIRST_PAUSE", 0.05)
 
 
 @asynccontextmanager
@@ -326,7 +326,7 @@ async def test_a_scaled_object_of_keda_is_named_unless_it_is_paused(
 async def test_a_scaled_object_goes_with_its_crd_also_while_nobody_was_watching(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes_watch.OPTIONAL_PAUSE", 0.1)
+    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.OPTIONAL_PAUSE", 0.1)
     cluster.server.kinds.append(SCALED_OBJECTS)
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
@@ -1031,7 +1031,7 @@ async def test_a_server_that_takes_back_every_watch_is_listed_with_growing_pause
 
 
 async def test_long_lists_come_in_pages(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes_watch.PAGE", 4)
+    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.PAGE", 4)
     names = [f"tm-{number:02}" for number in range(10)]
     for number, name in enumerate(names):
         await cluster.workload(DEPLOYMENTS, name, number % 3)
@@ -1151,8 +1151,8 @@ async def test_the_plugin_of_a_kubeconfig_is_run_again_when_its_token_is_not_acc
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 1)
-    monkeypatch.setattr("autoscaler.targets.kubernetes_api.RENEW", 0.0)
-    monkeypatch.setattr("autoscaler.targets.kubernetes_api.RENEWING", 2.0)
+    monkeypatch.setattr("autoscaler.clients.kubernetes.RENEW", 0.0)
+    monkeypatch.setattr("autoscaler.clients.kubernetes.RENEWING", 2.0)
     (tmp_path / "token").write_text("daemon")
     program = PLUGIN.format(**{name: tmp_path / name for name in ("hangs", "hung", "token")})
     version = "client.authentication.k8s.io/v1"
@@ -1264,7 +1264,7 @@ async def test_in_a_pod_the_service_account_is_used_and_its_token_is_followed(
     host, _, port = cluster.server.url.removeprefix("http://").partition(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-    monkeypatch.setattr("autoscaler.targets.kubernetes_api.ACCOUNT", tmp_path)
+    monkeypatch.setattr("autoscaler.clients.kubernetes.ACCOUNT", tmp_path)
 
     def load(client_configuration: Any) -> None:  # the pod's files are elsewhere here, and the test server has no TLS
         loader = incluster_config.InClusterConfigLoader(str(tmp_path / "token"), str(tmp_path / "token"))

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from autoscaler.ports import EdgeError, RefusedError, TargetStatus
-from autoscaler.targets import processes
-from autoscaler.targets.pool import Pool, ask, locked, stop_workers
+from autoscaler.targets.local import processes
+from autoscaler.targets.local.pool import Pool, ask, locked, stop_workers
 
 from .conftest import StandIn, opened, times, until, up
 
@@ -236,7 +236,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from conftest import StandIn, times
-from autoscaler.targets.pool import Pool
+from autoscaler.targets.local.pool import Pool
 async def main():
     pool = Pool(Path(sys.argv[1]), StandIn(), times(), poll=0.05)
     await pool.open()
@@ -307,7 +307,7 @@ async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_touched(tmp_pa
 LOCKER = """
 import sys
 from pathlib import Path
-from autoscaler.targets.pool import locked
+from autoscaler.targets.local.pool import locked
 with locked(Path(sys.argv[1])):
     pass
 """

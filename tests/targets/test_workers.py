@@ -18,9 +18,9 @@ from aiohttp.test_utils import TestServer
 
 from autoscaler.config import load
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
-from autoscaler.targets.local import Local, WorkerKind
-from autoscaler.targets.pool import Kind, Place
-from autoscaler.targets.workers import (
+from autoscaler.targets.local.pool import Kind, Place
+from autoscaler.targets.local.target import Local, WorkerKind
+from autoscaler.targets.local.workers import (
     FlinkTaskManagers,
     Page,
     Sizes,

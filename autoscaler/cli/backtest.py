@@ -1,0 +1,317 @@
+"""`autoscaler backtest`: policies tried on what really arrived."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+
+from autoscaler.cli import spark_options, trials
+from autoscaler.cli.configuration import wrong
+from autoscaler.cli.output import complain, print_json, say, table
+from autoscaler.cli.tables import FEW, omitted
+from autoscaler.core.explain import count_of, span
+from autoscaler.simulation.trial import FILLED, Case
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from autoscaler.cli.trials import Chosen
+    from autoscaler.history.backtest_job import Known
+
+# ruff: noqa: PLC0415 - PySpark is loaded when the command runs
+
+OK = 0
+
+Row = Mapping[str, Any]
+
+HEAD = ("days", "replica-hours", "to static", "to demand", "violation", "p99 s", "worst s", "rescales/h", "J", "front")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `backtest` to a parser."""
+    parser.description = (
+        "Try policies and parameters on what really arrived: every day of every cluster again, on a simulated cluster "
+        "that is made as the real one is, with the same decisions as the daemon makes. Equal arguments give equal "
+        "figures. docs/backtest.md explains them."
+    )
+    trials.add_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--policy",
+        action="append",
+        type=trials.baseline,
+        default=[],
+        metavar="NAME",
+        help="also try this one: any installed policy by its name, one of the benchmark's, or NAME=SETTINGS as in a "
+        "configuration file; may be repeated",
+    )
+    add("--out", metavar="PATH", help="write the results there, as Parquet")
+    add("--all", action="store_true", help="list everything, however long it gets")
+    add("--json", action="store_true", help="print JSON")
+    spark_options.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    spark_options.needed("backtest")
+    place = None if options.out is None else spark_options.table_url(options.out)
+    given = trials.chosen(options)
+    grid = trials.combinations(options.set)
+    tried = trials.variants(options, given, lambda _: grid)
+    from autoscaler.history.backtest_job import results
+    from autoscaler.history.progress import watched
+
+    with spark_options.opened(options, "backtest") as spark, prepared(options, spark, given) as ready:
+        cases, notes = made(options, given, ready, tried, options.policy)
+        tries = ready.trials(cases, options.seeds)
+        found = results(tries)
+        spark_options.tell_plan(options, {"the trials": tries})
+        what = (
+            f"trying {count_of(len(cases), 'cluster')}, {count_of(_count(ready, cases, options.seeds), 'day')} in all"
+        )
+        with watched(spark, what):
+            # Kept: what was tried for minutes is printed and written.
+            kept = found.persist()
+            if place is not None:
+                kept.orderBy("cluster", "variant", "seed").coalesce(1).write.mode("overwrite").parquet(place)
+            rows = _rows(kept)
+            fleet = of_fleet(kept)
+    if options.json:
+        print_json({"results": rows, "left_out": _left_out(ready.known), "notes": notes})
+        return OK
+    _show(rows, fleet, options)
+    say("", *notes)
+    tell_left_out(ready.known)
+    return OK
+
+
+# Shared with `tune`
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The history as it can be tried.
+
+    Attributes:
+        spark: the session.
+        arrivals: what arrived on each day, kept.
+        known: what there is of each cluster.
+    """
+
+    spark: SparkSession
+    arrivals: DataFrame
+    known: tuple[Known, ...]
+
+    def trials(self, cases: Mapping[str, Case], seeds: int) -> DataFrame:
+        """What `pipeline.backtest.trials` makes of it."""
+        from autoscaler.history.backtest_job import trials as tries
+
+        return tries(self.spark, self.arrivals, cases, self.known, range(1, seeds + 1))
+
+
+@contextmanager
+def prepared(options: argparse.Namespace, spark: SparkSession, given: Chosen) -> Iterator[Ready]:
+    """What arrived, of the clusters and days that are asked for.
+
+    Raises:
+        ConfigurationError: the history has nothing of them.
+    """
+    from autoscaler.history.backtest_job import arrived, known
+    from autoscaler.history.dataset import open_dataset
+    from autoscaler.history.progress import watched
+
+    dataset = open_dataset(options.dataset)
+    # The evening before comes with a day.
+    since = None if options.since is None else options.since - timedelta(days=1)
+    until = None if options.until is None else options.until - timedelta(days=1)
+    with dataset.reading():
+        rows = dataset.read(spark, "observations", since=since, until=until, clusters=sorted(given.names))
+        arrivals = arrived(spark, rows, given.first)
+        if options.since is not None:
+            arrivals = arrivals.where(arrivals["day"] >= options.since)
+        kept = arrivals.persist()
+        try:
+            with watched(spark, f"reading {options.dataset}"):
+                found = tuple(known(kept))
+            if not any(one.days for one in found):
+                raise wrong(_nothing(options, spark, given, found, dataset.dates()))
+            yield Ready(spark, kept, found)
+        finally:
+            kept.unpersist()
+
+
+def _nothing(
+    options: argparse.Namespace, spark: SparkSession, given: Chosen, found: Sequence[Known], dates: Sequence[date]
+) -> str:
+    """Why there is nothing to try."""
+    from autoscaler.history.dataset import open_dataset
+
+    if not dates:
+        return f"{options.dataset}: has no observations"
+    asked = ", ".join(sorted(given.names))
+    if found:
+        worst = [f"{one.cluster} {day}: nothing for {span(missing)}" for one in found for day, missing in one.left_out]
+        filled = f"up to {span(FILLED.total_seconds())} are filled in"
+        return f"{options.dataset}: has no whole day of {asked}: {'; '.join(worst[:FEW])}; {filled}"
+    rows = open_dataset(options.dataset).read(spark, "observations", clusters=sorted(given.names))
+    there = rows.where("arrivals is not null").selectExpr("min(date) as first", "max(date) as last").collect()[0]
+    if there["first"] is not None:
+        after = [f"{name}: {profile.end:%Y-%m-%d %H:%M}" for name, profile in sorted(given.profiles.items())]
+        made = (
+            f"; a profile is tried on days after those that it was made of ({', '.join(after[:FEW])})" if after else ""
+        )
+        return (
+            f"{options.dataset}: has no arrivals of {asked} in the time asked for, but from {there['first']} to "
+            f"{there['last']}{made}"
+        )
+    some = open_dataset(options.dataset).read(spark, "observations").where("arrivals is not null")
+    names = [row["cluster"] for row in some.select("cluster").distinct().orderBy("cluster").limit(FEW).collect()]
+    known = f"it has those of {', '.join(names)}" if names else "it has none at all"
+    return f"{options.dataset}: has no arrivals of {asked}; {known}"
+
+
+def made(
+    options: argparse.Namespace,
+    given: Chosen,
+    ready: Ready,
+    tried: Mapping[str, Sequence[Any]],
+    policies: Sequence[Any],
+) -> tuple[dict[str, Case], list[str]]:
+    """A simulated cluster for each that has whole days, and what the reader should know of them."""
+    cases: dict[str, Case] = {}
+    notes: list[str] = []
+    for one in ready.known:
+        if not one.days:
+            continue
+        case, size = trials.case(options, given, one, tried[one.cluster], policies)
+        cases[one.cluster] = case
+        if len(notes) < FEW:
+            plant = case.plant
+            days = f"{count_of(len(one.days), 'day')} from {one.days[0]} to {one.days[-1]}"
+            notes.append(
+                f"{one.cluster}: {days}; a worker processes {size}, n of them n^{plant.gamma:.3g} times as much; "
+                f"workers come after {plant.startup:.3g} s; no record should wait for over {plant.slo:g} s; static: "
+                f"{case.static}."
+            )
+    absent = sorted(set(given.names) - {one.cluster for one in ready.known})
+    if absent:
+        notes.append(f"The history has no arrivals of {', '.join(absent[:FEW])}{' ...' if len(absent) > FEW else ''}.")
+    without = sorted(set(cases) - set(given.profiles)) if options.profiles is not None else []
+    if without:
+        notes.append(f"There is no profile of {', '.join(without[:FEW])}{' ...' if len(without) > FEW else ''}.")
+    return cases, notes
+
+
+def tell_left_out(known: Sequence[Known]) -> None:
+    """Say on the standard error which days were not whole enough."""
+    lines = [
+        f"  {one.cluster} {day}: nothing was recorded for {span(missing)}"
+        for one in known
+        for day, missing in one.left_out
+    ]
+    if lines:
+        few = span(FILLED.total_seconds())
+        complain(f"{count_of(len(lines), 'day')} left out, in which nothing was recorded for over {few}:")
+        complain(*lines[:FEW], *omitted(lines[:FEW], lines, "days"))
+
+
+def _left_out(known: Sequence[Known]) -> list[Row]:
+    return [
+        {"cluster": one.cluster, "day": day.isoformat(), "missing_s": missing}
+        for one in known
+        for day, missing in one.left_out
+    ]
+
+
+def parameters(row: Row) -> str:
+    """The parameters of a row in words."""
+    return " ".join(f"{key}={value}" for key, value in (row["parameters"] or {}).items()) or "-"
+
+
+# The table
+
+
+def _count(ready: Ready, cases: Mapping[str, Case], seeds: int) -> int:
+    days = {one.cluster: len(one.days) for one in ready.known}
+    return sum(days[name] * len(case.variants) * seeds for name, case in cases.items())
+
+
+def _rows(results: DataFrame) -> list[Row]:
+    return [row.asDict() for row in results.orderBy("cluster", "variant", "seed").collect()]
+
+
+def of_fleet(results: DataFrame) -> list[Row]:
+    """All clusters together: sums, and means over the time."""
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+    def mean(name: str) -> Any:  # noqa: ANN401 - a column of Spark
+        return (F.sum(F.col(name) * F.col("days")) / F.sum("days")).alias(name)
+
+    cost = F.sum("replica_hours")
+    rows = (
+        results.groupBy("variant")
+        .agg(
+            F.first("policy").alias("policy"),
+            F.first("parameters").alias("parameters"),
+            F.countDistinct("cluster").alias("clusters"),
+            F.countDistinct(F.when(F.col("pareto"), F.col("cluster"))).alias("on_front"),
+            F.sum("days").alias("days"),
+            cost.alias("replica_hours"),
+            (cost / F.sum("static_hours")).alias("to_static"),
+            (cost / F.sum("demand_hours")).alias("to_demand"),
+            mean("violation"),
+            F.max("p99_s").alias("p99_s"),
+            F.max("worst_s").alias("worst_s"),
+            mean("rescales_per_hour"),
+            mean("j"),
+        )
+        .orderBy("variant")
+    )
+    return [row.asDict() for row in rows.collect()]
+
+
+def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace) -> None:
+    clusters = dict.fromkeys(row["cluster"] for row in rows)
+    if len(clusters) > 1:
+        say(f"All {len(clusters)} clusters together:")
+        table(
+            ("policy", "parameters", *HEAD),
+            [(row["policy"], parameters(row), *cells(row), f"{row['on_front']} of {row['clusters']}") for row in fleet],
+        )
+        say("")
+    shown = rows if options.all else rows[:FEW]
+    seeds = options.seeds > 1
+    table(
+        ("cluster", "policy", "parameters", *(("seed",) if seeds else ()), *HEAD),
+        [
+            (
+                row["cluster"],
+                row["policy"],
+                parameters(row),
+                *((str(row["seed"]),) if seeds else ()),
+                *cells(row),
+                "yes" if row["pareto"] else "-",
+            )
+            for row in shown
+        ],
+    )
+    say(*omitted(shown, rows, "rows"))
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The figures of a row."""
+    return (
+        str(row["days"]),
+        f"{row['replica_hours']:.1f}",
+        f"{row['to_static']:.3f}",
+        f"{row['to_demand']:.3f}",
+        f"{row['violation']:.3%}",
+        f"{row['p99_s']:.1f}",
+        f"{row['worst_s']:.0f}",
+        f"{row['rescales_per_hour']:.2f}",
+        f"{row['j']:.3f}",
+    )

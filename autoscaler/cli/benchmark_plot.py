@@ -1,0 +1,211 @@
+"""The pictures of the benchmark: cost against violation, and what happened over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+try:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "pictures need matplotlib: pip install 'reactive-autoscaler[plot]'", name=error.name
+    ) from error
+
+from autoscaler.simulation.baselines import BASELINES
+from autoscaler.simulation.benchmark import LOW, Means, Row, Timeline
+from autoscaler.simulation.plant import PLANTS
+
+_OURS, _ORACLE, _OTHERS = "#1e8449", "#7d3c98", "#2471a3"
+_NEED, _PAID, _LATE = "#aeb6bf", "#1b4f72", "#c0392b"
+_GRID = "#e5e8e8"
+
+GOOD_COST = 1.25
+GOOD_VIOLATION = 0.005
+"""What is aimed at: a policy in this corner is good."""
+
+_POINTS = 72
+_HIGH, _WIDE = 9.0, 5.0
+"""Points of a label's height, and of a letter."""
+_RISES = (-4.0, 5.0, -13.0, 14.0, -22.0, 23.0)
+"""How far above its point a label may stand, the best place first."""
+
+Box = tuple[float, float, float, float]
+"""Left, right, bottom, top, in points."""
+
+_LINEAR = 0.001
+"""Up to this violation the scale is linear: 0 is on it."""
+
+
+def costs(found: Sequence[Means], path: Path) -> None:
+    """Draw cost against violation, a panel for each plant and a point for each policy, into a PNG file.
+
+    Args:
+        found: means over all scenarios; those without an optimum are left out.
+        path: the file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    plants = list(dict.fromkeys(one.plant for one in found))
+    columns = min(len(plants), 2)
+    rows = -(-len(plants) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(6.6 * columns, 4.9 * rows), squeeze=False, layout="constrained", sharey=True
+    )
+    panels = list(grid.flat)
+    most = max([one.violation for one in found] + [10 * LOW])
+    here = [[one for one in found if one.plant == plant and one.cost is not None] for plant in plants]
+    for axes, plant, some in zip(panels, plants, here, strict=False):
+        _panel(axes, plant, some, most)
+    for axes in panels[len(plants) :]:
+        axes.set_visible(False)
+    scenarios = max(one.of for one in found)
+    figure.suptitle(
+        f"Cost against violation, {scenarios} loads: lower left is better (rescales/h beside the name)",
+        fontsize=12,
+        fontweight="bold",
+    )
+    figure.canvas.draw()  # where things are is known only then
+    for axes, some in zip(panels, here, strict=False):
+        _labels(axes, some)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+    plt.close(figure)
+
+
+def _panel(axes: Any, plant: str, found: Sequence[Means], most: float) -> None:  # noqa: ANN401 - matplotlib has no types
+    axes.set_title(f"{plant}: oldest record at most {PLANTS[plant].slo:g} s", fontsize=11)
+    axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=_LINEAR, linscale=0.6)
+    axes.set_xlim(0.98, max([one.cost or 0.0 for one in found] + [2.0]) * 1.35)
+    axes.set_ylim(-0.0004, most * 1.6)
+    ticks = [tick for tick in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if tick <= axes.get_xlim()[1]]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_locator(FixedLocator([0, 0.001, 0.005, 0.02, 0.1, 0.5]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:g} %"))
+    axes.yaxis.set_tick_params(labelleft=True)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.fill_between([axes.get_xlim()[0], GOOD_COST], -0.0004, GOOD_VIOLATION, color=_OURS, alpha=0.12, linewidth=0)
+    axes.set_xlabel("cost / optimum")
+    axes.set_ylabel("time beyond the objective")
+    for one in found:
+        axes.plot(one.cost, one.violation, _marker(one.policy), color=_color(one.policy), markersize=7)
+
+
+def _labels(axes: Any, found: Sequence[Means]) -> None:  # noqa: ANN401 - matplotlib has no types
+    """Name the points: each label at the first place near its point where nothing else is."""
+    at = {one.policy: axes.transData.transform((one.cost, one.violation)) * _POINTS / axes.figure.dpi for one in found}
+    edge = axes.bbox.x0 * _POINTS / axes.figure.dpi
+    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in at.values()]
+    for one in sorted(found, key=lambda one: (one.violation, one.cost or 0.0)):
+        color = _color(one.policy)
+        text = f"{one.policy} {one.rescales_per_hour:.1f}"
+        x, y = at[one.policy]
+        wide = _WIDE * len(text)
+        place = (8.0, -4.0)
+        for right, up in ((side, rise) for rise in _RISES for side in (8.0, -8.0 - wide)):
+            box = (x + right, x + right + wide, y + up, y + up + _HIGH)
+            if box[0] > edge and not any(_meet(box, other) for other in taken):
+                place = (right, up)
+                break
+        taken.append((x + place[0], x + place[0] + wide, y + place[1], y + place[1] + _HIGH))
+        axes.annotate(
+            text,
+            (one.cost, one.violation),
+            place,
+            textcoords="offset points",
+            fontsize=8.5,
+            color=color,
+            fontweight="bold" if color == _OURS else "normal",
+            arrowprops=None if place[1] == _RISES[0] else {"arrowstyle": "-", "color": color, "linewidth": 0.6},
+        )
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
+
+
+def _color(policy: str) -> str:
+    baseline = BASELINES.get(policy)
+    if baseline is not None and baseline.oracle:
+        return _ORACLE
+    return _OTHERS if baseline is not None and baseline.bare else _OURS
+
+
+def _marker(policy: str) -> str:
+    baseline = BASELINES.get(policy)
+    return "o" if baseline is None or not baseline.oracle else "^"
+
+
+def timelines(lines: Sequence[Timeline], rows: Sequence[Row], folder: Path) -> None:
+    """Draw what happened into a PNG file for each scenario and plant: workers needed, paid for, and when it was late.
+
+    Args:
+        lines: what happened.
+        rows: the numbers of the same runs.
+        folder: where the files go, as `<scenario>-<plant>.png`.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    numbers = {(row.plant, row.scenario, row.policy): row for row in reversed(rows)}  # the first seed's stays
+    for plant, scenario in dict.fromkeys((line.plant, line.scenario) for line in lines):
+        some = [line for line in lines if (line.plant, line.scenario) == (plant, scenario)]
+        _timeline(some, numbers, folder / f"{scenario}-{plant}.png")
+
+
+def _timeline(lines: Sequence[Timeline], numbers: Mapping[tuple[str, str, str], Row], path: Path) -> None:
+    plant, scenario = lines[0].plant, lines[0].scenario
+    slo = PLANTS[plant].slo
+    figure, grid = plt.subplots(
+        len(lines),
+        1,
+        figsize=(12, 1.0 + 1.05 * len(lines)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    top = max(max(*line.billed, *line.needed) for line in lines) * 1.12
+    for axes, line in zip(grid.flat, lines, strict=True):
+        hours = [minute / 60 for minute in range(len(line.needed))]
+        axes.fill_between(hours, line.needed, step="post", color=_NEED, alpha=0.6, linewidth=0)
+        axes.step(hours, line.billed, where="post", color=_PAID, linewidth=1.3)
+        late = [age > slo for age in line.age]
+        axes.fill_between(hours, 0, top, where=late, step="post", color=_LATE, alpha=0.35, linewidth=0)
+        score = numbers[plant, scenario, line.policy].score
+        ratio = "-" if score.to_optimum is None else f"{score.to_optimum:.2f}"
+        axes.set_title(
+            f"{line.policy}: cost {ratio}, late {score.violation:.1%}, {score.rescales_per_hour:.1f} rescales/h",
+            fontsize=9,
+            loc="left",
+            pad=2,
+            color=_color(line.policy),
+        )
+        axes.set_ylim(0, top)
+        axes.set_xlim(0, hours[-1] + 1 / 60)
+        axes.tick_params(labelsize=8)
+        axes.grid(color=_GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    grid[-1, 0].set_xlabel("hours")
+    figure.supylabel("workers", fontsize=9)
+    figure.suptitle(
+        f"{scenario} on {plant}: needed (grey), paid for (line), oldest record beyond {slo:g} s (red)",
+        fontsize=11,
+        fontweight="bold",
+    )
+    figure.savefig(path, dpi=90, metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,185 @@
+"""`autoscaler history query`: SQL over a dataset."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoscaler.cli import options as arguments
+from autoscaler.cli import spark_options
+from autoscaler.cli.configuration import wrong
+from autoscaler.cli.output import complain, print_json, say, table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+# ruff: noqa: PLC0415 - PySpark is loaded when the command runs
+
+OK = 0
+LIMIT = 1000
+
+_USERS = ("0A", "21", "22", "42")
+"""Classes of SQLSTATE that say that the statement, or what it computes, is wrong: what Spark calls the user's fault."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `history query` to a parser."""
+    parser.description = (
+        "Ask a dataset in SQL. Its tables are observations, decisions, rescales and rejected, and with --profiles also "
+        "profiles. Times are UTC. docs/history.md has the columns and examples."
+    )
+    add = parser.add_argument
+    add("dataset", metavar="DATASET", help="the dataset: a directory, or a URL that Spark can read")
+    add("sql", metavar="SQL", help='the query, like "SELECT cluster, max(lag) FROM observations GROUP BY cluster"')
+    add(
+        "--limit",
+        type=arguments.count,
+        default=LIMIT,
+        metavar="N",
+        help=f"print at most so many rows (default: {LIMIT:,})",
+    )
+    add("--profiles", type=Path, metavar="DIR", help="profiles that `autoscaler profile` has written, as a table")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print JSON")
+    how.add_argument("--csv", action="store_true", help="print CSV")
+    spark_options.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    spark_options.needed("history")
+    from pyspark.errors import PySparkException
+
+    from autoscaler.history.dataset import open_dataset
+    from autoscaler.history.progress import watched
+    from autoscaler.history.schema import TABLES
+
+    with spark_options.opened(options, "history") as spark:
+        dataset = open_dataset(options.dataset)
+        with dataset.reading():
+            for name in TABLES:
+                dataset.read(spark, name).createOrReplaceTempView(name)
+            if options.profiles is not None:
+                _profiles(spark, options.profiles)
+            try:
+                asked = spark.sql(options.sql)
+                spark_options.tell_plan(options, {"the query": asked})
+                with watched(spark, "asking"):
+                    found = asked.limit(options.limit + 1).toArrow()
+            except PySparkException as error:
+                if (error.getSqlState() or "").startswith(_USERS):
+                    raise wrong(f"history query: {_told(error)}") from error
+                raise
+    _print(found.slice(0, options.limit), options)
+    if found.num_rows > options.limit:
+        complain(f"There are more than {options.limit:,} rows: --limit prints more of them.")
+    return OK
+
+
+def _profiles(spark: SparkSession, directory: Path) -> None:
+    """The profiles as a table: what belongs to a part of a profile is a struct."""
+    from autoscaler.trace.profile_file import SUFFIX
+
+    if not any(directory.glob(f"*{SUFFIX}")):
+        raise wrong(f"{directory}: has no profile in it (*{SUFFIX})")
+    place = f"file://{directory.absolute()}"
+    spark.read.option("pathGlobFilter", f"*{SUFFIX}").option("multiLine", value=True).json(
+        place
+    ).createOrReplaceTempView("profiles")
+
+
+def _told(error: Exception) -> str:
+    """What Spark says is wrong, with its hint and the place, in one line without the plan below it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(";") if lines else type(error).__name__
+
+
+def _print(found: pa.Table, options: argparse.Namespace) -> None:
+    names = list(found.column_names)
+    # By column: two may have the same name.
+    rows = list(zip(*(_column(column) for column in found.columns), strict=True))
+    if options.json:
+        print_json([dict(zip(names, map(_plain, row), strict=True)) for row in rows])
+    elif options.csv:
+        written = io.StringIO()
+        writer = csv.writer(written, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+        say(written.getvalue().removesuffix("\n"))
+    elif rows:
+        table(names, [[_shown(value) for value in row] for row in rows])
+    else:
+        say("No row.")
+
+
+def _column(column: pa.ChunkedArray) -> list[Any]:
+    return [_value(value, column.type) for value in column.to_pylist()]
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - whatever a column can hold
+    """A value as Python has it; a map, which Arrow gives as pairs, as a dict."""
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {_cell(key): _value(inner, kind.item_type) for key, inner in value}
+    if pa.types.is_struct(kind):
+        return {part.name: _value(value[part.name], part.type) for part in kind}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_value(inner, kind.value_type) for inner in value]
+    return value
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a column can hold, as JSON
+    """A value as JSON has it; a number that JSON lacks as a text, like everywhere here."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            if math.isfinite(value):
+                return value
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case Mapping():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case list():
+            return [_plain(inner) for inner in value]
+        case datetime() | date():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case Decimal():
+            return str(value)
+        case bytes():
+            return base64.b64encode(value).decode()
+    return str(value)
+
+
+def _cell(value: Any) -> str:  # noqa: ANN401 - whatever a column can hold
+    """A value in a cell of CSV: whole; nothing for null."""
+    plain = _plain(value)
+    if plain is None:
+        return ""
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def _shown(value: Any) -> str:  # noqa: ANN401 - whatever a column can hold
+    """A value in a table, for people."""
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"  # noqa: PLR2004 - where %g begins with 1e+06
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}" + (f".{value:%f}".rstrip("0") if value.microsecond else "")
+    return _cell(value)

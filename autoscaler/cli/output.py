@@ -1,0 +1,87 @@
+"""What the commands print: lines, tables, JSON. Nothing here knows what it is about."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+_GAP = 2  # spaces between two columns of a table
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table: folded to fit a terminal, as wide as it needs to be anywhere else."""
+    from rich.console import Console  # noqa: PLC0415 - a command that prints no table need not load it
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    widths = _widths(head, rows, console.width) if console.is_terminal else None
+    if widths is None:
+        console = Console(highlight=False, width=1_000_000)
+    drawn = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for number, title in enumerate(head):
+        drawn.add_column(title, overflow="fold", min_width=widths[number] if widths else None)
+    for row in rows:
+        # As text: names and messages may contain what rich takes for markup.
+        drawn.add_row(*(Text(cell) for cell in row))
+    with console.capture() as written:
+        console.print(drawn)
+    say(*(line.rstrip() for line in written.get().splitlines()))
+
+
+def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Widths below which columns must not be folded: that of their words, or of their titles if there is no more room.
+
+    None when there is not even room for the titles: then whole lines read better, wherever the terminal breaks them.
+    """
+    titles = [len(title) for title in head]
+    words = [
+        max(titles[number], *(len(word) for row in rows for word in row[number].split()), 0)
+        for number in range(len(head))
+    ]
+    gaps = _GAP * (len(head) - 1)
+    return next((widths for widths in (words, titles) if sum(widths) + gaps <= room), None)
+
+
+def hang(label: str, text: str) -> str:
+    """A paragraph after a label, its lines under each other."""
+    return textwrap.fill(text, 100, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
+
+
+def print_json(value: object) -> None:
+    """A value as JSON."""
+    say(json.dumps(value, indent=2))
+
+
+def say(*lines: str) -> None:
+    """Lines to the standard output."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def complain(*lines: str) -> None:
+    """Lines to the standard error."""
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+@contextmanager
+def progress(what: str, total: float) -> Iterator[Callable[[float], object]]:
+    """A bar on the standard error while something long goes on; none where that is no terminal.
+
+    Yields:
+        a function to be told how much of `total` is done.
+    """
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        # Not `disable=True`: rich before 13.8 ends even a disabled bar with an empty line.
+        yield lambda _done: None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)

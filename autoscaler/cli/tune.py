@@ -1,0 +1,397 @@
+"""`autoscaler tune`: the parameters that keep an objective at the least cost, as a patch of the configuration."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from autoscaler.cli import spark_options, trials
+from autoscaler.cli.backtest import made, parameters, prepared, tell_left_out
+from autoscaler.cli.configuration import wrong
+from autoscaler.cli.output import print_json, say, table
+from autoscaler.cli.tables import FEW, omitted
+from autoscaler.core.durations import format_duration
+from autoscaler.core.explain import count_of
+from autoscaler.core.model import ClusterSpec
+
+if TYPE_CHECKING:
+    from autoscaler.cli.backtest import Ready
+    from autoscaler.history.backtest_job import Known
+    from autoscaler.history.tune_search import Objective
+    from autoscaler.simulation.trial import Case, Variant
+
+# ruff: noqa: PLC0415 - PySpark is loaded when the command runs
+
+OK = 0
+
+HELD = 1 / 3
+"""This share of a cluster's days, the last ones, is held back: what was chosen on the others is judged by them."""
+
+VIOLATION = 0.005
+
+OBJECTIVES = (0.5, 0.75, 1.0)
+RESERVES = ("0.02", "0.05", "0.1")
+"""What is tried of a policy with an `objective` and a `reserve`, where nothing is said: shares of the objective that is
+configured, and reserves."""
+
+Row = Mapping[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `tune` to a parser."""
+    parser.description = (
+        "Find the parameters that keep an objective at the least cost, by back-tests: chosen on the first two thirds "
+        "of each cluster's days, and recommended only if they also hold, and are better than what is configured, on "
+        "the last third. Prints a patch of the configuration. docs/backtest.md has an example."
+    )
+    trials.add_arguments(parser)
+    add = parser.add_argument
+    add(
+        "--violation",
+        type=_share,
+        default=VIOLATION,
+        metavar="SHARE",
+        help="at most this share of the time with a record that waits for longer than --slo, like 0.5%% (the default)",
+    )
+    add("--rescales", type=_number, metavar="N", help="at most so many changes of size in an hour (default: any)")
+    add("--out", type=Path, metavar="FILE", help="write the patch there, not to the standard output")
+    add("--json", action="store_true", help="print JSON")
+    spark_options.add_arguments(parser)
+
+
+def _share(text: str) -> float:
+    percent = text.strip().endswith("%")
+    try:
+        value = float(text.strip().removesuffix("%")) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share like 0.5% or 0.005")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of one cluster.
+
+    Attributes:
+        cluster: its name in the history.
+        trained, validated: the days that parameters were chosen by, and those that were held back.
+        configured, chosen: the figures on the days they were chosen by; chosen: None where nothing keeps the objective.
+        configured_then, chosen_then: the figures on the days held back; None where nothing was to be validated.
+        recommended: whether it is recommended.
+        why: a sentence.
+    """
+
+    cluster: str
+    trained: tuple[date, ...]
+    validated: tuple[date, ...]
+    configured: Row
+    chosen: Row | None
+    configured_then: Row | None
+    chosen_then: Row | None
+    recommended: bool
+    why: str
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    spark_options.needed("tune")
+    if options.out is not None and not options.out.absolute().parent.is_dir():
+        raise wrong(f"--out {options.out}: {options.out.absolute().parent} is no directory")
+    given = trials.chosen(options)
+    specs = {name: cluster.spec for name, cluster in given.read.clusters.items()}
+    grids = {own: _grid(options, specs[own]) for own in dict.fromkeys(given.names.values())}
+    tried = {
+        # What is recommended is parameters; to give a policy a profile is more than that.
+        name: [variant for variant in found if variant.policy == trials.CONFIGURED]
+        for name, found in trials.variants(options, given, grids.__getitem__).items()
+    }
+    from autoscaler.history.tune_search import Objective
+
+    objective = Objective(options.violation, options.rescales)
+    with spark_options.opened(options, "tune") as spark, prepared(options, spark, given) as ready:
+        cases, notes = made(options, given, ready, tried, ())
+        found, short = _tuned(options, ready, cases, objective)
+        left_out = ready.known
+    text = patch(options, given.names, given.slo, found, objective)
+    if options.out is not None and text:
+        options.out.write_text(text)
+    if options.json:
+        print_json({"clusters": [_plain(one) for one in found], "patch": text, "notes": [*notes, *short]})
+        return OK
+    _show(found, objective)
+    say("", *notes, *short)
+    tell_left_out(left_out)
+    if not text:
+        say("", "Nothing is recommended: there is no patch.")
+    elif options.out is None:
+        say("", text.rstrip())
+    else:
+        say("", f"The patch is in {options.out}: it is merged into {options.config}, key by key.")
+    return OK
+
+
+def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]]:
+    if options.set:
+        return trials.combinations(options.set)
+    settings: list[trials.Setting] = []
+    for named in spec.policies:
+        objective, reserve = (getattr(named.policy, name, None) for name in ("objective", "reserve"))
+        if isinstance(objective, timedelta) and isinstance(reserve, float):
+            seconds = [max(1, round(share * objective.total_seconds())) for share in OBJECTIVES]
+            spans = tuple(format_duration(timedelta(seconds=each)) for each in seconds)
+            settings += [(f"{named.name}.objective", spans), (f"{named.name}.reserve", RESERVES)]
+    if not settings:
+        names = ", ".join(named.name for named in spec.policies)
+        raise wrong(
+            f"{options.config}: cluster {spec.name} has no policy with an objective and a reserve: say with --set what "
+            f"may be changed, like --set {spec.policies[0].name}.KEY=V1,V2; its policies are {names}"
+        )
+    return trials.combinations(settings)
+
+
+# Choosing and validating
+
+
+def split(known: Known) -> tuple[Known, Known]:
+    """The days that parameters are chosen by, and those that are held back."""
+    held = max(1, round(len(known.days) * HELD))
+    return replace(known, days=known.days[:-held]), replace(known, days=known.days[-held:])
+
+
+def _tuned(
+    options: argparse.Namespace, ready: Ready, cases: Mapping[str, Case], objective: Objective
+) -> tuple[list[Found], list[str]]:
+    from autoscaler.history.backtest_job import results
+    from autoscaler.history.progress import watched
+    from autoscaler.history.tune_search import best, means
+
+    halves = {one.cluster: split(one) for one in ready.known if one.cluster in cases}
+    short = sorted(name for name, (train, _) in halves.items() if not train.days)
+    whole = {name: both for name, both in halves.items() if name not in short}
+    if not whole:
+        raise wrong(
+            f"{options.dataset}: has one whole day of {', '.join(short[:FEW])}: two are needed, one to choose by and "
+            "one to judge by"
+        )
+    train = replace(ready, known=tuple(train for train, _ in whole.values()))
+    tries = train.trials(cases, options.seeds)
+    spark_options.tell_plan(options, {"the trials": tries})
+    with watched(
+        ready.spark, f"choosing among {count_of(max(len(case.variants) for case in cases.values()), 'variant')}"
+    ):
+        rows = [row.asDict(recursive=True) for row in best(means(results(tries)), objective).collect()]
+    chosen = {row["cluster"]: row for row in rows}
+    again = {
+        name: replace(case, variants=_both(case, chosen[name]["chosen"]["variant"]))
+        for name, case in cases.items()
+        if name in chosen and chosen[name]["chosen"] is not None and chosen[name]["chosen"]["variant"]
+    }
+    held = replace(ready, known=tuple(after for name, (_, after) in whole.items() if name in again))
+    then: dict[str, dict[int, Row]] = {}
+    if again:
+        with watched(ready.spark, f"validating on {count_of(sum(len(one.days) for one in held.known), 'day')}"):
+            for row in means(results(held.trials(again, options.seeds))).collect():
+                then.setdefault(row["cluster"], {})[row["variant"]] = row.asDict()
+    found = [
+        judged(name, whole[name][0].days, whole[name][1].days, chosen[name], then.get(name, {}), objective)
+        for name in sorted(chosen)
+    ]
+    return found, [
+        f"{name} has one whole day only: two are needed, one to choose by and one to judge by." for name in short[:FEW]
+    ]
+
+
+def _both(case: Case, number: int) -> tuple[Variant, ...]:
+    return case.variants[0], case.variants[number]
+
+
+def judged(
+    cluster: str,
+    trained: tuple[date, ...],
+    validated: tuple[date, ...],
+    row: Row,
+    then: Mapping[int, Row],
+    objective: Objective,
+) -> Found:
+    """Whether what was chosen is recommended.
+
+    Args:
+        cluster: its name.
+        trained: the days that it was chosen by.
+        validated: the days that were held back.
+        row: of `pipeline.tune.best`.
+        then: the figures on the days held back, of what is configured (0) and of what was chosen (1).
+        objective: what is to be kept.
+    """
+    configured, chosen = row["configured"], row["chosen"]
+
+    def told(why: str, *, recommended: bool = False) -> Found:
+        return Found(
+            cluster, trained, validated, configured, chosen, then.get(0), then.get(1), recommended=recommended, why=why
+        )
+
+    if chosen is None:
+        near = row["nearest"]
+        return told(f"nothing that was tried keeps the objective: {_figures(near)} at best, with {_with(near)}")
+    if not then:
+        return told("what is configured is the cheapest that keeps the objective")
+    before, after = then[0], then[1]
+    if not objective.kept(after):
+        return told(f"not recommended: on the days held back it breaks the objective ({_figures(after)})")
+    paid, pays = before["replica_hours"], after["replica_hours"]
+    saved = 1 - pays / paid if paid else -float(pays > 0)  # a cluster that may go down to none may have cost nothing
+    if objective.kept(before) and saved <= 0:
+        return told(f"not recommended: on the days held back it costs {-saved:.1%} more than what is configured")
+    cost = f"{saved:.1%} less" if saved >= 0 else f"{-saved:.1%} more"
+    broken = "" if objective.kept(before) else f"; what is configured breaks the objective there ({_figures(before)})"
+    return told(
+        f"on the days held back it costs {cost} and keeps the objective ({_figures(after)}){broken}", recommended=True
+    )
+
+
+def _figures(row: Row) -> str:
+    return f"too late for {row['violation']:.2%} of the time, {row['rescales_per_hour']:.1f} rescales/h"
+
+
+def _with(row: Row) -> str:
+    told = parameters(row)
+    return "what is configured" if told == "-" else told
+
+
+# What is printed
+
+
+def _show(found: Sequence[Found], objective: Objective) -> None:
+    limit = "" if objective.rescales is None else f", at most {objective.rescales:g} rescales an hour"
+    say(f"Objective: too late for at most {objective.violation:.3g} of the time{limit}.", "")
+    rows = []
+    for one in found[:FEW]:
+        rows.append((one.cluster, "configured", "-", *_both_times(one.configured, one.configured_then)))
+        if one.chosen is not None and one.chosen_then is not None:
+            name = "recommended" if one.recommended else "refused"
+            rows.append((one.cluster, name, parameters(one.chosen), *_both_times(one.chosen, one.chosen_then)))
+    head = ("days", "replica-hours", "violation", "rescales/h")
+    table(("cluster", "", "parameters", *head, *(f"then {name}" for name in head)), rows)
+    say(*omitted(found[:FEW], found, "clusters"), "", *(f"{one.cluster}: {one.why}." for one in found[:FEW]))
+
+
+def _both_times(now: Row, then: Row | None) -> tuple[str, ...]:
+    return tuple(cell for row in (now, then) for cell in _cells(row))
+
+
+def _cells(row: Row | None) -> tuple[str, ...]:
+    if row is None:
+        return ("-",) * 4
+    return (
+        f"{row['days']:g}",
+        f"{row['replica_hours']:.1f}",
+        f"{row['violation']:.3%}",
+        f"{row['rescales_per_hour']:.2f}",
+    )
+
+
+def _plain(found: Found) -> dict[str, Any]:
+    return {
+        "cluster": found.cluster,
+        "trained": [found.trained[0].isoformat(), found.trained[-1].isoformat()],
+        "validated": [found.validated[0].isoformat(), found.validated[-1].isoformat()],
+        "configured": found.configured,
+        "chosen": found.chosen,
+        "configured_then": found.configured_then,
+        "chosen_then": found.chosen_then,
+        "recommended": found.recommended,
+        "why": found.why,
+    }
+
+
+# The patch
+
+
+def patch(
+    options: argparse.Namespace,
+    names: Mapping[str, str],
+    slo: Mapping[str, float],
+    found: Sequence[Found],
+    objective: Objective,
+) -> str:
+    """What is recommended as a part of a configuration, with comments; empty: nothing is.
+
+    Args:
+        options: of the command.
+        names: cluster in the history -> in the configuration.
+        slo: cluster -> seconds that a record may wait.
+        found: what came of each cluster.
+        objective: what is kept.
+    """
+    good = [one for one in found if one.recommended and one.chosen is not None]
+    if not good:
+        return ""
+    limit = "" if objective.rescales is None else f" and at most {objective.rescales:g} rescales an hour"
+    lines = [
+        f"# autoscaler tune {options.dataset}: merged into {options.config}, key by key.",
+        f"# Objective: at most {100 * objective.violation:.3g} % of the time with a record too old{limit}.",
+        "clusters:",
+    ]
+    for one in good:
+        assert one.chosen is not None  # noqa: S101 - see above
+        lines += [
+            f"  {_scalar(names[one.cluster])}:",
+            f"    # Too old is above {slo[one.cluster]:g} s. Chosen on {_days(one.trained)},",
+            f"    # judged on {_days(one.validated)}:",
+            f"    # {one.why}.",
+        ]
+        lines += [f"    {line}" for line in _nested(one.chosen["parameters"], options, names[one.cluster])]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _days(days: Sequence[date]) -> str:
+    return f"{count_of(len(days), 'day')} from {days[0]} to {days[-1]}"
+
+
+def _nested(settings: Mapping[str, str], options: argparse.Namespace, name: str) -> Iterator[str]:
+    from autoscaler.cli import configuration
+
+    policies = [named.name for named in configuration.load(options.config).clusters[name].spec.policies]
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *above, last = trials.path_of(key, name, policies)[2:]
+        place = tree
+        for part in above:
+            place = place.setdefault(part, {})
+        place[last] = value
+    yield from _lines(tree, "")
+
+
+def _lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield f"{indent}{_scalar(key)}:"
+            yield from _lines(value, f"{indent}  ")
+        else:
+            yield f"{indent}{_scalar(key)}: {value}"  # as it was given: it was read as YAML before
+
+
+def _scalar(name: str) -> str:
+    """A name as a key that every reader of YAML takes for a text."""
+    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", name) and isinstance(yaml.safe_load(name), str)
+    return name if plain else f"'{name}'"

@@ -1,0 +1,1 @@
+"""One protocol client per system: what sources, engines and targets speak through."""

@@ -1,0 +1,891 @@
+"""The client of Flink's REST API, shared by the source, the engine and the target that speak to it.
+
+Answers are kept for a moment, so that what several metrics of one tick need is asked once, and callers that come
+together await the same request. A job is followed by its name, since each start gives it another id.
+
+Flink 1.18 to 2.x answer alike; where they differ, the model says how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from autoscaler.ports import (
+    AnswerError,
+    EdgeTimeoutError,
+    RefusedError,
+    Secret,
+    Shared,
+    UnavailableError,
+)
+
+T = TypeVar("T")
+
+LARGEST_ANSWER = 32 * 1024 * 1024
+KEPT = 0.5
+CONNECTIONS = 512  # to all JobManagers together: below the 1,024 open files that a process usually may have
+TOGETHER = 8  # requests to one JobManager at a time
+ATTEMPTS = 2
+SHARE = 0.45  # of the time-out for one answer: the job's number is asked before the job
+PAUSE = 0.1
+GATHERINGS = 5
+GATHERED_EVERY = 10.0
+FRESH = 1.5
+SETTLED = 60.0
+LONGEST_QUERY = 3000  # Flink's server refuses a request line of more than 4096 characters
+ANSWERED = 300
+
+TERMINAL = frozenset({"FAILED", "CANCELED", "FINISHED"})
+"""States of Flink's JobStatus in which a job is over for good."""
+
+# The bounds keep sums and dates of wrong answers from overflowing.
+Millis = Annotated[int, Field(ge=-1, lt=10**14)]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+Amount = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class Answer(BaseModel):
+    """Part of an answer: only what is used is read, and that strictly."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
+
+
+class Overview(Answer):
+    """The cluster in numbers. Slots are those of all jobs of the cluster."""
+
+    taskmanagers: Count
+    slots_total: Annotated[Count, Field(alias="slots-total")]
+    slots_available: Annotated[Count, Field(alias="slots-available")]
+    version: Annotated[str, Field(alias="flink-version")] = ""
+
+
+class JobLine(Answer):
+    """One job in the list of all; times are the JobManager's, in milliseconds since 1970, -1 for never."""
+
+    jid: str
+    name: str
+    state: str
+    start: Annotated[Millis, Field(alias="start-time")]
+    end: Annotated[Millis, Field(alias="end-time")] = -1
+    modified: Annotated[Millis, Field(alias="last-modification")] = -1
+
+    @property
+    def over(self) -> bool:
+        """Whether it is over for good."""
+        return self.state in TERMINAL
+
+
+class JobLines(Answer):
+    """All jobs the JobManager remembers."""
+
+    jobs: tuple[JobLine, ...]
+
+
+class Vertex(Answer):
+    """One vertex of the job graph.
+
+    Attributes:
+        parallelism: its subtasks; -1 while a batch job has not decided yet.
+        tasks: state of a subtask -> how many are in it.
+        start: when its first subtask was deployed, -1 for not yet.
+    """
+
+    id: str
+    name: str
+    max_parallelism: Annotated[int, Field(alias="maxParallelism", ge=-1, le=2**31)] = -1
+    parallelism: Annotated[int, Field(ge=-1, le=2**31)]
+    status: str
+    start: Annotated[Millis, Field(alias="start-time")] = -1
+    tasks: dict[str, Count] = {}
+    slot_sharing_group: Annotated[str | None, Field(alias="slotSharingGroupId")] = None
+
+    @property
+    def running(self) -> bool:
+        """Whether each of its subtasks runs, or has come to its end."""
+        counted = {state: count for state, count in self.tasks.items() if count}
+        return self.parallelism > 0 and sum(counted.values()) > 0 and counted.keys() <= {"RUNNING", "FINISHED"}
+
+
+class Input(Answer):
+    """An edge that comes into a vertex."""
+
+    id: str
+    ship: Annotated[str | None, Field(alias="ship_strategy")] = None
+
+
+class Node(Answer):
+    """One vertex as the plan shows it."""
+
+    id: str
+    inputs: tuple[Input, ...] = ()
+
+
+class Plan(Answer):
+    """The edges of the job graph."""
+
+    nodes: tuple[Node, ...] = ()
+
+
+class Job(Answer):
+    """One job with its vertices; times are the JobManager's, in milliseconds since 1970.
+
+    Attributes:
+        timestamps: state -> when the job was last in it, 0 for never.
+        now: the JobManager's clock when it answered.
+        kind: `STREAMING` or `BATCH`; None before Flink 1.20.
+        scheduler: `Adaptive`, `Default` or `AdaptiveBatch`; None before Flink 1.20.
+    """
+
+    jid: str
+    name: str
+    state: str
+    start: Annotated[Millis, Field(alias="start-time")]
+    end: Annotated[Millis, Field(alias="end-time")] = -1
+    now: Millis
+    timestamps: dict[str, Millis] = {}
+    vertices: tuple[Vertex, ...] = ()
+    plan: Plan = Plan()
+    kind: Annotated[str | None, Field(alias="job-type")] = None
+    scheduler: Annotated[str | None, Field(alias="schedulerType")] = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it is over for good."""
+        return self.state in TERMINAL
+
+    @property
+    def inputs(self) -> dict[str, tuple[str, ...]]:
+        """Vertex -> the vertices that feed it, in the order of the plan; a source has none."""
+        known = {node.id: tuple(dict.fromkeys(edge.id for edge in node.inputs)) for node in self.plan.nodes}
+        return {vertex.id: known.get(vertex.id, ()) for vertex in self.vertices}
+
+    @property
+    def hashed(self) -> frozenset[str]:
+        """Vertices with an input that is distributed by key."""
+        return frozenset(node.id for node in self.plan.nodes if any(edge.ship == "HASH" for edge in node.inputs))
+
+    @property
+    def sources(self) -> tuple[Vertex, ...]:
+        """The vertices that nothing feeds."""
+        inputs = self.inputs
+        return tuple(vertex for vertex in self.vertices if not inputs[vertex.id])
+
+    def since(self, state: str) -> int | None:
+        """When it last went into a state, or None for never."""
+        return self.timestamps.get(state) or None
+
+
+class Execution(Answer):
+    """How a job is executed."""
+
+    restart_strategy: Annotated[str | None, Field(alias="restart-strategy")] = None
+    parallelism: Annotated[int | None, Field(alias="job-parallelism")] = None
+
+
+class JobConfig(Answer):
+    """`/jobs/<id>/config`; `execution` is None for a job that is initializing."""
+
+    jid: str
+    name: str
+    execution: Annotated[Execution | None, Field(alias="execution-config")] = None
+
+
+class CheckpointConfig(Answer):
+    """How a job checkpoints; times in milliseconds."""
+
+    interval: Amount
+    timeout: Amount
+    storage: Annotated[str | None, Field(alias="checkpoint_storage")] = None
+    unaligned: Annotated[bool | None, Field(alias="unaligned_checkpoints")] = None
+
+    @property
+    def periodic(self) -> float | None:
+        """Seconds between two checkpoints, or None when none are taken by themselves."""
+        return None if not 0 < self.interval < 2**53 else self.interval / 1000
+
+
+class Checkpoint(Answer):
+    """One checkpoint; times are the JobManager's, in milliseconds since 1970."""
+
+    id: int
+    status: str = ""
+    triggered: Annotated[Millis, Field(alias="trigger_timestamp")]
+    acknowledged: Annotated[Millis, Field(alias="latest_ack_timestamp")] = -1
+    duration: Annotated[Amount, Field(alias="end_to_end_duration")] = -1
+    state_size: Annotated[Amount, Field(alias="state_size")] = -1
+
+
+class CheckpointCounts(Answer):
+    """How many checkpoints there were since the JobManager knows the job."""
+
+    restored: Count = 0
+    total: Count = 0
+    in_progress: Count = 0
+    completed: Count = 0
+    failed: Count = 0
+
+
+class LatestCheckpoints(Answer):
+    """The last of each kind."""
+
+    completed: Checkpoint | None = None
+    savepoint: Checkpoint | None = None
+    failed: Checkpoint | None = None
+
+
+class Checkpoints(Answer):
+    """What is known of a job's checkpoints."""
+
+    counts: CheckpointCounts = CheckpointCounts()
+    latest: LatestCheckpoints = LatestCheckpoints()
+
+
+class TaskManager(Answer):
+    """One TaskManager as the JobManager sees it; memory in bytes."""
+
+    id: str
+    path: str
+    slots: Annotated[Count, Field(alias="slotsNumber")]
+    free: Annotated[Count, Field(alias="freeSlots")]
+    tasks: Annotated[Count | None, Field(alias="assignedTasks")] = None
+    heartbeat: Annotated[Millis, Field(alias="timeSinceLastHeartbeat")] = -1
+
+    @property
+    def host(self) -> str | None:
+        """The host that it said it can be reached at, or None when its path has none."""
+        found = re.search(r"@(\[[^\]]+\]|[^:/@]+)(?::\d+)?/", self.path)
+        return found[1].strip("[]") if found else None
+
+
+class TaskManagers(Answer):
+    """All that are registered."""
+
+    taskmanagers: tuple[TaskManager, ...]
+
+
+class Setting(Answer):
+    """One setting."""
+
+    key: str
+    value: str
+
+
+def _number(value: object) -> object:
+    """Flink writes NaN and infinities as texts."""
+    if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"}:
+        return float(value.replace("Infinity", "inf"))
+    return value
+
+
+Figure = Annotated[float, BeforeValidator(_number)]
+
+
+class ToldAggregate(Answer):
+    """One metric over the subtasks or TaskManagers that report it."""
+
+    id: str
+    min: Figure = math.nan
+    max: Figure = math.nan
+    avg: Figure = math.nan
+    sum: Figure = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One metric over the subtasks or TaskManagers that report it; NaN where one of them says NaN."""
+
+    min: float
+    max: float
+    avg: float
+    sum: float
+
+
+class MetricValue(Answer):
+    """One metric; without `value` it is only a name in a list."""
+
+    id: str
+    value: str | None = None
+
+
+class Bounds(Answer):
+    """Least and most parallelism of a vertex."""
+
+    lower: Annotated[int, Field(alias="lowerBound")]
+    upper: Annotated[int, Field(alias="upperBound")]
+
+
+class Requirement(Answer):
+    """What a vertex asks for (`/jobs/<id>/resource-requirements`)."""
+
+    parallelism: Bounds
+
+
+FIGURES = ("min", "max", "avg", "sum")
+
+OVERVIEW = TypeAdapter(Overview)
+JOB_LINES = TypeAdapter(JobLines)
+JOB = TypeAdapter(Job)
+JOB_CONFIG = TypeAdapter(JobConfig)
+SETTINGS = TypeAdapter(list[Setting])
+CHECKPOINT_CONFIG = TypeAdapter(CheckpointConfig)
+CHECKPOINTS = TypeAdapter(Checkpoints)
+TASKMANAGERS = TypeAdapter(TaskManagers)
+AGGREGATES = TypeAdapter(list[ToldAggregate])
+VALUES = TypeAdapter(list[MetricValue])
+REQUIREMENTS = TypeAdapter(dict[str, Requirement])
+ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+class Access(Protocol):
+    """The parameters that everything that speaks to a JobManager has in common."""
+
+    @property
+    def url(self) -> str: ...  # noqa: D102
+    @property
+    def username(self) -> str | None: ...  # noqa: D102
+    @property
+    def password(self) -> Secret | None: ...  # noqa: D102
+    @property
+    def token(self) -> Secret | None: ...  # noqa: D102
+    @property
+    def ca_file(self) -> Path | None: ...  # noqa: D102
+    @property
+    def timeout(self) -> timedelta: ...  # noqa: D102
+
+
+def validate_access(access: Access) -> None:
+    """Check the common parameters. Raises ValueError naming what is wrong."""
+    try:
+        parts = urlsplit(access.url)
+        usable = (
+            parts.scheme in {"http", "https"}
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not (parts.query or parts.fragment)
+            and not re.search(r"\s", access.url)
+        )
+    except ValueError:
+        usable, parts = False, urlsplit("")
+    if "@" in parts.netloc:
+        # Not quoted: what stands there may be a password, and addresses show in messages.
+        raise ValueError("url must not contain a user or password; use username and password, or token")
+    if not usable:
+        raise ValueError(f"url must be the JobManager's REST address such as http://host:8081, not {access.url!r}")
+    _validate_login(access)
+    if access.ca_file is not None and parts.scheme != "https":
+        raise ValueError("ca_file needs a url that begins with https://")
+    if access.timeout <= timedelta(0):
+        raise ValueError("timeout must be above 0")
+
+
+def _validate_login(access: Access) -> None:
+    if (access.username is None) != (access.password is None):
+        raise ValueError("username and password belong together: give both or neither")
+    if access.token is not None and access.username is not None:
+        raise ValueError("give either token or username and password, not both")
+    if access.token is not None and not re.fullmatch(r"[!-~]+", access.token):
+        raise ValueError("token must be ASCII without spaces (is there a line break at its end?)")
+    if access.username is not None and (":" in access.username or not access.username.strip()):
+        raise ValueError("username must not be empty or contain a colon")
+    if access.password is not None and not (access.password and access.password.isprintable()):
+        raise ValueError("password must not be empty or contain a line break (is there one at its end?)")
+
+
+@dataclass(frozen=True, slots=True)
+class FlinkKey:
+    """Under this the client of one JobManager is shared."""
+
+    url: str
+    username: str | None
+    password: Secret | None
+    token: Secret | None
+    ca_file: Path | None
+    timeout: timedelta
+
+
+async def shared_api(shared: Shared, access: Access) -> FlinkApi:
+    """The client for these parameters, over the HTTP session that all Flink clients share."""
+    session: aiohttp.ClientSession = await shared.enter("autoscaler.clients.flink.session", _session)
+    key = FlinkKey(
+        access.url.rstrip("/"), access.username, access.password, access.token, access.ca_file, access.timeout
+    )
+
+    def factory() -> AbstractAsyncContextManager[FlinkApi]:
+        return _api(key, session)
+
+    return await shared.enter(key, factory)
+
+
+@asynccontextmanager
+async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+    # Nothing is decompressed, so an answer cannot grow beyond what came over the wire.
+    async with aiohttp.ClientSession(
+        headers={"Accept": "application/json", "Accept-Encoding": "identity"},
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),  # whose login one would be is not told apart
+        # Not limited by host: many JobManagers may be behind one proxy, and one that hangs must not cost the others.
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS),
+    ) as session:
+        yield session
+
+
+@asynccontextmanager
+async def _api(key: FlinkKey, session: aiohttp.ClientSession) -> AsyncIterator[FlinkApi]:
+    api = FlinkApi(key, session)
+    try:
+        yield api
+    finally:
+        await api.close()
+
+
+class FlinkApi:
+    """Asks one JobManager. All methods raise EdgeError; what a job does not have (404) is a RefusedError.
+
+    Attributes:
+        key: what it was opened with.
+        requests: how many requests it has sent.
+    """
+
+    def __init__(self, key: FlinkKey, session: aiohttp.ClientSession) -> None:
+        self.key = key
+        self.requests = 0
+        self._session = session
+        self._timeout = key.timeout.total_seconds() * SHARE
+        self._asked: dict[str, asyncio.Task[Any]] = {}
+        self._until: dict[str, float] = {}
+        self._turns = asyncio.Semaphore(TOGETHER)
+        self._headers = _authorization(key)
+        self._tls = _tls(key)
+
+    async def close(self) -> None:
+        """Give up what is still being asked."""
+        tasks = [task for task in self._asked.values() if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._asked.clear()
+
+    # ------------------------------------------------------------------------------------------------------
+    # the cluster
+
+    async def overview(self) -> Overview:
+        """Slots and TaskManagers in numbers, and Flink's version."""
+        return await self._ask("/overview", OVERVIEW)
+
+    async def taskmanagers(self) -> tuple[TaskManager, ...]:
+        """Those that are registered now."""
+        return (await self._ask("/taskmanagers", TASKMANAGERS)).taskmanagers
+
+    async def cluster_config(self) -> dict[str, str]:
+        """The JobManager's settings: what it was started with, without Flink's defaults."""
+        settings = await self._ask("/jobmanager/config", SETTINGS, kept=SETTLED)
+        return {setting.key: setting.value for setting in settings}
+
+    async def taskmanager_metrics(self, names: Iterable[str]) -> dict[str, Aggregate]:
+        """Metrics over all TaskManagers; one that none reports is left out."""
+        return await self._aggregates("/taskmanagers/metrics", names)
+
+    # ------------------------------------------------------------------------------------------------------
+    # jobs
+
+    async def jobs(self) -> tuple[JobLine, ...]:
+        """All jobs that the JobManager remembers, ended ones included."""
+        return (await self._ask("/jobs/overview", JOB_LINES)).jobs
+
+    async def find_job(self, name: str | None) -> JobLine | None:
+        """The job of that name (or id): the one that is not over, else the one that ended last, else None.
+
+        Without a name it is the only one that is not over, as on a cluster that runs a single job.
+
+        Raises:
+            AnswerError: several jobs that are not over answer to it.
+        """
+        return choose_job(await self.jobs(), name, self.key.url)
+
+    async def job(self, jid: str) -> Job:
+        """One job with its vertices and its plan."""
+        return await self._ask(f"/jobs/{jid}", JOB)
+
+    async def job_config(self, jid: str) -> JobConfig:
+        """How the job is executed."""
+        return await self._ask(f"/jobs/{jid}/config", JOB_CONFIG, kept=SETTLED)
+
+    async def checkpoint_config(self, jid: str) -> CheckpointConfig | None:
+        """How the job checkpoints; None when it does not."""
+        try:
+            return await self._ask(f"/jobs/{jid}/checkpoints/config", CHECKPOINT_CONFIG, kept=SETTLED)
+        except RefusedError as error:
+            if "heckpointing" in str(error):
+                return None
+            raise
+
+    async def checkpoints(self, jid: str) -> Checkpoints | None:
+        """Counts and the latest checkpoints; None when the job does not checkpoint."""
+        try:
+            return await self._ask(f"/jobs/{jid}/checkpoints", CHECKPOINTS)
+        except RefusedError as error:
+            if "heckpointing" in str(error):
+                return None
+            raise
+
+    async def job_metrics(self, jid: str, names: Iterable[str]) -> dict[str, float]:
+        """Numbers of the job as a whole; one that is not reported or not a number is left out."""
+        values = await self._ask(f"/jobs/{jid}/metrics?get={_list(names)}", VALUES)
+        found: dict[str, float] = {}
+        for value in values:
+            try:
+                number = float(value.value or "")
+            except ValueError:
+                continue
+            if math.isfinite(number):
+                found[value.id] = number
+        return found
+
+    async def metrics_age(self, job: Job) -> float | None:
+        """Have Flink gather its metrics if they are old, and say how old they are then, in seconds.
+
+        Flink gathers metrics when somebody asks for one, at most once in `metrics.fetcher.update-interval` (10 s), and
+        answers with what it had before: after a pause the first answer is as old as the pause. How old tells the job's
+        own clock among the metrics, its time since it went into RUNNING.
+
+        Returns:
+            The age, or None while there are no metrics of this run of the job.
+        """
+        key = f"age {job.jid} {job.since('RUNNING')}"
+        return await self._once(key, lambda: self._gathered(job))
+
+    async def _gathered(self, job: Job) -> float | None:
+        asked = time.monotonic()
+        said = (await self.cluster_config()).get("metrics.fetcher.update-interval")
+        every = seconds(said) if said else None
+        every = GATHERED_EVERY if every is None else every
+        age: float | None = None
+        for attempt in range(GATHERINGS):
+            found = await self._fetch_json(f"/jobs/{job.jid}/metrics?get=uptime", VALUES)
+            age = _age(job, found, job.now / 1000 + time.monotonic() - asked)
+            if age is not None and age <= max(FRESH, every):
+                # Younger than that Flink gathers none; if it just has, the TaskManagers' come a moment later.
+                await asyncio.sleep(PAUSE if attempt else 0)
+                break
+            if attempt < GATHERINGS - 1:
+                await asyncio.sleep(PAUSE)
+        return age
+
+    async def vertex_metric_names(self, jid: str, vertex: str) -> frozenset[str]:
+        """Names of the metrics that at least one subtask of the vertex reports."""
+        return frozenset(
+            value.id for value in await self._ask(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", VALUES)
+        )
+
+    async def vertex_metrics(self, jid: str, vertex: str, names: Iterable[str]) -> dict[str, Aggregate]:
+        """Metrics over the subtasks of a vertex that report them.
+
+        Flink answers nothing at all when one of the names is unknown, so ask only for names that
+        `vertex_metric_names` has shown.
+        """
+        return await self._aggregates(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", names)
+
+    async def requirements(self, jid: str) -> dict[str, Requirement]:
+        """Least and most parallelism by vertex; only jobs of the adaptive scheduler have them (Flink 1.18 on)."""
+        return await self._ask(f"/jobs/{jid}/resource-requirements", REQUIREMENTS)
+
+    async def put_requirements(self, jid: str, bounds: Mapping[str, tuple[int, int]]) -> None:
+        """Set least and most parallelism of every vertex: vertex -> (lower, upper). Flink expects all of them."""
+        await self.put(
+            f"/jobs/{jid}/resource-requirements",
+            {
+                vertex: {"parallelism": {"lowerBound": lower, "upperBound": upper}}
+                for vertex, (lower, upper) in bounds.items()
+            },
+        )
+        self.forget()
+
+    # ------------------------------------------------------------------------------------------------------
+    # anything else
+
+    async def get(self, path: str) -> Any:  # noqa: ANN401 - whatever it answers
+        """The JSON under a path such as `/jobs/overview`."""
+        return await self._ask(path, ANYTHING)
+
+    async def put(self, path: str, document: object) -> Any:  # noqa: ANN401 - whatever it answers
+        """Put a JSON document under a path, once: it is not tried again.
+
+        Raises:
+            RefusedError: Flink said no. It does so with 400, 404 and 409, and with 500 too when the job's scheduler
+                cannot do it (`UnsupportedOperationException`); the message has its words.
+            UnavailableError: it could not be reached, or said that it cannot now.
+            AnswerError: somebody else answered, such as a proxy with its login page: nobody knows who took it.
+        """
+        body = await self._fetch("PUT", path, json.dumps(document).encode())
+        return self._read(path, body, ANYTHING) if body.strip() else None
+
+    def forget(self) -> None:
+        """Let the next question be asked anew, whatever was answered a moment ago."""
+        for path, task in list(self._asked.items()):
+            if task.done():
+                del self._asked[path]
+
+    async def _aggregates(self, path: str, names: Iterable[str]) -> dict[str, Aggregate]:
+        found: dict[str, Aggregate] = {}
+        for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
+            told = {one.id: one for one in await self._ask(f"{path}?get={_list(part)}", AGGREGATES)}
+            # Under the names as they were given: samples of many clusters are kept, and texts take room.
+            found |= {name: Aggregate(*(getattr(told[name], key) for key in FIGURES)) for name in part if name in told}
+        return found
+
+    async def _ask(self, path: str, shape: TypeAdapter[T], kept: float = KEPT) -> T:
+        return await self._once(path, lambda: self._fetch_json(path, shape), kept)
+
+    async def _once(self, key: str, ask: Callable[[], Coroutine[Any, Any, T]], kept: float = KEPT) -> T:
+        """Ask once for all who come while the answer is on its way or was given less than `kept` seconds ago."""
+        task = self._asked.get(key)
+        if task is None or (task.done() and time.monotonic() > self._until.get(key, 0.0)):
+            task = self._asked[key] = asyncio.create_task(ask())
+            task.add_done_callback(lambda done: self._note(key, done, kept))
+        # One caller's cancellation must not take the answer from the others.
+        answer: T = await asyncio.shield(task)
+        return answer
+
+    def _note(self, key: str, task: asyncio.Task[Any], kept: float) -> None:
+        now = time.monotonic()
+        # Somebody may have stopped waiting for an error; it is raised to whoever still does.
+        failed = task.cancelled() or task.exception() is not None
+        self._until[key] = now + (KEPT if failed else kept)
+        for old, until in list(self._until.items()):
+            known = self._asked.get(old)
+            if now > until + KEPT and (known is None or known.done()):
+                self._asked.pop(old, None)
+                del self._until[old]
+
+    async def _fetch_json(self, path: str, shape: TypeAdapter[T]) -> T:
+        url = self.key.url + path
+        try:
+            async with asyncio.timeout(self._timeout):
+                async for attempt in AsyncRetrying(
+                    stop=stop_after_attempt(ATTEMPTS),
+                    wait=wait_fixed(PAUSE),
+                    retry=retry_if_exception_type(UnavailableError),
+                    reraise=True,
+                ):
+                    with attempt:
+                        body = await self._fetch("GET", path, None)
+        except TimeoutError:
+            raise EdgeTimeoutError(f"{url} did not answer in full within {self._timeout:g} s") from None
+        return self._read(path, body, shape)
+
+    def _read(self, path: str, body: bytes, shape: TypeAdapter[T]) -> T:
+        url = self.key.url + path
+        try:
+            return shape.validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            if first["type"] == "json_invalid" or body.lstrip()[:1] not in {b"{", b"["}:
+                raise AnswerError(
+                    f"{url}: expected JSON of Flink's REST API, got {body[:60].decode(errors='replace')!r}"
+                ) from None
+            where = ".".join(map(str, first["loc"])) or "answer"
+            raise AnswerError(f"{url}: expected an answer of Flink's REST API, but {where}: {first['msg']}") from None
+
+    async def _fetch(self, method: str, path: str, document: bytes | None) -> bytes:
+        async with self._turns:
+            return await self._exchange(method, path, document)
+
+    async def _exchange(self, method: str, path: str, document: bytes | None) -> bytes:
+        url = self.key.url + path
+        self.requests += 1
+        headers = self._headers if document is None else {**self._headers, "Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method,
+                url,
+                data=document,
+                headers=headers,
+                ssl=self._tls,
+                timeout=aiohttp.ClientTimeout(total=self._timeout),
+            ) as response:
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(64 * 1024):
+                    body += chunk
+                    if len(body) > LARGEST_ANSWER:
+                        raise AnswerError(f"{url} answered more than {LARGEST_ANSWER // 2**20} MB")
+                if response.status // 100 == 2:  # noqa: PLR2004 - HTTP
+                    return bytes(body)
+                said = _said(bytes(body)) or str(response.reason)
+                text = f"{url} answered {response.status}: {said}"
+                if response.status in {408, 429} or (
+                    response.status >= 500 and "UnsupportedOperationException" not in said  # noqa: PLR2004 - HTTP
+                ):
+                    raise UnavailableError(text)
+                raise RefusedError(text)
+        except TimeoutError:
+            raise EdgeTimeoutError(f"{url} did not answer in full within {self._timeout:g} s") from None
+        except (aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
+            raise AnswerError(f"{url} cannot be asked: {error}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
+
+
+def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine | None:
+    """The job of that name (or id): the one that is not over, else the one that ended last, else None.
+
+    Raises:
+        AnswerError: several jobs that are not over answer to it.
+    """
+    mine = [job for job in jobs if name is None or name in {job.name, job.jid}]
+    alive = [job for job in mine if not job.over]
+    if len(alive) > 1:
+        several = ", ".join(f"{job.name} {job.jid}" for job in alive[:4])
+        if name is None:
+            raise AnswerError(f"{url} runs {len(alive)} jobs ({several}); say which by job: <name>")
+        raise AnswerError(f"{url} runs {len(alive)} jobs named {name!r} ({several}); stop all but one, or give its id")
+    return max(alive or mine, key=lambda job: (job.start, job.end), default=None)
+
+
+def _authorization(key: FlinkKey) -> dict[str, str]:
+    if key.token is not None:
+        return {"Authorization": f"Bearer {key.token!s}"}
+    if key.username is not None and key.password is not None:
+        pair = f"{key.username}:{key.password!s}".encode()
+        return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+    return {}
+
+
+def _tls(key: FlinkKey) -> ssl.SSLContext | bool:
+    if key.ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=key.ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise RefusedError(f"ca_file {key.ca_file} cannot be used: {error}") from None
+
+
+def _age(job: Job, values: Sequence[MetricValue], clock: float) -> float | None:
+    """Age of the metrics at a time of the JobManager's clock, or None when they are not of the job's present run."""
+    since = job.since("RUNNING")
+    try:
+        uptime = float(next(value.value or "" for value in values if value.id == "uptime"))
+    except (StopIteration, ValueError):
+        return None
+    if since is None or uptime <= 0:
+        return None
+    age = clock - since / 1000 - uptime / 1000
+    return None if age < -FRESH else max(0.0, age)
+
+
+def _list(names: Iterable[str]) -> str:
+    return quote(",".join(sorted(set(names))), safe=",")
+
+
+def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
+    """Names in as few requests as the length of a request line allows."""
+    parts: list[list[str]] = []
+    length = limit
+    for name in names:
+        size = len(quote(name)) + 1
+        if length + size > limit:
+            parts.append([])
+            length = 0
+        parts[-1].append(name)
+        length += size
+    return parts
+
+
+def _said(body: bytes) -> str:
+    """What an error of Flink says, without the stack trace."""
+    try:
+        errors = json.loads(body)["errors"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        errors = None
+    if not isinstance(errors, list):
+        return body[:80].decode(errors="replace").strip()
+    lines = [error for error in errors if isinstance(error, str)]
+    causes = [
+        line.strip().removeprefix("Caused by: ")
+        for text in lines
+        for line in text.splitlines()
+        if line.strip() and not re.match(r"\s*(at |\.\.\. \d+|<Exception on server side|End of exception)", line)
+    ]
+    # The last cause says it best; what is before is wrapping.
+    kept = [cause for cause in causes if cause != "Internal server error."] or causes
+    return (kept[-1] if kept else "")[:ANSWERED]
+
+
+# ----------------------------------------------------------------------------------------------------------
+# how Flink writes settings
+
+_UNITS = {
+    "": 1e-3,
+    "ms": 1e-3,
+    "milli": 1e-3,
+    "millis": 1e-3,
+    "millisecond": 1e-3,
+    "milliseconds": 1e-3,
+    "s": 1.0,
+    "sec": 1.0,
+    "secs": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "micro": 1e-6,
+    "micros": 1e-6,
+    "microsecond": 1e-6,
+    "microseconds": 1e-6,
+    "ns": 1e-9,
+    "nano": 1e-9,
+    "nanos": 1e-9,
+    "nanosecond": 1e-9,
+    "nanoseconds": 1e-9,
+}
+
+
+def seconds(text: str) -> float | None:
+    """A duration as Flink writes it (`30 s`, `500ms`, `1 min`, ISO `PT30S`; a bare number is milliseconds).
+
+    Returns:
+        Seconds, or None when it cannot be read.
+    """
+    plain = text.strip().strip("'\"").lower()
+    found = re.fullmatch(r"(-?\d+)\s*([a-zµ]*)", plain)
+    if found and found[2] in _UNITS:
+        return float(found[1]) * _UNITS[found[2]]
+    iso = re.fullmatch(r"p(?:(\d+)d)?(?:t(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?)?", plain)
+    if iso and any(iso.groups()):
+        days, hours, minutes, secs = (float(part or 0) for part in iso.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + secs
+    return None
+
+
+def version(text: str) -> tuple[int, int]:
+    """Major and minor number of Flink's version; Raises AnswerError when there are none."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    if not found:
+        raise AnswerError(f"expected Flink's version such as 1.20.1, got {text!r}")
+    return int(found[1]), int(found[2])

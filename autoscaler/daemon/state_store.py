@@ -1,0 +1,327 @@
+"""State and decisions in SQLite: kept before they are acted on, and there again after a SIGKILL.
+
+The database is in WAL mode with `synchronous=NORMAL`: a kill of the process loses nothing that was committed, a loss
+of power may lose the last moments but leaves the file sound. One thread writes, all saves that wait at one moment in
+one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import logging
+import math
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from autoscaler.core.model import ClusterState, Observation
+from autoscaler.core.step import rebase
+from autoscaler.daemon.write_batcher import Batches
+from autoscaler.ports import Record, StoreError
+from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state
+
+R = TypeVar("R")
+
+log = logging.getLogger("autoscaler.daemon.state_store")
+
+FILE = "state.sqlite3"
+SCHEMA = 1
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS cluster (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    state BLOB NOT NULL,
+    past INTEGER NOT NULL,
+    last INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS decision (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    record BLOB NOT NULL
+) STRICT;
+"""
+
+_SPAN = 2**32
+"""Decision number n of cluster c has the id c * 2^32 + n: next to each other, in a tree whose pages hold them whole."""
+
+_PRUNE_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    cluster: str
+    state: bytes
+    past: int
+    at: float
+    record: bytes | None
+
+
+class Journal:
+    """The state store of the daemon. Open it with `open_journal`.
+
+    Attributes:
+        failure: why the last attempt to keep something failed; empty when it was kept.
+        decisions: how many decisions of each cluster are kept.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, decisions: int) -> None:
+        self.path = path
+        self.decisions = decisions
+        self.failure = ""
+        self._connection = connection
+        self._batches: Batches[_Save] = Batches("journal", self._commit)
+        self._numbers: dict[str, tuple[int, int]] = {}
+
+    async def load(self, cluster: str) -> ClusterState | None:
+        """The state last saved, its past included, or None. Raises StoreError."""
+        return await self._ask(lambda: _load(self._connection, cluster), f"the state of cluster {cluster!r}")
+
+    async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
+        """Keep state and record together, durably against a kill. Raises StoreError, having kept neither."""
+        save = _Save(
+            cluster,
+            dump_state(state),
+            len(state.past),
+            state.at.timestamp() if state.at is not None else 0.0,
+            None if record is None else dump_record(record),
+        )
+        try:
+            await self._batches.put(save)
+        except sqlite3.Error as error:
+            text = _told(error, self.path)
+            if not self.failure:
+                log.error("state cannot be kept", extra={"error": text})  # noqa: TRY400 - the text says it all
+            self.failure = text
+            raise StoreError(text) from error
+        if self.failure:
+            log.info("state can be kept again", extra={"path": str(self.path)})
+            self.failure = ""
+
+    async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
+        """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
+        return await self._ask(
+            lambda: [load_record(text) for text in _records(self._connection, cluster, limit, until)],
+            f"the decisions of cluster {cluster!r}",
+        )
+
+    async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
+        """Call something with the connection, in the writer's thread."""
+        return await self._batches.call(lambda: function(self._connection))
+
+    async def close(self) -> None:
+        """Finish what waits and close the file."""
+        await self._batches.close(self._connection.close)
+
+    async def _ask(self, question: Callable[[], R], what: str) -> R:
+        try:
+            return await self._batches.call(question)
+        except sqlite3.Error as error:
+            raise StoreError(_told(error, self.path)) from error
+        except ValueError as error:
+            raise StoreError(f"{self.path}: {what} cannot be read: {error}") from error
+
+    def _commit(self, saves: Sequence[_Save]) -> None:
+        connection = self._connection
+        numbers: dict[str, tuple[int, int]] = {}
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            for save in saves:
+                numbers[save.cluster] = self._write(save, numbers.get(save.cluster))
+            connection.execute("COMMIT")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self._numbers.update(numbers)
+
+    def _write(self, save: _Save, known: tuple[int, int] | None) -> tuple[int, int]:
+        connection = self._connection
+        known = known or self._numbers.get(save.cluster)
+        if known is None:
+            known = connection.execute("SELECT id, last FROM cluster WHERE name = ?", (save.cluster,)).fetchone()
+        if known is None:
+            cursor = connection.execute(
+                "INSERT INTO cluster (name, state, past, last) VALUES (?, ?, 0, 0)", (save.cluster, save.state)
+            )
+            known = (int(cursor.lastrowid or 0), 0)
+        identity, number = known
+        if save.record is not None:
+            number += 1
+            connection.execute(
+                "INSERT INTO decision VALUES (?, ?, ?)", (identity * _SPAN + number, save.at, save.record)
+            )
+            if number % _PRUNE_EVERY == 0:
+                kept = max(self.decisions, save.past)
+                connection.execute(
+                    "DELETE FROM decision WHERE id BETWEEN ? AND ?",
+                    (identity * _SPAN, identity * _SPAN + number - kept),
+                )
+        connection.execute(
+            "UPDATE cluster SET state = ?, past = ?, last = ? WHERE id = ?",
+            (save.state, save.past, number, identity),
+        )
+        return identity, number
+
+
+@asynccontextmanager
+async def open_journal(directory: Path, *, decisions: int) -> AsyncIterator[Journal]:
+    """Open the journal in a directory, which is made when it is not there. One process at a time has it.
+
+    Raises:
+        StoreError: the directory or the file cannot be used; the message says why and what to do.
+    """
+    path = directory / FILE
+    lock = _enter(directory)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise StoreError(f"{directory} cannot be locked: {error.strerror}") from error
+            raise StoreError(
+                f"{directory} is in use by another autoscaler (process {_owner(lock)}): stop that one, "
+                "or give this one its own daemon.directory"
+            ) from error
+        _sign(lock, directory)
+        journal = Journal(await asyncio.to_thread(_open, path), path, decisions)
+        try:
+            yield journal
+        finally:
+            await journal.close()
+    finally:
+        os.close(lock)
+
+
+def _enter(directory: Path) -> int:
+    """Make the directory for our own user only, unless it is there, and open its lock file."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be used for state: {error.strerror}") from error
+
+
+def _sign(lock: int, directory: Path) -> None:
+    """Write who we are into the lock file."""
+    try:
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be written: {error.strerror}") from error
+
+
+def read_state(directory: Path, cluster: str) -> ClusterState | None:
+    """The state that a daemon has kept there, running or not; None when there is none. Changes nothing.
+
+    Raises:
+        StoreError: there is a file and it cannot be read.
+    """
+    path = directory / FILE
+    try:
+        path.stat()
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            # 0: the daemon was killed before it had made its tables.
+            return _load(connection, cluster) if _version(connection, path) else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise StoreError(_told(error, path)) from error
+    except ValueError as error:
+        raise StoreError(f"{path}: the state of cluster {cluster!r} cannot be read: {error}") from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Opened in one thread, then used only in the writer's.
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be used: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise StoreError(_told(error, path)) from error
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise StoreError(_told(error, path)) from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    _version(connection, path)
+    connection.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int:
+    """The version of the tables, 0 when there are none yet. Raises StoreError when it is not known."""
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA):
+        raise StoreError(
+            f"{path} has schema {version}, this version knows {SCHEMA}: "
+            "use the version that wrote it, or move the file away"
+        )
+    return version
+
+
+def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
+    row = connection.execute("SELECT id, state, past, last FROM cluster WHERE name = ?", (cluster,)).fetchone()
+    if row is None:
+        return None
+    identity, text, past, last = row
+    rows = connection.execute(
+        "SELECT record FROM decision WHERE id BETWEEN ? AND ? ORDER BY id",
+        (identity * _SPAN + last - past + 1, identity * _SPAN + last),
+    )
+    return replace(load_state(text), past=_past(load_record(record).observation for (record,) in rows))
+
+
+def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
+    """The past as the core had it: where the clock was set back, what came before was moved along with it."""
+    past: tuple[Observation, ...] = ()
+    before: datetime | None = None
+    for observation in observations:
+        if before is not None and observation.at < before:
+            past = rebase(ClusterState(past=past), observation.at - before).past
+        past = (*past, observation)
+        before = observation.at
+    return past
+
+
+def _records(connection: sqlite3.Connection, cluster: str, limit: int, until: datetime | None) -> list[bytes]:
+    rows = connection.execute(
+        "SELECT record FROM cluster JOIN decision ON decision.id BETWEEN cluster.id * ? AND cluster.id * ? + last "
+        "WHERE name = ? AND at <= ? ORDER BY decision.id DESC LIMIT ?",
+        (_SPAN, _SPAN, cluster, math.inf if until is None else until.timestamp(), limit),
+    )
+    return [record for (record,) in rows]
+
+
+def _owner(lock: int) -> str:
+    return os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
+
+
+def _told(error: sqlite3.Error, path: Path) -> str:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return f"{path} cannot be written: the disk is full. Decisions are not acted on until there is space"
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return (
+            f"{path} is damaged ({error}): stop the daemon and move the file away together with its -wal and -shm; "
+            "it starts afresh then and scales nothing down before it has watched one stabilization window"
+        )
+    return f"{path} cannot be used: {error}"

@@ -1,0 +1,1 @@
+"""The demo on a real Flink in Reactive Mode."""

@@ -1,0 +1,190 @@
+"""The processes of the demo: started with their logs, watched, and all gone at the end, come what may."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from autoscaler.ports import AutoscalerError, EdgeError
+from autoscaler.targets.local import processes
+from autoscaler.targets.local.pool import stop_workers
+
+LINES = 15
+"""How much of a log is shown when its process has failed."""
+
+QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For JVMs that live for minutes and share two cores: less compiling in the background, less memory."""
+
+
+class DemoError(AutoscalerError):
+    """The demo cannot go on; the message says why and which log to read."""
+
+
+class Stage:
+    """The processes on stage. They are told apart from all others by a token that they inherit.
+
+    Attributes:
+        logs: directory of the logs, one per process.
+        pool: directory of the worker pool that the daemon keeps.
+    """
+
+    def __init__(self, logs: Path, pool: Path) -> None:
+        self.logs = logs
+        self.pool = pool
+        self._token = secrets.token_hex(16)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        logs.mkdir(parents=True, exist_ok=True)
+
+    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process in a session of its own, so that Ctrl-C reaches it only through us.
+
+        Raises:
+            DemoError: it cannot be started.
+        """
+        try:
+            with self.log(name).open("wb") as log:
+                self._running[name] = subprocess.Popen(  # noqa: S603 - what is started comes from this package
+                    argv,
+                    env={**environment, processes.VARIABLE: self._token},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise DemoError(f"the {name} cannot be started: {error}") from error
+
+    def pid(self, name: str) -> int:
+        """The number of a process that has not been seen to end."""
+        return self._running[name].pid
+
+    def log(self, name: str) -> Path:
+        """The log of a process."""
+        return self.logs / f"{name}.log"
+
+    def check(self) -> None:
+        """Make sure that everything still runs.
+
+        Raises:
+            DemoError: something has ended by itself; the message shows the end of its log.
+        """
+        for name, process in self._running.items():
+            if (code := process.poll()) is not None:
+                raise DemoError(self.told(name, f"the {name} ended by itself ({_how(code)})"))
+
+    def told(self, name: str, problem: str) -> str:
+        """A problem with the end of the log that explains it."""
+        try:
+            lines = self.log(name).read_text(errors="replace").splitlines()[-LINES:]
+        except OSError as error:
+            lines = [f"(cannot be read: {error})"]
+        return "\n".join((f"{problem}; the end of {self.log(name)}:", *(f"  {line}" for line in lines)))
+
+    def stop(self, name: str, seconds: float) -> None:
+        """Ask a process to end and wait for it.
+
+        Raises:
+            DemoError: it has not ended in time, or not well.
+        """
+        self._running[name].send_signal(signal.SIGTERM)
+        self.ended(name, seconds)
+
+    def ended(self, name: str, seconds: float) -> None:
+        """Wait for a process to end by itself.
+
+        Raises:
+            DemoError: it has not ended in time, or not well.
+        """
+        try:
+            code = self._running[name].wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise DemoError(self.told(name, f"the {name} did not end within {seconds:g} s")) from error
+        del self._running[name]
+        # A JVM that is asked to end says 128 + 15.
+        if code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+            raise DemoError(self.told(name, f"the {name} did not end well ({_how(code)})"))
+
+    def clear(self, grace: float = 5.0) -> None:
+        """End everything: first the daemon, which would replace what is stopped, then workers and the rest."""
+        self._end([name for name in self._running if name == "daemon"], grace)
+        try:
+            stop_workers(self.pool, grace)
+        except (EdgeError, OSError, ValueError, TypeError) as error:
+            # Only a daemon that is not ours could hold the pool: its directory was made by this very run.
+            raise DemoError(f"the workers of {self.pool} could not be stopped: {error}") from error
+        finally:
+            self._end(list(self._running), grace)
+            while left := processes.family(self._token):
+                for process in left:
+                    processes.send(process.pid, process.start, self._token, signal.SIGKILL)
+                time.sleep(0.05)
+
+    def _end(self, names: list[str], grace: float) -> None:
+        ending = [self._running.pop(name) for name in names]
+        for process in ending:
+            process.terminate()
+        deadline = time.monotonic() + grace
+        for process in ending:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on, another one with each call.
+
+    It is none of those that the kernel gives to whoever asks for any: they are many while a cluster starts, and the
+    process that this one is for may take seconds to listen on it.
+    """
+    while True:
+        port = _LOWEST_PORT + secrets.randbelow(max(1000, _first_of_the_kernel() - _LOWEST_PORT))
+        if port in _given:
+            continue
+        with socket.socket() as found, suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+
+
+_LOWEST_PORT = 10_240
+_given: set[int] = set()
+
+
+def _first_of_the_kernel() -> int:
+    """The first port that the kernel gives to whoever asks for any."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
+
+
+def spark_environment(home: Path, java: Path, python: str, worker_timeout: int) -> dict[str, str]:
+    """What every process of the demo is told about Spark."""
+    options = f"-Dspark.decommission.enabled=true -Dspark.worker.timeout={worker_timeout}"
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
+    return {
+        **inherited,
+        "SPARK_HOME": str(home),
+        "JAVA_HOME": str(java),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_START,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        # Nobody submits anything here, and that door of the Master asks for no password.
+        "SPARK_MASTER_OPTS": f"{options} -Dspark.master.rest.enabled=false",
+    }
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,1 @@
+"""The demo on a real Spark standalone cluster."""

@@ -1,0 +1,157 @@
+"""The demo's job: a PySpark Structured Streaming application as anybody would write it, in its own process.
+
+    python -m autoscaler.demo.spark.job SETTINGS.json
+
+It reads the virtual log, calls a slow service for each record (it waits), and writes what it has done to
+Parquet files. The autoscaler asks one line of it: `report(spark, ...)`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the job is told.
+
+    Attributes:
+        name: the application's name.
+        master: address of the Spark Master.
+        ui_port: port of the driver's web UI.
+        report_port: port of the report.
+        clock: file that says when the load began.
+        sink: directory of the Parquet files.
+        checkpoint: directory of the query's checkpoint.
+        scratch: directory for Spark's temporary files.
+        ready: file that is made when the job runs on a worker.
+        partitions: partitions of the log.
+        most: most records of one batch.
+        batch: time that a batch should take when there is enough to do, in seconds.
+        cost: time to process one record, in seconds.
+        executor_memory: memory of an executor's JVM.
+        java_options: options of the driver's and the executors' JVMs.
+        worker_timeout: `spark.worker.timeout`, in seconds, as the Master and the workers have it.
+    """
+
+    name: str
+    master: str
+    ui_port: int
+    report_port: int
+    clock: str
+    sink: str
+    checkpoint: str
+    scratch: str
+    ready: str
+    partitions: int
+    most: int
+    batch: float
+    cost: float
+    executor_memory: str
+    java_options: str
+    worker_timeout: int
+
+    def write(self, path: Path) -> None:
+        """Write them to a file."""
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+
+def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArrow
+    """Make the function that processes records: each costs `cost` seconds of waiting."""
+
+    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 - this runs in Spark's Python workers
+
+        worker = os.environ.get("SPARK_LOCAL_IP", "")
+        for batch in batches:
+            done = []
+            for _ in range(batch.num_rows):
+                time.sleep(cost)
+                done.append(time.time())
+            columns = [*batch.columns, pa.array([worker] * len(done)), pa.array(done)]
+            yield pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, "worker", "at"])
+
+    return call
+
+
+def main(path: str) -> int:
+    """Run the job until SIGTERM; 0 when it ended as asked."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
+
+    from autoscaler.demo.spark.source import VirtualLog  # noqa: PLC0415 - likewise
+    from autoscaler.injob import report  # noqa: PLC0415
+
+    settings = Settings(**json.loads(Path(path).read_text()))
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
+    spark = (
+        SparkSession.builder.appName(settings.name)
+        .master(settings.master)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "512m")
+        .config("spark.driver.extraJavaOptions", settings.java_options)
+        .config("spark.executor.extraJavaOptions", settings.java_options)
+        .config("spark.executor.cores", "1")
+        .config("spark.executor.memory", settings.executor_memory)
+        .config("spark.ui.port", str(settings.ui_port))
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.worker.timeout", str(settings.worker_timeout))
+        # A worker may go at any time: let its executor finish its tasks, and have nothing to move.
+        .config("spark.decommission.enabled", "true")
+        .config("spark.storage.decommission.enabled", "false")
+        .config("spark.locality.wait", "0s")
+        .config("spark.local.dir", settings.scratch)
+        .config("spark.sql.shuffle.partitions", str(settings.partitions))
+        .getOrCreate()
+    )
+    report(spark, port=settings.report_port)
+    spark.dataSource.register(VirtualLog)
+    schema = "partition int, offset long, worker string, at double"
+
+    # The first tasks start the Python workers and warm the JVM up; they should not count as slow batches.
+    warm = spark.range(settings.partitions, numPartitions=settings.partitions)
+    warm.selectExpr("0 AS partition", "id AS offset").mapInArrow(call_service(0.0), schema).collect()
+
+    records = (
+        spark.readStream.format("virtual-log")
+        .option("clock", settings.clock)
+        .option("partitions", settings.partitions)
+        .option("maxRowsPerBatch", settings.most)
+        .option("secondsPerBatch", settings.batch)
+        .load()
+    )
+    query = (
+        records.mapInArrow(call_service(settings.cost), schema)
+        .writeStream.format("parquet")
+        .queryName("surge")
+        .option("path", settings.sink)
+        .option("checkpointLocation", settings.checkpoint)
+        .start()
+    )
+    Path(settings.ready).touch()
+    while query.isActive and not ended:
+        time.sleep(0.2)
+    # Asked to end, the demo has seen every record arrive: no batch is cut off by this.
+    query.stop()
+    failure = query.exception()
+    spark.stop()
+    if failure is not None:
+        print(f"the query failed: {failure}", file=sys.stderr)  # noqa: T201 - this process's own log
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,117 @@
+"""A streaming data source that needs no outside service: a virtual log which the load fills.
+
+It behaves like a topic with partitions: the log grows with time whether anybody reads it or not, a batch is
+limited in size, an offset always names the same record. Spark 4.2 or newer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+
+from autoscaler.demo.load import Pace, admit, split
+from autoscaler.demo.spark.clock import Clock
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LEAST = 10
+"""Records per partition that a batch may always have."""
+
+
+class VirtualLog(DataSource):  # type: ignore[misc] # pyspark publishes no types here
+    """The log as a Spark data source, named `virtual-log`.
+
+    Options: `clock` (the file that says when the load began), `partitions`, `maxRowsPerBatch`, and
+    `secondsPerBatch`, which batches are sized to take.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name in `spark.readStream.format(...)`."""
+        return "virtual-log"
+
+    def schema(self) -> str:
+        """A record is its place in the log."""
+        return "partition int, offset long"
+
+    def streamReader(self, schema: object) -> VirtualLogReader:  # noqa: ARG002, N802 - Spark's signature
+        """The reader of a streaming query."""
+        return VirtualLogReader(
+            Clock(Path(self.options["clock"])),
+            int(self.options["partitions"]),
+            int(self.options["maxRowsPerBatch"]),
+            float(self.options["secondsPerBatch"]),
+        )
+
+
+@dataclass
+class Slice(InputPartition):  # type: ignore[misc]
+    """What one task reads: the records of a partition from `begin` to below `end`."""
+
+    partition: int
+    begin: int
+    end: int
+
+
+class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
+    """Reads the log with a limit on the size of a batch."""
+
+    def __init__(self, clock: Clock, partitions: int, most: int, seconds: float) -> None:
+        self._clock = clock
+        self._partitions = partitions
+        self._most = most
+        self._pace = Pace(seconds, least=LEAST * partitions)
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """The beginning of the log."""
+        return self._offset([0] * self._partitions)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The size of a batch."""
+        return ReadMaxRows(self._most)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Where the next batch ends."""
+        head = self._head()
+        if not isinstance(limit, ReadMaxRows):
+            return self._offset(head)
+        begin, now = self._positions(start), time.monotonic()
+        end = admit(begin, head, min(limit.max_rows, self._pace.rows(now)))
+        self._pace.admitted(sum(end) - sum(begin), now)
+        return self._offset(end)
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+        """Where the log ends: what makes the backlog visible."""
+        return self._offset(self._head())
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Slice]:
+        """One task per partition, also for those without a record, so that their number is always seen."""
+        return [
+            Slice(number, begin, until)
+            for number, (begin, until) in enumerate(zip(self._positions(start), self._positions(end), strict=True))
+        ]
+
+    def read(self, partition: Slice) -> Iterator[pa.RecordBatch]:
+        """The records of a slice: nothing but its bounds decides which they are."""
+        import pyarrow as pa  # noqa: PLC0415 - it belongs to an extra
+
+        offsets = range(partition.begin, partition.end)
+        if offsets:
+            numbers = pa.array([partition.partition] * len(offsets), pa.int32())
+            yield pa.RecordBatch.from_arrays([numbers, pa.array(offsets, pa.int64())], names=["partition", "offset"])
+
+    def _head(self) -> list[int]:
+        return split(self._clock.offered(), self._partitions)
+
+    def _offset(self, positions: list[int]) -> dict[str, int]:
+        return {str(number): position for number, position in enumerate(positions)}
+
+    def _positions(self, offset: dict[str, Any]) -> list[int]:
+        return [int(offset[str(number)]) for number in range(self._partitions)]

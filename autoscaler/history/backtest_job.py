@@ -1,0 +1,360 @@
+"""Policies tried on what really arrived, cluster by cluster and day by day, on all cores that Spark has.
+
+What arrived becomes one row for each cluster and day. It goes to Python together with all that is to be tried on it, so
+that it is sent once, and a task takes whole trials: see `autoscaler.simulation.trial`.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from autoscaler.history.progress import is_connect
+from autoscaler.simulation.scoring import RESCALE_WEIGHT, VIOLATION_WEIGHT
+from autoscaler.simulation.trial import BEFORE, FILLED, SLOT, SLOTS, Case, Outcome, Variant, offered, tried
+
+WAVES = 16
+"""Each core gets so many tasks where there is enough to do: one that is done early takes another..."""
+
+TRIALS_IN_TASK = 60
+"""... and more where they would have more trials than this, a minute or so: a bar moves, and little is done again."""
+
+_text, _whole, _number = StringType(), IntegerType(), DoubleType()
+
+
+def _row(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+TRIALS = _row(
+    cluster=_text,
+    day=DateType(),
+    variant=_whole,  # its number among those of the cluster
+    policy=_text,
+    parameters=MapType(_text, _text),
+    seed=_whole,
+    hours=_number,
+    replica_hours=_number,
+    demand_hours=_number,  # what the arrivals needed at each moment
+    static_hours=_number,  # what the peak of all days and 10 % would have been, all the time
+    late_hours=_number,  # with a record older than the objective
+    p50_s=_number,
+    p99_s=_number,
+    worst_s=_number,
+    rescales=_whole,
+    digest=_text,
+)
+"""One row for each cluster, day, variant and seed."""
+
+RESULTS = (
+    *("cluster", "variant", "policy", "parameters", "seed", "days", "replica_hours", "static_hours", "demand_hours"),
+    *("to_static", "to_demand", "violation", "p99_s", "worst_s", "rescales_per_hour", "j", "pareto", "digest"),
+)
+"""One row for each cluster, variant and seed: sums and shares over its days, and the p99 and the age of the worst one.
+`pareto` is of the variant, by the means of its seeds."""
+
+_CASES = _row(cluster=_text, number=_whole, first=DateType(), last=DateType(), case=BinaryType())
+_FIRST = _row(cluster=_text, first=DateType())
+_DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a history has of a cluster's arrivals.
+
+    Attributes:
+        cluster: its name.
+        days: those that are whole enough to be tried, in order.
+        peak: the greatest arrivals of these in `trial.SLOT` seconds, records/s.
+        left_out: each day that is not whole enough, and for how many seconds nothing was recorded at a stretch.
+    """
+
+    cluster: str
+    days: tuple[date, ...]
+    peak: float
+    left_out: tuple[tuple[date, float], ...]
+
+
+def arrived(spark: SparkSession, observations: DataFrame, first: Mapping[str, date] | None = None) -> DataFrame:
+    """What arrived, one row for each cluster and day, with the evening before.
+
+    Args:
+        spark: the session.
+        observations: with the columns `cluster`, `at` and `arrivals`.
+        first: cluster -> its first day that counts; all days count of those that are not in it.
+
+    Returns:
+        The columns `cluster`, `day`, `slots` and `rates` (see `trial.offered`), `missing` (for how many seconds
+        nothing was recorded at a stretch) and `peak`.
+    """
+    rate = F.col("arrivals")
+    number = F.expr(f"unix_micros(at) div {round(SLOT * 1_000_000)}")
+    sound = observations.where(rate.isNotNull() & ~F.isnan(rate) & (rate >= 0) & (rate < math.inf))
+    # By slot first: what one cluster has a hundred times as much of is small before it is moved.
+    means = sound.groupBy("cluster", number.alias("number")).agg(F.avg("arrivals").alias("rate"))
+    day, slot = F.expr(f"cast(number div {SLOTS} as int)"), F.expr(f"cast(number % {SLOTS} as int)")
+    own, next_day = [F.struct((day + later).alias("day"), (slot - later * SLOTS).alias("slot")) for later in (0, 1)]
+    days = F.when(slot >= SLOTS - BEFORE, F.array(own, next_day)).otherwise(F.array(own))
+    seen = means.select("cluster", "rate", F.explode(days).alias("of")).select("cluster", "rate", "of.*")
+    rows = (
+        seen.groupBy("cluster", "day")
+        .agg(F.array_sort(F.collect_list(F.struct("slot", "rate"))).alias("seen"))
+        .select(
+            "cluster",
+            F.date_add(F.lit(date(1970, 1, 1)), F.col("day")).alias("day"),
+            F.col("seen.slot").alias("slots"),
+            F.col("seen.rate").alias("rates"),
+            _missing(F.filter("seen.slot", lambda slot: slot >= 0)).alias("missing"),
+            F.array_max(F.transform("seen", lambda one: F.when(one["slot"] >= 0, one["rate"]))).alias("peak"),
+        )
+        .where("peak is not null")
+    )
+    if not first:
+        return rows
+    begins = F.broadcast(_frame(spark, sorted(first.items()), _FIRST))
+    return rows.join(begins, "cluster", "left").where("first is null or day >= first").drop("first")
+
+
+def _missing(slots: Column) -> Column:
+    """The longest stretch of a day without a slot, seconds."""
+    ends, begins = F.concat(slots, F.array(F.lit(SLOTS))), F.concat(F.array(F.lit(-1)), slots)
+    return F.array_max(F.zip_with(ends, begins, lambda end, begin: end - begin - 1)) * SLOT
+
+
+def known(arrivals: DataFrame) -> list[Known]:
+    """What there is of each cluster: so many numbers as there are clusters, and days that are left out."""
+    fits = _fits()
+    rows = (
+        arrivals.groupBy("cluster")
+        .agg(
+            F.array_sort(F.collect_list(F.when(fits, F.col("day")))).alias("days"),
+            F.max(F.when(fits, F.col("peak"))).alias("peak"),
+            F.array_sort(F.collect_list(F.when(~fits, F.struct("day", "missing")))).alias("left_out"),
+        )
+        .orderBy("cluster")
+        .collect()
+    )
+    return [
+        Known(
+            row["cluster"],
+            tuple(row["days"]),
+            row["peak"] or 0.0,
+            tuple((one["day"], one["missing"]) for one in row["left_out"]),
+        )
+        for row in rows
+    ]
+
+
+def _fits() -> Column:
+    return F.col("missing") <= FILLED.total_seconds()
+
+
+# Trials
+
+
+def trials(
+    spark: SparkSession,
+    arrivals: DataFrame,
+    cases: Mapping[str, Case],
+    found: Sequence[Known],
+    seeds: Sequence[int],
+) -> DataFrame:
+    """Try every variant of every cluster on every day with every seed.
+
+    Args:
+        spark: the session.
+        arrivals: as `arrived` makes them. Days that are not whole enough are left out.
+        cases: cluster -> what is tried on it; clusters without one are left out.
+        found: what `known` says of the arrivals; of the days from the first to the last of `days` all are tried.
+        seeds: of all that is drawn.
+
+    Returns:
+        `TRIALS`.
+    """
+    # Days lie one after the other, those of the next cluster after them: dealt out to the tasks like cards, none gets
+    # much more than another. Spark itself deals by chance, and a core is idle while another has two more to do.
+    rows = []
+    number = days = 0
+    for one in found:
+        if one.cluster in cases and one.days:
+            first, last = one.days[0], one.days[-1]
+            rows.append((one.cluster, number, first, last, pickle.dumps(cases[one.cluster])))
+            number += (last - first).days + 1
+            days += len(one.days)
+    if not rows:
+        return spark.createDataFrame([], TRIALS)
+    variants = max(len(case.variants) for case in cases.values()) * len(seeds)
+    wanted = WAVES * slots(spark)
+    parts = min(variants, math.ceil(wanted / days))
+    tasks = min(days * parts, max(wanted, math.ceil(days * variants / TRIALS_IN_TASK)))
+    place = (F.col("number") + F.datediff("day", "first")) * parts + F.col("part")
+    work = (
+        arrivals.where(_fits())
+        .join(F.broadcast(_frame(spark, rows, _CASES)), "cluster")
+        .where("day between first and last")
+        .select("*", F.explode(F.sequence(F.lit(0), F.lit(parts - 1))).alias("part"))
+        .repartitionById(tasks, (place % tasks).cast("int"))
+        .select("cluster", "day", "slots", "rates", "case", "part")
+    )
+    return work.mapInArrow(_Work(tuple(seeds), parts), TRIALS)
+
+
+def _frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType) -> DataFrame:
+    """Rows as Arrow: what Spark is given as Python objects it has Python workers look at, and starts some for it."""
+    arrow = to_arrow_schema(schema)
+    named = [dict(zip(arrow.names, row, strict=True)) for row in rows]
+    return spark.createDataFrame(pa.Table.from_pylist(named, schema=arrow), schema)
+
+
+def slots(spark: SparkSession) -> int:
+    """How many tasks can run at a time; with Spark Connect, too."""
+    if not is_connect(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    parts = spark.range(1 << 10).select(F.spark_partition_id().alias("part"))
+    return len(parts.distinct().collect())
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a task does. Each row is `parts` rows: of all variants and seeds each takes every so-many-eth."""
+
+    seeds: tuple[int, ...]
+    parts: int
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema = to_arrow_schema(TRIALS)
+        # A simulation makes next to nothing that refers to itself: once a row is enough.
+        gc.disable()
+        try:
+            for batch in batches:
+                for number in range(batch.num_rows):
+                    row = {name: batch.column(name)[number] for name in batch.schema.names}
+                    yield pa.RecordBatch.from_pylist(list(self._tried(row)), schema)
+                    gc.collect()
+                    if not gc.get_freeze_count():
+                        # Of a worker's first row: what is imported by now (by Arrow, pandas) stays.
+                        gc.freeze()
+        finally:
+            gc.enable()
+
+    def _tried(self, row: Mapping[str, pa.Scalar]) -> Iterator[dict[str, Any]]:
+        case = _case(row["case"].as_py())
+        cluster, day = row["cluster"].as_py(), row["day"].as_py()
+        name = f"{cluster} {day}"
+        # By way of NumPy: Arrow by itself makes an object of its own of each number first.
+        seen, rates = (row[column].values.to_numpy().tolist() for column in ("slots", "rates"))
+        load = offered(name, seen, rates, case.one)
+        midnight = datetime.combine(day, time(), UTC)
+        pairs = [(number, seed) for number in range(len(case.variants)) for seed in self.seeds]
+        for number, seed in pairs[row["part"].as_py() :: self.parts]:
+            variant = case.variants[number]
+            outcome = tried(case, variant, load, midnight, seed)
+            yield {
+                "cluster": cluster,
+                "day": day,
+                "variant": number,
+                "seed": seed,
+                "static_hours": case.static * outcome.score.hours,
+                **_plain(variant, outcome),
+            }
+
+
+@lru_cache(maxsize=4)
+def _case(pickled: bytes) -> Case:
+    found: Case = pickle.loads(pickled)  # noqa: S301 - `trials` has pickled it
+    return found
+
+
+def _plain(variant: Variant, outcome: Outcome) -> dict[str, Any]:
+    score = outcome.score
+    return {
+        "policy": variant.policy,
+        "parameters": list(variant.parameters.items()),
+        "hours": score.hours,
+        "replica_hours": score.cost,
+        "demand_hours": score.demand,
+        "late_hours": score.violation * score.hours,
+        "p50_s": score.p50,
+        "p99_s": score.p99,
+        "worst_s": score.worst,
+        "rescales": score.rescales,
+        "digest": outcome.digest,
+    }
+
+
+# Results
+
+
+def results(tries: DataFrame) -> DataFrame:
+    """Add up the days, and mark what is on the Pareto front of its cluster.
+
+    Args:
+        tries: `TRIALS`.
+
+    Returns:
+        `RESULTS`.
+    """
+    hours, cost = F.sum("hours"), F.sum("replica_hours")
+    rows = (
+        tries.groupBy("cluster", "variant", "seed")
+        .agg(
+            F.first("policy").alias("policy"),
+            F.first("parameters").alias("parameters"),
+            F.count("*").cast("int").alias("days"),
+            cost.alias("replica_hours"),
+            F.sum("static_hours").alias("static_hours"),
+            F.sum("demand_hours").alias("demand_hours"),
+            (cost / F.sum("static_hours")).alias("to_static"),
+            (cost / F.sum("demand_hours")).alias("to_demand"),
+            (F.sum("late_hours") / hours).alias("violation"),
+            F.max("p99_s").alias("p99_s"),
+            F.max("worst_s").alias("worst_s"),
+            (F.sum("rescales") / hours).alias("rescales_per_hour"),
+            F.substring(F.sha2(F.array_join(F.array_sort(F.collect_list("digest")), ""), 256), 1, 16).alias("digest"),
+        )
+        .withColumn(
+            "j",
+            F.col("to_demand") + VIOLATION_WEIGHT * F.col("violation") + RESCALE_WEIGHT * F.col("rescales_per_hour"),
+        )
+    )
+    return _marked(rows).select(*RESULTS)
+
+
+GOALS = ("replica_hours", "violation", "rescales_per_hour")
+"""Less of each is better; a variant is on the Pareto front where no other is better in one and worse in none."""
+
+
+def _marked(rows: DataFrame) -> DataFrame:
+    variant, cluster = Window.partitionBy("cluster", "variant"), Window.partitionBy("cluster")
+    mine = F.struct(*(F.avg(goal).over(variant).alias(goal) for goal in GOALS))
+
+    def beats(other: Column) -> Column:
+        own = F.col("mine")
+        no_worse = [other[goal] <= own[goal] for goal in GOALS]
+        better = [other[goal] < own[goal] for goal in GOALS]
+        return no_worse[0] & no_worse[1] & no_worse[2] & (better[0] | better[1] | better[2])
+
+    marked = rows.withColumn("mine", mine).withColumn("all", F.collect_set("mine").over(cluster))
+    return marked.withColumn("pareto", ~F.exists("all", beats)).drop("mine", "all")

@@ -1,0 +1,466 @@
+"""The history that a Prometheus server has, as observations: what is asked, how answers are kept, what becomes of them.
+
+Each answer is kept in the dataset as a file of its own (`_prometheus/`) before the next one is asked for, so nothing is
+asked twice. Spark makes the observations of all of them. A time of which no answer has a sample gives none: a gap stays
+a gap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import ArrayType, DoubleType, StringType, StructField, StructType, TimestampType
+
+from autoscaler.history.dataset import literal
+from autoscaler.history.schema import METRIC
+from autoscaler.sources.prometheus import Asked, Empty, Many, Prometheus, Query, Series, TooMuchError
+
+DIRECTORY = "_prometheus"
+"""Where answers are kept, in a dataset. It may be removed: then all is asked again."""
+
+DESIRED, READY = "#desired", "#ready"
+"""Names of what is no metric, but a size."""
+
+MOST_POINTS = 11_000
+"""Of one series in one answer: Prometheus refuses more."""
+
+SETTLED = timedelta(minutes=1)
+"""What is younger is not asked for: it may still change, as scrapes and recording rules come late."""
+
+Ask = Callable[[str, datetime, datetime, timedelta], Sequence[Series]]
+
+
+@dataclass(frozen=True)
+class Want:
+    """What is wanted of whom: a metric of a cluster, or a size of it.
+
+    Attributes:
+        cluster: its name.
+        name: of the metric; or `DESIRED` or `READY`.
+        server: who is asked.
+        query: what is asked.
+    """
+
+    cluster: str
+    name: str
+    server: Prometheus
+    query: Query
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the time: unix seconds, `end` excluded."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One query over one span, and where its answer is kept.
+
+    Attributes:
+        id: of the query, its server and the step.
+        asked: the query; what many clusters share is one.
+        server: who is asked.
+        span: the time it is asked for.
+        file: where the answer is kept, of this span or of more.
+        there: whether it is there already.
+    """
+
+    id: str
+    asked: Asked
+    server: Prometheus
+    span: Span
+    file: Path
+    there: bool
+
+
+def spans(begin: datetime, end: datetime, window: timedelta, step: timedelta, now: datetime) -> list[Span]:
+    """The windows of a time, in order.
+
+    They end at whole multiples of the window, so that another run has the same ones.
+
+    Args:
+        begin: the first time that is wanted.
+        end: the last one.
+        window: how long one is, a whole number of steps.
+        step: between two samples, whole seconds.
+        now: what is younger than `SETTLED` is left out.
+    """
+    step_s, window_s = round(step.total_seconds()), round(window.total_seconds())
+    first = -(-math.ceil(begin.timestamp()) // step_s) * step_s
+    last = math.floor(min(end, now - SETTLED).timestamp()) // step_s * step_s
+    found = []
+    while first <= last:
+        until = min((first // window_s + 1) * window_s, last + step_s)
+        found.append(Span(first, until))
+        first = until
+    return found
+
+
+def plan(directory: Path, wants: Iterable[Want], windows: Sequence[Span], step: timedelta) -> list[Answer]:
+    """All answers that are needed, those of the first window first.
+
+    Args:
+        directory: where they are kept.
+        wants: what is wanted.
+        windows: of which times.
+        step: between two samples.
+    """
+    queries = {identity(want, step): want for want in wants}
+    kept = {one: _kept(directory / one) for one in queries}
+
+    def answer(one: str, want: Want, span: Span) -> Answer:
+        covers = [it for it in kept[one] if it.begin <= span.begin and span.end <= it.end]
+        there = covers[0] if covers else span
+        return Answer(one, want.query.asked, want.server, span, _file(directory / one, there), bool(covers))
+
+    return [answer(one, want, span) for span in windows for one, want in queries.items()]
+
+
+def _file(directory: Path, span: Span) -> Path:
+    return directory / f"{span.begin}-{span.end}.parquet"
+
+
+def _kept(directory: Path) -> list[Span]:
+    """The spans of the answers in a directory."""
+    found = [re.fullmatch(r"(\d+)-(\d+)\.parquet", file.name) for file in directory.glob("*.parquet")]
+    return [Span(int(one[1]), int(one[2])) for one in found if one]
+
+
+def identity(want: Want, step: timedelta) -> str:
+    """What tells one query from another: equal ones are asked once, whichever clusters they are for."""
+    asked = want.query.asked
+    text = json.dumps([want.server.url, asked.query, asked.age, asked.labels, step.total_seconds()])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Answers
+
+
+_ANSWER = pa.schema(
+    [
+        ("asked", pa.string()),
+        ("key", pa.list_(pa.string())),
+        ("series", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("value", pa.float64()),
+        ("true_at", pa.timestamp("us", "UTC")),
+    ]
+)
+
+
+def fetch(answer: Answer, step: timedelta, ask: Ask) -> None:
+    """Ask, and keep what comes. What is too much for one answer is asked in halves.
+
+    Args:
+        answer: what to ask, and where to keep it: all of it, or nothing if this is interrupted.
+        step: between two samples.
+        ask: asks for a query from a time to another, inclusive.
+
+    Raises:
+        EdgeError: there is no answer.
+    """
+    file, step_s = answer.file, round(step.total_seconds())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _note(answer)
+    written = file.with_name(f".{file.name}.{os.getpid()}")
+    todo = [(answer.span.begin, answer.span.end)]
+    try:
+        with pq.ParquetWriter(written, _ANSWER, compression="zstd") as writer:
+            while todo:
+                begin, end = todo.pop()
+                try:
+                    writer.write_table(_table(answer, *_asked(answer, begin, end - step_s, step, ask)))
+                except TooMuchError:
+                    steps = (end - begin) // step_s
+                    if steps < 2:  # noqa: PLR2004 - one time cannot be halved
+                        raise
+                    half = begin + steps // 2 * step_s
+                    todo += [(half, end), (begin, half)]
+        _keep(written, file)
+    finally:
+        written.unlink(missing_ok=True)
+    for other in _kept(file.parent):
+        # The last window grows from one run to the next.
+        if other != answer.span and answer.span.begin <= other.begin and other.end <= answer.span.end:
+            _file(file.parent, other).unlink(missing_ok=True)
+
+
+def _note(answer: Answer) -> None:
+    """For people: which query the files beside it are of."""
+    asked = answer.asked
+    told = {"server": answer.server.url, "query": asked.query, "age": asked.age, "labels": list(asked.labels)}
+    (answer.file.parent / "query.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _keep(written: Path, file: Path) -> None:
+    with written.open("rb") as opened:
+        os.fsync(opened.fileno())
+    written.replace(file)
+
+
+def _asked(
+    answer: Answer, begin: int, last: int, step: timedelta, ask: Ask
+) -> tuple[Sequence[Series], Sequence[Series] | None]:
+    since, until = datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(last, UTC)
+    values = ask(answer.asked.query, since, until, step)
+    if answer.asked.age is None:
+        return values, None
+    return values, ask(answer.asked.age, since, until, step) if values else []
+
+
+def _table(answer: Answer, values: Sequence[Series], ages: Sequence[Series] | None) -> pa.Table:
+    """What came as rows, each with the time at which its value was true."""
+    asked = answer.asked
+    known = None if ages is None else _ages(asked, ages)
+    tables = []
+    for one in values:
+        if not one.points:
+            continue
+        count = len(one.points)
+        times = np.array([point[0] for point in one.points], dtype=float)
+        numbers = np.array([point[1] for point in one.points]).astype(float)
+        true = times
+        if known is not None:
+            here = known.get(_key(asked, one), {})
+            true = np.array([here.get(point[0], math.nan) for point in one.points], dtype=float)
+        key = [one.labels.get(label, "") for label in asked.labels]
+        labels = json.dumps(sorted(one.labels.items()))
+        columns = [
+            pa.array([answer.id] * count, pa.string()),
+            pa.array([key] * count, pa.list_(pa.string())),
+            pa.array([labels] * count, pa.string()),
+            _times(times),
+            pa.array(numbers, pa.float64()),
+            _times(true),
+        ]
+        tables.append(pa.table(columns, schema=_ANSWER))
+    return pa.concat_tables(tables) if tables else _ANSWER.empty_table()
+
+
+def _times(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> pa.Array:
+    known = np.isfinite(seconds)
+    micros = np.rint(np.where(known, seconds, 0.0) * 1e6).astype(np.int64)
+    return pa.array(micros, pa.int64(), mask=~known).cast(pa.timestamp("us", "UTC"))
+
+
+def _key(asked: Asked, one: Series) -> object:
+    if asked.exact:  # timestamp() keeps all labels but the name
+        return frozenset(item for item in one.labels.items() if item[0] != "__name__")
+    return tuple(one.labels.get(label, "") for label in asked.labels)
+
+
+def _ages(asked: Asked, series: Sequence[Series]) -> dict[object, dict[float, float]]:
+    """The time at which values were true, by series and time; of several the oldest, of which none may be unknown."""
+    found: dict[object, dict[float, float]] = {}
+    for one in series:
+        here = found.setdefault(_key(asked, one), {})
+        for at, text in one.points:
+            number, before = float(text), here.get(at, math.inf)
+            here[at] = math.nan if math.isnan(number) or math.isnan(before) else min(number, before)
+    return found
+
+
+# Observations
+
+
+_SAMPLES = StructType(
+    [
+        StructField("asked", StringType()),
+        StructField("key", ArrayType(StringType())),
+        StructField("series", StringType()),
+        StructField("at", TimestampType()),
+        StructField("value", DoubleType()),
+        StructField("true_at", TimestampType()),
+    ]
+)
+
+_NO_SAMPLE = "no sample"
+
+
+def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence[Want], step: timedelta) -> DataFrame:
+    """What the answers say, one row for each cluster and time at which there is any sample.
+
+    Args:
+        spark: a session in UTC, on machines that see the files of the answers.
+        answers: those of the time that is wanted, at least one; their files are there.
+        wants: what they are the answers to.
+        step: between two samples.
+    """
+    samples = _samples(spark, answers)
+    each = any(want.query.many is Many.EACH for want in wants)
+    wanted = spark.createDataFrame(
+        [
+            (
+                identity(want, step),
+                list(want.query.wanted),
+                want.cluster,
+                want.name,
+                want.query.many.value,
+                want.query.over.total_seconds(),
+            )
+            for want in wants
+        ],
+        "asked string, key array<string>, cluster string, name string, many string, over double",
+    )
+    read = _grouped(samples, each=each).join(F.broadcast(wanted), ["asked", "key"])
+    read = read.select("cluster", "at", "name", _problem().alias("problem"), _reading(each=each).alias("reading"))
+    whole = read.groupBy("cluster", "at").agg(*_columns())
+    return _told(whole.join(F.broadcast(_expected(spark, wants)), "cluster"))
+
+
+def differing(rows: DataFrame, there: DataFrame) -> int:
+    """How many observations say something else than those of the same cluster and time that are there."""
+
+    def sorted_by_key(name: str) -> Column:
+        # Of a map nobody knows the order, so that two cannot be compared.
+        def pair(key: Column) -> Column:
+            return F.struct(key.alias("key"), F.col(name)[key].alias("value"))
+
+        return F.transform(F.array_sort(F.map_keys(name)), pair).alias(name)
+
+    def told(observations: DataFrame, name: str) -> DataFrame:
+        whole = F.struct("desired", "ready", sorted_by_key("metrics"), sorted_by_key("missing"))
+        return observations.select("cluster", "at", F.to_json(whole).alias(name))
+
+    both = told(rows, "here").join(told(there, "there"), ["cluster", "at"])
+    return int(both.where("here <> there").count())
+
+
+def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
+    """Of each answer the samples of its own span: a file may have several of them, and files may overlap."""
+    files = dict.fromkeys(literal(f"file://{answer.file.absolute()}") for answer in answers)
+    taken = spark.createDataFrame(
+        [(answer.id, answer.file.name, answer.span.begin, answer.span.end) for answer in answers],
+        "asked string, file string, begin long, end long",
+    )
+    kept = spark.read.schema(_SAMPLES).parquet(*files).withColumn("file", F.col("_metadata.file_name"))
+    here = (F.col("at") >= F.timestamp_seconds("begin")) & (F.col("at") < F.timestamp_seconds("end"))
+    return kept.join(F.broadcast(taken), ["asked", "file"]).where(here).select(*_SAMPLES.names)
+
+
+def _grouped(samples: DataFrame, *, each: bool) -> DataFrame:
+    """The samples that one reading is made of, as one row."""
+    value = F.col("value")
+    found = [
+        F.count("*").alias("count"),
+        F.count_if(F.isnan(value) | (F.abs(value) == math.inf)).alias("bad"),
+        F.count_if(F.col("true_at").isNull()).alias("undated"),
+        F.sum(value).alias("sum"),
+        F.avg(value).alias("mean"),
+        F.max(value).alias("max"),
+        F.min(value).alias("min"),
+        F.min("true_at").alias("true_at"),
+    ]
+    if each:
+        # In the order of their labels, as the source gives them.
+        found.append(F.array_sort(F.collect_list(F.struct("series", "value"))).alias("each"))
+    return samples.groupBy("asked", "key", "at").agg(*found)
+
+
+def _problem() -> Column:
+    """Why the samples are no reading, in the words of the source; null: they are one."""
+    several = F.concat(F.col("count"), F.lit(" samples, expected one"))
+    return (
+        F.when((F.col("many") == Many.ERROR.value) & (F.col("count") > 1), several)
+        .when(F.col("bad") > 0, F.lit("value is not a finite number"))
+        .when(F.col("undated") > 0, F.lit("its time is not known"))
+    )
+
+
+def _reading(*, each: bool) -> Column:
+    many = F.col("many")
+    one = F.when(many == Many.SUM.value, F.col("sum")).when(many == Many.MEAN.value, F.col("mean"))
+    one = one.when(many == Many.MIN.value, F.col("min")).when(many != Many.EACH.value, F.col("max"))
+    values = F.lit(None)
+    if each:
+        values = F.when(many == Many.EACH.value, F.transform("each", lambda item: item["value"]))
+    return _metric(one, values, F.col("true_at"), F.col("over"))
+
+
+def _metric(value: Column, values: Column, at: Column, over: Column) -> Column:
+    known = {"value": value, "values": values, "at": at, "over": over}
+    return F.struct(*(known.get(part.name, F.lit(None)).cast(part.dataType).alias(part.name) for part in METRIC))
+
+
+def _columns() -> Iterator[Column]:
+    name, reading, fine = F.col("name"), F.col("reading"), F.col("problem").isNull()
+    metric = ~name.isin(DESIRED, READY)
+    pair = F.struct(name, reading)
+    yield F.map_from_entries(F.collect_list(F.when(metric & fine, pair))).alias("read")
+    yield F.map_from_entries(F.collect_list(F.when(metric & ~fine, F.struct(name, "problem")))).alias("problems")
+    for size, column in ((DESIRED, "desired"), (READY, "ready")):
+        here = (name == size) & fine & (reading["value"] >= 0)
+        yield F.max(F.when(here, F.round(reading["value"]))).cast("int").alias(column)
+
+
+def _expected(spark: SparkSession, wants: Sequence[Want]) -> DataFrame:
+    """The metrics of each cluster, and those of which no sample means zero."""
+    metrics: dict[str, list[Want]] = {}
+    for want in wants:
+        metrics.setdefault(want.cluster, [])
+        if want.name not in {DESIRED, READY}:
+            metrics[want.cluster].append(want)
+    return spark.createDataFrame(
+        [
+            (
+                cluster,
+                [want.name for want in here if want.query.empty is Empty.MISSING],
+                [want.name for want in here if want.query.empty is Empty.ZERO],
+            )
+            for cluster, here in metrics.items()
+        ],
+        "cluster string, names array<string>, zeros array<string>",
+    )
+
+
+def _told(whole: DataFrame) -> DataFrame:
+    """With what is missing, and why, and with the columns of their own that some metrics have."""
+    read, problems = F.col("read"), F.col("problems")
+
+    def unknown(name: Column) -> Column:
+        return ~F.map_contains_key(read, name) & ~F.map_contains_key(problems, name)
+
+    def nothing(name: Column) -> Column:
+        return F.struct(name, _metric(F.lit(0.0), F.lit(None), F.col("at"), F.lit(0.0)))
+
+    zeros = F.map_from_entries(F.transform(F.filter("zeros", unknown), nothing))
+    absent = F.map_from_entries(F.transform(F.filter("names", unknown), lambda name: F.struct(name, F.lit(_NO_SAMPLE))))
+    size = F.when(
+        F.col("desired").isNull() & F.col("ready").isNull(), F.create_map(F.lit("target"), F.lit(_NO_SAMPLE))
+    ).otherwise(F.create_map().cast("map<string,string>"))
+    found = whole.select(
+        "cluster",
+        "at",
+        "desired",
+        "ready",
+        F.map_concat(read, zeros).alias("metrics"),
+        F.map_concat(problems, absent, size).alias("missing"),
+    )
+
+    def flat(name: str, several: Callable[[Column], Column]) -> Column:
+        metric = F.col("metrics")[name]
+        return F.coalesce(metric["value"], several(metric["values"])).alias(name)
+
+    def total(values: Column) -> Column:
+        return F.aggregate(values, F.lit(0.0), lambda before, value: before + value)
+
+    return found.select(
+        "*", flat("lag", total), flat("arrivals", total), flat("throughput", total), flat("utilization", F.array_max)
+    )

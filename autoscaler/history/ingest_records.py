@@ -1,0 +1,526 @@
+"""Traces into the dataset: JSON lines, as a daemon's history has them, become observations and decisions.
+
+Spark's own reader parses them, by a schema: numbers that JSON lacks ("NaN", "Infinity") and ISO 8601 durations are
+understood, fields that nobody knows are passed over. What is no record is set aside with the reason.
+
+Lines are parsed once, and sent to where the file of their date and cluster will be written. What was understood of them
+stays there aside, on disks, and is looked at several times: for the keys, which tell what is new, for observations, and
+for decisions.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial, reduce
+from random import Random
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import ArrayType, DoubleType, MapType, StructType
+
+from autoscaler.core.guards import GUARDS
+from autoscaler.core.model import Reason
+from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, literal
+from autoscaler.history.progress import is_connect
+from autoscaler.history.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
+from autoscaler.trace.codec import VERSION
+
+EPOCH = datetime.fromtimestamp(0, UTC)
+EARLIEST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
+AHEAD = timedelta(days=1)
+"""A time before, or so much later than the import, was told by a clock that is wrong."""
+
+USUAL = " ".join([*(name.value for name, _ in GUARDS), Reason.BOUNDS.value])
+"""The names of guards as nearly all records have them."""
+
+LOOKED_AT = 16
+"""Of many files so many tell which clusters there are and how many lines each has; of few, an eighth."""
+
+DATE = r"(\d{4}-\d\d-\d\d)[^/]*$"
+"""The date in a file's name."""
+
+LONGEST = 1000
+"""So many characters are kept of a line that is no record."""
+
+_SPARK_FAILED = (PySparkException, Py4JError)
+"""What is raised where a file cannot be read: PySpark has no exception of its own for the plain one of Spark."""
+
+_BAD = "_bad"
+_METRICS = "_metrics"
+_METRIC = "struct<value:string,at:timestamp,partitions:int,parts:map<string,map<string,double>>,over:string>"
+_BOUND = "struct<replicas:int,reason:string>"
+_ENGINE = (
+    "struct<job:string,slots:int,parallelism:int,max_parallelism:int,partitions:int,running_since:timestamp,"
+    "last_checkpoint:timestamp,restarts:int,deadlines:map<string,string>>"
+)
+_SIZES = "cluster:string,at:timestamp,current:int,proposed:int,desired:int,reason:string"
+_OBSERVATION = (
+    f"observation struct<at:timestamp,desired:int,ready:int,metrics:map<string,{_METRIC}>,missing:map<string,string>,"
+    f"engine:{_ENGINE},floor:{_BOUND},ceiling:{_BOUND},remarks:array<string>>"
+)
+_DECISION = (
+    f"decision struct<{_SIZES},recommendations:array<struct<policy:string,replicas:int,reason:string,"
+    "inputs:map<string,double>,detail:string>>,guards:string,"
+    "verdicts:array<struct<guard:string,before:int,after:int,reason:string,detail:string>>,notes:array<array<string>>,combined:string>"
+)
+LINE = f"{_OBSERVATION}, {_DECISION}, version int, dry_run boolean, failed string"
+"""What is understood of a line."""
+
+WRONG_TYPE = "a value in it is missing, or not of the type that it should be"
+DAMAGED = "the file is damaged: what could be read of it was taken"
+
+_DAYS = {"Y": 365 * 86400, "W": 604800, "D": 86400}
+_HOURS = {"H": 3600, "M": 60, "S": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import did.
+
+    Attributes:
+        merged: what was added to each table; a record is counted as its decision.
+        lines: lines read.
+        rejected: reason -> lines, or files, set aside for it.
+        damaged: files that are damaged; what could be read of them was.
+    """
+
+    merged: Merged = field(default_factory=Merged)
+    lines: int = 0
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """Files to read.
+
+    Attributes:
+        files: all of them.
+        damaged: packed ones that cannot be read to their end.
+        torn: file -> its last line, which its writer may still be at.
+        rename: old name of a cluster -> new one.
+        until: what is later was told by a wrong clock.
+    """
+
+    files: tuple[str, ...]
+    rename: Mapping[str, str]
+    until: datetime
+    damaged: frozenset[str] = frozenset()
+    torn: Mapping[str, str] = field(default_factory=dict)
+
+
+def add(
+    spark: SparkSession,
+    dataset: Dataset,
+    files: Sequence[str],
+    *,
+    now: datetime,
+    rename: Mapping[str, str] | None = None,
+    torn: Mapping[str, str] | None = None,
+) -> Imported:
+    """Add the records of files to a dataset; what is there already changes nothing.
+
+    Args:
+        spark: a session in UTC.
+        dataset: where to.
+        files: paths on this machine or URLs, of JSON lines, or packed ones (`.gz`).
+        now: times a day later than this are told by a wrong clock.
+        rename: old name of a cluster -> new one.
+        torn: file -> its last line where it has no end: its writer may still be at it, so it is not set aside.
+
+    Raises:
+        DatasetError: somebody else is writing, or a file of the dataset is damaged.
+    """
+    if not files:
+        return Imported()
+    given = _Input(tuple(files), rename or {}, now + AHEAD, torn=torn or {})
+    with dataset.writing() as write, ExitStack() as held:
+        try:
+            lines, keys = _kept(spark, dataset, given, held)
+        except _SPARK_FAILED:
+            damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
+            if not damaged:
+                raise
+            given = replace(given, damaged=frozenset(damaged))
+            lines, keys = _kept(spark, dataset, given, held)
+        good, rejected = keys.where("problem is null"), _rejected(keys, given)
+        records = lines.where("problem is null")
+        rows = {
+            "observations": records.select("cluster", "at", "seen.*", "order"),
+            "decisions": records.select("cluster", "at", "done.*", "order"),
+            "rejected": rejected,
+        }
+        merged = write(spark, rows, {"observations": good, "decisions": good}, laid=("observations", "decisions"))
+        counts = {row.reason: row["count"] for row in rejected.groupBy("reason").count().collect()}
+        return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
+
+
+def _kept(spark: SparkSession, dataset: Dataset, given: _Input, held: ExitStack) -> tuple[DataFrame, DataFrame]:
+    """All lines, parsed, kept aside for as long as `held` is; and what tells where they go, without what they say."""
+    lines = held.enter_context(_aside(_laid(dataset, _parsed(spark, given), given)))
+    return lines, dataset.stage(spark, lines.drop("seen", "done"), "keys")
+
+
+def plans(
+    spark: SparkSession, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
+) -> Mapping[str, DataFrame]:
+    """What is read from files, and how."""
+    return {"the lines": _parsed(spark, _Input(tuple(files), rename or {}, now + AHEAD))}
+
+
+def _laid(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame:
+    """Lines in the partitions that are to be written as files, as far as a look at some of the files can tell.
+
+    A partition is of one date, or of a few, and of as many clusters as fit, in their order. All that a cluster has of a
+    date is in one, whatever was seen.
+    """
+    spark, files = lines.sparkSession, given.files
+    # Drawn, as every so-many-th may be the first of each daemon.
+    some = Random(len(files)).sample(files, min(LOOKED_AT, math.ceil(len(files) / 8)))  # noqa: S311 - nothing secret
+    seen = dataset.stage(spark, _seen(spark, some, given), "seen")
+    found = seen.groupBy("date").agg(F.sum("rows").alias("rows")).agg(F.sum("rows"), F.max("rows")).collect()[0]
+    rows, most = (number or 1 for number in found)
+    each = rows / len(some) / ROWS_PER_FILE
+    # A daemon's files say of which date they are.
+    named = (re.search(DATE, file) for file in files)
+    dates = Counter(name and name[1] for name in named)
+    a_date = math.ceil(each * (len(files) * most / rows if None in dates else max(dates.values())))
+    parts = max(math.ceil(each * len(files)) + a_date, min(len(files), LOOKED_AT))
+    place: Column = F.lit(0)
+    if a_date > 1:
+        before = F.sum("rows").over(Window.orderBy("cluster").rowsBetween(Window.unboundedPreceding, -1))
+        share = F.coalesce(before, F.lit(0)) / F.lit(rows)
+        clusters = seen.groupBy("cluster").agg(F.sum("rows").alias("rows"))
+        places = clusters.select(F.col("cluster").alias("_seen"), F.floor(share * a_date).cast("int").alias("_place"))
+        first = places.groupBy("_place").agg(F.min("_seen").alias("name")).collect()
+        bounds = F.array(
+            *(F.struct(F.lit(row["_place"]).alias("place"), F.lit(row["name"]).alias("name")) for row in first)
+        )
+        lines = lines.join(F.broadcast(places), F.col("cluster") == F.col("_seen"), "left")
+        # To look through all bounds takes long, so it is done only for clusters that were not seen.
+        below = F.filter(bounds, lambda bound: bound["name"] <= F.col("cluster"))
+        place = F.coalesce("_place", F.array_max(F.transform(below, lambda bound: bound["place"])), F.lit(0))
+    # A time that is no time may be millions of years away.
+    day = F.datediff(F.to_date("at"), F.lit(EARLIEST.date())).cast("long")
+    of_text = F.when(F.col("cluster").isNull() | F.col("problem").isNotNull(), F.xxhash64("text"))
+    part = F.pmod(F.coalesce(of_text, day * a_date + place), F.lit(parts)).cast("int")
+    return lines.repartitionById(parts, part).drop("_seen", "_place")
+
+
+def _seen(spark: SparkSession, files: Sequence[str], given: _Input) -> DataFrame:
+    """How many rows of which cluster and date are in files."""
+    lines = spark.read.schema("decision struct<cluster:string,at:timestamp>").option("ignoreCorruptFiles", "true")
+    date = F.to_date("decision.at")
+    return (
+        lines.json([_escaped(file) for file in files])
+        .select(_cluster(given).alias("cluster"), date.alias("date"))
+        .where(F.col("date").between(F.lit(EARLIEST.date()), F.lit(given.until.date())))
+        .where("cluster is not null")
+        .groupBy("cluster", "date")
+        .agg(F.count("*").alias("rows"))
+    )
+
+
+@contextmanager
+def _aside(rows: DataFrame) -> Iterator[DataFrame]:
+    """What comes out of a shuffle, whose input is worked out once, until the end of the block.
+
+    Spark keeps what a shuffle has written on the disks of those who wrote it, and works out again what is lost with
+    one of them. But each action plans a shuffle of its own, unless it is told of the RDD that the first one has made.
+    """
+    spark = rows.sparkSession
+    if is_connect(spark):
+        kept = rows.persist(StorageLevel.DISK_ONLY)
+        forget: Callable[[], object] = kept.unpersist
+    else:
+        java, session = rows._jdf, spark._jsparkSession  # noqa: SLF001 - no public way leads to what is planned
+        made = java.queryExecution().toRdd()
+        kept = DataFrame(session.internalCreateDataFrame(made, java.schema(), False), spark)
+        forget = partial(made.cleanShuffleDependencies, True)
+    try:
+        yield kept
+    finally:
+        # Where Spark has gone, the error that says so must not be replaced by this one.
+        with suppress(*_SPARK_FAILED, OSError):
+            forget()
+
+
+def _is_whole(spark: SparkSession, file: str) -> bool:
+    try:
+        spark.read.text(_escaped(file)).agg(F.max(F.length("value"))).collect()
+    except _SPARK_FAILED:
+        return False
+    return True
+
+
+def _escaped(path: str) -> str:
+    """A path for Spark, in which it takes no letter for a pattern."""
+    return literal(path if "://" in path else f"file://{path}")
+
+
+def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
+    """A row for each line: key, observation (`seen`) and decision (`done`), or what the problem with it is."""
+    frames = []
+    for damaged in (False, True):
+        files = [_escaped(file) for file in given.files if (file in given.damaged) is damaged]
+        if files:
+            lines = (
+                spark.read.schema(f"{LINE}, {_BAD} string")
+                .option("columnNameOfCorruptRecord", _BAD)
+                .option("ignoreCorruptFiles", str(damaged).lower())
+                .json(files)
+            )
+            frames.append(_understood(lines, given))
+    return reduce(DataFrame.unionByName, frames)
+
+
+def _understood(lines: DataFrame, given: _Input) -> DataFrame:
+    metrics = F.coalesce("observation.metrics", F.create_map().cast(f"map<string,{_METRIC}>"))
+    parsed = F.to_json(F.struct(*(name for name in lines.columns if name != _BAD)))
+    known = lines.withColumn(_METRICS, F.transform_values(metrics, _metric)).withColumn("problem", _problem(given))
+    problem = F.col("problem").isNotNull()
+    return known.select(
+        _cluster(given).alias("cluster"),
+        F.col("decision.at").alias("at"),
+        _order().alias("order"),
+        "problem",
+        F.when(problem, _path()).alias("file"),
+        # Of a line that is well-formed Spark keeps no text: then it is what was understood of it.
+        F.when(problem, F.left(F.coalesce(_BAD, parsed), F.lit(LONGEST))).alias("text"),
+        F.when(~problem, F.struct(*_observation())).alias("seen"),
+        F.when(~problem, F.struct(*_decision())).alias("done"),
+    )
+
+
+def _path() -> Column:
+    """The file of a line as it was given."""
+    decoded = F.url_decode(F.replace(F.input_file_name(), F.lit("+"), F.lit("%2B")))
+    return F.regexp_replace(decoded, "^file:/+", "/")
+
+
+def _cluster(given: _Input) -> Column:
+    name = F.col("decision.cluster")
+    if not given.rename:
+        return name
+    renamed = reduce(
+        lambda cases, one: cases.when(name == one[0], one[1]),
+        list(given.rename.items())[1:],
+        F.when(name == next(iter(given.rename)), next(iter(given.rename.values()))),
+    )
+    return renamed.otherwise(name)
+
+
+def _order() -> Column:
+    """A number of a record, which both of its halves have: of several with one key it tells which is taken."""
+    return F.xxhash64(
+        "observation.desired",
+        "observation.ready",
+        "decision.current",
+        "decision.proposed",
+        "decision.desired",
+        "decision.reason",
+        "dry_run",
+        "failed",
+    )
+
+
+def _problem(given: _Input) -> Column:
+    """Why a line is no record; null: it is one."""
+    bad, cluster, at = F.col(_BAD), F.col("decision.cluster"), F.col("decision.at")
+    unread = bad.isNotNull() & cluster.isNull() & at.isNull()
+    known = (
+        F.when(unread & ~bad.startswith("{"), "it is no JSON object")
+        .when(unread & ~F.rtrim(bad).endswith("}"), "it is cut off")
+        .when(unread & F.get_json_object(bad, "$.decision").isNull(), "it is no JSON, or has no decision")
+        .when(
+            F.col("version") != VERSION,
+            F.concat(
+                F.lit("version "), F.col("version"), F.lit(f" of the trace format is not known, expected {VERSION}")
+            ),
+        )
+        .when(bad.isNotNull(), WRONG_TYPE)
+        .when(cluster.isNull() | (cluster == ""), "it has no decision.cluster")
+    )
+    needed = [
+        "decision.at",
+        "decision.current",
+        "decision.proposed",
+        "decision.desired",
+        "decision.reason",
+        "observation.at",
+    ]
+    for name in needed:
+        known = known.when(F.col(name).isNull(), f"it has no {name}")
+    return (
+        known.when(at != F.col("observation.at"), "its observation is of another time than its decision")
+        .when(at < F.lit(EARLIEST), f"its time is before {EARLIEST.year}: a clock was wrong")
+        .when(at > F.lit(given.until), "its time is in the future: a clock was wrong")
+        .when(F.exists(F.map_values(_METRICS), _unread), WRONG_TYPE)
+        .when(_untold(F.col("decision.guards"), F.col("decision.verdicts")), WRONG_TYPE)
+    )
+
+
+def _untold(guards: Column, verdicts: Column) -> Column:
+    """Whether no trail can be made of the names of guards and some verdicts: see `restored`."""
+    names, told_by = _words(guards), F.transform(verdicts, lambda one: one["guard"])
+    unknown = F.size(F.array_except(names, F.array(*(F.lit(reason.value) for reason in Reason)))) > 0
+    twice = (F.size(F.array_distinct(names)) < F.size(names)) | (F.size(F.array_distinct(told_by)) < F.size(told_by))
+    wrong = unknown | F.coalesce(twice | (F.size(F.array_except(told_by, names)) > 0), F.lit(False))
+    # Nearly all records are so, and need no more than to be compared.
+    quiet = (guards == USUAL) & (F.coalesce(F.size(verdicts), F.lit(0)) <= 0)
+    return F.when(quiet | ~F.coalesce(guards.rlike(r"\S"), F.lit(False)), F.lit(False)).otherwise(wrong)
+
+
+def _words(guards: Column) -> Column:
+    """The names in a text, whatever stands between them: as Python reads a line."""
+    return F.filter(F.split(guards, r"\s+"), lambda name: name != "")
+
+
+def _unread(metric: Column) -> Column:
+    """Whether a metric has no value that could be understood, or no time."""
+    return metric["at"].isNull() | (metric["value"].isNull() & metric["values"].isNull())
+
+
+def _rejected(keys: DataFrame, given: _Input) -> DataFrame:
+    """Lines that are no records, and files that are damaged."""
+    rows = keys.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
+    for file, line in given.torn.items():
+        rows = rows.where(~((F.col("file") == file) & (F.col("text") == line[:LONGEST])))
+    if given.damaged:
+        damaged = [(file, DAMAGED, "") for file in sorted(given.damaged)]
+        rows = rows.unionByName(keys.sparkSession.createDataFrame(damaged, "file string, reason string, text string"))
+    day = F.regexp_extract("file", DATE, 1)
+    return rows.withColumn("date", F.try_to_date(day))
+
+
+def _observation() -> list[Column]:
+    seen = "observation."
+    return [
+        *(F.col(f"{seen}{name}") for name in ("desired", "ready")),
+        *(_number(name, _sum).alias(name) for name in ("lag", "arrivals", "throughput")),
+        _number("utilization", F.array_max).alias("utilization"),
+        F.col(_METRICS).alias("metrics"),
+        F.coalesce(F.col(f"{seen}missing"), _empty(OBSERVATIONS, "missing")).alias("missing"),
+        _engine().alias("engine"),
+        *(F.col(f"{seen}{name}") for name in ("floor", "ceiling")),
+        F.coalesce(F.col(f"{seen}remarks"), _empty(OBSERVATIONS, "remarks")).alias("remarks"),
+    ]
+
+
+def _numbers(text: Column) -> Column:
+    return F.from_json(text, ArrayType(DoubleType()))
+
+
+def _number(name: str, of_many: Callable[[Column], Column]) -> Column:
+    metric = F.col(_METRICS)[name]
+    return F.coalesce(metric["value"], of_many(metric["values"]))
+
+
+def _sum(values: Column) -> Column:
+    return F.aggregate(values, F.lit(0.0), lambda total, one: total + one)
+
+
+def _metric(_: Column, metric: Column) -> Column:
+    text = metric["value"]
+    many = text.startswith("[")
+    return F.struct(
+        F.when(~many, text.try_cast("double")).alias("value"),
+        F.when(many, _numbers(text)).alias("values"),
+        metric["at"].alias("at"),
+        metric["partitions"].alias("partitions"),
+        F.coalesce(metric["parts"], _empty(METRIC, "parts")).alias("parts"),
+        _seconds(F.coalesce(metric["over"], F.lit("PT0S"))).alias("over"),
+    )
+
+
+def _engine() -> Column:
+    engine = F.col("observation.engine")
+    plain = [name for name in ENGINE.names if name != "deadlines"]
+    spans = F.coalesce(engine["deadlines"], F.create_map().cast("map<string,string>"))
+    deadlines = F.transform_values(spans, lambda _, span: _seconds(span)).alias("deadlines")
+    return F.when(engine.isNotNull(), F.struct(*(engine[name].alias(name) for name in plain), deadlines))
+
+
+def _seconds(text: Column) -> Column:
+    """A span in seconds, of ISO 8601 as pydantic writes it: a year has 365 days.
+
+    By plain functions of texts: regular expressions take ten times as long, and there are several spans in a record.
+    """
+    days, hours, rest = F.substring_index(text, "T", 1), F.substring_index(text, "T", -1), F.substring(text, 3, 99)
+    sign = F.when(text.startswith("-"), -1.0).otherwise(1.0)
+    time = F.when(text.contains("T"), _sum_of(hours, _HOURS)).otherwise(0.0)
+    return (
+        # Nearly all that metrics are means over: a comparison takes a tenth of what it takes to read it.
+        F.when(text == "PT0S", 0.0)
+        .when(text == "PT1M", 60.0)
+        .when(text.startswith("PT"), F.coalesce(_time(rest), _sum_of(rest, _HOURS)))
+        .when(text.contains("P"), (_sum_of(F.substring_index(days, "P", -1), _DAYS) + time) * sign)
+        .otherwise(text.try_cast("double"))
+    )
+
+
+def _time(text: Column) -> Column:
+    """Seconds of hours, minutes and seconds, by Spark's own reader of intervals; null: it cannot read them.
+
+    It takes fewer steps than `_sum_of`, but no fraction of an hour or a minute.
+    """
+    for unit, name in {"H": " hour ", "M": " minute ", "S": " second"}.items():
+        text = F.replace(text, F.lit(unit), F.lit(name))
+    return F.unix_micros(F.try_add(F.lit(EPOCH), text.try_cast("interval"))) / 1e6
+
+
+def _sum_of(text: Column, units: Mapping[str, int]) -> Column:
+    """Seconds of numbers that are followed by their units, in this order; what is not there is nought."""
+    total = F.lit(0.0)
+    for unit, seconds in units.items():
+        number = F.substring_index(text, unit, 1).try_cast("double") * seconds
+        total += F.when(text.contains(unit), number).otherwise(0.0)
+        text = F.substring_index(text, unit, -1)
+    return total
+
+
+def _decision() -> list[Column]:
+    def listed(name: str, of: Callable[[Column], Column]) -> Column:
+        given = F.transform(F.col(f"decision.{name}"), of)
+        return F.coalesce(given, _empty(DECISIONS, name)).alias(name)
+
+    def note(pair: Column) -> Column:
+        return F.struct(F.get(pair, F.lit(0)).alias("reason"), F.get(pair, F.lit(1)).alias("text"))
+
+    return [
+        *(F.col(f"decision.{name}") for name in ("current", "proposed", "desired", "reason")),
+        listed("recommendations", partial(_filled, "recommendations")),
+        F.when(F.col("decision.guards") == USUAL, USUAL)
+        .otherwise(F.coalesce(F.array_join(_words(F.col("decision.guards")), " "), F.lit("")))
+        .alias("guards"),
+        listed("verdicts", partial(_filled, "verdicts")),
+        listed("notes", note),
+        F.coalesce("decision.combined", F.lit("")).alias("combined"),
+        F.coalesce("dry_run", F.lit(False)).alias("dry_run"),
+        F.coalesce("failed", F.lit("")).alias("failed"),
+    ]
+
+
+def _filled(name: str, one: Column) -> Column:
+    """One of a list of the decision, with what is left out in a line because it is empty."""
+    columns = DECISIONS[name].dataType.elementType
+    empty = {"inputs": _empty(columns, "inputs")} if "inputs" in columns.names else {}
+    empty |= {text: F.lit("") for text in ("policy", "detail") if text in columns.names}
+    return F.struct(
+        *(F.coalesce(one[each], empty[each]).alias(each) if each in empty else one[each] for each in columns.names)
+    )
+
+
+def _empty(columns: StructType, name: str) -> Column:
+    """What a column has where a line says nothing: a map or a list of nothing."""
+    kind = columns[name].dataType
+    return (F.create_map() if isinstance(kind, MapType) else F.array()).cast(kind)

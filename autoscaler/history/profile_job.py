@@ -1,0 +1,398 @@
+"""Profiles of a fleet: observations become minutes in the JVM, and the minutes of a cluster its profile in Python.
+
+A cluster has at most as many rows as minutes, whether it was looked at every second or every minute: one with a
+hundred times the data of the others costs Python no more than they do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from autoscaler.core.model import JobState
+from autoscaler.core.workload_profile import Profile
+from autoscaler.history.cluster_profile import COLUMNS, Asked, Minutes, Rescaled, made
+from autoscaler.history.dataset import Dataset
+from autoscaler.history.progress import is_connect
+from autoscaler.history.seasonality import DAY_S, WEEK, WEEKS
+from autoscaler.trace.profile_file import dump, name
+
+MOST = 1e200
+"""What is beyond is no number of records."""
+OVER_S = 60.0
+"""Rates are usually means over so long."""
+BEHIND_S = 10.0
+STUCK = 0.6
+"""A job that falls behind does all it can, if its workers are busier than this: else something else does."""
+
+ENDED_S = 900.0
+LIKE = 0.22
+FOLLOWS_S = (-600.0, 7200.0)
+"""A cluster has been renamed, probably, when it ended so long before the others (seconds) and another, whose mean
+arrivals differ by no more than this (ln), began so long after it."""
+
+_text, _number, _long, _time = StringType(), DoubleType(), LongType(), TimestampType()
+_FINDING = StructType([StructField("kind", _text), StructField("text", _text), StructField("replica_hours", _number)])
+
+PROFILES = StructType(
+    [
+        StructField(name, kind)
+        for name, kind in {
+            "cluster": _text,
+            "made_at": _time,
+            "begin": _time,
+            "end": _time,
+            "observations": _long,
+            "rate": _number,
+            "exponent": _number,
+            "start_up_up_s": _number,
+            "stall_up_s": _number,
+            "stall_down_s": _number,
+            "season_error": _number,
+            "replica_hours": _number,
+            "needed_hours": _number,
+            "violation": _number,
+            "rescales_per_hour": _number,
+            "findings": ArrayType(_FINDING),
+            "profile": _text,
+        }.items()
+    ]
+)
+"""One row for each cluster: numbers people ask for, and the whole profile as JSON. Times are UTC; `_s` are seconds;
+`season_error` is that of the season's forecasts for `TOLD_AHEAD` minutes."""
+
+TOLD_AHEAD = 15
+
+TOGETHER = 100
+"""So many profiles are fetched at a time: up to 30 MB."""
+
+_RESCALES = (
+    "at",
+    "before",
+    "after",
+    "direction",
+    "cause",
+    "ready_s",
+    "absorbed_s",
+    "stall_s",
+    "caught_up_s",
+    "outcome",
+)
+_NOTES = ("renamed_to", "renamed_from", "skew_s", "over_s")
+
+
+def profiles(
+    spark: SparkSession,
+    dataset: Dataset,
+    *,
+    made_at: datetime,
+    objective: timedelta = timedelta(seconds=60),
+    holidays: Collection[date] = (),
+    since: date | datetime | None = None,
+    until: date | datetime | None = None,
+    clusters: Collection[str] | None = None,
+    renamed: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The profiles of a dataset's clusters, one row for each; see `PROFILES`.
+
+    Args:
+        spark: a session in UTC.
+        dataset: the history.
+        made_at: the time now.
+        objective: records that wait longer are too late.
+        holidays: days (UTC) that do not count for the usual week.
+        since: the first date, or time; None: so many weeks before the end as a season can use.
+        until: the last date (inclusive), or the time before which what counts ends.
+        clusters: of these only, by their names in the dataset.
+        renamed: name in the dataset -> the name it has now.
+
+    Raises:
+        DatasetError: a file of the dataset is damaged.
+    """
+    if since is None:
+        since = _begin(dataset, until)
+    wanted = None if clusters is None else _with_old(clusters, renamed or {})
+    seen = dataset.read(spark, "observations", since=since, until=until, clusters=wanted)
+    changed = dataset.read(spark, "rescales", since=since, until=until, clusters=wanted)
+    sample = dataset.read(spark, "observations", since=_latest(dataset, until), until=until, clusters=wanted)
+    seen, changed, sample = (_named(rows, renamed or {}) for rows in (seen, changed, sample))
+    asked = Asked(made_at, objective.total_seconds(), frozenset(holidays))
+
+    def profile(left: pa.Table, right: pa.Table) -> pa.Table:
+        return _profile(left, right, asked)
+
+    each = _minutes(seen, asked.objective).groupBy("cluster")
+    besides = _besides(changed, _lives(seen), _readings(sample)).groupBy("cluster")
+    return each.cogroup(besides).applyInArrow(profile, PROFILES)
+
+
+def _begin(dataset: Dataset, until: date | datetime | None) -> date | None:
+    """The first date that counts: of as many weeks as a season can use."""
+    last = _latest(dataset, until)
+    return None if last is None else last - timedelta(days=WEEKS * WEEK)
+
+
+def _latest(dataset: Dataset, until: date | datetime | None) -> date | None:
+    """The last date that counts, if only a part of it."""
+    end = until if until is None or isinstance(until, datetime) else datetime.combine(until, time(), UTC)
+    begun = (day for day in dataset.dates() if end is None or datetime.combine(day, time(), UTC) < end)
+    return max(begun, default=None)
+
+
+def _with_old(clusters: Collection[str], renamed: Mapping[str, str]) -> list[str]:
+    return [*clusters, *(old for old, new in renamed.items() if new in clusters and old not in clusters)]
+
+
+def _named(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
+    cluster: Column = F.col("cluster")
+    for old, new in renamed.items():
+        cluster = F.when(F.col("cluster") == old, F.lit(new)).otherwise(cluster)
+    return rows.withColumn("cluster", cluster) if renamed else rows
+
+
+# In the JVM
+
+
+def _sound(column: str) -> Column:
+    """A number that can be one of records: finite and not below 0; null where it is not."""
+    value = F.col(column)
+    return F.when((value >= 0) & (value < MOST), value)  # NaN is greater than any number
+
+
+def _minutes(seen: DataFrame, objective: float) -> DataFrame:
+    """One row for each cluster and minute, with the columns of `Minutes`."""
+    arrivals, throughput, lag, busy = (_sound(name) for name in ("arrivals", "throughput", "lag", "utilization"))
+    at = F.unix_micros("at") / 1e6
+    coming = F.coalesce(arrivals, throughput)
+    late = F.when(lag == 0, 0.0).when(coming > 0, F.when(lag > objective * coming, 1.0).otherwise(0.0))
+    behind = (throughput < arrivals) & (lag > BEHIND_S * throughput) & (busy.isNull() | (busy > STUCK))
+    job = F.col("engine.job")
+    rows = seen.select(
+        "cluster",
+        # What a mean over a minute shows is half a minute old.
+        F.floor((at - OVER_S / 2) / 60).alias("minute"),
+        at.alias("at"),
+        F.least("desired", "ready").alias("least"),
+        F.greatest("desired", "ready").alias("most"),
+        arrivals.alias("arrivals"),
+        throughput.alias("throughput"),
+        busy.alias("utilization"),
+        lag.alias("lag"),
+        late.alias("late"),
+        F.when(behind, 1.0).otherwise(0.0).alias("behind"),
+        F.when(job.isNotNull() & (job != JobState.RUNNING.value), 1.0).otherwise(0.0).alias("stopped"),
+        (F.unix_micros("engine.running_since") / 1e6).alias("since"),
+        F.col("engine.slots").alias("slots"),
+        F.col("engine.partitions").alias("partitions"),
+    )
+    numbers = {
+        "looks": F.count(F.lit(1)),
+        "first": F.min("at"),
+        "last": F.max("at"),
+        "least": F.min("least"),
+        "most": F.max("most"),
+        "paid": F.avg("most"),
+        "since": F.max("since"),
+        "slots": F.max("slots"),
+        "partitions": F.max("partitions"),
+        **{each: F.avg(each) for each in ("arrivals", "throughput", "utilization", "lag", "late", "behind", "stopped")},
+    }
+    return rows.groupBy("cluster", "minute").agg(
+        *(numbers[each].cast("double").alias(each) for each in COLUMNS if each != "minute")
+    )
+
+
+def _lives(seen: DataFrame) -> DataFrame:
+    """Of clusters that were probably renamed: the name before and after."""
+    at = F.unix_micros("at") / 1e6
+    days = seen.groupBy("cluster", F.floor(at / DAY_S).alias("day")).agg(
+        F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_sound("arrivals")).alias("level")
+    )
+    # That of a busy day: one of them has a weekend, the other has not. They are few, and come to one place in the end:
+    # they stay there from here on, as all cores wait while a stage of next to nothing runs.
+    lives = (
+        days.coalesce(1)
+        .groupBy("cluster")
+        .agg(
+            F.min("begin").alias("begin"),
+            F.max("end").alias("end"),
+            F.ln(F.percentile_approx("level", 0.75)).alias("level"),
+        )
+    )
+    # There are as many as clusters. Were they joined to themselves, the whole history would be read for each side anew.
+    life = F.struct("cluster", "begin", "end", "level")
+    each = lives.agg(F.collect_list(life).alias("lives"), F.min("begin").alias("from"), F.max("end").alias("to"))
+    each = each.select(F.explode("lives").alias("life"), "from", "to").where("life.level is not null")
+
+    def met(those: Column, time: str, *near: int, ended: bool) -> Column:
+        """The days on which those that end can meet those that begin."""
+        days = F.array(*(F.floor(F.col(time) / DAY_S) + day for day in near))
+        days = F.when(those, days).otherwise(F.array().cast("array<bigint>"))
+        return F.transform(days, lambda day: F.struct(day.alias("day"), F.lit(ended).alias("ended")))
+
+    places = F.concat(
+        met(F.col("life.end") < F.col("to") - ENDED_S, "life.end", -1, 0, 1, ended=True),
+        met(F.col("life.begin") > F.col("from") + ENDED_S, "life.begin", 0, ended=False),
+    )
+    pairs = (
+        each.select("life", F.inline(places))
+        .groupBy("day")
+        .agg(
+            F.collect_list(F.when(F.col("ended"), F.col("life"))).alias("old"),
+            F.collect_list(F.when(~F.col("ended"), F.col("life"))).alias("new"),
+        )
+        .select(F.explode("old").alias("old"), "new")
+        .select("old", F.explode("new").alias("new"))
+    )
+    old, new = F.col("old"), F.col("new")
+    off = F.abs(old["level"] - new["level"])
+    follows = (new["begin"] - old["end"]).between(*FOLLOWS_S) & (old["cluster"] != new["cluster"])
+    nobody = F.lit(None).cast("string")
+
+    def told(cluster: Column, to: Column, of: Column) -> Column:
+        return F.struct(cluster.alias("cluster"), to.alias("to"), of.alias("of"), off.alias("off"))
+
+    both = pairs.where(follows & (off < LIKE)).select(
+        F.inline(F.array(told(old["cluster"], new["cluster"], nobody), told(new["cluster"], nobody, old["cluster"])))
+    )
+    return both.groupBy("cluster").agg(
+        F.min_by("to", F.when(F.col("to").isNotNull(), F.col("off"))).alias("renamed_to"),
+        F.min_by("of", F.when(F.col("of").isNotNull(), F.col("off"))).alias("renamed_from"),
+    )
+
+
+def _readings(sample: DataFrame) -> DataFrame:
+    """How old readings are when they are looked at, and what they are means over."""
+    reading = F.element_at("metrics", "arrivals")
+    return sample.groupBy("cluster").agg(
+        F.avg((F.unix_micros("at") - F.unix_micros(reading["at"])) / 1e6).alias("skew_s"),
+        F.max(reading["over"]).alias("over_s"),
+    )
+
+
+def _besides(changed: DataFrame, lives: DataFrame, readings: DataFrame) -> DataFrame:
+    """The rescales of clusters, and what else is known of them."""
+    rows = changed.select("cluster", *_RESCALES).withColumn("at", F.unix_micros("at") / 1e6)
+    return rows.join(lives.join(readings, "cluster", "full"), "cluster", "full")
+
+
+# In Python workers
+
+
+def _profile(left: pa.Table, right: pa.Table, asked: Asked) -> pa.Table:
+    """The profile of one cluster as a row; nothing where there are rescales alone."""
+    rows = []
+    if left.num_rows:
+        order = np.argsort(_numbers(left["minute"]))
+        columns = {each: _numbers(left[each])[order] for each in COLUMNS}
+        cluster = left["cluster"][0].as_py()
+        rescales = [
+            Rescaled(**{key: row[key] for key in _RESCALES})
+            for row in right.select(list(_RESCALES)).to_pylist()
+            if row["at"] is not None and None not in (row["before"], row["after"])
+        ]
+        notes = {key: right[key][0].as_py() for key in _NOTES} if right.num_rows else {}
+        columns["minute"] = columns["minute"] - round(((notes.get("over_s") or OVER_S) - OVER_S) / 120.0)
+        rows.append(_row(made(cluster, Minutes(**columns), rescales, asked, notes)))
+    return pa.Table.from_pylist(rows, schema=_ARROW)
+
+
+def _numbers(column: Any) -> Any:  # noqa: ANN401 - Arrow and numpy without types
+    return column.cast(pa.float64()).to_numpy().astype(np.float64, copy=False)
+
+
+_ARROW = to_arrow_schema(PROFILES, timezone="UTC")
+
+
+def _row(profile: Profile) -> dict[str, Any]:
+    curve, done = profile.capacity, profile.done
+
+    def median(direction: str, part: str) -> float | None:
+        spread = {way.value: times for way, times in profile.times.items()}.get(direction, {}).get(part)
+        return None if spread is None else spread.median
+
+    return {
+        "cluster": profile.cluster,
+        "made_at": profile.made_at,
+        "begin": profile.begin,
+        "end": profile.end,
+        "observations": profile.observations,
+        "rate": None if curve is None else curve.rate,
+        "exponent": None if curve is None else curve.exponent,
+        "start_up_up_s": median("up", "start_up"),
+        "stall_up_s": median("up", "stall"),
+        "stall_down_s": median("down", "stall"),
+        "season_error": None if profile.season is None else profile.errors.get(TOLD_AHEAD),
+        "replica_hours": None if done is None else done.replica_hours,
+        "needed_hours": None if done is None else done.needed_hours,
+        "violation": None if done is None else done.violation,
+        "rescales_per_hour": None if done is None else done.rescales_per_hour,
+        "findings": [asdict(finding) for finding in profile.findings],
+        "profile": dump(profile),
+    }
+
+
+# Files
+
+
+@contextmanager
+def stored(rows: DataFrame) -> Iterator[DataFrame]:
+    """Make the rows of `profiles`, on all cores, and keep them until the end of the block; yields them to be fetched.
+
+    `fetched` makes a job of each partition, one after the other. So all is made before, and what is yielded has
+    few partitions, each small enough to be held.
+    """
+    kept = rows.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield kept.coalesce(max(kept.count() // TOGETHER, 1))
+    finally:
+        kept.unpersist()
+
+
+def fetched(rows: DataFrame) -> Iterator[Any]:
+    """The rows that `stored` has yielded, those of one partition at a time.
+
+    Not by the iterator of the DataFrame: Spark 4.3 keeps the results of its jobs as long as the session lasts, as they
+    begin when the query that they are of has ended. With a few thousand profiles that is all the driver's memory.
+    """
+    yield from rows.toLocalIterator() if is_connect(rows.sparkSession) else rows.rdd.toLocalIterator()
+
+
+def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:
+    """Write each profile into a file of a directory, as a whole or not at all; yields what was written, row by row.
+
+    Args:
+        rows: of `profiles`.
+        directory: made where it is missing.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for row in rows:
+        path = directory / name(row.cluster)
+        part = path.with_name(f".{path.name}.part")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(row.profile)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        yield row

@@ -1,0 +1,340 @@
+"""A dataset as records again, for what decides about them one after the other. Nothing here needs Spark to run.
+
+What was imported comes back exactly. Where nothing is known of a decision, as after an import from Prometheus, what was
+done takes its place: the size that was there at the next observation.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from autoscaler.core.guards import restored
+from autoscaler.core.model import (
+    Bound,
+    Decision,
+    EngineStatus,
+    JobState,
+    Observation,
+    Phase,
+    Reading,
+    Reason,
+    Recommendation,
+    Verdict,
+)
+from autoscaler.history.dataset import Dataset, DatasetError, day_of, open_dataset
+from autoscaler.ports import Record
+
+BATCH = 2000
+"""Rows of a file that are in memory at a time."""
+
+GAP = 2.5
+"""Intervals (the shortest that was seen) after which the next observation does not tell what was done at the last."""
+
+_Row = Mapping[str, Any]
+_Key = tuple[str, datetime]
+
+
+def read(
+    path: str | Path,
+    *,
+    clusters: Collection[str] | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    advanced: Callable[[int], object] = lambda _: None,
+) -> Iterator[Record]:
+    """The records of a dataset, day by day and cluster by cluster; those of one cluster in order of time.
+
+    Only so many rows are held as a batch of a file has, and one record of each cluster.
+
+    Args:
+        path: the dataset, a directory of this machine.
+        clusters: of these only; files and parts of files that have none of them are not read.
+        since: only from then on.
+        until: only up to then, inclusive.
+        advanced: is told how many days are done.
+
+    Raises:
+        DatasetError: there is no dataset, or a file of it cannot be read; the message says which.
+    """
+    dataset = _opened(path)
+    days = _days(dataset, "observations")
+    decided = _days(dataset, "decisions")
+    waiting: dict[str, _Waiting] = {}
+    first, last = day_of(since), day_of(until)
+    for done, day in enumerate(sorted(days), 1):
+        if not ((first and day < first) or (last and day > last)):
+            rows = _rows(dataset, days[day], clusters)
+            for observation, decision in _together(rows, _rows(dataset, decided.get(day, ()), clusters)):
+                at = observation["at"]
+                if (since and at < since) or (until and at > until):
+                    continue
+                try:
+                    yield from _next(waiting, _observation(observation), observation["cluster"], decision)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise DatasetError(_strange(path, observation, error)) from error
+        advanced(done)
+    for one in waiting.values():
+        yield one.record(one.current)
+
+
+def days(path: str | Path) -> int:
+    """How many days a dataset has observations of. Raises DatasetError."""
+    return len(_days(_opened(path), "observations"))
+
+
+def clusters(path: str | Path) -> Counter[str]:
+    """How many observations a dataset has of each cluster. Raises DatasetError."""
+    dataset = _opened(path)
+    counts: Counter[str] = Counter()
+    for name in _files(dataset, "observations"):
+        with _reading(dataset, name) as file:
+            for batch in file.iter_batches(columns=["cluster"]):
+                for one in pc.value_counts(batch.column(0)).to_pylist():
+                    counts[one["values"]] += one["counts"]
+    return counts
+
+
+# Files
+
+
+def _opened(path: str | Path) -> Dataset:
+    if "://" in str(path):
+        raise DatasetError(f"{path}: only a dataset on this machine can be read record by record; copy it here")
+    return open_dataset(path)
+
+
+def _files(dataset: Dataset, table: str) -> tuple[str, ...]:
+    return tuple(dataset._current(table)[0])  # noqa: SLF001 - the one who knows what a merge has half done
+
+
+def _days(dataset: Dataset, table: str) -> dict[date, tuple[str, ...]]:
+    def day(name: str) -> date:
+        return date.fromisoformat(name.split("/")[-2].removeprefix("date="))
+
+    return {when: tuple(names) for when, names in groupby(sorted(_files(dataset, table), key=day), day)}
+
+
+def _reading(dataset: Dataset, name: str) -> pq.ParquetFile:
+    file = Path(dataset.path) / name
+    try:
+        return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _spoiled(file, error) from error
+
+
+def _spoiled(file: Path, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"{file}: cannot be read: {str(error).splitlines()[0]}; put a good copy of it there, or remove it and import "
+        "that day again"
+    )
+
+
+def _rows(dataset: Dataset, names: Sequence[str], wanted: Collection[str] | None) -> Iterator[_Row]:
+    """The rows of some files of a day, by cluster and time."""
+    streams = [_of_file(dataset, name, wanted) for name in names]
+    return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_key)
+
+
+def _of_file(dataset: Dataset, name: str, wanted: Collection[str] | None) -> Iterator[_Row]:
+    file = Path(dataset.path) / name
+    last: _Key | None = None
+    try:
+        with _reading(dataset, name) as opened:
+            groups = _groups(opened, wanted)
+            if not groups:
+                return
+            chosen = None if wanted is None else pa.array(sorted(wanted), pa.string())
+            for read_batch in opened.iter_batches(BATCH, row_groups=groups):
+                batch = read_batch if chosen is None else read_batch.filter(pc.is_in(read_batch["cluster"], chosen))
+                for row in _plain(batch):
+                    key = _key(row)
+                    if last is not None and key < last:
+                        raise DatasetError(f"{file}: is not sorted by cluster and time; import that day again")
+                    last = key
+                    yield row
+    except (OSError, pa.ArrowInvalid) as error:
+        raise _spoiled(file, error) from error
+
+
+def _groups(opened: pq.ParquetFile, wanted: Collection[str] | None) -> list[int]:
+    """The row groups that may have one of the wanted clusters, by what the file says of them."""
+    count = opened.metadata.num_row_groups
+    if wanted is None:
+        return list(range(count))
+    place = opened.schema_arrow.names.index("cluster")
+    # Columns of a file's metadata are leaves; those before this one may be nested.
+    leaf = next(
+        number for number in range(place, opened.metadata.num_columns) if opened.schema.column(number).path == "cluster"
+    )
+
+    def may(number: int) -> bool:
+        told = opened.metadata.row_group(number).column(leaf).statistics
+        return told is None or not told.has_min_max or any(told.min <= name <= told.max for name in wanted)
+
+    return [number for number in range(count) if may(number)]
+
+
+def _strange(path: str | Path, row: _Row, error: Exception) -> str:
+    return (
+        f"{path}: what is kept of cluster {row['cluster']} at {row['at']:%Y-%m-%d %H:%M:%S} is no record: {error!r}; "
+        "was it written by another version?"
+    )
+
+
+def _plain(batch: pa.RecordBatch) -> Iterator[_Row]:
+    names = batch.schema.names
+    for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        row = dict(zip(names, values, strict=True))
+        row["at"] = _time(row["at"])
+        yield row
+
+
+def _key(row: _Row) -> _Key:
+    return row["cluster"], row["at"]
+
+
+def _together(observations: Iterator[_Row], decisions: Iterator[_Row]) -> Iterator[tuple[_Row, _Row | None]]:
+    """Each observation with the decision of the same cluster and time, if there is one."""
+    decision = next(decisions, None)
+    for observation in observations:
+        while decision is not None and _key(decision) < _key(observation):
+            decision = next(decisions, None)
+        same = decision is not None and _key(decision) == _key(observation)
+        yield observation, decision if same else None
+
+
+# Observations of which no decision is known
+
+
+class _Waiting:
+    """The last observation of a cluster without a decision: what was done then shows at the next one."""
+
+    def __init__(self, cluster: str, observation: Observation, current: int, shortest: timedelta | None) -> None:
+        self.cluster = cluster
+        self.observation = observation
+        self.current = current
+        self.shortest = shortest
+
+    def record(self, after: int) -> Record:
+        observation, current = self.observation, self.current
+        reason = Reason.STEADY if after == current else Reason.ABOVE if after > current else Reason.BELOW
+        return Record(observation, Decision(self.cluster, observation.at, current, after, after, reason))
+
+
+def _next(
+    waiting: dict[str, _Waiting], observation: Observation, cluster: str, decision: _Row | None
+) -> Iterator[Record]:
+    """The record that this one completes, if there is one, and this one if its decision is known."""
+    before = waiting.pop(cluster, None)
+    shortest = None
+    if before is not None:
+        apart = observation.at - before.observation.at
+        followed = before.shortest is None or apart <= before.shortest * GAP
+        shortest = apart if before.shortest is None else min(apart, before.shortest)
+        known = observation.desired is not None and followed
+        yield before.record(observation.desired if known and observation.desired is not None else before.current)
+    if decision is not None:
+        yield _record(observation, decision)
+        return
+    known_before = 0 if before is None else before.current
+    current = known_before if observation.desired is None else observation.desired
+    waiting[cluster] = _Waiting(cluster, observation, current, shortest)
+
+
+# Rows as what they were
+
+
+def record(observation: _Row, decision: _Row) -> Record:
+    """A row of `observations` and that of `decisions` of the same time, as pyarrow gives them, as the record it was."""
+    at = _time(observation["at"])
+    return _record(_observation({**observation, "at": at}), {**decision, "at": at})
+
+
+def _record(observation: Observation, decision: _Row) -> Record:
+    return Record(observation, _decision(decision), 1, bool(decision["dry_run"]), decision["failed"] or "")
+
+
+def _observation(row: _Row) -> Observation:
+    return Observation(
+        row["at"],
+        row["desired"],
+        row["ready"],
+        {name: _metric(metric) for name, metric in row["metrics"] or ()},
+        dict(row["missing"] or ()),
+        _engine(row["engine"]),
+        _bound(row["floor"]),
+        _bound(row["ceiling"]),
+        tuple(row["remarks"] or ()),
+    )
+
+
+def _metric(row: _Row) -> Reading:
+    values = row["values"]
+    return Reading(
+        row["value"] if values is None else tuple(values),
+        _time(row["at"]),
+        row["partitions"],
+        {part: dict(numbers or ()) for part, numbers in row["parts"] or ()},
+        timedelta(seconds=row["over"] or 0.0),
+    )
+
+
+def _engine(row: _Row | None) -> EngineStatus | None:
+    if row is None:
+        return None
+    return EngineStatus(
+        JobState(row["job"]),
+        row["slots"],
+        row["parallelism"],
+        row["max_parallelism"],
+        row["partitions"],
+        None if row["running_since"] is None else _time(row["running_since"]),
+        None if row["last_checkpoint"] is None else _time(row["last_checkpoint"]),
+        row["restarts"],
+        {Phase(phase): timedelta(seconds=seconds) for phase, seconds in row["deadlines"] or ()},
+    )
+
+
+def _bound(row: _Row | None) -> Bound | None:
+    return None if row is None else Bound(row["replicas"], row["reason"])
+
+
+_ASKED = itemgetter("policy", "replicas", "reason", "inputs", "detail")
+
+
+def _decision(row: _Row) -> Decision:
+    verdicts = [
+        Verdict(Reason(one["guard"]), one["before"], one["after"], Reason(one["reason"]), one["detail"] or "")
+        for one in row["verdicts"] or ()
+    ]
+    return Decision(
+        row["cluster"],
+        row["at"],
+        row["current"],
+        row["proposed"],
+        row["desired"],
+        Reason(row["reason"]),
+        tuple(
+            Recommendation(replicas, Reason(reason), dict(inputs or ()), detail or "", policy or "")
+            for policy, replicas, reason, inputs, detail in map(_ASKED, row["recommendations"] or ())
+        ),
+        restored([Reason(name) for name in (row.get("guards") or "").split()], verdicts, row["proposed"]),
+        tuple((Reason(note["reason"]), note["text"]) for note in row["notes"] or ()),
+        row["combined"] or "",
+    )
+
+
+def _time(at: datetime) -> datetime:
+    # What Spark writes as INT96 has no zone, and is UTC.
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

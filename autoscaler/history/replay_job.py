@@ -1,0 +1,93 @@
+"""Decisions made again on Spark about what was recorded: the same as in `autoscaler.trace.replay`, for a fleet."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+
+from autoscaler.core.model import ClusterSpec, ClusterState, Decision
+from autoscaler.history.read import record
+from autoscaler.trace.replay import again as decided_again
+from autoscaler.trace.replay import why
+
+AGAIN = StructType(
+    [
+        StructField("cluster", StringType()),
+        StructField("at", TimestampType()),
+        StructField("recorded", IntegerType()),
+        StructField("again", IntegerType()),
+        StructField("recorded_digest", StringType()),
+        StructField("digest", StringType()),
+        StructField("why", StringType()),
+    ]
+)
+"""The size that was decided and the one that would have been, a digest of each whole decision, and what differs first,
+null where nothing does that counts."""
+
+
+def again(observations: DataFrame, decisions: DataFrame, specs: Mapping[str, ClusterSpec]) -> DataFrame:
+    """Decide again about each record of the clusters that have a spec, those of one cluster in order of time.
+
+    A task holds one batch and the state of one cluster, however long its history is.
+
+    Args:
+        observations: the table of a dataset.
+        decisions: likewise.
+        specs: cluster -> what decides.
+
+    Returns:
+        `AGAIN`.
+    """
+    seen = observations.where(F.col("cluster").isin(*specs)).select("cluster", "at", F.struct("*").alias("observation"))
+    done = decisions.select("cluster", "at", F.struct("*").alias("decision"))
+    records = (
+        seen.join(done, ["cluster", "at"])
+        .repartition(max(1, len(specs)), "cluster")
+        .sortWithinPartitions("cluster", "at")
+        .select("cluster", "observation", "decision")
+    )
+    return records.mapInArrow(_Again(pickle.dumps(dict(specs))), AGAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    specs: bytes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        specs: Mapping[str, ClusterSpec] = pickle.loads(self.specs)  # noqa: S301 - `again` has pickled it
+        schema = to_arrow_schema(AGAIN, timezone="UTC")
+        cluster, state = "", ClusterState()
+        for batch in batches:
+            rows = []
+            for row in batch.to_pylist():
+                one = record(row["observation"], row["decision"])
+                if row["cluster"] != cluster:
+                    cluster, state = row["cluster"], ClusterState()
+                state, decision = decided_again(specs[cluster], state, one)
+                recorded = one.decision
+                differs = why(recorded, decision)
+                rows.append(
+                    {
+                        "cluster": cluster,
+                        "at": recorded.at,
+                        "recorded": recorded.desired,
+                        "again": decision.desired,
+                        "recorded_digest": digest(recorded),
+                        "digest": digest(decision),
+                        "why": None if differs is None else f"{differs.stage}: {differs.recorded}; {differs.again}",
+                    }
+                )
+            yield pa.RecordBatch.from_pylist(rows, schema)
+
+
+def digest(decision: Decision) -> str:
+    """Of all that a decision says: equal ones have the same."""
+    return hashlib.sha256(repr(decision).encode()).hexdigest()[:16]

@@ -1,1 +1,0 @@
-"""`autoscaler simulate`, `replay` and `benchmark`: decisions tried before they are made, connected to nothing."""

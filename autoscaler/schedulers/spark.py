@@ -1,0 +1,98 @@
+"""Spark's standalone scheduler: it takes every worker that registers, without a stop, a few seconds later.
+
+A worker that is decommissioned, or stopped, leaves the others to go on; one that hangs or is cut off holds up the batch
+until the master notices. Spark itself never says how many workers there should be.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from autoscaler.schedulers.state_machine import (
+    Change,
+    Due,
+    Instruction,
+    Job,
+    Killed,
+    Phase,
+    Resize,
+    Slots,
+    Step,
+    Timer,
+    enter,
+    set_timer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSettings:
+    """A Structured Streaming query on a standalone cluster. Times are seconds.
+
+    Attributes:
+        used_after: from a worker's registration until its executor has its first task; measured 3.5 to 5 s.
+        heartbeat: until a hung worker is noticed. The master looks every `spark.worker.timeout` (60 s), for workers
+            that have been silent for so long: 60 to 120 s.
+        most: slots that the application takes at most: `spark.cores.max`; math.inf: all.
+    """
+
+    used_after: float = 4.0
+    heartbeat: float = 90.0
+    most: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("used_after", "heartbeat", "most"):
+            value = getattr(self, name)
+            if not value >= 0:
+                raise ValueError(f"{name}: is {value:g}, expected 0 or more")
+
+    def executing(self, slots: int, at: float) -> Job:
+        """A query that has used so many slots since then, or as many of them as it may."""
+        return self._use(Job(slots=slots), slots, at)[0]
+
+    def start(self, job: Job, at: float) -> Step:
+        """An application that was only submitted waits for executors."""
+        return enter(job, Phase.WAITING_FOR_RESOURCES, at), ()
+
+    def react(self, job: Job, event: Change) -> Step:
+        """What an event changes."""
+        at = event.at
+        done: tuple[Instruction, ...] = ()
+        match event:
+            case Slots(slots=slots, spare=spare):
+                lost = 0 if spare else max(0, job.slots - slots)
+                job, done = self._use(replace(job, slots=slots), job.parallelism - lost, at)
+            case Killed(slots=slots, spare=spare) if gone := min(slots, job.slots):
+                job = replace(job, slots=job.slots - gone, dead=job.dead + gone)
+                job = set_timer(job, Timer(at + self.heartbeat, Due.NOTICED, gone, spare))
+            case _:
+                pass
+        return self._take(job, at), done
+
+    def wake(self, job: Job, timer: Timer) -> Step:
+        """What happens when a timer runs out."""
+        if timer.due is Due.USED:
+            return self._use(job, job.parallelism + timer.slots, timer.at)
+        lost = 0 if timer.spare else timer.slots
+        job, done = self._use(replace(job, dead=job.dead - timer.slots), job.parallelism - lost, timer.at)
+        return self._take(job, timer.at), done
+
+    def _there(self, job: Job) -> int:
+        """The slots that the application has or gets."""
+        return int(min(job.slots + job.dead, self.most))
+
+    def _take(self, job: Job, at: float) -> Job:
+        """Slots that nobody uses yet are used a little later."""
+        coming = sum(timer.slots for timer in job.timers if timer.due is Due.USED)
+        more = self._there(job) - job.parallelism - coming
+        return set_timer(job, Timer(at + self.used_after, Due.USED, more)) if more > 0 else job
+
+    def _use(self, job: Job, slots: int, at: float) -> Step:
+        """Go on with so many slots, if there are as many."""
+        slots = max(0, min(slots, self._there(job)))
+        if slots == job.parallelism:
+            return job, ()
+        phase = Phase.EXECUTING if slots else Phase.WAITING_FOR_RESOURCES
+        since = job.since if phase is job.phase else at
+        vertices = ((slots,),) if slots else ()
+        return replace(job, phase=phase, since=since, vertices=vertices, restored=slots > 0), (Resize(at, slots),)

@@ -1,0 +1,188 @@
+"""The policies that are compared with one another: what people use today, what was published, and ours.
+
+Each is written as in a configuration file. Rules of others run as their authors run them, with nothing between what
+they ask for and the limits (`bare`): where they have windows and cooldowns, those are their own. Ours run through
+`step`, guards and all, as they do live. An oracle is shown what will arrive in the next minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import accumulate
+
+from autoscaler.core.guards import Situation
+from autoscaler.core.model import (
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    Observation,
+    Policy,
+    Reading,
+    Reason,
+    Recommendation,
+    Verdict,
+    View,
+)
+from autoscaler.core.step import Decide, step
+from autoscaler.simulation.loads import Load
+from autoscaler.simulation.plant import START, STEP
+
+FORECAST = "forecast"
+"""The metric in which an oracle finds what will arrive: the mean of each of the next minutes, records/s."""
+
+FORESEEN = 20
+"""So many minutes."""
+
+_MINUTE = round(60 / STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A policy to compare with.
+
+    Attributes:
+        settings: one policy as in a configuration file, or all of a cluster's settings for decisions. `$SLO` becomes
+            the plant's objective, such as 60s; `$LAG` the records that a worker at 100 % processes in `LAG_S` seconds.
+        about: what it is, in a few words.
+        bare: whether nothing stands between it and the limits.
+        oracle: whether it is shown the future.
+        policy: one that is no plug-in, in place of `settings`.
+    """
+
+    settings: str
+    about: str
+    bare: bool = True
+    oracle: bool = False
+    policy: Policy | None = None
+
+    def decide(self, load: Load, *, guarded: bool = False, start: datetime = START) -> Decide:
+        """What decides in a simulation under that load; `guarded`: behind our guards, whatever its authors do."""
+        chosen: Decide = bare if self.bare and not guarded else step
+        return foreseeing(chosen, load, start) if self.oracle else chosen
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogCpu:
+    """Google Dataflow's rule for streaming jobs, as its documentation stated it.
+
+    More when the backlog has been worth more than `behind` and the CPU above `idle` for `lasting`: as many as work the
+    backlog off within `clears`, at the present throughput of a worker. Fewer when the backlog has been worth less than
+    `calm` and the CPU below `target` for as long: as many as then have that CPU. In "Deploying a pipeline", section
+    "Autotuning features: streaming autoscaling", of cloud.google.com/dataflow/docs: "remains backlogged with workers
+    utilizing, on average, more than 20% of their CPUs, for a couple minutes ... targets clearing the backlog in
+    approximately 150 seconds after scaling up, given the current throughput per worker"; "lower than 10 seconds and
+    workers are utilizing on average less than 75% of the CPUs for a period of a couple minutes". From what on it counts
+    as a backlog stands in later editions: 15 seconds.
+    """
+
+    behind: float = 15.0
+    calm: float = 10.0
+    idle: float = 0.2
+    target: float = 0.75
+    clears: float = 150.0
+    lasting: timedelta = timedelta(seconds=120)
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size the rule asks for."""
+        seen = []
+        for observation in reversed(view.past):
+            seen.append(observation)
+            if view.now - observation.at >= self.lasting:
+                break
+        else:
+            return Recommendation(None, Reason.LEARNING, {}, f"not watched for {self.lasting.total_seconds():g} s yet")
+        if any(observation.desired != view.current or observation.ready != view.current for observation in seen):
+            return Recommendation(view.current, Reason.STEADY, {}, "not of this size for long enough")
+        numbers = [_numbers(observation) for observation in seen]
+        arrivals, throughput, lag, cpu = numbers[0]
+        waits = [_time(lag, throughput) for _, throughput, lag, _ in numbers]
+        inputs = {"arrivals": arrivals, "throughput": throughput, "lag": lag, "cpu": cpu}
+        size = view.current
+        if throughput > 0 and min(waits) > self.behind and min(each[3] for each in numbers) > self.idle:
+            size = max(size, math.ceil(view.current * (arrivals + lag / self.clears) / throughput))
+        elif max(waits) < self.calm and max(each[3] for each in numbers) < self.target:
+            size = min(size, math.ceil(view.current * cpu / self.target))
+        size = max(view.limits.minimum, min(size, view.limits.maximum))
+        reason = Reason.ABOVE if size > view.current else Reason.BELOW if size < view.current else Reason.STEADY
+        return Recommendation(size, reason, inputs, f"backlog worth {min(waits[0], 1e9):.0f} s, CPU {cpu:.0%}")
+
+
+def _numbers(observation: Observation) -> tuple[float, float, float, float]:
+    """Arrivals, throughput, lag and CPU, each one number as the plant shows it."""
+    values = [observation.metrics[name].value for name in ("arrivals", "throughput", "lag", "cpu")]
+    arrivals, throughput, lag, cpu = [math.fsum(value) if isinstance(value, tuple) else value for value in values]
+    return arrivals, throughput, lag, cpu
+
+
+def _time(lag: float, throughput: float) -> float:
+    """What a backlog is worth, seconds."""
+    return lag / throughput if throughput > 0 else math.inf if lag > 0 else 0.0
+
+
+LAG_S = 5.0
+"""A lag worth so many seconds of a worker's full capacity asks for one worker, where lag is divided by a threshold."""
+
+BASELINES: Mapping[str, Baseline] = {
+    "static": Baseline("{policies: {}, min: 18, max: 18}", "peak and 10 %, always"),
+    "hpa70": Baseline(
+        "{type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}", "Kubernetes HPA, CPU at 70 %"
+    ),
+    "keda-lag": Baseline(
+        "{type: hpa, metrics: [{type: value_per_replica, metric: lag, target: $LAG}]}", "KEDA: lag per replica"
+    ),
+    "backlog-cpu": Baseline("", "Dataflow's rule: backlog time and CPU", policy=BacklogCpu()),
+    # Its defaults are for jobs that take five minutes to restart: with them it is worse here in all three numbers.
+    "flink-operator": Baseline(
+        "{type: flink-operator, metrics_window: 5m, stabilization_interval: 1m, scale_down_interval: 15m, "
+        "restart_time: 1m}",
+        "Flink operator's autoscaler, 70 %",
+    ),
+    # Without a fifth on top it has nothing to work off a backlog with.
+    "ds2": Baseline("{type: ds2, scaling_factor: 0.2, minor: 0}", "DS2 every 60 s, 20 % on top"),
+    "daedalus": Baseline("{type: daedalus}", "Daedalus, linear trend"),
+    "daedalus-oracle": Baseline("{type: daedalus, forecast: forecast}", "Daedalus with the true future", oracle=True),
+    "adaptive": Baseline("{type: adaptive, objective: $SLO}", "our default", bare=False),
+    "adaptive-oracle": Baseline(
+        "{type: adaptive, objective: $SLO, forecast: forecast}",
+        "our default with the true future",
+        bare=False,
+        oracle=True,
+    ),
+    "backlog-drain": Baseline("{type: backlog-drain}", "ours, without forecast", bare=False),
+}
+"""The eleven of the benchmark, by name."""
+
+
+def bare(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+    """Decide as `step` does, with the limits in place of all guards: what is asked for is done at once.
+
+    What is learned, the past and the rescales that policies are shown are those of `step`.
+    """
+    return step(spec, state, observation, _limits)
+
+
+def _limits(situation: Situation) -> tuple[Verdict, ...]:
+    limits, size = situation.spec.limits, situation.proposed
+    return (Verdict(Reason.BOUNDS, size, max(limits.minimum, min(size, limits.maximum)), Reason.BOUNDS),)
+
+
+def foreseeing(decide: Decide, load: Load, start: datetime = START) -> Decide:
+    """The same, shown what will arrive: as the metric `FORECAST`; after the load's end what arrived last."""
+    come = [0.0, *accumulate(load.rates)]
+    last = len(load.rates)
+
+    def mean(begin: int) -> float:
+        begin = min(begin, last - 1)
+        end = min(begin + _MINUTE, last)
+        return max(0.0, (come[end] - come[begin]) / (end - begin))
+
+    def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+        now = round((observation.at - start).total_seconds() / STEP)
+        future = tuple([mean(now + minute * _MINUTE) for minute in range(FORESEEN)])
+        metrics = {**observation.metrics, FORECAST: Reading(future, observation.at)}
+        return decide(spec, state, replace(observation, metrics=metrics))
+
+    return decided

@@ -1,0 +1,307 @@
+"""The benchmark as numbers: what every policy was worth on every load, plant and seed, means, and what became worse."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
+
+from autoscaler.core.model import ClusterSpec
+from autoscaler.core.step import Decide
+from autoscaler.simulation.loads import Load
+from autoscaler.simulation.loop import Run, run
+from autoscaler.simulation.plant import STEP, PlantSpec, Track
+from autoscaler.simulation.scoring import Score, ages, needed
+
+LOW = 0.01
+"""Violations below this share of the time are few."""
+
+WORSE = 0.03
+"""A figure may become worse by this share of what it was..."""
+
+SLACK: Mapping[str, float] = {"cost": 0.0, "violation": 0.0005, "rescales_per_hour": 0.1}
+"""... and by so much besides, since 3 % of next to nothing is nothing: 0.05 % of the time, one rescale in ten hours."""
+
+MINUTE = round(60 / STEP)
+"""Steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The numbers of one run."""
+
+    plant: str
+    scenario: str
+    policy: str
+    seed: int
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened in one run, minute by minute: for pictures.
+
+    Attributes:
+        plant, scenario, policy: of the run.
+        needed: the most workers needed in each minute.
+        billed: the most workers paid for.
+        age: the greatest age of an unprocessed record, seconds.
+    """
+
+    plant: str
+    scenario: str
+    policy: str
+    needed: tuple[int, ...]
+    billed: tuple[int, ...]
+    age: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The means of several runs of a policy: cost geometric, all else arithmetic.
+
+    Attributes:
+        plant, scenario, policy: of which runs; of all scenarios where `scenario` is empty.
+        cost: to the optimum; None: where nothing keeps the objective there is none.
+        demand: cost to what the arrivals need at each moment.
+        violation, p50, p99, worst, rescales_per_hour, stopped, under, over, j: as in `Score`.
+        converged: seconds, over the runs with jumps; None: there was none.
+        low, of: in how many of the scenarios the violation was below `LOW`.
+    """
+
+    plant: str
+    scenario: str
+    policy: str
+    cost: float | None
+    demand: float
+    violation: float
+    p50: float
+    p99: float
+    worst: float
+    rescales_per_hour: float
+    stopped: float
+    under: float
+    over: float
+    converged: float | None
+    j: float
+    low: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy in the benchmark: its name, the spec of its cluster, and what decides."""
+
+    name: str
+    spec: ClusterSpec
+    decide: Decide
+
+
+def compare(
+    contender: Contender, plant_name: str, plant: PlantSpec, load: Load, seed: int, least: float | None
+) -> tuple[Row, Run]:
+    """One run and its numbers.
+
+    Args:
+        contender: the policy.
+        plant_name: what tables call the plant.
+        plant: how it behaves.
+        load: what is offered.
+        seed: of everything that is drawn.
+        least: the cost of the optimum, worker-hours, where there is one.
+    """
+    done = run(contender.spec, plant, load, seed, decide=contender.decide)
+    return Row(plant_name, load.name, contender.name, seed, done.score(least)), done
+
+
+def timeline(row: Row, done: Run) -> Timeline:
+    """What happened in a run, minute by minute."""
+    track: Track = done.track
+    need = needed(track.arrivals, done.one, done.plant.gamma)
+    old = ages(track.arrivals, track.position)
+    minutes = range(0, len(need), MINUTE)
+    return Timeline(
+        row.plant,
+        row.scenario,
+        row.policy,
+        tuple([max(need[n : n + MINUTE]) for n in minutes]),
+        tuple([max(track.billed[n : n + MINUTE]) for n in minutes]),
+        tuple([max(old[n : n + MINUTE]) for n in minutes]),
+    )
+
+
+def means(rows: Iterable[Row], *, each: bool = False) -> list[Means]:
+    """The means of each policy on each plant, or on `each` scenario of it, in the order of the rows."""
+
+    def key(row: Row) -> tuple[str, str, str]:
+        return row.plant, row.scenario if each else "", row.policy
+
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return [_mean(*names, some) for names, some in found.items()]
+
+
+def _mean(plant: str, scenario: str, policy: str, rows: Sequence[Row]) -> Means:
+    scores = [row.score for row in rows]
+
+    def mean(number: Callable[[Score], float]) -> float:
+        return math.fsum(map(number, scores)) / len(scores)
+
+    ratios = [ratio for score in scores if (ratio := score.to_optimum) is not None]
+    jumps = [score.converged for score in scores if score.converged is not None]
+    by_scenario = {
+        name: [row.score.violation for row in some]
+        for name, some in groupby(sorted(rows, key=lambda row: row.scenario), lambda row: row.scenario)
+    }
+    return Means(
+        plant,
+        scenario,
+        policy,
+        geometric(ratios) if len(ratios) == len(scores) else None,
+        geometric([score.to_demand for score in scores]),
+        mean(lambda score: score.violation),
+        mean(lambda score: score.p50),
+        mean(lambda score: score.p99),
+        mean(lambda score: score.worst),
+        mean(lambda score: score.rescales_per_hour),
+        mean(lambda score: score.stopped),
+        mean(lambda score: score.under),
+        mean(lambda score: score.over),
+        math.fsum(jumps) / len(jumps) if jumps else None,
+        mean(lambda score: score.j),
+        sum(math.fsum(some) / len(some) < LOW for some in by_scenario.values()),
+        len(by_scenario),
+    )
+
+
+def geometric(values: Sequence[float]) -> float:
+    """The geometric mean."""
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+HEAD = ("cost", "violation", "rescales/h", "J", "p99 s", "worst s", "stopped", "under", "over", "cost/demand")
+"""What `cells` tells, and in which order."""
+
+
+def cells(of: Means) -> tuple[str, ...]:
+    """The numbers of a table's row, as people read them."""
+    return (
+        "-" if of.cost is None else f"{of.cost:.3f}",
+        f"{of.violation:.2%}",
+        f"{of.rescales_per_hour:.2f}",
+        f"{of.j:.3f}",
+        f"{of.p99:.0f}",
+        f"{of.worst:.0f}",
+        f"{of.stopped:.2%}",
+        f"{of.under:.3f}",
+        f"{of.over:.2f}",
+        f"{of.demand:.3f}",
+    )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The means as a table for people: a line for each policy, cost, violation and rescales of each plant."""
+    found = means(rows)
+    plants = list(dict.fromkeys(one.plant for one in found))
+    policies = list(dict.fromkeys(one.policy for one in found))
+    at = {(one.policy, one.plant): one for one in found}
+    lines = [
+        f"| policy | {' | '.join(f'`{plant}`' for plant in plants)} | J |",
+        f"|---|{'---|' * len(plants)}---|",
+    ]
+    for policy in policies:
+        mine = [at[policy, plant] for plant in plants]
+        texts = [
+            f"{'-' if one.cost is None else f'{one.cost:.2f}'}, {one.violation:.2%}, {one.rescales_per_hour:.1f}"
+            for one in mine
+        ]
+        j = math.fsum(one.j for one in mine) / len(mine)
+        lines.append(f"| `{policy}` | {' | '.join(texts)} | {j:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def beaten(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) -> list[tuple[str, float, str, float]]:
+    """Where another policy has a lower J: (scenario, J of the policy, the best other, its J).
+
+    Args:
+        rows: of one plant or several.
+        policy: which is held against the others.
+        without: names of those that do not count.
+    """
+    found = []
+    left_out = set(without)
+    by_scenario: dict[tuple[str, str], dict[str, float]] = {}
+    for one in means(rows, each=True):
+        by_scenario.setdefault((one.plant, one.scenario), {})[one.policy] = one.j
+    for (_, scenario), each in by_scenario.items():
+        others = {name: j for name, j in each.items() if name != policy and name not in left_out}
+        if policy not in each or not others:
+            continue
+        best = min(others, key=lambda name: (others[name], name))
+        if others[best] < each[policy]:
+            found.append((scenario, each[policy], best, others[best]))
+    return found
+
+
+def plain(rows: Iterable[Row]) -> list[dict[str, object]]:
+    """The rows as JSON has them."""
+    return [asdict(row) for row in rows]
+
+
+def digest(rows: Iterable[Row]) -> str:
+    """A hash of all numbers, to the last digit, whatever the order of the rows: equal seeds give equal ones."""
+    texts = sorted(json.dumps(asdict(row), sort_keys=True) for row in rows)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]
+
+
+# What became worse
+
+
+def recorded(rows: Sequence[Row], policy: str) -> dict[str, Any]:
+    """What is kept of a run to compare later ones with: the figures of a policy, and what they are the means of."""
+    mine = [row for row in rows if row.policy == policy]
+    return {
+        "policy": policy,
+        "scenarios": sorted({row.scenario for row in mine}),
+        "seeds": sorted({row.seed for row in mine}),
+        "plants": {
+            one.plant: {
+                "cost": one.cost,
+                "violation": one.violation,
+                "rescales_per_hour": one.rescales_per_hour,
+            }
+            for one in means(mine)
+        },
+    }
+
+
+def worse(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    """What is worse than recorded by more than `WORSE` and `SLACK`, one line each; nothing: all is well.
+
+    Raises:
+        ValueError: it was recorded of something else, or is no record.
+    """
+    now = recorded(rows, str(before.get("policy")))
+    for name in ("scenarios", "seeds"):
+        if now[name] != before.get(name):
+            raise ValueError(f"{name}: recorded of {before.get(name)}, now {now[name]}: record it again")
+    then, found = before.get("plants"), now["plants"]
+    if not isinstance(then, Mapping) or set(then) != set(found):
+        raise ValueError(f"plants: recorded of {then and sorted(then)}, now {sorted(found)}: record it again")
+    lines = []
+    for plant, figures in found.items():
+        for name, slack in SLACK.items():
+            was, number = then[plant].get(name), figures[name]
+            if not isinstance(was, int | float):
+                raise ValueError(  # noqa: TRY004 - a file says it, no caller
+                    f"plants.{plant}.{name}: is {was}, expected a number: record it again"
+                )
+            most = was * (1 + WORSE) + slack
+            if number is None or number > most:
+                lines.append(f"{plant}: {name} is {number}, was {was}, at most {most:.6g} is allowed")
+    return lines

@@ -1,0 +1,429 @@
+"""Offered loads: read from CSV files, or made from shape parameters and a seed.
+
+A load is a list of rates, one for each step of the plant. Named ones are made here (`MADE`) or cut from recorded
+traces (`RECORDED`), which are other people's research data: they are read from a folder that the user names.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from autoscaler.simulation.plant import STEP, work
+
+HEADER = ("t_seconds", "value")
+"""The first line of a file with a load."""
+
+PEAK_WORKERS = 16
+"""A load's maximum is what so many workers process at 100 %."""
+
+HOUR = 3600.0
+DAY = 24.0
+
+Point = tuple[float, float]
+
+
+class LoadError(ValueError):
+    """A load cannot be read or made; the message says where and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An offered rate over time.
+
+    Attributes:
+        name: what tables and files call it.
+        rates: records/s, the mean of each step of `STEP` seconds.
+        changes: seconds from the beginning at which the rate jumps, where that is known: time to converge counts from
+            there. They ascend and lie within the load.
+        one: records/s that one worker processes, above 0; None: so many that the peak is what `PEAK_WORKERS` process.
+    """
+
+    name: str
+    rates: tuple[float, ...]
+    changes: tuple[float, ...] = ()
+    one: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.one is not None and not (math.isfinite(self.one) and self.one > 0):
+            raise LoadError(f"{self.name}: one worker processes {self.one}/s, expected above 0")
+        if not self.rates:
+            raise LoadError(f"{self.name}: has no step, expected at least {STEP:g} s")
+        for step, rate in enumerate(self.rates):
+            if not (math.isfinite(rate) and rate >= 0):
+                raise LoadError(f"{self.name}: step {step} is {rate}, expected a rate of 0 or more")
+        for before, change in pairwise([0.0, *self.changes, self.seconds]):
+            if not before < change:
+                raise LoadError(f"{self.name}: jumps at {self.changes}, expected in order within {self.seconds:g} s")
+
+    @property
+    def peak(self) -> float:
+        """The greatest rate of a step, records/s."""
+        return max(self.rates)
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return len(self.rates) * STEP
+
+    def scaled(self, peak: float) -> Load:
+        """The same shape with another peak."""
+        if not (math.isfinite(peak) and peak > 0):
+            raise LoadError(f"{self.name}: the peak is to be {peak}, expected above 0")
+        now = self.peak
+        if not now:
+            raise LoadError(f"{self.name}: is 0 throughout and cannot be scaled to a peak")
+        return replace(self, rates=tuple([rate / now * peak for rate in self.rates]))
+
+    def per_worker(self, exponent: float) -> float:
+        """Records/s of one worker; n of them do n^exponent times as much."""
+        if self.one is not None:
+            return self.one
+        if not self.peak:
+            raise LoadError(f"{self.name}: is 0 throughout, no worker can be sized by it")
+        return self.peak / work(PEAK_WORKERS, exponent)
+
+
+# Reading
+
+
+def read(path: Path) -> list[Point]:
+    """The points of a CSV file with the header `t_seconds,value`: seconds, strictly increasing, and a rate or count.
+
+    Raises:
+        LoadError: as `file:line: message`.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return _points(path, csv.reader(file))
+    except OSError as error:
+        raise LoadError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{path}: is no text in UTF-8: {error.reason} at byte {error.start}") from error
+    except csv.Error as error:
+        raise LoadError(f"{path}: is no CSV file: {error}") from error
+
+
+def _points(path: Path, rows: Iterable[Sequence[str]]) -> list[Point]:
+    points: list[Point] = []
+    line = 0
+    for line, row in enumerate(rows, 1):
+        if line == 1:
+            if tuple(cell.strip() for cell in row) != HEADER:
+                raise LoadError(f"{path}:1: is {','.join(row)!r}, expected the header {','.join(HEADER)}")
+            continue
+        if not row:
+            continue
+        if len(row) != len(HEADER):
+            raise LoadError(f"{path}:{line}: has {len(row)} columns, expected {' and '.join(HEADER)}")
+        at, value = (_number(path, line, *cell) for cell in zip(HEADER, row, strict=True))
+        if value < 0:
+            raise LoadError(f"{path}:{line}: value: is {row[1].strip()}, expected 0 or more")
+        if points and at <= points[-1][0]:
+            raise LoadError(f"{path}:{line}: t_seconds: is {at:g} after {points[-1][0]:g}, expected to increase")
+        points.append((at, value))
+    if not line:
+        raise LoadError(f"{path}:1: is empty, expected the header {','.join(HEADER)}")
+    if not points:
+        raise LoadError(f"{path}:{line}: no line follows the header, expected two or more")
+    return points
+
+
+def _number(path: Path, line: int, name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise LoadError(f"{path}:{line}: {name}: is {text.strip()!r}, expected a number")
+    return number
+
+
+def resampled(points: Sequence[Point], begin: float = 0.0, seconds: float | None = None) -> tuple[float, ...]:
+    """The mean of each step of `STEP` seconds, interpolated linearly between the points.
+
+    The mean over the step, not the value at a moment of it: a trace with a point each second keeps all its records,
+    and one with a point every half hour becomes straight lines.
+
+    Args:
+        points: (seconds, value), seconds strictly increasing.
+        begin: where the first step begins, seconds.
+        seconds: how much of it; None: all there is. What is left of a step at the end is dropped.
+    """
+    until = points[-1][0] if points else begin
+    end = until if seconds is None else begin + seconds
+    if not points or begin < points[0][0] or end > until or end - begin < STEP:
+        have = f"{points[0][0]:g} to {until:g} s" if points else "nothing"
+        raise LoadError(f"{begin:g} to {end:g} s are asked for, {have} is there, and a step takes {STEP:g} s")
+    steps = int((end - begin) / STEP + 1e-9)
+    rates: list[float] = []
+    at = 0  # the piece that is being gone through
+    left = begin
+    for number in range(1, steps + 1):
+        right = min(begin + number * STEP, until)
+        area = 0.0
+        while left < right:
+            while points[at + 1][0] <= left:
+                at += 1
+            (t0, v0), (t1, v1) = points[at], points[at + 1]
+            edge = min(right, t1)
+            middle = (left + edge) / 2
+            area += (v0 + (v1 - v0) * (middle - t0) / (t1 - t0)) * (edge - left)
+            left = edge
+        rates.append(area / STEP)
+    return tuple(rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A part of a recorded trace.
+
+    Attributes:
+        file: its name in the folder.
+        begin: hour at which it begins.
+        hours: how much of it; None: to the end.
+        minus: taken off every value; what is below becomes 0.
+    """
+
+    file: str
+    begin: float = 0.0
+    hours: float | None = None
+    minus: float = 0.0
+
+
+RECORDED: Mapping[str, Recorded] = {
+    "traffic7h": Recorded("daedalus_traffic_1s_7h.csv"),
+    "ysb6h": Recorded("daedalus_ysb_ads_1s_6h.csv"),
+    "sine6h": Recorded("daedalus_sine_1s_6h.csv"),
+    "ads18h": Recorded("demeter_ads_5s_18h.csv"),
+    "cars18h": Recorded("demeter_cars_5s_18h.csv"),
+    "matchday24h": Recorded("wc98_1min_1d_matchday.csv"),
+    "elb24h": Recorded("aws_elb_requests_5min_14d.csv", 3 * DAY, 24),
+    "taxi48h": Recorded("nyc_taxi_30min_7mo.csv", 60 * DAY, 48),
+    "retail24h": Recorded("retailrocket_clicks_5min_21d.csv", 1 * DAY, 24, 84_000),
+    "aapl12h": Recorded("twitter_aapl_5min_55d.csv", 770, 12),
+}
+"""Scenarios on recorded traces, by name. Files: dos-group/daedalus (dsp_jobs), dos-group/demeter (datasets),
+numenta/NAB (nyc_taxi, ec2 and Twitter volumes), dos-group/load-prediction-dsp and nimamahmoudi/worldcup98-dataset on
+GitHub, each written as `t_seconds,value`."""
+
+
+def recorded(name: str, folder: Path) -> Load:
+    """A scenario on a recorded trace of that folder."""
+    part = RECORDED[name]
+    path = folder / part.file
+    points = [(at, max(0.0, value - part.minus)) for at, value in read(path)]
+    try:
+        return Load(name, resampled(points, part.begin * HOUR, None if part.hours is None else part.hours * HOUR))
+    except LoadError as error:
+        raise LoadError(f"{path}: {error}") from error
+
+
+def from_csv(path: Path) -> Load:
+    """The whole of a CSV file; it begins at its first point and is called after the file."""
+    points = read(path)
+    try:
+        return Load(path.stem, resampled(points, points[0][0] if points else 0.0))
+    except LoadError as error:
+        raise LoadError(f"{path}: {error}") from error
+
+
+# Shapes, from 0 to 1 of the peak
+
+
+def _steps(hours: float) -> int:
+    return max(1, round(hours * HOUR / STEP))
+
+
+def noise(rates: Sequence[float], share: float, seed: int, memory: float = 60.0) -> list[float]:
+    """Rates times 1 + noise of that standard deviation, never below 0.
+
+    Args:
+        rates: what it is laid upon.
+        share: standard deviation; 0.05 is 5 %.
+        seed: of what is drawn.
+        memory: seconds after which the noise has forgotten 63 % (an AR(1) process); 0: each step for itself.
+    """
+    if not (math.isfinite(share) and share >= 0 and math.isfinite(memory) and memory >= 0):
+        raise LoadError(f"the noise is {share} with a memory of {memory} s, expected 0 or more of both")
+    dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
+    keeps = math.exp(-STEP / memory) if memory else 0.0
+    stirs = math.sqrt(1.0 - keeps * keeps)
+    state = dice.gauss(0.0, 1.0)
+    found = []
+    for rate in rates:
+        found.append(rate * max(0.0, 1.0 + share * state))
+        state = keeps * state + stirs * dice.gauss(0.0, 1.0)
+    return found
+
+
+def constant(hours: float, level: float = 1.0) -> list[float]:
+    """The same all the time."""
+    return [level] * _steps(hours)
+
+
+def staircase(stairs: Iterable[tuple[float, float]]) -> tuple[list[float], tuple[float, ...]]:
+    """Levels, each for some hours, given as (hours, level); and the seconds at which they change."""
+    rates: list[float] = []
+    changes: list[float] = []
+    for hours, level in stairs:
+        if rates:
+            changes.append(len(rates) * STEP)
+        rates += constant(hours, level)
+    return rates, tuple(changes)
+
+
+def sine(hours: float, period: float, low: float) -> list[float]:
+    """From `low` to 1 and back in every `period` hours, beginning half way up."""
+    turn = 2 * math.pi * STEP / (period * HOUR)
+    middle, height = (1 + low) / 2, (1 - low) / 2
+    return [middle + height * math.sin((n + 0.5) * turn) for n in range(_steps(hours))]
+
+
+def diurnal(hours: float, low: float, evening: float = 0.35) -> list[float]:
+    """Days that are lowest at four in the morning, with a second hump in the evening that is `evening` of the first."""
+    rates = []
+    for n in range(_steps(hours)):
+        hour = (n + 0.5) * STEP / HOUR % DAY
+        day = (1 - math.cos(2 * math.pi * (hour - 4) / DAY)) / 2
+        late = math.exp(-(((hour - 20.5) / 1.8) ** 2))
+        rates.append(day + evening * late)
+    top = max(rates)
+    return [low + (1 - low) * rate / top for rate in rates]
+
+
+def spikes(
+    base: Sequence[float], count: int, seed: int, height: tuple[float, float], minutes: tuple[float, float]
+) -> list[float]:
+    """Sudden crowds on top of a base: up within a tenth of their time, away again by and by.
+
+    Args:
+        base: what they come on top of.
+        count: how many, at times that are drawn.
+        seed: of what is drawn.
+        height: least and greatest height that is added.
+        minutes: shortest and longest time after which a third of a spike is left.
+    """
+    dice = Random(seed)  # noqa: S311 - the shape of a load, nothing secret
+    rates = list(base)
+    for _ in range(count):
+        begin = dice.randrange(len(rates))
+        high = dice.uniform(*height)
+        fade = dice.uniform(*minutes) * 60 / STEP
+        rise = max(1.0, fade / 10)
+        for n in range(begin, min(len(rates), begin + int(6 * fade))):
+            since = n - begin
+            rates[n] += high * min(1.0, since / rise) * math.exp(-max(0.0, since - rise) / fade)
+    return rates
+
+
+def ramps(hours: float, seed: int, low: float, minutes: tuple[float, float]) -> list[float]:
+    """Straight lines between levels that are drawn, each lasting a time that is drawn; it reaches `low` and 1."""
+    dice = Random(seed)  # noqa: S311 - the shape of a load, nothing secret
+    count = _steps(hours)
+    rates: list[float] = []
+    level = dice.random()
+    while len(rates) < count:
+        goal = dice.random()
+        length = max(1, round(dice.uniform(*minutes) * 60 / STEP))
+        rates += [level + (goal - level) * n / length for n in range(length)]
+        level = goal
+    del rates[count:]
+    least, most = min(rates), max(rates)
+    spread = (most - least) or 1.0
+    return [low + (1 - low) * (rate - least) / spread for rate in rates]
+
+
+def bursts(hours: float, seed: int, low: float, every: float, lasting: float) -> list[float]:
+    """At `low`, and now and then at 1 at once: the times between and of a burst are exponential, means in minutes."""
+    dice = Random(seed)  # noqa: S311 - the shape of a load, nothing secret
+    count = _steps(hours)
+    rates: list[float] = []
+    while len(rates) < count:
+        for level, mean in ((low, every), (1.0, lasting)):
+            rates += [level] * max(1, round(dice.expovariate(1 / (mean * 60)) / STEP))
+    return rates[:count]
+
+
+# Named loads that are made
+
+
+STEPS6H = ((1, 0.25), (1, 1.0), (1, 0.25), (0.5, 0.5), (0.5, 0.75), (0.5, 1.0), (0.5, 0.5), (1, 0.1))
+"""The step load of the benchmark: (hours, share of the peak)."""
+
+
+def _steps6h(_seed: int) -> Load:
+    rates, changes = staircase(STEPS6H)
+    return Load("steps6h", tuple(rates), changes)
+
+
+def _diurnal24h(seed: int) -> Load:
+    return Load("diurnal24h", tuple(noise(diurnal(24, 0.15), 0.05, seed)))
+
+
+def _waves6h(seed: int) -> Load:
+    return Load("waves6h", tuple(noise(sine(6, 2, 0.08), 0.02, seed)))
+
+
+def _match24h(seed: int) -> Load:
+    """A day with matches: few visitors for most of it, and crowds that come within minutes."""
+    day = [0.25 * rate for rate in diurnal(24, 0.3)]
+    return Load("match24h", tuple(noise(spikes(day, 4, seed, (0.3, 0.8), (15, 50)), 0.04, seed + 1)))
+
+
+def _ramps8h(seed: int) -> Load:
+    return Load("ramps8h", tuple(noise(ramps(8, seed, 0.1, (5, 60)), 0.03, seed + 1)))
+
+
+def _bursts12h(seed: int) -> Load:
+    return Load("bursts12h", tuple(noise(bursts(12, seed, 0.3, 60, 15), 0.05, seed + 1)))
+
+
+def steady(hours: float, share: float, seed: int) -> Load:
+    """A constant load with noise of that share."""
+    return Load(f"steady{hours:g}h", tuple(noise(constant(hours), share, seed)))
+
+
+MADE: Mapping[str, Callable[[int], Load]] = {
+    "steps6h": _steps6h,
+    "diurnal24h": _diurnal24h,
+    "waves6h": _waves6h,
+    "match24h": _match24h,
+    "ramps8h": _ramps8h,
+    "bursts12h": _bursts12h,
+    "steady12h": partial(steady, 12, 0.05),
+}
+"""Scenarios that are made, by name, from a seed."""
+
+SCENARIOS: tuple[str, ...] = (
+    *RECORDED,
+    *(name for name in MADE if name != "waves6h"),  # `sine6h` is one already
+)
+"""The sixteen of the full benchmark."""
+
+
+def named(name: str, seed: int = 0, folder: Path | None = None) -> Load:
+    """A scenario by its name.
+
+    Args:
+        name: of `MADE`, or of `RECORDED` where a folder is given.
+        seed: of what is drawn; recorded ones do not depend on it.
+        folder: where the recorded traces are.
+    """
+    made = MADE.get(name)
+    if made is not None:
+        load = made(seed)
+        # Sines and powers differ in their last digits from machine to machine; a load must not.
+        return Load(name, tuple([round(rate, 9) for rate in load.rates]), load.changes)
+    if name not in RECORDED:
+        raise LoadError(f"{name}: is no load, expected one of {', '.join((*RECORDED, *MADE))}")
+    if folder is None:
+        file = RECORDED[name].file
+        raise LoadError(f"{name}: is a recorded trace, expected the folder where {file} is: say it with --traces")
+    return recorded(name, folder)

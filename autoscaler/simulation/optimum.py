@@ -1,0 +1,184 @@
+"""The least cost that would have kept the delay objective, had everything been known before: exact.
+
+Dynamic programming over steps. Cost is a whole number of worker-steps, so `backlog[n][c]` is the least backlog that
+can be had with n workers at cost c, and less backlog at the same size and cost is never worse: nothing is rounded.
+From i to j workers the job loses some seconds of work, charged at once also where they are more than a step. Workers
+that start are billed before they work, as the plant bills them. They are asked for in time, capacity has no noise, no
+record is processed twice and nothing breaks: no rule can be expected to reach it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autoscaler.simulation.loads import Load
+from autoscaler.simulation.plant import STEP, PlantSpec
+
+try:
+    import numpy as np
+    from numpy.lib.stride_tricks import as_strided
+except ModuleNotFoundError as error:  # pragma: no cover - tests run with every extra
+    raise ModuleNotFoundError(
+        "the optimum needs numpy: pip install 'reactive-autoscaler[simulate]'", name=error.name
+    ) from error
+
+Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+COARSE = 30.0
+"""Seconds of one step of the programme, as usual."""
+
+_EXACT = 1e-9
+"""A backlog this share of all records too great is not: it is rounding."""
+
+
+class OptimumError(ValueError):
+    """No sequence of sizes keeps the objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is to be solved.
+
+    Attributes:
+        arrivals: records of each step.
+        capacity: records that 1, 2, ... workers process in a step.
+        lost_up, lost_down: seconds of the new size's work that are lost when workers come or go, as a share of a
+            step; they may be more than one.
+        most: the greatest backlog allowed at the end of each step.
+        startup: steps for which a worker is billed before it works.
+    """
+
+    arrivals: tuple[float, ...]
+    capacity: tuple[float, ...]
+    lost_up: float
+    lost_down: float
+    most: tuple[float, ...]
+    startup: int = 0
+
+
+def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> Problem:
+    """What a load is on a plant: stalls at their median, and what a job that is cold after one does not do.
+
+    What is left of a step at the end is dropped, and so is that of a start-up.
+
+    Args:
+        load: what is offered.
+        plant: how the cluster behaves.
+        largest: the most workers allowed; the fewest are 1.
+        seconds: of one step, a multiple of the plant's.
+    """
+    each = round(seconds / STEP)
+    if each < 1 or each * STEP != seconds:
+        raise ValueError(f"seconds: is {seconds:g}, expected a multiple of {STEP:g}")
+    one = load.per_worker(plant.gamma)
+    records = [rate * STEP for rate in load.rates]
+    steps = len(records) // each
+    arrivals = tuple([sum(records[n * each : (n + 1) * each]) for n in range(steps)])
+    cold = (1.0 - plant.cold) * plant.cold_for
+    return Problem(
+        arrivals,
+        tuple([one * size**plant.gamma * seconds for size in range(1, largest + 1)]),
+        (plant.restart_up + cold) / seconds,
+        (plant.restart_down + plant.heartbeat + cold) / seconds,
+        _allowed(records, each, steps, plant.slo),
+        int(plant.startup // seconds),
+    )
+
+
+def _allowed(records: Sequence[float], each: int, steps: int, slo: float) -> tuple[float, ...]:
+    """Records that came within the objective before the end of each step: a backlog of more is too old."""
+    whole = int(slo // STEP)
+    rest = slo / STEP - whole
+    found = []
+    for number in range(1, steps + 1):
+        end = number * each
+        begin = max(0, end - whole)
+        part = rest * records[begin - 1] if begin else 0.0
+        found.append(sum(records[begin:end]) + part)
+    return tuple(found)
+
+
+def optimum(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> float:
+    """The least cost in worker-hours of the whole load that keeps the plant's objective at every step's end.
+
+    What the load has beyond a whole number of steps is counted at the mean of the rest.
+    """
+    given = problem(load, plant, largest, seconds)
+    return solve(given) * load.seconds / len(given.arrivals) / 3600
+
+
+def solve(given: Problem) -> int:
+    """The least cost in worker-steps.
+
+    Raises:
+        OptimumError: not even the greatest size keeps the objective.
+    """
+    sizes = len(given.capacity)
+    capacity = np.asarray(given.capacity)[:, None]
+    lost_up, lost_down = capacity[1:] * given.lost_up, capacity[:-1] * given.lost_down
+    slack = _EXACT * max(1.0, sum(given.arrivals))
+    # Costs from `base` on, one a column. Any size at the beginning, at no cost yet.
+    base = 0
+    backlog = np.zeros((sizes, 1))
+    for number, (came, most) in enumerate(zip(given.arrivals, given.most, strict=True)):
+        best = backlog if not number else _changed(backlog, lost_up, lost_down, given.startup)
+        best = np.maximum(best + (came - capacity), 0.0)
+        best[best > most + slack] = np.inf
+        width = best.shape[1]
+        # One worker more costs one more: each row a column further right.
+        backlog = np.full((sizes, width + sizes - 1), np.inf)
+        _slanted(backlog, width, 1)[:] = best
+        backlog, cut = _narrowed(backlog)
+        if not backlog.shape[1]:
+            raise OptimumError(f"step {number}: not even {sizes} workers keep the objective")
+        base += 1 + cut
+    return base
+
+
+def _changed(backlog: Table, lost_up: Table, lost_down: Table, startup: int) -> Table:
+    """The least backlog of each size and cost after a change of size, or none; the work that it costs is added.
+
+    From fewer workers, or from more, only the least backlog counts: all lose the same.
+    """
+    sizes, width = backlog.shape
+    reach = startup * (sizes - 1)
+    best = np.full((sizes, width + reach), np.inf)
+    best[:, :width] = backlog
+    if sizes == 1:
+        return best
+    # Worker j from i costs (j - i) start-ups: rows slanted so that equal cost stands in one column.
+    slanted = np.full((sizes, width + 2 * reach), np.inf)
+    _slanted(slanted, width + reach, -startup)[:] = best
+    np.minimum.accumulate(slanted, axis=0, out=slanted)
+    fewer = _slanted(slanted, width + reach, -startup, down=1)
+    np.minimum(best[1:], fewer + lost_up, out=best[1:])
+    more = np.minimum.accumulate(backlog[:0:-1], axis=0)[::-1]
+    np.minimum(best[:-1, :width], more + lost_down, out=best[:-1, :width])
+    return best
+
+
+def _slanted(table: Table, width: int, by: int, down: int = 0) -> Table:
+    """A view of so many columns, each row `by` further right than the one above it (left, if negative).
+
+    With `down`, row n of the view lies in the row above: what came from one size smaller.
+    """
+    sizes = table.shape[0]
+    row, column = table.strides
+    first = max(0, -by * (sizes - 1 - down))
+    return as_strided(table[:, first:], (sizes - down, width), (row + by * column, column))
+
+
+def _narrowed(backlog: Table) -> tuple[Table, int]:
+    """Without the costs at which no size is possible yet, and those at which none is any better; and how many first.
+
+    To pay more for the same backlog is never worth it, so each size's figures go down with cost.
+    """
+    np.minimum.accumulate(backlog, axis=1, out=backlog)
+    possible = np.isfinite(backlog).any(axis=0)
+    if not possible.any():
+        return backlog[:, :0], 0
+    first = int(possible.argmax())
+    better = np.flatnonzero((backlog[:, 1:] < backlog[:, :-1]).any(axis=0))
+    last = int(better[-1]) + 1 if better.size else 0
+    return backlog[:, first : max(first, last) + 1], first

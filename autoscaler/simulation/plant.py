@@ -1,0 +1,471 @@
+"""The simulated cluster: a fluid queue before workers that come late and a job that stops for every change.
+
+What it is made after: stall times from public raw data of 18-hour Flink runs (Reactive Mode 4-23 s, full redeploy
+70-79 s), EC2 cold starts, Flink's default heartbeat time-out of 50 s, exponents of 0.80-0.90 measured for Nexmark,
+capacity noise of 1-7 % between cloud machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+from autoscaler.core.capacity import effective_slots
+from autoscaler.core.model import EngineStatus, JobState, Observation, Phase, Reading
+from autoscaler.schedulers.flink import FlinkSettings
+from autoscaler.schedulers.spark import SparkSettings
+from autoscaler.schedulers.state_machine import (
+    Checkpoint,
+    Deploy,
+    Event,
+    Job,
+    Killed,
+    Passed,
+    Restored,
+    Slots,
+    Stage,
+    Stop,
+    Why,
+    advance,
+)
+from autoscaler.schedulers.state_machine import Phase as JobPhase
+
+STEP = 5.0
+"""Seconds of one step."""
+
+AVERAGED = 12
+"""Steps that the metrics are averaged over: 60 s."""
+
+MEAN_OVER = timedelta(seconds=STEP * AVERAGED)
+"""What every metric says of itself (`Reading.over`)."""
+
+START = datetime(2026, 1, 5, tzinfo=UTC)
+"""The time of the first step, where nobody says another: midnight, a Monday."""
+
+RAN_FOR = 3600.0
+"""A new plant has been running for so long, or until it is not cold any more if that is longer."""
+
+GRID = 3.0 * 2.0**21
+"""x + GRID - GRID is x to the nearest 2^-30: what logarithms, powers and the like give differs in its last digits from
+one system's mathematical library to another's, and a simulation's result must not."""
+
+
+SLOW = 0.7
+"""The share of the work of one that a slow worker does."""
+
+
+def work(size: float, exponent: float) -> float:
+    """How many times the work of one so many workers do: size^exponent, the same on every machine."""
+    return math.pow(size, exponent) + GRID - GRID
+
+
+@dataclass(frozen=True, slots=True)
+class PlantSpec:
+    """How a simulated cluster behaves. Times are seconds; lognormal ones have a median and a standard deviation of ln.
+
+    Attributes:
+        startup, startup_sd: from the request until a worker registers.
+        restart_up, restart_down, restart_sd: how long it takes to stop and restore the job when workers come or go.
+        heartbeat: how long it takes until it is noticed that a scale-in killed its workers; 0: it stops them in good
+            order, and they say so. Until then the job stands still.
+        checkpoint: a checkpoint (Spark: a batch) completes so often while the job runs; a restart goes back to the
+            last one.
+        gamma: n workers do n^gamma times the work of one.
+        partitions: of the source, or of the state: at most so many slots do anything, and of one round of tasks all
+            wait for the last; None: as many as it takes.
+        sigma, tau: standard deviation and memory of the capacity's noise, an AR(1) process of ln(capacity).
+        scheduler: the rules by which the job is restarted or goes on when slots come and go; its `heartbeat` is not
+            used, since how workers go is told here. None: the benchmark's: it restarts when `merge` is over, at once
+            for every worker that goes, and nothing else is waited for.
+        merge: registrations within so long of the first share one restart; without a `scheduler`.
+        joining: how long a job that goes on when workers come (Spark) does nothing all the same, since the batch in
+            which they get their first tasks waits for those to start.
+        cold, cold_for: share of its capacity that a job has for so long after a restart.
+        crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
+            A job's only worker does not crash.
+        crash_noticed: how long it takes until a crash is noticed; until then the job stands still.
+        slow: share of the new workers that do only `SLOW` of the work of one, as long as they are there.
+        never: share of the new workers that never come up. They are billed until they are called off.
+        idle: share of the CPU that is busy without any record; it shows in `cpu`, never in `utilization`.
+        slo: the age of the oldest unprocessed record should be at most this.
+    """
+
+    startup: float = 30.0
+    startup_sd: float = 0.25
+    restart_up: float = 12.0
+    restart_down: float = 8.0
+    restart_sd: float = 0.3
+    heartbeat: float = 0.0
+    checkpoint: float = 10.0
+    gamma: float = 0.9
+    partitions: int | None = None
+    sigma: float = 0.04
+    tau: float = 300.0
+    scheduler: FlinkSettings | SparkSettings | None = None
+    merge: float = 10.0
+    joining: float = 0.0
+    cold: float = 0.85
+    cold_for: float = 30.0
+    crash_every: float = 0.0
+    crash_noticed: float = 10.0
+    slow: float = 0.0
+    never: float = 0.0
+    idle: float = 0.05
+    slo: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("startup", "restart_up", "restart_down", "checkpoint", "tau", "slo", "gamma"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}: is {value:g}, expected above 0")
+        for name in (
+            "startup_sd",
+            "restart_sd",
+            "heartbeat",
+            "sigma",
+            "merge",
+            "joining",
+            "cold_for",
+            "crash_every",
+            "crash_noticed",
+        ):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: is {value:g}, expected 0 or more")
+        for name in ("slow", "never"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name}: is {value:g}, expected a share from 0 to 1")
+        if self.partitions is not None and self.partitions < 1:
+            raise ValueError(f"partitions: is {self.partitions}, expected 1 or more")
+        if not 0 < self.cold <= 1:
+            raise ValueError(f"cold: is {self.cold:g}, expected above 0 and at most 1")
+        if not 0 <= self.idle < 1:
+            raise ValueError(f"idle: is {self.idle:g}, expected from 0 to below 1")
+
+
+PLANTS: Mapping[str, PlantSpec] = {
+    "k8s": PlantSpec(),
+    "ec2": PlantSpec(startup=90.0, restart_up=30.0, restart_down=25.0, checkpoint=60.0, slo=120.0),
+    "redeploy": PlantSpec(restart_up=75.0, restart_down=70.0, slo=240.0),
+    "ungraceful": PlantSpec(heartbeat=50.0, slo=120.0),
+}
+"""The four plants of the benchmark, by name."""
+
+OTHERS: Mapping[str, PlantSpec] = {
+    "flink-2.3": PlantSpec(
+        scheduler=FlinkSettings.of("2.3", checkpoint_interval=10.0), crash_noticed=FlinkSettings().heartbeat, slo=180.0
+    ),
+    "flink-1.20": PlantSpec(
+        scheduler=FlinkSettings.of("1.20", checkpoint_interval=10.0), crash_noticed=FlinkSettings().heartbeat, slo=120.0
+    ),
+    "flink-1.18": PlantSpec(
+        scheduler=FlinkSettings.of("1.18", checkpoint_interval=10.0), crash_noticed=FlinkSettings().heartbeat
+    ),
+    "spark": PlantSpec(scheduler=SparkSettings(), crash_noticed=0.0),
+}
+"""More plants, by name: Flink in Reactive Mode as its versions are by default, and Spark on a standalone cluster."""
+
+
+_STATES = {JobPhase.CREATED: JobState.STARTING, JobPhase.FINISHED: JobState.FAILED}
+_WAITING = frozenset({Stage.STABILIZING, Stage.STABILIZED})
+"""Only then a checkpoint makes a difference to a job's scheduler."""
+
+MARGIN = 60.0
+"""What a phase of a rescale may take longer than the scheduler waits: workers register, tasks are deployed."""
+
+
+def deadlines(scheduler: FlinkSettings | SparkSettings | None) -> Mapping[Phase, timedelta]:
+    """How long each phase of a rescale may take by the scheduler's settings, as a real job's engine tells it."""
+    if not isinstance(scheduler, FlinkSettings):
+        return {}
+    absorbing = scheduler.cooldown + scheduler.stabilization + scheduler.max_delay + scheduler.delay
+    waits = {Phase.REGISTERED: scheduler.heartbeat, Phase.ABSORBED: absorbing, Phase.RUNNING: scheduler.delay}
+    return {phase: timedelta(seconds=wait + MARGIN) for phase, wait in waits.items()}
+
+
+def _most(scheduler: FlinkSettings | SparkSettings | None) -> int | None:
+    """The greatest parallelism of the job, where its scheduler tells."""
+    if not isinstance(scheduler, FlinkSettings):
+        return None
+    return max(vertex.upper for group in scheduler.groups for vertex in group)
+
+
+@dataclass(slots=True)
+class Track:
+    """What happened, one entry a step; `position` is of the end of the step.
+
+    Attributes:
+        arrivals: records that came.
+        position: records processed since the beginning, less what a restart went back by.
+        billed: workers running or starting.
+        running: workers that the job uses.
+        stopped: share of the step in which the job stood still.
+        requests: (step, size) of each change of size that was asked for.
+        restarts: how often the job restarted.
+    """
+
+    arrivals: list[float] = field(default_factory=list)
+    position: list[float] = field(default_factory=list)
+    billed: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    stopped: list[float] = field(default_factory=list)
+    requests: list[tuple[int, int]] = field(default_factory=list)
+    restarts: int = 0
+
+
+class Plant:
+    """One simulated cluster, running steadily at first. `advance` it step by step, `observe` it, `scale` it.
+
+    Workers come up and checkpoints complete at any time; what the job's scheduler makes of it, and a crash, are put
+    off to the beginning of the next step.
+
+    Args:
+        spec: how it behaves.
+        one: records/s that one worker processes; may be set anew, as when records come to cost more.
+        seed: of everything that is drawn.
+        size: workers at the start, running.
+        slots: that each worker offers the job.
+        start: the time of the first step.
+    """
+
+    def __init__(
+        self, spec: PlantSpec, one: float, seed: int, size: int, slots: int = 1, start: datetime = START
+    ) -> None:
+        self.spec = spec
+        self._slots = slots
+        self._start_at = start
+        self.one = one
+        self.track = Track()
+        self.desired = size
+        self._dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
+        self._now = 0.0
+        self._up = [1.0] * size  # share of a worker's work that each worker does that is up, the oldest first
+        self._starting: list[float] = []  # when each will register
+        self._stalled_until = 0.0
+        self._waits_until = 0.0  # for new workers, while it runs
+        self._running_since = -max(RAN_FOR, spec.cold_for)
+        self._up_since = self._start_at + timedelta(seconds=self._running_since)
+        self._rules = FlinkSettings.merging(spec.merge) if spec.scheduler is None else spec.scheduler
+        # Without workers only the benchmark's job is deployed.
+        deployed = size > 0 or spec.scheduler is None
+        self._job = self._rules.executing(size * slots, self._running_since) if deployed else Job()
+        self._wakes_at = self._job.wakes_at  # when the scheduler is to be told that time has passed
+        self._completed = False  # whether it is to be told that a checkpoint completed
+        self._most = _most(spec.scheduler)
+        self._deadlines = deadlines(spec.scheduler)
+        self._halted = not deployed  # not deployed, or stuck on a worker that is dead and not yet noticed
+        self._why = Why.RESCALE  # why it was stopped last, and when
+        self._stopped_at = 0.0
+        self._used = 0  # how many workers the job uses
+        self._worth = 0.0  # how many times the work of one these do
+        self._parallelism = self._job.parallelism
+        self._use(self._parallelism)
+        self._arrived = 0.0
+        self._position = 0.0
+        self._committed = 0.0
+        self._checkpoint_in = spec.checkpoint
+        self._checkpointed = 0.0
+        self._noise = spec.sigma * (self._dice.gauss(0.0, 1.0) + GRID - GRID)
+        self._keeps = math.exp(-STEP / spec.tau) + GRID - GRID
+        self._stirs = spec.sigma * math.sqrt(1.0 - self._keeps * self._keeps)
+        self._crash_at = self._next_crash()
+        # arrivals/s, processed/s, lag and utilization of each step of the last minute
+        self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=AVERAGED)
+
+    def advance(self, arrivals: float) -> None:
+        """One step of 5 s in which so many records arrive."""
+        spec, track = self.spec, self.track
+        begin = self._now
+        end = begin + STEP
+        if self._completed or self._wakes_at <= begin:
+            self._tell(Checkpoint(begin) if self._completed else Passed(begin), begin)
+            self._completed = False
+        if self._crash_at <= begin:
+            self._crash(begin)
+        self._noise = self._keeps * self._noise + self._stirs * (self._dice.gauss(0.0, 1.0) + GRID - GRID)
+        self._arrived += arrivals
+        waiting = self._arrived - self._position
+        able = done = 0.0
+        still_until = math.inf if self._halted else max(self._stalled_until, self._waits_until)
+        stalled = min(still_until - begin, STEP) if still_until > begin else 0.0
+        runs = STEP - stalled
+        if runs > 0.0:
+            able = self.one * self._worth * (math.exp(self._noise) + GRID - GRID)
+            cold = self._running_since + spec.cold_for - begin - stalled
+            if cold > 0.0:
+                able *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
+            done = min(able * runs, waiting)
+            # Not above what has arrived by the rounding of a sum.
+            self._position = self._arrived if done == waiting else self._position + done
+            self._checkpoint_in -= runs
+            if self._checkpoint_in <= 0.0:
+                # It completed so long before the step's end, and what was processed since then is not in it.
+                ago = -self._checkpoint_in % spec.checkpoint
+                self._committed = self._position - done * ago / runs
+                self._checkpointed = end - ago
+                self._checkpoint_in = spec.checkpoint - ago
+                self._completed = self._job.stage in _WAITING
+        self._seen.append((arrivals / STEP, done / STEP, waiting - done, done / (able * STEP) if able else 0.0))
+        self._now = end
+        track.arrivals.append(arrivals)
+        track.position.append(self._position)
+        track.billed.append(len(self._up) + len(self._starting))
+        track.running.append(self._used)
+        track.stopped.append(stalled / STEP)
+        if self._starting:
+            self._register(end)
+
+    def observe(self) -> Observation:
+        """What real sources would show now, one step or more after the beginning: averages of the last minute."""
+        now = self._start_at + timedelta(seconds=self._now)
+        count = len(self._seen)
+        # fsum: what `sum` makes of the last digit depends on Python's version.
+        offered, processed, lag, busy = [math.fsum(each) / count for each in zip(*self._seen, strict=True)]
+        # All by their positions: arguments by name take as long again, four times a simulated minute.
+        utilization = Reading(busy, now, None, {}, MEAN_OVER)
+        return Observation(
+            now,
+            self.desired,
+            len(self._up),
+            {
+                "arrivals": Reading(offered, now, None, {}, MEAN_OVER),
+                "throughput": Reading(processed, now, None, {}, MEAN_OVER),
+                "lag": Reading(lag, now, None, {}, MEAN_OVER),
+                "utilization": utilization,
+                "saturation": utilization,
+                "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now, None, {}, MEAN_OVER),
+            },
+            {},
+            self._status(),
+        )
+
+    def scale(self, size: int) -> None:
+        """Ask for a size."""
+        if size == self.desired:
+            return
+        self.desired = size
+        self.track.requests.append((len(self.track.arrivals), size))
+        have = len(self._up) + len(self._starting)
+        for _ in range(size - have):
+            self._start()
+        if size < have:
+            cancelled = min(have - size, len(self._starting))
+            # The latest are called off first.
+            self._starting = sorted(self._starting)[: len(self._starting) - cancelled]
+            gone = have - size - cancelled
+            if gone:
+                del self._up[len(self._up) - gone :]
+                self._lose(gone, self._now, self.spec.heartbeat, spare=self._used <= len(self._up))
+
+    def _status(self) -> EngineStatus:
+        job = self._job
+        running = job.phase is JobPhase.EXECUTING and self._now >= self._stalled_until
+        return EngineStatus(
+            JobState.RUNNING if running else _STATES.get(job.phase, JobState.RESTARTING),
+            job.slots + job.dead,
+            self._parallelism if running else 0,
+            self._most,
+            self.spec.partitions,
+            self._up_since if running else None,
+            self._start_at + timedelta(seconds=self._checkpointed),
+            self.track.restarts,
+            self._deadlines,
+        )
+
+    def _start(self) -> None:
+        spec = self.spec
+        never = spec.never > 0 and self._dice.random() < spec.never
+        self._starting.append(math.inf if never else self._now + self._lognormal(spec.startup, spec.startup_sd))
+
+    def _register(self, until: float) -> None:
+        """Workers that come up in this step; the first opens the window within which they share a restart."""
+        here = [at for at in self._starting if at <= until]
+        if not here:
+            return
+        self._starting = [at for at in self._starting if at > until]
+        slow = self.spec.slow
+        self._up += [SLOW if slow > 0 and self._dice.random() < slow else 1.0 for _ in here]
+        # Before what was put off to the next step.
+        self._tell(Slots(min(*here, self._wakes_at), len(self._up) * self._slots), until)
+
+    def _crash(self, at: float) -> None:
+        """The oldest worker is gone at once, and replaced; the job goes on without it when that is noticed."""
+        self._crash_at = self._next_crash()
+        if len(self._up) > 1:
+            del self._up[0]
+            self._start()
+            self._lose(1, at, self.spec.crash_noticed, spare=False)
+
+    def _lose(self, workers: int, at: float, noticed: float, *, spare: bool) -> None:
+        """Tell the scheduler of workers that went, by and by if they could not say so."""
+        at = min(at, self._wakes_at)
+        if self.spec.scheduler is None:
+            # The benchmark's job restarts in any case, and its stall contains the time until that is noticed.
+            self._tell(Slots(at, len(self._up) * self._slots), self._now, noticed)
+        elif noticed:
+            rules = replace(self._rules, heartbeat=noticed)
+            self._tell(Killed(at, workers * self._slots, spare), self._now, rules=rules)
+        else:
+            self._tell(Slots(at, len(self._up) * self._slots, spare), self._now)
+
+    def _tell(
+        self, event: Event, at: float, extra: float = 0.0, rules: FlinkSettings | SparkSettings | None = None
+    ) -> None:
+        """Tell the job's scheduler what happened, and do what it says.
+
+        Args:
+            event: its time is that at which the scheduler learns of it.
+            at: the time now, at which it is done.
+            extra: seconds that it takes longer to restore the job.
+            rules: the scheduler's, if not as usual.
+        """
+        self._job, done = advance(rules or self._rules, self._job, event)
+        for instruction in done:
+            match instruction:
+                case Stop(why=why):
+                    self._why, self._stopped_at = why, at
+                    self._position = self._committed
+                    self._use(0)
+                case Deploy(at=begun, parallelism=parallelism):
+                    self._restore(max(begun, self._stopped_at), extra)
+                    self._use(parallelism)
+                case _:
+                    if instruction.parallelism > self._used * self._slots:
+                        self._waits_until = at + self.spec.joining
+                    self._use(instruction.parallelism)
+        # How long that takes is no business of the scheduler: none of its rules looks at it.
+        self._job, _ = advance(self._rules, self._job, Restored(event.at))
+        self._wakes_at = self._job.wakes_at
+        self._parallelism = self._job.parallelism
+        self._halted = not self._job.runs
+
+    def _restore(self, at: float, extra: float) -> None:
+        """The job is deployed and comes back from the last checkpoint."""
+        spec = self.spec
+        median = spec.restart_up if self._why is Why.RESCALE else spec.restart_down
+        stall = extra + self._lognormal(median, spec.restart_sd)
+        self._stalled_until = max(self._stalled_until, at + stall)
+        self._running_since = self._stalled_until
+        self._up_since = self._start_at + timedelta(seconds=self._running_since)
+        self._checkpoint_in = spec.checkpoint
+        self.track.restarts += 1
+
+    def _use(self, slots: int) -> None:
+        """Have the job use so many slots, those of the workers that have been up longest."""
+        self._used = used = -(-slots // self._slots)
+        busy = effective_slots(slots, 1, self.spec.partitions) / self._slots
+        share = math.fsum(self._up[:used]) / max(1, used)
+        self._worth = work(share * busy, self.spec.gamma)
+
+    def _next_crash(self) -> float:
+        if not self.spec.crash_every:
+            return math.inf
+        return self._now + self._dice.expovariate(1.0 / self.spec.crash_every) + GRID - GRID
+
+    def _lognormal(self, median: float, deviation: float) -> float:
+        return self._dice.lognormvariate(math.log(median), deviation) + GRID - GRID

@@ -1,0 +1,287 @@
+"""What a run was worth: cost, violations of the delay objective and rescales, always together.
+
+All of it from what happened in each step (`Track`), nothing from what the policy was told. A record counts as done
+when the position passes it for good: what a restart goes back over is not done twice.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import itemgetter
+
+from autoscaler.simulation.plant import STEP, Track
+
+HELD = 600.0
+"""A size has converged when it fits for so many seconds..."""
+
+MOST = 1.5
+"""... with at most so many times the workers needed..."""
+
+BEHIND = 10.0
+"""... and the oldest record waits less than so many seconds."""
+
+VIOLATION_WEIGHT = 10.0
+RESCALE_WEIGHT = 0.02
+"""Weights of `Score.j`: 1 % of the time too late counts as much as 10 % of cost, or five rescales an hour."""
+
+_EXACT = 1e-9
+"""Two positions that differ by this share of all records are the same one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The numbers of one run.
+
+    Attributes:
+        hours: how long it was.
+        cost: billed workers, worker-hours.
+        demand: what the arrivals need at each moment, worker-hours.
+        optimum: the least cost that would have kept the objective, worker-hours (`optimum.optimum`); None: not
+            known.
+        violation: share of the time in which the oldest unprocessed record was older than the objective.
+        p50, p99: delay of records, seconds.
+        worst: the greatest age of an unprocessed record, seconds.
+        rescales: changes of size that were asked for.
+        restarts: how often the job stopped for them, or by itself.
+        stopped: share of the time in which the job stood still.
+        under, over: mean share of the workers needed that were missing, or too many, of those that the job used.
+        converged: mean seconds from a jump of the load until the size fits, None without a jump. A jump after which
+            it never did counts with the time until the next one.
+    """
+
+    hours: float
+    cost: float
+    demand: float
+    optimum: float | None
+    violation: float
+    p50: float
+    p99: float
+    worst: float
+    rescales: int
+    restarts: int
+    stopped: float
+    under: float
+    over: float
+    converged: float | None = None
+
+    @property
+    def rescales_per_hour(self) -> float:
+        """How often the size was changed."""
+        return self.rescales / self.hours
+
+    @property
+    def to_demand(self) -> float:
+        """Cost as a ratio to what the arrivals need at each moment."""
+        return self.cost / self.demand
+
+    @property
+    def to_optimum(self) -> float | None:
+        """Cost as a ratio to the least possible, where that is known."""
+        return None if self.optimum is None else self.cost / self.optimum
+
+    @property
+    def j(self) -> float:
+        """One number, for ranking only; without the optimum its cost is that to the demand."""
+        ratio = self.to_demand if self.optimum is None else self.cost / self.optimum
+        return ratio + VIOLATION_WEIGHT * self.violation + RESCALE_WEIGHT * self.rescales_per_hour
+
+
+def score(
+    track: Track,
+    one: float,
+    exponent: float,
+    slo: float,
+    optimum: float | None = None,
+    changes: Iterable[float] = (),
+    begin: int = 0,
+) -> Score:
+    """The numbers of a run.
+
+    Args:
+        track: what happened in each step.
+        one: records/s that one worker processes; n process n^exponent times as much.
+        exponent: see `one`.
+        slo: the age of the oldest unprocessed record should be at most this, seconds.
+        optimum: the least cost possible, worker-hours.
+        changes: seconds from the beginning at which the load jumps.
+        begin: the steps before this one do not count. What still waits then counts, with the time that it has waited.
+            `restarts` are those of the whole run.
+    """
+    steps = len(track.arrivals) - begin
+    if steps <= 0:
+        raise ValueError("nothing happened: a run has at least one step")
+    need = needed(track.arrivals, one, exponent)[begin:]
+    old = ages(track.arrivals, track.position)[begin:]
+    half, most = quantiles(delays(track.arrivals, track.position, begin), (0.5, 0.99))
+    running = track.running[begin:]
+    under = over = 0.0
+    for wanted, used in zip(need, running, strict=True):
+        if used < wanted:
+            under += (wanted - used) / wanted
+        else:
+            over += (used - wanted) / wanted
+    hours = steps * STEP / 3600
+    times = convergence(need, running, old, [at - begin * STEP for at in changes if at >= begin * STEP])
+    return Score(
+        hours=hours,
+        cost=sum(track.billed[begin:]) * STEP / 3600,
+        demand=sum(need) * STEP / 3600,
+        optimum=optimum,
+        violation=sum([age > slo for age in old]) / steps,
+        p50=half,
+        p99=most,
+        worst=max(old),
+        rescales=sum([step >= begin for step, _ in track.requests]),
+        restarts=track.restarts,
+        stopped=sum(track.stopped[begin:]) / steps,
+        under=under / steps,
+        over=over / steps,
+        converged=sum(times) / len(times) if times else None,
+    )
+
+
+def needed(arrivals: Sequence[float], one: float, exponent: float) -> list[int]:
+    """The smallest size whose capacity is at least the arrivals, for each step; at least 1.
+
+    Args:
+        arrivals: records that come in each step.
+        one: records/s that one worker processes; n process n^exponent times as much.
+        exponent: see `one`.
+    """
+    if not (one > 0 and exponent > 0):
+        raise ValueError(f"one worker processes {one:g}/s, n of them n^{exponent:g} times as much: expected above 0")
+    top = max(arrivals, default=0.0) / STEP
+    # What each size carries, and a little: the peak itself is exactly what a size processes, but for rounding.
+    able = [0.0]
+    while able[-1] < top:
+        able.append(one * len(able) ** exponent * (1 + _EXACT))
+    return [bisect_left(able, records / STEP, 1) for records in arrivals]
+
+
+def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
+    """Age of the oldest unprocessed record at the end of each step, seconds; 0 when nothing waits.
+
+    Within a step records come evenly. `position` is what has been processed; it goes back where a restart does.
+    """
+    come = list(accumulate(arrivals))
+    slack = _slack(come)
+    found = []
+    for step, (total, done) in enumerate(zip(come, position, strict=True)):
+        if done >= total - slack:
+            found.append(0.0)
+            continue
+        # That in which the next record came: by then more had come than is done, and before it no more.
+        there = bisect_right(come, done)
+        before = come[there - 1] if there else 0.0
+        found.append((step + 1) * STEP - (there + (done - before) / (come[there] - before)) * STEP)
+    return found
+
+
+def _slack(come: Sequence[float]) -> float:
+    return _EXACT * (come[-1] if come else 0.0)
+
+
+def _pieces(come: Sequence[float], low: float, high: float) -> list[tuple[float, float, float]]:
+    """The records between two positions, step by step in which they came: when the first and last came, up to where.
+
+    Within each piece they came evenly.
+    """
+    found = []
+    for step in range(bisect_right(come, low), len(come)):
+        if low >= high:
+            break
+        before = come[step - 1] if step else 0.0
+        total = come[step]
+        width = total - before
+        if width > 0:
+            until = min(total, high)
+            found.append(((step + (low - before) / width) * STEP, (step + (until - before) / width) * STEP, until))
+            low = until
+    return found
+
+
+def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0) -> list[tuple[float, float]]:
+    """(delay in seconds, records) from when records came until they were processed for good, from a step on.
+
+    Within a step records come, and are done, evenly: those that came in one and were done in one count with their mean
+    delay. What still waits at the end counts with its age: no run is better for being over.
+    """
+    come = list(accumulate(arrivals))
+    slack = _slack(come)
+    good = list(accumulate(reversed(list(map(min, come, position))), min))
+    good.reverse()
+    found = []
+    before, earlier = (good[begin - 1], come[begin - 1]) if begin else (0.0, 0.0)
+    for step, (total, done) in enumerate(zip(come[begin:], good[begin:], strict=True), begin):
+        records = done - before
+        if records > slack:
+            if before >= earlier - slack and done >= total - slack:
+                found.append((0.0, records))
+            else:
+                low = before
+                for first, last, high in _pieces(come, before, done):
+                    at = (step + ((low + high) / 2 - before) / records) * STEP
+                    found.append((max(0.0, at - (first + last) / 2), high - low))
+                    low = high
+            before = done
+        earlier = total
+    if earlier - before > slack:
+        for first, last, high in _pieces(come, before, earlier):
+            found.append((len(come) * STEP - (first + last) / 2, high - before))
+            before = high
+    return found
+
+
+def quantiles(weighted: Iterable[tuple[float, float]], shares: Sequence[float]) -> tuple[float, ...]:
+    """The values that these shares of the weight do not exceed; 0 where nothing weighs.
+
+    Args:
+        weighted: (value, weight).
+        shares: from 0 to 1, ascending.
+    """
+    ordered = sorted(weighted, key=itemgetter(0))
+    total = math.fsum(weight for _, weight in ordered)
+    found = []
+    reached = 0.0
+    entries = iter(ordered)
+    value = 0.0
+    for share in shares:
+        while reached < share * total * (1 - _EXACT):
+            value, weight = next(entries)
+            reached += weight
+        found.append(value)
+    return tuple(found)
+
+
+def convergence(
+    need: Sequence[int], running: Sequence[int], old: Sequence[float], changes: Iterable[float]
+) -> list[float]:
+    """Seconds from each jump of the load until the size fits and goes on fitting for `HELD`.
+
+    Where it never does before the next jump, or the end, it counts with the time until then.
+
+    Args:
+        need: workers needed in each step.
+        running: workers used.
+        old: age of the oldest unprocessed record.
+        changes: seconds from the beginning at which the load jumps, ascending.
+    """
+    begins = [round(change / STEP) for change in changes]
+    held = round(HELD / STEP)
+    found = []
+    for begin, end in pairwise([*begins, len(need)]):
+        first = begin
+        for step in range(begin, end):
+            fits = need[step] <= running[step] <= math.ceil(MOST * need[step]) and old[step] < BEHIND
+            if not fits:
+                first = step + 1
+            elif step + 1 - first >= held:
+                break
+        else:
+            first = end
+        found.append((first - begin) * STEP)
+    return found

@@ -1,0 +1,1 @@
+"""Anything on Kubernetes that has a scale subresource."""

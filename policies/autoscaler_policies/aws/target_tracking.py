@@ -1,0 +1,127 @@
+"""Target tracking of EC2 Auto Scaling: keeps a metric near its target, out at once and in late."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+
+from autoscaler.core.model import ZERO, Reason, Recommendation, View
+from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
+from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
+
+MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
+
+
+@dataclass(frozen=True, slots=True)
+class AwsTargetTracking:
+    """Keeps an average per replica, or a backlog per replica, at a target the way an Auto Scaling group does.
+
+    Two alarms decide: the high one when each of the last `high_periods` datapoints was above the target, the low one
+    when each of the last `low_periods` was below `low` of it. Then size = ceil(replicas x metric / target), of the
+    newest datapoint on the way out and of the highest one on the way in. AWS publishes that it scales out in
+    proportion and in more carefully, not the alarms' numbers; the defaults are those of the alarms it creates.
+
+    Attributes:
+        metric: name of the metric: an average per replica or a utilization; with acceptable_latency and
+            processing_time the messages that wait for all replicas together.
+        target: what an average should be, in the metric's unit; above 0. Either this or the two that follow.
+        acceptable_latency: how long a message may wait; divided by processing_time it is the target of the backlog
+            per replica.
+        processing_time: how long a replica needs for a message on average.
+        disable_scale_in: whether this policy never asks for fewer; default false.
+        warmup: replicas count only once they have been up for so long, and nothing is removed before; default 5m.
+        period: what one datapoint is an average of; default 60s. Not shorter than the cluster's interval.
+        high_periods: datapoints above the target that ask for more; default 3.
+        low_periods: datapoints below that ask for fewer; default 15.
+        low: below this share of the target a datapoint asks for fewer, above 0 to 1; default 0.9.
+    """
+
+    metric: str
+    target: float | None = None
+    acceptable_latency: timedelta | None = None
+    processing_time: timedelta | None = None
+    disable_scale_in: bool = False
+    warmup: timedelta = timedelta(minutes=5)
+    period: timedelta = timedelta(seconds=60)
+    high_periods: int = 3
+    low_periods: int = 15
+    low: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ValueError("metric: is empty, expected the name of a metric")
+        self._check_target()
+        if self.period <= ZERO:
+            raise ValueError(f"period: is {self.period.total_seconds():g}s, expected above 0s")
+        if self.warmup < ZERO:
+            raise ValueError(f"warmup: is {self.warmup.total_seconds():g}s, expected 0s or more")
+        for name in ("high_periods", "low_periods"):
+            watch(name, getattr(self, name), self.period)
+        if not 0 < self.low <= 1:
+            raise ValueError(f"low: is {self.low}, expected above 0 to 1")
+
+    def _check_target(self) -> None:
+        if (self.acceptable_latency is None) != (self.processing_time is None):
+            left = "acceptable_latency" if self.acceptable_latency is None else "processing_time"
+            raise ValueError(f"{left}: is missing, expected acceptable_latency and processing_time or none of them")
+        if (self.target is None) == (self.acceptable_latency is None):
+            found = "is missing" if self.target is None else f"is {self.target:g} beside acceptable_latency"
+            raise ValueError(f"target: {found}, expected either this or acceptable_latency with processing_time")
+        for name in ("acceptable_latency", "processing_time"):
+            value = getattr(self, name)
+            if value is not None and value <= ZERO:
+                raise ValueError(f"{name}: is {value.total_seconds():g}s, expected above 0s")
+        if self.target is not None and not (math.isfinite(self.target) and self.target > 0):
+            raise ValueError(f"target: is {self.target}, expected a finite number above 0")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics it reads."""
+        return (self.metric,)
+
+    @property
+    def lookback(self) -> timedelta:
+        """How much past it needs: the periods it looks at, and the warm-up."""
+        return max(self.period * max(self.high_periods, self.low_periods), self.warmup) + MARGIN
+
+    @property
+    def goal(self) -> float:
+        """What an average, or the backlog per replica, should be."""
+        if self.acceptable_latency is not None and self.processing_time is not None:
+            return backlog_target(self.acceptable_latency.total_seconds(), self.processing_time.total_seconds())
+        return self.target or 1.0
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size brings the metric to its target."""
+        backlog = self.acceptable_latency is not None
+        count = max(self.high_periods, self.low_periods)
+        points = datapoints(view, self.metric, self.period, count, Aggregation.AVERAGE, per_replica=backlog)
+        newest = points[0]
+        reading = view.metrics.get(self.metric)
+        if reading is None or newest is None:
+            return missing(view, self.metric)
+        current, goal, ready = view.current, self.goal, warm(view, self.warmup)
+        inputs = {self.metric: newest, "target": goal, "warm": float(ready)}
+        what = f"{self.metric} {plain(newest)}{' per replica' if backlog else ''} at target {plain(goal)}"
+        if all(point is not None and point > goal for point in points[: self.high_periods]):
+            # A backlog is what it is, however many of the replicas that share it are still warming up.
+            counted = max(view.ready if backlog else ready, 1)
+            size = max(current, tracked(counted, newest, goal))
+            return sized(view, size, inputs, f"{what} for {self.high_periods} datapoints: {replicas(size)}")
+        if self.disable_scale_in:
+            return Recommendation(None, Reason.ABSTAINED, inputs, f"{what}: no alarm to scale out")
+        lows = [point for point in points[: self.low_periods] if point is not None and point < goal * self.low]
+        if len(lows) < self.low_periods:
+            return sized(view, current, inputs, f"{what}: no alarm, {replicas(current)} stay")
+        if isinstance(reading.value, tuple) and len(reading.value) < view.ready:
+            return missing(view, self.metric)
+        if ready < current or shrinking(view, self.period):
+            return sized(view, current, inputs, f"{what}: waits for replicas that come or go")
+        size = min(current, tracked(current, max(lows), goal))
+        return sized(
+            view,
+            size,
+            inputs,
+            f"{what} for {self.low_periods} datapoints, {plain(max(lows))} at most: {replicas(size)}",
+        )

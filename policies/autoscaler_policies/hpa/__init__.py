@@ -1,0 +1,1 @@
+"""The Kubernetes Horizontal Pod Autoscaler v2."""

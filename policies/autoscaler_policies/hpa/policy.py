@@ -1,0 +1,454 @@
+"""The Kubernetes HPA v2 as a policy: its metrics, its behavior, its memory of what it recommended and did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from autoscaler.core.model import ZERO, Reading, Reason, Recommendation, Select, View
+from autoscaler_policies.hpa.rules import (
+    LEGACY_WINDOW,
+    MOST_USAGE,
+    SCALE_DOWN,
+    SCALE_UP,
+    Condition,
+    Event,
+    MetricError,
+    Outcome,
+    Pod,
+    PodState,
+    Recommended,
+    ScalingPolicy,
+    ScalingRules,
+    Sized,
+    Tolerances,
+    combined,
+    controller,
+    object_or_external_value,
+    per_pod_value,
+    pod_average_value,
+    utilization_ratio,
+)
+from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
+
+MILLI = 1000
+SHARE = 1_000_000  # parts of a request, where a reading is a share of it: finer than the percent that counts
+# Together they keep what is remembered within the 1000 numbers that a policy may keep.
+MOST_RECOMMENDATIONS = 300
+MOST_EVENTS = 100
+GAP = 2.5  # intervals without a recommendation after which what happened in between is unseen, as in the core
+
+USAGE, REQUEST, READY = "usage", "request", "ready"
+"""What `Reading.parts` says of a replica: usage and request in the same unit, and ready (1) or not (0)."""
+
+
+class MetricType(StrEnum):
+    """How a size follows from a metric; the names are those of `target.type` of an HPA, by what is measured."""
+
+    UTILIZATION = "utilization"  # Resource, averageUtilization: percent of the request
+    AVERAGE_VALUE = "average_value"  # Pods, or Resource with averageValue
+    VALUE = "value"  # Object or External, value
+    VALUE_PER_REPLICA = "value_per_replica"  # Object or External, averageValue
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric and its target, as an entry of an HPA's `spec.metrics`.
+
+    Attributes:
+        type: `utilization`, the share of the request that replicas use; `average_value`, what a replica has on average;
+            `value`, one number for all, whose ratio to the target multiplies the replicas that are up;
+            `value_per_replica`, one number for all that is divided by the target.
+        metric: name of the metric.
+        target: what it should be; for `utilization` a whole percentage of 1 or more while the metric is read from
+            0 to 1; else in the metric's unit, 0.001 or more, since an HPA counts in thousandths.
+    """
+
+    type: MetricType
+    metric: str
+    target: float
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ValueError("metric: is empty, expected the name of a metric")
+        if self.type is MetricType.UTILIZATION:
+            if not 1 <= self.target < MOST_USAGE or self.target != int(self.target):
+                raise ValueError(f"target: is {self.target:g}, expected a whole percentage of the request, like 60")
+        elif not 1 / MILLI <= self.target < MOST_USAGE / MILLI:
+            raise ValueError(
+                f"target: is {self.target:g}, expected 0.001 or more and below {MOST_USAGE / MILLI:.1e}: "
+                "an HPA counts in thousandths"
+            )
+
+    def __str__(self) -> str:
+        """The name: what the configuration takes for a metric that a policy cannot do without."""
+        return self.metric
+
+    def size(self, view: View, reading: Reading, tolerances: Tolerances) -> Sized:
+        """The size that the metric asks for.
+
+        Raises:
+            MetricError: none follows from this reading.
+        """
+        current, ready = view.current, view.ready
+        if self.type is MetricType.UTILIZATION:
+            return utilization_ratio(current, int(self.target), _pods(view, reading, SHARE), tolerances)
+        target = _units(self.target, MILLI)
+        if self.type is MetricType.AVERAGE_VALUE:
+            return pod_average_value(current, target, _pods(view, reading, MILLI), tolerances)
+        values = [_units(number, MILLI) for number in _numbers(reading)]
+        if self.type is MetricType.VALUE_PER_REPLICA:
+            # The original asks how many pods exist; while they are coming up that would take back what was asked for.
+            return per_pod_value(current, target, values, tolerances)
+        found = object_or_external_value(current, ready, target, values, tolerances)
+        if found.usage > target and found.replicas < current:
+            # The original multiplies the few that are up, and would remove those that are starting in an overload.
+            return Sized(current, found.usage)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleUp:
+    """What `behavior.scaleUp` of an HPA says.
+
+    Attributes:
+        stabilization_window: up to the least that was asked for within it; default 0s.
+        select_policy: which of the policies counts: max, min, or disabled for no change upwards; default max.
+        policies: the rate limits; default 4 pods in 15s and 100 percent in 15s.
+    """
+
+    stabilization_window: timedelta = SCALE_UP.window
+    select_policy: Select = SCALE_UP.select
+    policies: tuple[ScalingPolicy, ...] = SCALE_UP.policies
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ValueError("policies: is empty, expected at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleDown:
+    """What `behavior.scaleDown` of an HPA says.
+
+    Attributes:
+        stabilization_window: down to the greatest that was asked for within it; default 5m.
+        select_policy: which of the policies counts: max, min, or disabled for no change downwards; default max.
+        policies: the rate limits; default 100 percent in 15s.
+    """
+
+    stabilization_window: timedelta = SCALE_DOWN.window
+    select_policy: Select = SCALE_DOWN.select
+    policies: tuple[ScalingPolicy, ...] = SCALE_DOWN.policies
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ValueError("policies: is empty, expected at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class Behavior:
+    """What `behavior` of an HPA says.
+
+    Attributes:
+        scale_up: the way up; default that of an HPA.
+        scale_down: the way down; default that of an HPA.
+    """
+
+    scale_up: ScaleUp = ScaleUp()
+    scale_down: ScaleDown = ScaleDown()
+
+    @property
+    def rules(self) -> tuple[ScalingRules, ScalingRules]:
+        """The rules up and down."""
+        up, down = self.scale_up, self.scale_down
+        return (
+            ScalingRules(up.stabilization_window, up.select_policy, up.policies),
+            ScalingRules(down.stabilization_window, down.select_policy, down.policies),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is remembered between two turns.
+
+    Attributes:
+        log: recommendations, oldest first; None: a controller that has just been started.
+        events: changes of size, oldest first; signed, in replicas.
+        gap: whether so little has been seen lately that the recommendations tell nothing.
+    """
+
+    log: tuple[Recommended, ...] | None
+    events: tuple[Event, ...]
+    gap: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hpa:
+    """Does what a Kubernetes HorizontalPodAutoscaler (autoscaling/v2) with the same specification would do.
+
+    The arithmetic is that of pkg/controller/podautoscaler, rounding included; see `hpa_rules`. The cluster's `min`,
+    `max` and `interval` are its minReplicas, maxReplicas and sync period. The greatest size that a metric asks for
+    counts; one that cannot be read forbids fewer replicas. What it recommended and how the size changed is remembered,
+    also across a restart; a fresh one begins with the present size and does not go down before its window has passed.
+
+    Attributes:
+        metrics: the metrics and their targets, as `spec.metrics` of an HPA; at least one.
+        behavior: as `spec.behavior` of an HPA, with its defaults for what is left out. Without it, as there: down to
+            the greatest size asked for within 5m, and up to at most twice the size, or 4, at a time.
+        tolerance_up: share above the target that is ignored; default 0.1.
+        tolerance_down: share below the target that is ignored; default 0.1; 1 and more: never scale down.
+    """
+
+    metrics: tuple[Metric, ...]
+    behavior: Behavior | None = None
+    tolerance_up: float = 0.1
+    tolerance_down: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            raise ValueError("metrics: is empty, expected at least one metric with its target")
+        for name in ("tolerance_up", "tolerance_down"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: is {value}, expected a finite number of 0 or more")
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        """Remember what is recommended now, and by how much the size has changed."""
+        return self._turn(view)[0]
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size the HPA would set."""
+        return self._turn(view)[1]
+
+    def _turn(self, view: View) -> tuple[Mapping[str, float], Recommendation]:
+        """One turn of the controller: what it remembers of it, and what it asks for."""
+        before = self._recall(view)
+        found: list[Sized | None] = []
+        words: list[str] = []
+        failed: list[str] = []
+        inputs: dict[str, float] = {}
+        tolerances = Tolerances(self.tolerance_down, self.tolerance_up)
+        for metric in self.metrics:
+            reading = view.metrics.get(metric.metric)
+            one: Sized | None = None
+            if reading is None:
+                failed.append(metric.metric)
+            else:
+                try:
+                    one = metric.size(view, reading, tolerances)
+                except MetricError as error:
+                    words.append(f"{metric.metric}: {error}")
+                else:
+                    inputs[metric.metric] = _shown(one)
+                    words.append(_told(view, metric, reading, one))
+            found.append(one)
+        proposals = [None if one is None else one.replicas for one in found]
+        log = before.log
+        desired = combined(view.current, proposals)
+        if log is not None and before.gap and desired is not None:
+            # The window of the original may be empty by now, and the first reading take the size down. What asks for
+            # more is held up by nothing that it is not held up by there.
+            log = (*log, Recommended(max(view.current, desired), ZERO))
+        outcome = controller(
+            view.current,
+            view.limits.minimum,
+            view.limits.maximum,
+            proposals,
+            log,
+            None if self.behavior is None else self.behavior.rules,
+            [event for event in before.events if event.change > 0],
+            [Event(-event.change, event.age) for event in before.events if event.change < 0],
+        )
+        return self._remember(view, before, outcome), self._answer(view, outcome, inputs, words, failed)
+
+    def _answer(
+        self, view: View, outcome: Outcome, inputs: dict[str, float], words: Sequence[str], failed: Sequence[str]
+    ) -> Recommendation:
+        condition = outcome.condition
+        if condition is Condition.DISABLED:
+            detail = "the size is 0 and min is not: an HPA leaves such a target alone"
+            return Recommendation(None, Reason.ABSTAINED, {}, detail)
+        if condition is Condition.HOLD:
+            texts = [*words, *([missing(view, *failed).detail] if failed else [])]
+            return Recommendation(None, Reason.MISSING, {}, "; ".join(texts))
+        size = outcome.replicas
+        if outcome.desired is None:
+            return sized(view, size, {}, f"the size {view.current} is {condition}: {replicas(size)}")
+        inputs["desired"] = float(outcome.desired)
+        texts = [*words, *([f"{', '.join(failed)} cannot be read"] if failed else [])]
+        texts.append(f"{replicas(outcome.desired)} asked for")
+        if outcome.stabilized:
+            texts.append("stabilized by what was asked for before")
+        texts.append(f"{replicas(size)} ({condition})")
+        return sized(view, size, inputs, "; ".join(texts))
+
+    @property
+    def _windows(self) -> tuple[timedelta, timedelta]:
+        if self.behavior is None:
+            return ZERO, LEGACY_WINDOW
+        return self.behavior.scale_up.stabilization_window, self.behavior.scale_down.stabilization_window
+
+    def _recall(self, view: View) -> _Memory:
+        """What was remembered, with the change of size since then.
+
+        A change that was asked for happened right after that turn, as the HPA counts it; another one now.
+        """
+        memory = view.memory
+        if not memory.keys() >= {"turn_at", "size", "asked"}:
+            return _Memory(None, ())
+        now = view.now.timestamp()
+        log = tuple(Recommended(int(size), age) for size, age in _dated(memory, "recommended", now))
+        events = tuple(Event(int(change), age) for change, age in _dated(memory, "changed", now))
+        size, asked = int(memory["size"]), int(memory["asked"])
+        change = view.current - size
+        if change:
+            ours = (asked - size) * change > 0
+            events = (*events, Event(change, _age(now, memory["turn_at"]) if ours else ZERO))
+        if "seen_at" not in memory:
+            return _Memory(None, events)
+        unseen = _age(now, memory["seen_at"])
+        return _Memory(log, events, unseen > max(view.spec.interval * GAP, self._windows[1] / 2))
+
+    def _remember(self, view: View, before: _Memory, outcome: Outcome) -> Mapping[str, float]:
+        now = view.now.timestamp()
+        memory = {"turn_at": now, "size": float(view.current), "asked": float(outcome.replicas)}
+        seen = view.memory.get("seen_at") if outcome.desired is None else now
+        if seen is not None:  # before anything is seen every turn is a first one
+            memory["seen_at"] = seen
+        log = _needed(outcome.log, *self._windows)
+        memory |= _written("recommended", [(one.replicas, one.age) for one in log], now)
+        longest = ZERO
+        if self.behavior is not None:
+            policies = (*self.behavior.scale_up.policies, *self.behavior.scale_down.policies)
+            longest = max(policy.period for policy in policies)
+        events = [event for event in before.events if event.age < longest]
+        while len(events) > MOST_EVENTS:
+            events[:2] = [Event(events[0].change + events[1].change, events[1].age)]
+        return memory | _written("changed", [(event.change, event.age) for event in events], now)
+
+
+def _needed(log: Sequence[Recommended], up: timedelta, down: timedelta) -> list[Recommended]:
+    """The recommendations that can still decide, oldest first.
+
+    One that a later one is as small as, or as great as, never decides again: it leaves the window first.
+    """
+    kept: list[Recommended] = []
+    least, greatest = math.inf, -math.inf
+    oldest_first = sorted(log, key=lambda one: one.age, reverse=True)  # of the same age the later one stays later
+    for one in reversed(oldest_first):
+        smaller, greater = one.replicas < least, one.replicas > greatest
+        least, greatest = min(least, one.replicas), max(greatest, one.replicas)
+        if (smaller and one.age <= up) or (greater and one.age <= down):
+            kept.append(one)
+    kept.reverse()
+    while len(kept) > MOST_RECOMMENDATIONS:
+        # The greater one lives on a little longer: later down, sooner up.
+        kept[:2] = [Recommended(max(kept[0].replicas, kept[1].replicas), kept[1].age)]
+    return kept
+
+
+def _age(now: float, at: float) -> timedelta:
+    """To the microsecond, which seconds since 1970 can hold."""
+    return timedelta(seconds=now - at)
+
+
+def _dated(memory: Mapping[str, float], name: str, now: float) -> list[tuple[float, timedelta]]:
+    """Numbers with their ages, in the order they were written."""
+    keys = [key for key in memory if key.startswith(f"{name}_") and not key.endswith("_at")]
+    return [(memory[key], _age(now, memory[f"{key}_at"])) for key in keys if f"{key}_at" in memory]
+
+
+def _written(name: str, entries: Sequence[tuple[int, timedelta]], now: float) -> dict[str, float]:
+    memory = {}
+    for index, (number, age) in enumerate(entries):
+        memory[f"{name}_{index}"] = float(number)
+        memory[f"{name}_{index}_at"] = now - age.total_seconds()
+    return memory
+
+
+def _numbers(reading: Reading) -> tuple[float, ...]:
+    return reading.value if isinstance(reading.value, tuple) else (reading.value,)
+
+
+def _units(number: float, scale: int) -> int:
+    """A number in whole parts, rounded up as a Kubernetes quantity is; beyond all bounds the largest.
+
+    Rounded before to a thousandth of a part: 20.666 x 1000 is 20666.000000000004 in floats.
+    """
+    parts = number * scale
+    if abs(parts) >= MOST_USAGE:
+        return MOST_USAGE if parts > 0 else -MOST_USAGE
+    return math.ceil(round(parts, 3))
+
+
+def _replicas(reading: Reading) -> Mapping[str, Mapping[str, float]]:
+    """What a reading tells of each replica; nothing where its parts are something else.
+
+    Parts with requests and no usage are replicas of which nothing was read: the value of their reading tells nothing.
+    """
+    return reading.parts if any(USAGE in part or REQUEST in part for part in reading.parts.values()) else {}
+
+
+def _silent(view: View, reading: Reading) -> int:
+    """How many replicas are up of which nothing was read."""
+    told = _replicas(reading)
+    if told:
+        up = [part for part in told.values() if part.get(READY, 1.0)]
+        return sum(USAGE not in part for part in up) + max(view.ready - len(up), 0)
+    return max(view.ready - len(reading.value), 0) if isinstance(reading.value, tuple) else 0
+
+
+def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
+    """The replicas as pods: those that told something, those that are up and silent, those that are not up."""
+    told = _replicas(reading)
+    if told:
+        return _parts(view, told)
+    request = scale
+    if isinstance(reading.value, tuple):
+        pods = [Pod(_units(number, scale), request) for number in reading.value]
+        silent = view.ready - len(pods)
+    else:
+        # The mean of all that are up.
+        pods = [Pod(_units(reading.value, scale), request, count=view.ready)] if view.ready else []
+        silent = 0
+    return _complete(view, pods, silent, request)
+
+
+def _complete(view: View, pods: list[Pod], silent: int, request: int | None) -> list[Pod]:
+    """The pods with those that are up and silent, and those that are coming up."""
+    if silent > 0:
+        pods = [*pods, Pod(None, request, count=silent)]
+    coming = view.current - max(view.ready, sum(pod.count for pod in pods))
+    if coming > 0:
+        pods = [*pods, Pod(None, request, PodState.PENDING, coming)]
+    return pods
+
+
+def _parts(view: View, told: Mapping[str, Mapping[str, float]]) -> list[Pod]:
+    pods = [
+        Pod(
+            _units(part[USAGE], MILLI) if USAGE in part else None,
+            _units(part[REQUEST], MILLI) if REQUEST in part else None,
+            PodState.READY if part.get(READY, 1.0) else PodState.UNREADY,
+        )
+        for part in told.values()
+    ]
+    # What nobody tells of a replica is taken as the greatest request: it weighs the more on the way down.
+    request = max((pod.request for pod in pods if pod.request is not None), default=None)
+    return _complete(view, pods, view.ready - sum(pod.state is PodState.READY for pod in pods), request)
+
+
+def _shown(one: Sized) -> float:
+    """The number that counted: a percentage, or a value in the metric's unit."""
+    return float(one.utilization) if one.utilization is not None else one.usage / MILLI
+
+
+def _told(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
+    unit = "%" if one.utilization is not None else ""
+    said = f"{metric.metric} {plain(_shown(one))}{unit} at target {plain(metric.target)}{unit}"
+    if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE} and (silent := _silent(view, reading)):
+        said = f"{said}, {replicas(silent)} silent"
+    return f"{said}: {replicas(one.replicas)}"

@@ -1,0 +1,1 @@
+"""KEDA's Kafka scaler with the HPA behind it."""

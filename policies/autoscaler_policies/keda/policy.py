@@ -1,0 +1,377 @@
+"""KEDA's Kafka scaler and what the HPA makes of it: lag divided by a threshold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from autoscaler.core.capacity import source_partitions
+from autoscaler.core.model import MOST_LEARNED, ZERO, Reading, Reason, Recommendation, View
+from autoscaler_policies.keda.formula import compute, parse
+from autoscaler_policies.keda.rules import (
+    HPA_TOLERANCE,
+    NOTHING_COMMITTED,
+    Behaviour,
+    Reset,
+    hpa_average_size,
+    milli,
+    next_factor,
+    safe_fallback_size,
+    safe_partition_lag,
+    safe_size,
+)
+from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+
+OFFSET = "offset"
+ACTIVE = "active_at"  # when a trigger was active last, or could not be read
+MOST_FAILURES = 1_000_000  # more are not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """One metric with a lag, and how many replicas a lag asks for: the metadata of a `kafka` trigger.
+
+    Attributes:
+        metric: name of the metric with the records waiting, a sum or one number per partition; default lag.
+        lag_threshold: records per replica; above 0; default 10.
+        activation_lag_threshold: the trigger is active above so many records; default 0.
+        name: what the formula calls it; default: the metric's name.
+        offset_reset_policy: where a group without a committed offset begins: latest or earliest; default latest.
+            Read only where the source tells the offset and the end of each partition.
+        scale_to_zero_on_invalid_offset: whether a partition without a committed offset has no lag; default false.
+        allow_idle_consumers: whether there may be more replicas than partitions; default false.
+        limit_to_partitions_with_lag: whether only partitions with lag count for that; default false.
+        ensure_even_distribution_of_partitions: whether replicas must divide the partitions evenly; default false.
+        exclude_persistent_lag: whether partitions whose offset stands still are left out of the size; default false.
+            Needs a source that tells offsets; without them nothing is left out.
+        persistent_after: the offset must have stood still for so long; default 5m, as a job may commit only at its
+            checkpoints; 0s: from one reading to the next, as KEDA does.
+    """
+
+    metric: str = "lag"
+    lag_threshold: float = 10.0
+    activation_lag_threshold: float = 0.0
+    name: str = ""
+    offset_reset_policy: Reset = Reset.LATEST
+    scale_to_zero_on_invalid_offset: bool = False
+    allow_idle_consumers: bool = False
+    limit_to_partitions_with_lag: bool = False
+    ensure_even_distribution_of_partitions: bool = False
+    exclude_persistent_lag: bool = False
+    persistent_after: timedelta = timedelta(minutes=5)
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ValueError("metric: is empty, expected the name of a metric")
+        if not (math.isfinite(self.lag_threshold) and self.lag_threshold > 0):
+            raise ValueError(f"lag_threshold: is {self.lag_threshold}, expected a finite number above 0")
+        if not (math.isfinite(self.activation_lag_threshold) and self.activation_lag_threshold >= 0):
+            raise ValueError(
+                f"activation_lag_threshold: is {self.activation_lag_threshold}, expected a finite number of 0 or more"
+            )
+        if self.allow_idle_consumers and self.limit_to_partitions_with_lag:
+            raise ValueError("allow_idle_consumers: is set together with limit_to_partitions_with_lag, expected one")
+        if self.persistent_after < ZERO:
+            raise ValueError(f"persistent_after: is {self.persistent_after.total_seconds():g}s, expected 0s or more")
+
+    @property
+    def label(self) -> str:
+        """What the formula calls it."""
+        return self.name or self.metric
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """What holds while a trigger keeps failing.
+
+    Attributes:
+        replicas: the size to have then, and for a formula that gives nil; 0 or more.
+        failure_threshold: failures in a row that are put up with; default 3.
+        behavior: static, currentReplicas, currentReplicasIfHigher, currentReplicasIfLower, or scalingModifiers: the
+            failing trigger is nil in the formula; default static. None of them lowers the size.
+    """
+
+    replicas: int
+    failure_threshold: int = 3
+    behavior: Behaviour = Behaviour.STATIC
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "failure_threshold"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ValueError(f"{name}: is {value}, expected 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    """What is known of a trigger's lag.
+
+    Attributes:
+        lag: what counts for the size; None: nothing is known.
+        whole: what counts for activation.
+        partitions: of the log; None: unknown.
+        bound: the most replicas that they allow; None: any number.
+        complete: whether all of it is known; if not, there is at least so much.
+    """
+
+    lag: float | None
+    whole: float
+    partitions: int | None
+    bound: int | None
+    complete: bool
+
+    def cut(self, trigger: Trigger) -> float | None:
+        """The lag that as many replicas are enough for as can be used; None: not all of it is known."""
+        if self.lag is None or not self.complete:
+            return None
+        lag = self.lag
+        if trigger.ensure_even_distribution_of_partitions and self.partitions is not None:
+            lag = next_factor(lag, self.partitions, trigger.lag_threshold) * trigger.lag_threshold
+        return finite(lag if self.bound is None else min(lag, self.bound * trigger.lag_threshold))
+
+
+@dataclass(frozen=True, slots=True)
+class KedaLag:
+    """As many replicas as a lag asks for, the way KEDA's Kafka scaler and the HPA do it.
+
+    size = ceil(lag / threshold), at most one replica per partition, and no change within the tolerance. The largest
+    size of all triggers counts, or what a formula makes of their lags.
+
+    Lag says nothing about load: see the documentation before you use this for a job that did not come from KEDA.
+
+    Attributes:
+        triggers: what is read; at least one.
+        formula: one number of all triggers by their names, as in `scalingModifiers.formula`; default none.
+        target: what the formula's number should be per replica; needed with a formula, above 0.
+        activation_target: active while the formula's number is above this; default 0.
+        fallback: what holds while a trigger keeps failing; default none.
+        active_minimum: the least replicas while a trigger is active; the cluster's `min` holds when none is;
+            default 1.
+        cooldown: no trigger may have been active for so long before the size goes to the cluster's `min`; default 5m.
+        tolerance: share of the threshold or target that is ignored; default 0.1, the HPA's.
+    """
+
+    triggers: tuple[Trigger, ...]
+    formula: str = ""
+    target: float | None = None
+    activation_target: float = 0.0
+    fallback: Fallback | None = None
+    active_minimum: int = 1
+    cooldown: timedelta = timedelta(minutes=5)
+    tolerance: float = HPA_TOLERANCE
+
+    def __post_init__(self) -> None:
+        labels = [trigger.label for trigger in self.triggers]
+        if not labels:
+            raise ValueError("triggers: is empty, expected at least one")
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"triggers: have the names {', '.join(labels)}, expected different ones")
+        if self.formula and self.target is None:
+            raise ValueError("target: is missing, expected what the formula's number should be per replica")
+        if not self.formula and self.target is not None:
+            raise ValueError(f"target: is {self.target:g} without a formula, expected both or none")
+        if self.target is not None and not (math.isfinite(self.target) and self.target > 0):
+            raise ValueError(f"target: is {self.target}, expected a finite number above 0")
+        self._check_formula(labels)
+        if not math.isfinite(self.activation_target):
+            raise ValueError(f"activation_target: is {self.activation_target}, expected a finite number")
+        if self.active_minimum < 1:
+            raise ValueError(f"active_minimum: is {self.active_minimum}, expected 1 or more")
+        if self.cooldown < ZERO:
+            raise ValueError(f"cooldown: is {self.cooldown.total_seconds():g}s, expected 0s or more")
+        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise ValueError(f"tolerance: is {self.tolerance}, expected a finite number of 0 or more")
+
+    def _check_formula(self, labels: list[str]) -> None:
+        if not self.formula:
+            if self.fallback is not None and self.fallback.behavior is Behaviour.MODIFIERS:
+                raise ValueError("fallback: has the behavior scalingModifiers, expected a formula with it")
+            return
+        odd = next((label for label in labels if not (label.isascii() and label.isidentifier())), "")
+        if odd:
+            raise ValueError(f"triggers: have the name {odd!r}, expected one of letters, digits and _ for the formula")
+        try:
+            parse(self.formula, tuple(labels))
+        except ValueError as error:
+            raise ValueError(f"formula: {error}") from error
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics it reads."""
+        return tuple(dict.fromkeys(trigger.metric for trigger in self.triggers))
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        """Keep failures in a row, when a trigger was active last, and where the offsets of partitions stand."""
+        found = self._read(view)
+        memory: dict[str, float] = {}
+        for trigger in self.triggers:
+            name = f"{trigger.label} failures"
+            memory[name] = 0.0 if found[trigger.label].complete else min(view.memory.get(name, 0.0) + 1, MOST_FAILURES)
+        now = view.now.timestamp()
+        memory[ACTIVE] = now if self._active(found) else view.memory.get(ACTIVE, now)
+        for trigger in self.triggers:
+            reading = view.metrics.get(trigger.metric)
+            if reading is None or not trigger.exclude_persistent_lag:
+                continue
+            offsets = {part: numbers[OFFSET] for part, numbers in reading.parts.items() if OFFSET in numbers}
+            if len(memory) + 2 * len(offsets) > MOST_LEARNED:
+                continue  # of a log with more partitions than can be kept none is: what is unknown is left in
+            at = reading.at.timestamp()
+            for part, offset in offsets.items():
+                name = f"{trigger.label}/{part}"
+                stands = view.memory.get(f"{name} {OFFSET}") == offset
+                memory[f"{name} {OFFSET}"] = offset
+                memory[f"{name} since_at"] = view.memory.get(f"{name} since_at", at) if stands else at
+        return memory
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size the lag asks for."""
+        found = self._read(view)
+        failing = tuple(trigger for trigger in self.triggers if not found[trigger.label].complete)
+        inputs = {label: finite(lag.lag) for label, lag in found.items() if lag.lag is not None}
+        try:
+            size, why = self._by_formula(view, found, failing) if self.formula else self._by_trigger(view, found)
+        except ValueError as error:
+            return Recommendation(None, Reason.MISSING, inputs, f"the formula {error}")
+        if size is None or (failing and size < view.current):
+            return missing(view, *dict.fromkeys(trigger.metric for trigger in failing))
+        idle = view.limits.minimum
+        if self.active_minimum > idle:
+            if not self._active(found) and self._rested(view):
+                return sized(view, idle, inputs, f"{why}; no trigger is active: {replicas(idle)}")
+            size = max(size, self.active_minimum)
+        return sized(view, size, inputs, why)
+
+    def _rested(self, view: View) -> bool:
+        """Whether there is nothing to put to rest, or the last activity is long enough ago."""
+        now = view.now.timestamp()
+        passed = ACTIVE in view.memory and now - view.memory[ACTIVE] >= self.cooldown.total_seconds()
+        return passed or view.current <= view.limits.minimum
+
+    def _active(self, found: Mapping[str, _Lag]) -> bool:
+        """Whether there is something to do, or might be: a trigger that cannot be read may hide anything."""
+        if not all(lag.complete for lag in found.values()):
+            return True
+        if not self.formula:
+            return any(found[trigger.label].whole > trigger.activation_lag_threshold for trigger in self.triggers)
+        try:
+            value = self._compute(found)
+        except ValueError:
+            return True
+        return value is None or value > self.activation_target
+
+    def _by_trigger(self, view: View, found: Mapping[str, _Lag]) -> tuple[int | None, str]:
+        """The largest size that a trigger asks for; None: none does."""
+        sizes: list[tuple[int, str]] = []
+        for trigger in self.triggers:
+            lag = found[trigger.label]
+            if lag.lag is not None:
+                even = lag.partitions if trigger.ensure_even_distribution_of_partitions else None
+                size = safe_size(
+                    lag.lag, trigger.lag_threshold, view.current, bound=lag.bound, even=even, tolerance=self.tolerance
+                )
+                limit = "" if lag.bound is None else f", at most {lag.bound} can be used"
+                what = f"{trigger.label} {plain(lag.lag)} at {plain(trigger.lag_threshold)} per replica"
+                sizes.append((size, f"{what}: {replicas(size)}{limit}"))
+            if not lag.complete and self.fallback is not None and self._fallen(view, trigger):
+                sizes.append(self._fall_back(view, self.fallback, f"{trigger.label} keeps failing"))
+        return max(sizes, key=lambda asked: asked[0], default=(None, ""))
+
+    def _by_formula(
+        self, view: View, found: Mapping[str, _Lag], failing: tuple[Trigger, ...]
+    ) -> tuple[int | None, str]:
+        """The size that the formula asks for; None: it cannot be computed.
+
+        Raises:
+            ValueError: it has no value for these numbers.
+        """
+        fallback = self.fallback
+        if failing:
+            if fallback is None or not all(self._fallen(view, trigger) for trigger in failing):
+                return None, ""
+            if fallback.behavior is not Behaviour.MODIFIERS:
+                return self._fall_back(view, fallback, f"{failing[0].label} keeps failing")
+        value = self._compute(found)
+        if value is None:
+            return (None, "") if fallback is None else self._fall_back(view, fallback, "the formula gives nil")
+        target = self.target or 1.0
+        size = hpa_average_size(value, target, view.current, self.tolerance)
+        return size, f"the formula gives {plain(value)} at {plain(target)} per replica: {replicas(size)}"
+
+    def _fallen(self, view: View, trigger: Trigger) -> bool:
+        """Whether a trigger has failed more often than is put up with."""
+        failures = view.memory.get(f"{trigger.label} failures", 0.0)
+        return self.fallback is not None and failures > self.fallback.failure_threshold
+
+    @staticmethod
+    def _fall_back(view: View, fallback: Fallback, why: str) -> tuple[int, str]:
+        size = safe_fallback_size(fallback.behavior, view.current, fallback.replicas)
+        return size, f"{why}, falls back to {replicas(size)}"
+
+    def _compute(self, found: Mapping[str, _Lag]) -> float | None:
+        """What the formula gives; each lag is cut down to what the partitions allow, as KEDA does before."""
+        values = {trigger.label: found[trigger.label].cut(trigger) for trigger in self.triggers}
+        value = compute(parse(self.formula, tuple(values)), values)
+        return None if value is None else milli(value)
+
+    def _read(self, view: View) -> Mapping[str, _Lag]:
+        return {trigger.label: _read(trigger, view) for trigger in self.triggers}
+
+
+def _read(trigger: Trigger, view: View) -> _Lag:
+    """What is known of a trigger's lag. A negative number is no reading."""
+    reading = view.metrics.get(trigger.metric)
+    if reading is None:
+        return _Lag(None, 0.0, None, None, complete=False)
+    parts = {part: numbers for part, numbers in reading.parts.items() if "lag" in numbers or OFFSET in numbers}
+    if parts:
+        lags = [_part_lag(trigger, numbers) for numbers in parts.values()]
+        stand = [trigger.exclude_persistent_lag and _stands(trigger, view, reading, part) for part in parts]
+    elif isinstance(reading.value, tuple):
+        lags = [number if number >= 0 else None for number in reading.value]
+        stand = [False] * len(lags)
+    else:
+        known = reading.value >= 0
+        partitions = reading.partitions or source_partitions(view.spec, view.engine, view.past)
+        return _Lag(
+            reading.value if known else None, reading.value, partitions, _bound(trigger, partitions, None), known
+        )
+    there = [lag for lag in lags if lag is not None]
+    counted = [lag for lag, stands in zip(lags, stand, strict=True) if lag is not None and not stands]
+    partitions = reading.partitions or len(lags)
+    complete = len(there) >= partitions and len(there) == len(lags)
+    # Partitions that nothing is known of may have lag as well.
+    with_lag = sum(lag > 0 for lag in counted) + max(partitions - len(there), 0)
+    bound = _bound(trigger, partitions, with_lag)
+    return _Lag(finite(sum(counted)) if there else None, finite(sum(there)), partitions, bound, complete)
+
+
+def _bound(trigger: Trigger, partitions: int | None, with_lag: int | None) -> int | None:
+    """The most replicas that partitions allow; None: nothing limits them."""
+    if trigger.limit_to_partitions_with_lag:
+        return partitions if with_lag is None else with_lag
+    return None if trigger.allow_idle_consumers and not trigger.ensure_even_distribution_of_partitions else partitions
+
+
+def _part_lag(trigger: Trigger, numbers: Mapping[str, float]) -> float | None:
+    """The lag of one partition, from what the source tells of it."""
+    if "lag" in numbers:
+        return numbers["lag"] if numbers["lag"] >= 0 else None
+    return safe_partition_lag(
+        numbers[OFFSET],
+        numbers.get("end"),
+        trigger.offset_reset_policy,
+        zero_on_invalid=trigger.scale_to_zero_on_invalid_offset,
+    )
+
+
+def _stands(trigger: Trigger, view: View, reading: Reading, part: str) -> bool:
+    """Whether the offset of a partition has stood still for long enough, over at least two readings."""
+    offset = reading.parts[part].get(OFFSET, NOTHING_COMMITTED)
+    since = view.memory.get(f"{trigger.label}/{part} since_at")
+    if since is None or offset == NOTHING_COMMITTED or view.memory[f"{trigger.label}/{part} {OFFSET}"] != offset:
+        return False
+    age = reading.at.timestamp() - since
+    return age > 0 and age >= trigger.persistent_after.total_seconds()

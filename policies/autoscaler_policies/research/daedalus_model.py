@@ -1,0 +1,190 @@
+"""What Daedalus predicts with: a regression of throughput on CPU, a straight line of arrivals, the time to recover.
+
+See `autoscaler_policies.research.daedalus` for where it is from. Times are seconds from now, rates records/s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+SPREAD = 0.05
+"""A busy share that varied by less (standard deviation) says nothing about a slope: it is noise that is fitted."""
+
+REMEMBERED = 240.0
+"""From so many samples on, each new one has the weight of this one: what is older fades. Four hours of minutes."""
+
+
+MINUTE = 60.0
+"""Seconds that each number of a forecast holds for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """Throughput against busy share by least squares, updated sample by sample (Welford).
+
+    Attributes:
+        count: samples, at most `REMEMBERED`.
+        x, y: means of busy share and throughput.
+        variance, covariance: of the busy share, and with the throughput; divided by the count.
+    """
+
+    count: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    variance: float = 0.0
+    covariance: float = 0.0
+
+    def seen(self, x: float, y: float) -> Regression:
+        """The same with one sample more."""
+        count = min(self.count + 1, REMEMBERED)
+        dx = x - self.x
+        mean_x, mean_y = self.x + dx / count, self.y + (y - self.y) / count
+        return Regression(
+            count,
+            mean_x,
+            mean_y,
+            self.variance + (dx * (x - mean_x) - self.variance) / count,
+            self.covariance + (dx * (y - mean_y) - self.covariance) / count,
+        )
+
+    def at(self, share: float) -> float:
+        """The throughput at a busy share; NaN where nothing was busy.
+
+        Where the share has hardly varied, or throughput did not rise with it, it is the ratio: throughput / share.
+        """
+        if self.variance >= SPREAD * SPREAD and self.covariance > 0:
+            return self.y + self.covariance / self.variance * (share - self.x)
+        return self.y / self.x * share if self.x > 0 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Arrivals as a straight line that ends at zero: max(0, level + slope t), up to `horizon` seconds ahead."""
+
+    level: float
+    slope: float
+    horizon: float
+
+    def at(self, time: float) -> float:
+        """Records/s at a time."""
+        return max(0.0, self.level + self.slope * time)
+
+    def most(self, until: float) -> float:
+        """The most records/s up to a time, or the horizon where that is nearer."""
+        return max(self.at(0.0), self.at(min(until, self.horizon)))
+
+    def total(self, until: float) -> float:
+        """Records that arrive until then."""
+        if self.level < 0 or self.at(until) > 0 or not self.slope:
+            # Rises from below zero, stays above it, or is flat.
+            begin = -self.level / self.slope if self.level < 0 and self.slope > 0 else 0.0
+            return (self.at(begin) + self.at(until)) / 2 * max(0.0, until - begin)
+        return self.level / 2 * (-self.level / self.slope)
+
+    def crosses(self, rate: float) -> float:
+        """When it is at that rate; infinite for never."""
+        return (rate - self.level) / self.slope if self.slope else math.inf
+
+    def pieces(self, _begin: float, capacity: float) -> Iterable[float]:
+        """Times between which what a capacity has to spare rises or falls evenly, and the horizon; ascending."""
+        return sorted((self.crosses(0.0), self.crosses(capacity), self.horizon))
+
+    def spare(self, begin: float, end: float, capacity: float) -> tuple[float, float]:
+        """What a capacity has to spare at the begin and the end of a piece, records/s."""
+        low, high = (max(0.0, capacity - self.at(time)) for time in (begin, end))
+        return low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Arrivals as somebody else forecasts them: a rate for each of the next minutes, the last of them from then on.
+
+    Attributes:
+        rates: records/s of each minute, 0 or more; at least one.
+        horizon: seconds ahead that it is used for.
+    """
+
+    rates: tuple[float, ...]
+    horizon: float
+
+    def at(self, time: float) -> float:
+        """Records/s at a time."""
+        return self.rates[min(int(time // MINUTE), len(self.rates) - 1)]
+
+    def most(self, until: float) -> float:
+        """The most records/s up to a time, or the horizon where that is nearer."""
+        return max(self.rates[: max(math.ceil(min(until, self.horizon) / MINUTE), 1)])
+
+    def total(self, until: float) -> float:
+        """Records that arrive until then."""
+        whole = int(until // MINUTE)
+        return math.fsum([self.at(minute * MINUTE) for minute in range(whole)]) * MINUTE + self.at(until) * (
+            until - whole * MINUTE
+        )
+
+    def pieces(self, begin: float, _capacity: float) -> Iterable[float]:
+        """The times from `begin` up to the horizon at which the rate changes, and the horizon; ascending."""
+        minute = math.floor(begin / MINUTE) + 1
+        while minute * MINUTE < self.horizon:
+            yield minute * MINUTE
+            minute += 1
+        yield self.horizon
+
+    def spare(self, begin: float, _end: float, capacity: float) -> tuple[float, float]:
+        """What a capacity has to spare at the begin and the end of a piece, records/s."""
+        spare = max(0.0, capacity - self.at(begin))
+        return spare, spare
+
+
+def fit(points: Sequence[tuple[float, float]], horizon: float) -> Line:
+    """The straight line through (time, records/s) by least squares, time 0 being now.
+
+    Flat through their mean where the times do not differ.
+    """
+    count = len(points)
+    mean_t = sum(time for time, _ in points) / count
+    mean_y = sum(rate for _, rate in points) / count
+    spread = sum((time - mean_t) * (time - mean_t) for time, _ in points)
+    if spread <= 0:
+        return Line(mean_y, 0.0, horizon)
+    slope = sum((time - mean_t) * (rate - mean_y) for time, rate in points) / spread
+    return Line(mean_y - slope * mean_t, slope, horizon)
+
+
+def wape(line: Line, points: Sequence[tuple[float, float]]) -> float:
+    """Weighted absolute percentage error of a forecast: sum |seen - forecast| / sum seen, as a share.
+
+    `points` are (time as the line counts it, records/s). Infinite where there is nothing to compare with.
+    """
+    came = sum(rate for _, rate in points)
+    if not came > 0:
+        return math.inf
+    return sum(abs(rate - line.at(time)) for time, rate in points) / came
+
+
+def recovery_time(line: Line | Curve, capacity: float, waiting: float, downtime: float) -> float:
+    """Seconds from a rescale until nothing waits any more; infinite when not within the line's horizon.
+
+    The job is down for `downtime`, then works with `capacity`; what exceeds the arrivals goes off what has piled up:
+    what waits now (records to be processed again included) and what arrives during the downtime.
+    """
+    left = waiting + line.total(downtime)
+    begin = downtime
+    for end in line.pieces(begin, capacity):
+        if not begin < end <= line.horizon:
+            continue
+        low, high = line.spare(begin, end, capacity)
+        area = (low + high) / 2 * (end - begin)
+        if area >= left:
+            return begin + _time_for(left, low, (high - low) / (end - begin))
+        left -= area
+        begin = end
+    return math.inf
+
+
+def _time_for(records: float, rate: float, rise: float) -> float:
+    """Seconds in which so many records go at a rate that rises by `rise` each second."""
+    twice_mean = rate + math.sqrt(max(0.0, rate * rate + 2 * rise * records))
+    return 2 * records / twice_mean if twice_mean > 0 else 0.0

@@ -1,0 +1,244 @@
+"""The smallest size that keeps up with the arrivals and works off the backlog in time, restart included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from autoscaler.core.capacity import rate, restart_time, source_partitions
+from autoscaler.core.model import ZERO, Direction, Reason, Recommendation, View
+from autoscaler_policies.shared.readings import total
+from autoscaler_policies.shared.recommend import LARGEST, finite, missing, plain, replicas, sized, smallest
+
+# A restart that takes more than a third of `within` would need absurd sizes to be made good in time: the last
+# second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
+RESTARTS = 3.0
+# While a rescale is on its way, its size stays unless it needs more than this many times the time allowed.
+PATIENCE = 2.0
+# Arrivals are confirmed by earlier ones that differ by less than this factor: noise of 10 % both ways stays below.
+SAME = 1.25
+# The reading before the beginning of that time must still be in sight, at any usual interval.
+MARGIN = timedelta(minutes=5)
+
+
+@dataclass(slots=True)
+class _Load:
+    """What has to be processed, and what each size can process of it."""
+
+    view: View
+    lag: float
+    arrivals: float
+    partitions: int | None
+    capacity: float
+
+    def able(self, size: int) -> float:
+        """Records/s that a size can process."""
+        return rate(self.view.learned, self.view.spec, size, self.partitions) or 0.0
+
+    def piled(self, working: float, seconds: float) -> float:
+        """Records waiting after a change of so many seconds with `working` records/s processed meanwhile."""
+        return max(0.0, self.lag + (self.arrivals - working) * seconds)
+
+    def inputs(self, **more: float) -> dict[str, float]:
+        """The numbers a size was computed from."""
+        numbers = {"lag": self.lag, "arrivals": self.arrivals, "capacity": self.capacity, **more}
+        if max(numbers.values()) > LARGEST:
+            return {name: finite(number) for name, number in numbers.items()}
+        return numbers
+
+    def text(self, size: int, able: float) -> str:
+        """Load and size in words, the beginning of a sentence."""
+        load = f"lag {plain(self.lag)} records at {plain(self.arrivals)}/s arriving"
+        return f"{load}; {replicas(size)} ({plain(able)}/s)"
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogDrain:
+    """Sizes from arrivals and backlog against what each size can process, learned or configured.
+
+    More replicas when arrivals are above `utilization` of the present capacity, or the backlog takes longer
+    than `within`: then the smallest size of which neither is true, counting what piles up until it works, or
+    the greatest allowed. Fewer when arrivals are at most `down_utilization` of the smaller capacity, the
+    present size works the backlog off within `calm`, and the smaller one what piles up during the change
+    `within`. Between these nothing changes. While a rescale is on its way, its size stays unless the backlog
+    takes twice as long as `within`.
+
+    With unknown capacity it abstains, except when the backlog is worth more than `within` of the throughput
+    and not shrinking: then it asks for one replica more. From no replica at all it asks for the first one as
+    soon as there is anything to do.
+
+    Attributes:
+        within: time in which a backlog is to be worked off, the restart included; default 60s. Never taken as
+            less than three restarts. Several times the interval of checkpoints or batches.
+        restart: time from asking for a size until the job runs with it, used until learned; default 15s.
+        stops: whether the job stands still during that time (Flink); false when the old size goes on working
+            until the new one is there (Spark); default true.
+        utilization: share of its capacity a size may be used to before more is asked for; default 0.9.
+        down_utilization: the same for a smaller size that would do; below utilization; default 0.7.
+        calm: never fewer replicas while the present size needs longer than this for the backlog; default 10s.
+        confirm: arrivals must have been about the same (within a quarter) for so long before the size changes,
+            unless the backlog is worth more than `within`; default 0s: at once.
+        lag: name of the metric with the records waiting.
+        arrivals: name of the metric with the offered records/s.
+        throughput: name of the metric with the processed records/s; only read while capacity is unknown.
+    """
+
+    within: timedelta = timedelta(seconds=60)
+    restart: timedelta = timedelta(seconds=15)
+    stops: bool = True
+    utilization: float = 0.9
+    down_utilization: float = 0.7
+    calm: timedelta = timedelta(seconds=10)
+    confirm: timedelta = ZERO
+    lag: str = "lag"
+    arrivals: str = "arrivals"
+    throughput: str = "throughput"
+
+    def __post_init__(self) -> None:
+        if self.within <= ZERO:
+            raise ValueError(f"within: is {self.within.total_seconds():g}s, expected above 0s")
+        for name in ("restart", "calm", "confirm"):
+            span = getattr(self, name)
+            if span < ZERO:
+                raise ValueError(f"{name}: is {span.total_seconds():g}s, expected 0s or more")
+        if not 0 < self.utilization <= 1:
+            raise ValueError(f"utilization: is {self.utilization}, expected above 0 and at most 1")
+        if not 0 < self.down_utilization < self.utilization:
+            raise ValueError(
+                f"down_utilization: is {self.down_utilization}, expected above 0 and below utilization "
+                f"({self.utilization:g}), or the size swings to and fro"
+            )
+        for name in ("lag", "arrivals", "throughput"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: is empty, expected the name of a metric")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics it cannot do without."""
+        return (self.lag, self.arrivals)
+
+    @property
+    def lookback(self) -> timedelta:
+        """How much past it needs: enough to confirm the arrivals."""
+        return self.confirm + MARGIN if self.confirm else ZERO
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size keeps up and works off the backlog in time."""
+        lag = total(view, self.lag)
+        arrivals = total(view, self.arrivals)
+        if lag is None or arrivals is None:
+            absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
+            return missing(view, *absent)
+        partitions = source_partitions(view.spec, view.engine, view.past)
+        capacity = rate(view.learned, view.spec, view.current, partitions)
+        if capacity is None:
+            return self._unknown(view, lag, arrivals)
+
+        load = _Load(view, lag, arrivals, partitions, capacity)
+        spare = capacity - arrivals
+        restart, within = self._times(view, Direction.UP)
+        if self.confirm and lag <= capacity * within:
+            other = self._unconfirmed(view, arrivals)
+            if other is not None:
+                detail = f"{load.text(view.current, capacity)}; arrivals were {plain(other)}/s just before: waiting"
+                return sized(view, view.current, load.inputs(before=other), detail)
+        patience = within if view.rescale is None else within * PATIENCE
+        if arrivals > capacity * self.utilization or lag > spare * patience:
+            return self._more(load, restart, within)
+        if view.current > view.limits.minimum and lag <= spare * self.calm.total_seconds():
+            size = self._fewer(load)
+            if size is not None:
+                return size
+        fit = f"drain it in {plain(lag / spare)} s" if lag else "fit"
+        return sized(view, view.current, load.inputs(), f"{load.text(view.current, capacity)} {fit}")
+
+    def _unconfirmed(self, view: View, arrivals: float) -> float | None:
+        """Arrivals of a reading within `confirm`, or the one before it, that are not about the same; else None.
+
+        A rate that was measured across a change of load is neither the old nor the new one. It may be shown more
+        than once, so it is compared with other readings only.
+        """
+        newest = view.metrics[self.arrivals].at
+        begin = newest - self.confirm
+        for seen in reversed(view.past):
+            reading = seen.metrics.get(self.arrivals)
+            if reading is None or reading.at >= newest or not reading.finite():
+                continue
+            value = reading.value
+            other = finite(sum(value)) if isinstance(value, tuple) else value
+            if other * SAME < arrivals or arrivals * SAME < other:
+                return other
+            if reading.at <= begin:
+                break
+        return None
+
+    def _more(self, load: _Load, restart: float, within: float) -> Recommendation:
+        """The smallest size above the present one that does it, else the greatest there may be."""
+        view, arrivals = load.view, load.arrivals
+        working = 0.0 if self.stops else load.able(min(view.ready, view.current))
+        piled = load.piled(working, restart)
+        left = within - restart
+
+        def fits(size: int) -> bool:
+            able = load.able(size)
+            return arrivals <= able * self.utilization and piled <= (able - arrivals) * left
+
+        maximum = view.limits.maximum
+        size = smallest(view.current + 1, max(maximum, view.current) + 1, fits)
+        enough = size <= maximum
+        if not enough:
+            size = maximum
+        able = load.able(size)
+        inputs = load.inputs(able=able, restart=restart, piled=piled)
+        if not enough:
+            detail = f"{load.text(size, able)}, the most allowed, cannot keep up and drain it in {plain(within)} s"
+        else:
+            seconds = restart + (piled / (able - arrivals) if piled else 0.0)
+            detail = (
+                f"{load.text(size, able)} drain it in {plain(seconds)} s, {plain(restart)} s of it restart; "
+                f"{view.current} ({plain(load.capacity)}/s) are short"
+            )
+        return sized(view, size, inputs, detail)
+
+    def _fewer(self, load: _Load) -> Recommendation | None:
+        """The smallest size that would do, or None when it takes all there are."""
+        view, arrivals = load.view, load.arrivals
+        restart, within = self._times(view, Direction.DOWN)
+        left = within - restart
+
+        def fits(size: int) -> bool:
+            able = load.able(size)
+            if arrivals > able * self.down_utilization:
+                return False
+            return load.piled(0.0 if self.stops else able, restart) <= (able - arrivals) * left
+
+        if not fits(view.current - 1):
+            return None
+        size = smallest(view.limits.minimum, view.current - 1, fits)
+        able = load.able(size)
+        inputs = load.inputs(able=able, restart=restart)
+        return sized(view, size, inputs, f"{load.text(size, able)} would do, {view.current} there are")
+
+    def _times(self, view: View, direction: Direction) -> tuple[float, float]:
+        """Seconds a change in that direction takes, and seconds allowed for change and backlog together."""
+        seconds = restart_time(view.learned, direction)
+        if seconds is None:
+            seconds = self.restart.total_seconds()
+        return seconds, max(self.within.total_seconds(), RESTARTS * seconds)
+
+    def _unknown(self, view: View, lag: float, arrivals: float) -> Recommendation:
+        """Without a known capacity: one more when it is clearly too little, else no opinion."""
+        inputs = {"lag": lag, "arrivals": arrivals}
+        throughput = total(view, self.throughput)
+        within = self._times(view, Direction.UP)[1]
+        what = f"lag {plain(lag)} records at {plain(arrivals)}/s arriving, capacity not known yet"
+        if not view.current and (lag or arrivals):
+            return sized(view, 1, inputs, f"{what}; nothing is processed by 0 replicas: one")
+        if throughput is None or throughput <= 0:
+            return Recommendation(None, Reason.LEARNING, inputs, what)
+        inputs["throughput"] = throughput
+        if view.rescale is None and arrivals >= throughput and lag > throughput * within:
+            behind = plain(finite(lag / throughput))
+            detail = f"{what}; {plain(throughput)}/s processed, {behind} s behind and not gaining: one more"
+            return sized(view, view.current + 1, inputs, detail)
+        return Recommendation(None, Reason.LEARNING, inputs, f"{what}; {plain(throughput)}/s processed")

@@ -1,0 +1,114 @@
+"""The arithmetic of the Kubernetes HPA: as many replicas as bring a metric to its target."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autoscaler.core.model import Reason, Recommendation, View
+from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+
+MOST = 2**31 - 1  # the largest size Kubernetes knows; a ratio may be infinite, a size not
+
+
+class Mode(StrEnum):
+    """What a metric with a single number is."""
+
+    AVERAGE = "average"  # the value of an average replica, or a utilization
+    TOTAL = "total"  # the sum over all replicas
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTracking:
+    """Keeps a metric per replica, or a utilization, at a target.
+
+    size = ceil(replicas x value / target), and no change while value / target is within the tolerance: the
+    algorithm of https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#algorithm-details
+
+    A metric with one number per replica is averaged whatever the mode. Replicas without a number count as 0
+    towards more replicas; towards fewer those that are up count as being at the target. Where that turns the
+    direction round, the size stays. The direction is kept for single numbers too: a value above the target
+    never asks for fewer replicas, and one below never for more.
+
+    Attributes:
+        metric: name of the metric.
+        target: what the metric should be per replica, in the metric's unit (a utilization: 0 to 1); above 0.
+        mode: what a single number is: `average`, that of an average replica, or `total`, the sum over all;
+            default average.
+        tolerance_up: share above the target that is ignored; default 0.1.
+        tolerance_down: share below the target that is ignored; default 0.1; 1 and more: never scale down.
+    """
+
+    metric: str
+    target: float
+    mode: Mode = Mode.AVERAGE
+    tolerance_up: float = 0.1
+    tolerance_down: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ValueError("metric: is empty, expected the name of a metric")
+        if not (math.isfinite(self.target) and self.target > 0):
+            raise ValueError(f"target: is {self.target}, expected a finite number above 0")
+        for name in ("tolerance_up", "tolerance_down"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name}: is {value}, expected a finite number of 0 or more")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics it reads."""
+        return (self.metric,)
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size brings the metric to its target."""
+        reading = view.metrics.get(self.metric)
+        if reading is None:
+            return missing(view, self.metric)
+        current, ready, value = view.current, view.ready, reading.value
+        if isinstance(value, tuple):
+            ratio, count = self._fill(value, current, ready)
+            usage = finite(sum(value) / len(value))
+        elif self.mode is Mode.TOTAL:
+            usage = value
+            count = max(current, 1)
+            ratio = value / self.target / count
+        else:
+            usage = value
+            count = ready if current else 1
+            ratio = value / self.target
+        inputs = {self.metric: usage, "target": self.target, "replicas": float(count), "ratio": finite(ratio)}
+        if not count:
+            return Recommendation(
+                None, Reason.ABSTAINED, inputs, f"no replica is up that {self.metric} could be an average of"
+            )
+        what = f"{self.metric} {plain(usage)} at target {plain(self.target)}"
+        if current and 1 - self.tolerance_down <= ratio <= 1 + self.tolerance_up:
+            return sized(
+                view, current, inputs, f"{what}: ratio {ratio:.3f} is within the tolerance, {replicas(current)} stay"
+            )
+        # 1e-12: a product like 21.000000000000004 is a whole number that floats could not hold
+        wanted = math.ceil(max(0.0, min(ratio * count, MOST)) * (1 - 1e-12))
+        if current and (wanted < current if ratio > 1 else wanted > current):
+            return sized(
+                view,
+                current,
+                inputs,
+                f"{what}: {count} up x {ratio:.3f} would turn it round, {replicas(current)} stay",
+            )
+        return sized(view, wanted, inputs, f"{what}: ceil({count} x {ratio:.3f}) = {replicas(wanted)}")
+
+    def _fill(self, values: tuple[float, ...], current: int, ready: int) -> tuple[float, int]:
+        """Ratio to the target and number of replicas it is an average of, silent replicas filled in."""
+        told = len(values)
+        total = sum(values)
+        ratio = total / told / self.target
+        if ratio > 1:
+            count = max(told, ready, current)
+            filled = total / count / self.target
+            # more would turn into fewer: exactly at target says that the size stays
+            return (max(filled, 1.0), count)
+        if ready > told:
+            return ((total + (ready - told) * self.target) / ready / self.target, ready)
+        return (ratio, ready or told)

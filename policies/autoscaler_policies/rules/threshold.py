@@ -1,0 +1,233 @@
+"""Rules of thumb: a metric beyond a bound for a time moves the size by a step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from autoscaler.core.model import ZERO, Reading, Reason, Recommendation, View
+from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+
+# An observation at or before the beginning of a hold must still be in sight, at any usual interval.
+MARGIN = timedelta(minutes=5)
+# Observations this many intervals apart leave nothing unseen: one tick may be skipped, another late.
+GAP = 2.5
+
+
+class Aggregate(StrEnum):
+    """How one number per replica becomes one number."""
+
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One metric beyond a bound for a time, and the step it then asks for.
+
+    Attributes:
+        metric: name of the metric.
+        above: the rule holds while the metric is above this, in the metric's unit. One of above and below.
+        below: the rule holds while the metric is below this, in the metric's unit.
+        hold: the rule fires when it has held at every observation for so long; default 0s: at once.
+        replicas: step in replicas; default 1 when percent is not given either.
+        percent: step in percent of the present size, rounded up, at least one replica.
+        aggregate: what counts of a metric with one number per replica: mean, max or min; default mean.
+    """
+
+    metric: str
+    above: float | None = None
+    below: float | None = None
+    hold: timedelta = ZERO
+    replicas: int | None = None
+    percent: float | None = None
+    aggregate: Aggregate = Aggregate.MEAN
+
+    def __post_init__(self) -> None:
+        if not self.metric:
+            raise ValueError("metric: is empty, expected the name of a metric")
+        if (self.above is None) == (self.below is None):
+            raise ValueError(f"above: is {self.above} and below is {self.below}, expected exactly one of the two")
+        if not math.isfinite(self.bound):
+            name = "below" if self.above is None else "above"
+            raise ValueError(f"{name}: is {self.bound}, expected a finite number")
+        if self.hold < ZERO:
+            raise ValueError(f"hold: is {self.hold.total_seconds():g}s, expected 0s or more")
+        if self.replicas is not None and self.percent is not None:
+            raise ValueError("replicas: is given together with percent, expected at most one of the two")
+        if self.replicas is not None and self.replicas < 1:
+            raise ValueError(f"replicas: is {self.replicas}, expected 1 or more")
+        if self.percent is not None and not (math.isfinite(self.percent) and self.percent > 0):
+            raise ValueError(f"percent: is {self.percent}, expected above 0")
+
+    @property
+    def bound(self) -> float:
+        """The number the metric is compared with."""
+        return self.above if self.above is not None else self.below  # type: ignore[return-value]  # one is set
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Between these, both excluded, the rule holds: no infinity and no NaN is within."""
+        return (self.above, math.inf) if self.above is not None else (-math.inf, self.bound)
+
+    def step(self, size: int) -> int:
+        """How many replicas the step is at a size, at least 1."""
+        if self.percent is None:
+            return self.replicas or 1
+        # 1e-9: a product like 55.00000000000001 is a whole number that floats could not hold
+        return max(1, math.ceil(min(size * self.percent / 100, 1e9) - 1e-9))
+
+    def number(self, reading: Reading) -> float:
+        """The one number of a reading that is compared with the bound."""
+        value = reading.value
+        if not isinstance(value, tuple):
+            return value
+        if self.aggregate is Aggregate.MAX:
+            return max(value)
+        if self.aggregate is Aggregate.MIN:
+            return min(value)
+        return finite(sum(value) / len(value))
+
+    def beyond(self, number: float) -> bool:
+        """Whether a number is beyond the bound; the bound itself is not."""
+        return number > self.above if self.above is not None else number < self.bound
+
+    def held(self, view: View) -> bool:
+        """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.
+
+        Without a hold the present number is enough, which the caller has looked at.
+
+        Observations further apart than a reading may be old, and than a tick that was late, leave a time nobody has
+        seen, so they begin anew.
+        """
+        if not self.hold:
+            return True
+        metric = self.metric
+        low, high = self.range
+        max_age = view.spec.max_age
+        gap = max(max_age, view.spec.interval * GAP)
+        ahead = -view.spec.max_ahead
+        begin = view.now - self.hold
+        later = view.now
+        for seen in reversed(view.past):
+            at = seen.at
+            if not ZERO <= later - at <= gap:
+                return False
+            reading = seen.metrics.get(metric)
+            if reading is None or not ahead <= at - reading.at <= max_age:
+                return False
+            value = reading.value
+            if isinstance(value, tuple):
+                if not reading.finite():
+                    return False
+                value = self.number(reading)
+            if not low < value < high:
+                return False
+            if at <= begin:
+                return True
+            later = at
+        return False
+
+    def text(self, number: float) -> str:
+        """The rule in words, with the present number."""
+        side = "above" if self.above is not None else "below"
+        span = f" for {self.hold.total_seconds():g} s" if self.hold else ""
+        return f"{self.metric} {plain(number)} {side} {plain(self.bound)}{span}"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Steps up or down while a metric is beyond a bound for a time.
+
+    Of several rules that fire the one that asks for the largest size counts. Down rules count only when no up
+    rule fires and every metric of every rule can be trusted; one number per replica counts for a down rule
+    only when every replica that is up has one. When no rule fires the size is to stay; without any down rule it
+    abstains then, unless an up rule is beyond its bound and only not yet for long enough.
+
+    Attributes:
+        up: rules that ask for more replicas; default none.
+        down: rules that ask for fewer replicas; default none.
+    """
+
+    up: tuple[Rule, ...] = ()
+    down: tuple[Rule, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.up and not self.down:
+            raise ValueError("up: has no rule and neither has down, expected at least one rule")
+        for i, rule in enumerate(self.down, 1):
+            if rule.percent is not None and rule.percent > 100:  # noqa: PLR2004 - percent
+                raise ValueError(f"down: percent of rule {i} is {rule.percent:g}, expected at most 100")
+            for j, other in enumerate(self.up, 1):
+                if (other.metric, other.aggregate) != (rule.metric, rule.aggregate):
+                    continue
+                if rule.below is not None and other.above is not None and rule.below >= other.above:
+                    raise ValueError(
+                        f"down: below of rule {i} is {rule.below:g}, expected less than above ({other.above:g}) of "
+                        f"rule {j} of up on the same metric, or the two chase each other"
+                    )
+                if rule.above is not None and other.below is not None and rule.above <= other.below:
+                    raise ValueError(
+                        f"down: above of rule {i} is {rule.above:g}, expected more than below ({other.below:g}) of "
+                        f"rule {j} of up on the same metric, or the two chase each other"
+                    )
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics it reads."""
+        return tuple(dict.fromkeys(rule.metric for rule in (*self.up, *self.down)))
+
+    @property
+    def lookback(self) -> timedelta:
+        """How much past it needs: the longest hold and the observation before it."""
+        longest = max(rule.hold for rule in (*self.up, *self.down))
+        return longest + MARGIN if longest else ZERO
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Say which size the rules ask for."""
+        inputs: dict[str, float] = {}
+        absent: list[str] = []
+        current = view.current
+
+        size, why, waiting = current, "", False
+        for rule in self.up:
+            number = self._read(rule, view, inputs, absent)
+            if number is None or not rule.beyond(number):
+                continue
+            waiting = True
+            wanted = current + rule.step(current)
+            if wanted > size and rule.held(view):
+                size, why = wanted, rule.text(number)
+        if why:
+            return sized(view, size, inputs, f"{why}: {replicas(current)} + {size - current}")
+
+        largest = -1
+        for rule in self.down:
+            number = self._read(rule, view, inputs, absent, ready=view.ready)
+            wanted = max(0, current - rule.step(current))
+            if number is not None and wanted > largest and rule.beyond(number) and rule.held(view):
+                largest, why = wanted, rule.text(number)
+        if absent:
+            return missing(view, *dict.fromkeys(absent))
+        if why:
+            return sized(view, largest, inputs, f"{why}: {replicas(current)} - {current - largest}")
+        told = ", ".join(f"{name} {plain(number)}" for name, number in inputs.items())
+        if self.down or waiting:
+            return sized(view, current, inputs, f"no rule fires: {told}")
+        # Who was only told when to ask for more must not hold up another policy that asks for fewer.
+        return Recommendation(None, Reason.ABSTAINED, inputs, f"no rule fires: {told}")
+
+    @staticmethod
+    def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:
+        """The present number of a rule's metric, noted in `inputs`, or its name in `absent`."""
+        reading = view.metrics.get(rule.metric)
+        if reading is None or (isinstance(reading.value, tuple) and len(reading.value) < ready):
+            absent.append(rule.metric)
+            return None
+        number = rule.number(reading)
+        name = rule.metric if rule.aggregate is Aggregate.MEAN else f"{rule.metric} {rule.aggregate}"
+        inputs[name] = number
+        return number

@@ -1,0 +1,1 @@
+"""Bounds and exclusion windows by the calendar."""

@@ -1,0 +1,303 @@
+"""Bounds by the calendar: windows that raise or lower minimum and maximum, and times in which nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import lru_cache
+from itertools import islice
+from typing import ClassVar
+from zoneinfo import ZoneInfo, available_timezones
+
+from autoscaler.core.model import ZERO, Allowance, Limits, Reason, Recommendation, View
+from autoscaler_policies.schedule.cron import Cron, Moment, after, before, by, parse
+
+MOST = 100_000
+"""The largest size that a configuration may name."""
+
+_SPAN = 6 * 3600
+"""Seconds for which the changes of a schedule are computed at once."""
+
+_JOINED = 40
+"""So many windows that follow each other at once are told as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time that begins and ends by the calendar, and the bounds that hold in it.
+
+    Attributes:
+        name: what people call it.
+        start: when it opens, a cron expression.
+        end: when it closes, a cron expression; either this or `duration`.
+        duration: how long it stays open, in elapsed time; above 0s.
+        min: the smallest size while it is open, in replicas, 0 to 100,000; default: the cluster's.
+        max: the largest size while it is open, in replicas, 1 to 100,000; default: the cluster's.
+        timezone: time zone of `start` and `end`, such as Europe/Berlin; default: that of the schedule.
+    """
+
+    name: str
+    start: str
+    end: str | None = None
+    duration: timedelta | None = None
+    min: int | None = None
+    max: int | None = None
+    timezone: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_times(self)
+        if self.min is None and self.max is None:
+            raise ValueError("min: is missing, expected min, max or both")
+        for name, least in (("min", 0), ("max", 1)):
+            size = getattr(self, name)
+            if size is not None and not least <= size <= MOST:
+                raise ValueError(f"{name}: is {size}, expected {least} to {MOST:,}")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min: is {self.min}, expected at most max ({self.max})")
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A time in which nothing changes.
+
+    Attributes:
+        name: what people call it.
+        start: when it begins, a cron expression.
+        end: when it ends, a cron expression; either this or `duration`.
+        duration: how long it lasts, in elapsed time; above 0s.
+        timezone: time zone of `start` and `end`, such as Europe/Berlin; default: that of the schedule.
+    """
+
+    name: str
+    start: str
+    end: str | None = None
+    duration: timedelta | None = None
+    timezone: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_times(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Moves the bounds by the calendar, and asks for no size itself.
+
+    While a window is open its `min` and `max` stand in for the cluster's; of several that are open the greatest
+    `min` and the greatest `max` count. A minimum above the maximum raises the maximum. Exclusions go before
+    everything: while one is open nothing is changed, not even where the bounds ask for it.
+
+    Daylight saving time: a time that is skipped comes when the clock goes on, one that the clock shows twice comes the
+    first time. Expressions whose minute or hour begins with `*` follow the clock instead, as in Debian's cron.
+
+    Attributes:
+        windows: times with other bounds; default: none.
+        exclude: times in which nothing changes; default: none.
+        timezone: time zone of all that name none, such as Europe/Berlin; default: UTC.
+    """
+
+    asks: ClassVar[bool] = False
+
+    windows: tuple[Window, ...] = ()
+    exclude: tuple[Exclusion, ...] = ()
+    timezone: str = "UTC"
+
+    def __post_init__(self) -> None:
+        _check_zone(self.timezone)
+        if not (self.windows or self.exclude):
+            raise ValueError("windows: is empty, expected a window, or one under exclude")
+        for name in ("windows", "exclude"):
+            names = [window.name for window in getattr(self, name)]
+            twice = next((one for one in names if names.count(one) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{name}: has two that are called {twice!r}, expected different names")
+
+    def allow(self, now: datetime, limits: Limits) -> Allowance:
+        """The bounds that hold now, and why nothing may change."""
+        state = _state(self, now)
+        if state.least is None and state.most is None:
+            return Allowance(limits, state.excluded)
+        least = limits.minimum if state.least is None else state.least
+        most = limits.maximum if state.most is None else state.most
+        return Allowance(Limits(least, max(least, most)), state.excluded)
+
+    def evaluate(self, view: View) -> Recommendation:
+        """Abstain, and tell which windows are open, until when."""
+        state = _state(self, view.now)
+        limits = view.limits
+        detail = f"{state.detail}; {limits.minimum} to {limits.maximum} is allowed"
+        if limits.minimum == limits.maximum and not (state.least is None and state.most is None):
+            detail += ", as a minimum above the maximum raises it"
+        inputs = {"min": float(limits.minimum), "max": float(limits.maximum)}
+        return Recommendation(None, Reason.ABSTAINED, inputs, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a schedule says from a time on.
+
+    Attributes:
+        at: that time, in seconds since 1970.
+        least, most: the bounds of the open windows, None where they name none.
+        excluded: why nothing may change, or empty.
+        detail: what is open, for people.
+    """
+
+    at: float
+    least: int | None
+    most: int | None
+    excluded: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When a window is open: its expressions, understood."""
+
+    start: Cron
+    end: Cron | None
+    duration: timedelta
+    zone: ZoneInfo
+
+    def closes(self, start: Moment) -> datetime:
+        """When one that opened at a moment closes."""
+        return start[0] + self.duration if self.end is None else after(self.end, self.zone, start)[0]
+
+    def until(self, now: datetime) -> datetime | None:
+        """When it closes, where it is open now; those that follow at once count as the same."""
+        close = self.closes(before(self.start, self.zone, by(now)))
+        if close <= now:
+            return None
+        for _ in range(_JOINED):
+            further = self.closes(before(self.start, self.zone, by(close)))
+            if further <= close:
+                break
+            close = further
+        return close
+
+    def opens(self, now: datetime) -> datetime:
+        """When it opens next."""
+        return next(begin for begin, end in self._ahead(now) if end > begin)
+
+    def _ahead(self, now: datetime) -> Iterator[tuple[datetime, datetime]]:
+        moment = by(now)
+        while True:
+            moment = after(self.start, self.zone, moment)
+            yield moment[0], self.closes(moment)
+
+
+def _state(schedule: Schedule, now: datetime) -> _State:
+    """What a schedule says at a time."""
+    seconds = now.timestamp()
+    states = _states(schedule, int(seconds // _SPAN))
+    found = states[0]
+    for state in islice(states, 1, None):
+        if state.at > seconds:
+            break
+        found = state
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _states(schedule: Schedule, span: int) -> tuple[_State, ...]:
+    """What a schedule says within a span of time, from each change on."""
+    now = datetime.fromtimestamp(span * _SPAN, UTC)
+    end = now + timedelta(seconds=_SPAN)
+    states = []
+    while now < end:
+        state, now = _state_from(schedule, now)
+        states.append(state)
+    return tuple(states)
+
+
+def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
+    """What a schedule says from a time on, and until when at least."""
+    changes: list[datetime] = []
+    upcoming: list[tuple[datetime, str]] = []
+    least: list[int] = []
+    most: list[int] = []
+    told: list[str] = []
+    excluded: list[str] = []
+    every: tuple[Window | Exclusion, ...] = (*schedule.windows, *schedule.exclude)
+    for window in every:
+        times = _times(window.start, window.end, window.duration or ZERO, window.timezone or schedule.timezone)
+        close = times.until(now)
+        if close is None:
+            opens = times.opens(now)
+            changes.append(opens)
+            word = "opens" if isinstance(window, Window) else "begins"
+            upcoming.append((opens, f"{window.name} {word} at {_time(opens, times.zone)}"))
+            continue
+        changes.append(close)
+        if isinstance(window, Exclusion):
+            excluded.append(f"{window.name} lasts until {_time(close, times.zone)}")
+            continue
+        told.append(f"{window.name} is open until {_time(close, times.zone)}")
+        if window.min is not None:
+            least.append(window.min)
+        if window.max is not None:
+            most.append(window.max)
+    if excluded:
+        told.insert(0, f"nothing changes: {' and '.join(excluded)}")
+    if not told:
+        told.append(f"no window is open; {min(upcoming)[1]}")
+    state = _State(
+        now.timestamp(),
+        max(least, default=None),
+        max(most, default=None),
+        " and ".join(excluded),
+        "; ".join(told),
+    )
+    return state, min(changes)
+
+
+@lru_cache(maxsize=8192)
+def _times(start: str, end: str | None, duration: timedelta, timezone: str) -> _Times:
+    return _Times(parse(start), None if end is None else parse(end), duration, _zone(timezone))
+
+
+@lru_cache(maxsize=1024)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
+def _time(at: datetime, zone: ZoneInfo) -> str:
+    return f"{at.astimezone(zone):%Y-%m-%d %H:%M %Z}"
+
+
+def _check_times(window: Window | Exclusion) -> None:
+    if not window.name.strip():
+        raise ValueError("name: is empty, expected what people call the window")
+    for field in ("start", "end"):
+        text = getattr(window, field)
+        if text is not None:
+            try:
+                parse(text)
+            except ValueError as error:
+                raise ValueError(f"{field}: {error}") from error
+    if (window.end is None) == (window.duration is None):
+        state = "is missing" if window.end is None else "is there beside duration"
+        raise ValueError(f"end: {state}, expected either end or duration")
+    if window.duration is not None and window.duration <= ZERO:
+        raise ValueError(f"duration: is {window.duration.total_seconds():g}s, expected above 0s")
+    if window.end is not None and parse(window.end) == parse(window.start):
+        raise ValueError("end: is the same as start, so the window never closes; expected another time, or a duration")
+    if window.timezone is not None:
+        _check_zone(window.timezone)
+
+
+def _check_zone(name: str) -> None:
+    try:
+        _zone(name)
+    except (LookupError, ValueError, OSError) as error:  # unknown; no name at all; a directory such as Europe
+        known = available_timezones()
+        if not known:
+            raise ValueError(
+                f"timezone: is {name!r}, but this machine has no time zones: install the package tzdata"
+            ) from error
+        near = get_close_matches(name, known, 1)
+        also = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"timezone: is {name[:60]!r}, expected the name of a time zone, such as Europe/Berlin{also}"
+        ) from error

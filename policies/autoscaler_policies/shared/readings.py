@@ -1,0 +1,61 @@
+"""What a view tells of rates, busy shares and rescales, for policies that measure what a job could process."""
+
+from __future__ import annotations
+
+from autoscaler.core.model import PHASES, Phase, View
+from autoscaler_policies.shared.recommend import finite
+
+BUSIEST = 2.0
+"""A busy share above this is none: somebody reads percent. What is a little above 1 counts as 1."""
+
+
+def total(view: View, name: str) -> float | None:
+    """A metric as one number, the sum where it has one per replica.
+
+    None when it is missing, negative, or does not have a number of every replica that is up.
+    """
+    reading = view.metrics.get(name)
+    if reading is None:
+        return None
+    value = reading.value
+    if not isinstance(value, tuple):
+        return value if value >= 0 else None
+    if len(value) < view.ready or min(value) < 0:
+        return None
+    return finite(sum(value))
+
+
+def each(view: View, name: str) -> tuple[float, ...]:
+    """The numbers of a metric that has one per replica; nothing for one with a single number."""
+    reading = view.metrics.get(name)
+    return reading.value if reading is not None and isinstance(reading.value, tuple) else ()
+
+
+def busy(view: View, name: str) -> tuple[float, ...] | None:
+    """The busy shares of a metric, 0 to 1: one per replica, or one of them all; None when it has none."""
+    reading = view.metrics.get(name)
+    if reading is None:
+        return None
+    values = reading.value if isinstance(reading.value, tuple) else (reading.value,)
+    if not values or min(values) < 0 or max(values) > BUSIEST:
+        return None
+    return tuple([min(value, 1.0) for value in values])
+
+
+def slots_in_use(view: View) -> int:
+    """Slots that the job runs on: as the engine shows it, else those of the replicas that are up."""
+    engine = view.engine
+    if engine is not None and engine.parallelism:
+        return engine.parallelism
+    return view.ready * view.spec.slots_per_replica
+
+
+def moving(view: View) -> bool:
+    """Whether a rescale is on its way that the job does not run with yet."""
+    rescale = view.rescale
+    return rescale is not None and PHASES.index(rescale.phase) < PHASES.index(Phase.RUNNING)
+
+
+def warm_since(view: View) -> float:
+    """When the last rescale or restart was over, in seconds since 1970; 0 when none was seen."""
+    return 0.0 if view.warm_from is None else view.warm_from.timestamp()

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numpy", reason="numpy is not installed (extra simulate)")
+
+from autoscaler.cli import benchmark, main
+from autoscaler.cli.benchmark import cluster
+from autoscaler.ports import ConfigurationError
+from autoscaler.simulation.baselines import BASELINES
+from autoscaler.simulation.plant import PLANTS
+
+SMALL = ("benchmark", "--plant", "k8s", "--scenario", "steps6h", "--seeds", "1", "--processes", "1")
+ONE = "one={type: target-tracking, metric: cpu, target: 0.5}"
+
+
+@pytest.fixture(autouse=True)
+def _no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOSCALER_TRACES", raising=False)
+
+
+def _json(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_equal_seeds_give_equal_figures_however_many_processes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("benchmark", "--plant", "k8s", "--plant", "ec2", "--scenario", "steps6h", "--seeds", "2")
+    policies = ("--policy", "static", "--policy", ONE)
+    one = _json(capsys, *common, *policies, "--processes", "1")
+    two = _json(capsys, *common, *policies, "--processes", "2")
+    assert one == two
+    other = _json(capsys, *common, "--policy", ONE, "--policy", "static", "--processes", "1")
+    assert other["digest"] == one["digest"]
+    assert [(run["plant"], run["policy"], run["seed"]) for run in one["runs"]] == [
+        (plant, policy, seed) for plant in ("k8s", "ec2") for policy in ("static", "one") for seed in (1, 2)
+    ]
+    static = one["runs"][0]["score"]
+    assert static["cost"] == 18 * 6
+    assert (static["rescales"], static["violation"]) == (0, 0)
+
+
+def test_tables_tell_means_scenarios_and_who_is_best(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--policy", "static", "--policy", "adaptive", "--each"]) == 0
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert lines[0] == "k8s: objective 60 s, 1 scenario, 1 seed"
+    assert sum(line.startswith("steps6h  ") for line in lines) == 2
+    assert any(line.startswith("static ") and line.endswith("1 of 1") for line in lines)
+    assert "J of adaptive is the lowest in 1 of 1" in told.out
+    assert "CPU seconds for a simulated day: static " in told.err
+
+
+def test_a_table_for_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--policy", "static", "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| policy | `k8s` | J |\n|---|---|---|\n| `static` | 2.32, 0.00%, 0.0 | ")
+
+
+def test_optima_are_kept_where_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = _json(capsys, *SMALL, "--policy", "static", "--cache", str(tmp_path / "new"))
+    (kept,) = (tmp_path / "new").iterdir()
+    assert json.loads(kept.read_text()) == first["runs"][0]["score"]["optimum"]
+    kept.write_text("1.0")
+    again = _json(capsys, *SMALL, "--policy", "static", "--cache", str(kept.parent))
+    assert again["runs"][0]["score"]["optimum"] == 1.0
+
+
+def test_the_gate_passes_what_it_recorded_and_fails_what_is_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "recorded.json"
+    small = (*SMALL, "--policy", "adaptive")
+    assert main([*small, "--record", str(file)]) == 0
+    assert main([*small, "--against", str(file)]) == 0
+    assert f"nothing is worse than {file}" in capsys.readouterr().err
+    before = json.loads(file.read_text())
+    before["plants"]["k8s"]["cost"] /= 1.05
+    file.write_text(json.dumps(before))
+    assert main([*small, "--against", str(file)]) == 1
+    assert f"worse than {file}:\n  k8s: cost is " in capsys.readouterr().err
+    # of another load it says nothing
+    assert main([*SMALL, "--scenario", "waves6h", "--policy", "adaptive", "--against", str(file)]) == 2
+    assert "scenarios: recorded of ['steps6h']" in capsys.readouterr().err
+
+
+def test_pictures_and_figures_go_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "new"
+    picture = tmp_path / "costs.png"
+    assert main([*SMALL, "--policy", "static", "--policy", ONE, "--out", str(folder), "--plot", str(picture)]) == 0
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "benchmark.png",
+        "runs.json",
+        "steps6h-k8s.png",
+        "table.md",
+    ]
+    assert picture.read_bytes() == (folder / "benchmark.png").read_bytes()
+    assert [run["policy"] for run in json.loads((folder / "runs.json").read_text())] == ["static", "one"]
+    capsys.readouterr()
+    (tmp_path / "taken").mkdir()
+    assert main([*SMALL, "--policy", "static", "--record", str(tmp_path / "taken")]) == 1
+    assert f"{tmp_path / 'taken'}: cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("module", "extra"), [("numpy", "simulate"), ("matplotlib", "plot")])
+def test_an_extra_that_is_missing_is_said_before_anything_is_run(
+    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import autoscaler.cli  # noqa: PLC0415
+    import autoscaler.simulation  # noqa: PLC0415
+
+    monkeypatch.setitem(sys.modules, module, None)
+    for package, name in ((autoscaler.simulation, "optimum"), (autoscaler.cli, "benchmark_plot")):
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
+        monkeypatch.delattr(package, name, raising=False)
+    assert main([*SMALL, "--plot", str(tmp_path / "costs.png")]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"pip install 'reactive-autoscaler[{extra}]'" in told.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "mine"], "mine: expected NAME=SETTINGS, or one of static, hpa70"),
+        (["--policy", "mine={type: target-tracking, metric: cpu, goal: 1}"], "mine:1: policies.mine.goal: unknown key"),
+        (["--seeds", "0"], "'0' is not a number from 1"),
+        (["--scenario", "traffic7h"], "traffic7h: is a recorded trace, expected the folder"),
+        (["--against", "nothing.json"], "nothing.json"),
+        (["--plot", "no/where/costs.png"], "no/where: is no folder"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["benchmark", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_recorded_loads_are_taken_where_there_are_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"{at},{100 + at % 600}" for at in range(0, 3601, 5)]
+    (tmp_path / "daedalus_sine_1s_6h.csv").write_text("\n".join(["t_seconds,value", *lines]))
+    monkeypatch.setenv("AUTOSCALER_TRACES", str(tmp_path))
+    arguments = ("benchmark", "--plant", "k8s", "--scenario", "sine6h", "--policy", "static", "--processes", "1")
+    found = _json(capsys, *arguments, "--seeds", "2")
+    assert [run["scenario"] for run in found["runs"]] == ["sine6h", "sine6h"]
+    assert found["runs"][0]["score"]["hours"] == 1.0
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("plant", PLANTS)
+def test_every_baseline_can_be_read_for_every_plant(name: str, plant: str) -> None:
+    spec = cluster(name, BASELINES[name], PLANTS[plant].slo, 123.4)
+    assert spec.limits.maximum == (18 if name == "static" else 24)
+    assert [named.name for named in spec.policies] == ([] if name == "static" else [name])
+    for named in spec.policies:
+        if hasattr(named.policy, "objective"):
+            assert named.policy.objective.total_seconds() == PLANTS[plant].slo
+
+
+def test_a_baseline_keeps_its_way_of_running_with_other_settings() -> None:
+    name, baseline = benchmark._policy("ds2={type: ds2}")
+    assert (name, baseline.settings, baseline.bare) == ("ds2", "{type: ds2}", True)
+    assert benchmark._policy("mine={type: ds2}")[1].bare is False
+
+
+def test_settings_that_cannot_be_read_tell_all_their_problems() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        cluster("mine", benchmark._policy("mine={policies: {}, min: x, max: y}")[1], 60.0, 1.0)
+    assert len(caught.value.problems) == 2
+
+
+def test_a_load_that_no_size_keeps_has_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoscaler.simulation.loads import Load  # noqa: PLC0415
+
+    monkeypatch.setattr(benchmark, "LARGEST", 2)
+    assert benchmark.least(Load("much", (1.0,) * 120), "k8s", None) is None
+
+
+def test_the_pages_name_every_policy_plant_and_option() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "benchmark.md").read_text()
+    table = (root / "README.md").read_text().partition("<!-- benchmark -->")[2].partition("<!-- /benchmark -->")[0]
+    assert [line.split("`")[1] for line in table.strip().splitlines()[2:]] == list(BASELINES)
+    parser = argparse.ArgumentParser(add_help=False)
+    benchmark.add_arguments(parser)
+    options = [action.option_strings[0] for action in parser._actions]
+    for name in (*BASELINES, *PLANTS, *benchmark.FAST, *options):
+        assert f"`{name}`" in page or f"`{name} " in page, name

@@ -1,0 +1,69 @@
+"""What docs/simulation.md shows is what is printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from autoscaler import cli
+from autoscaler.cli.plants import plant
+from autoscaler.simulation.faults import NAMED
+from autoscaler.simulation.loads import MADE
+from autoscaler.simulation.plant import PLANTS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+YAML = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+CONSOLE = re.findall(r"```console\n\$ autoscaler (.*?)\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_the_example_prints_what_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("clicks.yaml").write_text(YAML[0])
+    Path("lower.yaml").write_text(YAML[0].replace("target: 0.7", "target: 0.5"))
+    assert len(CONSOLE) == 3
+    for command, expected in CONSOLE:
+        assert cli.main(shlex.split(command)) == (2 if "--metric" not in command and "simulate" in command else 0)
+        captured = capsys.readouterr()
+        printed = (captured.out or captured.err).splitlines()
+        for part in expected.split("...\n"):
+            lines = part.rstrip("\n").split("\n") if part else []
+            begins = [n for n in range(len(printed)) if printed[n : n + len(lines)] == lines]
+            assert begins, f"autoscaler {command} does not print, after what was shown before:\n{part}"
+            printed = printed[begins[0] + len(lines) :]
+
+
+def test_the_plant_of_the_example_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "plant.yaml"
+    path.write_text(YAML[1])
+    assert plant(str(path)).plant.slo == 180
+
+
+def test_the_plants_are_as_the_table_says() -> None:
+    for name, spec in PLANTS.items():
+        row = next(line for line in TEXT.splitlines() if line.startswith(f"| `{name}` |"))
+        numbers = [float(number) for number in re.findall(r"(\d+) s", row)]
+        assert numbers == [spec.startup, spec.restart_up, spec.restart_down + spec.heartbeat, spec.checkpoint, spec.slo]
+
+
+def test_every_fault_is_in_the_table_with_its_usual_amount() -> None:
+    rows = [(name, text) for name, text in re.findall(r"^\| `(\w+)` \| (.*?) \|$", TEXT, re.MULTILINE) if name in NAMED]
+    assert [name for name, _ in rows] == list(NAMED)
+    for name, text in rows:
+        number = re.match(r"\d+", NAMED[name].usual)
+        assert number is not None
+        assert f" {number[0]} " in f" {text} " or text.endswith("in an hour"), name
+
+
+def test_every_load_that_is_made_is_named() -> None:
+    assert [name for name in MADE if f"`{name}`" not in TEXT] == []
+
+
+def test_the_keys_of_a_plant_are_explained_where_it_says_so() -> None:
+    spec = type(PLANTS["k8s"])
+    assert [field.name for field in fields(spec) if field.name not in (spec.__doc__ or "")] == []

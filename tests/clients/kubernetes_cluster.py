@@ -1,0 +1,169 @@
+"""A Kubernetes cluster for a test: the test server, or a namespace of the real one AUTOSCALER_TEST_KUBECONFIG names.
+
+Pods are made so that no node can run them, and tests write into their status what a scheduler and a kubelet would:
+that way the same tests hold where there are nodes and where there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from autoscaler.clients.kubernetes import AbsentError, Access, Api, Ask, Resource, connect_api
+from autoscaler.targets.kubernetes.pods import is_ready
+from autoscaler.targets.kubernetes.target import Kubernetes
+from tests.clients.kubernetes_server import NAMESPACES, ApiServer, Grants, Json, Kind
+
+REAL = "AUTOSCALER_TEST_KUBECONFIG"
+SERVERS = ("test server", *(["real API server"] if os.environ.get(REAL) else []))
+PATIENCE = 20.0
+
+T = TypeVar("T")
+
+
+class Cluster:
+    """A namespace of a cluster, with the rights of an administrator.
+
+    Attributes:
+        kubeconfig: for the target under test.
+        server: the test server; None when it is a real one.
+    """
+
+    def __init__(self, api: Api, kubeconfig: str, namespace: str, server: ApiServer | None) -> None:
+        self.api, self.kubeconfig, self.namespace, self._server = api, kubeconfig, namespace, server
+
+    @property
+    def server(self) -> ApiServer:
+        assert self._server is not None, "only the test server can do that"
+        return self._server
+
+    def target(self, name: str, **more: Any) -> Kubernetes:
+        return Kubernetes(name, **{"namespace": self.namespace, "kubeconfig": self.kubeconfig, **more})
+
+    async def create(self, kind: Kind, body: Json) -> Json:
+        body = {"apiVersion": kind.api_version, "kind": kind.kind, **body}
+        return await self.api.call(Ask("create", _resource(kind), self.namespace), body=body)
+
+    async def get(self, kind: Kind, name: str) -> Json:
+        return await self.api.call(Ask("get", _resource(kind), self.namespace, name))
+
+    async def patch(self, kind: Kind, name: str, body: Json, sub: str = "", by: str = "a-person") -> Json:
+        ask = Ask("patch", _resource(kind), self.namespace, name, sub)
+        return await self.api.call(ask, {"fieldManager": by}, body)
+
+    async def delete(self, kind: Kind, name: str) -> None:
+        await self.api.call(Ask("delete", _resource(kind), self.namespace, name))
+
+    async def workload(self, kind: Kind, name: str, replicas: int) -> None:
+        """A Deployment, StatefulSet or ReplicaSet whose pods no node can run."""
+        container = {"name": "main", "image": "registry.invalid/none:1"}
+        template = {
+            "metadata": {"labels": {"app": name}},
+            "spec": {"nodeSelector": {"autoscaler-test": "nowhere"}, "containers": [container]},
+        }
+        spec: Json = {"replicas": replicas, "selector": {"matchLabels": {"app": name}}, "template": template}
+        if kind.plural == "statefulsets":
+            spec |= {"serviceName": name, "podManagementPolicy": "Parallel"}
+        await self.create(kind, {"metadata": {"name": name}, "spec": spec})
+
+    async def pods(self, app: str, count: int | None = None) -> Sequence[Json]:
+        """The pods of a workload by name, once there are as many."""
+
+        async def found() -> Sequence[Json] | None:
+            query = {"labelSelector": f"app={app}"}
+            answer = await self.api.call(Ask("list", Resource("", "v1", "pods"), self.namespace), query)
+            items = [pod for pod in answer["items"] if "deletionTimestamp" not in pod["metadata"]]
+            return sorted(items, key=_name) if count in {None, len(items)} else None
+
+        return await until(found)
+
+    async def pod_status(self, pod: Json, status: Json) -> None:
+        """Write what a kubelet or the scheduler would."""
+        ask = Ask("patch", Resource("", "v1", "pods"), self.namespace, _name(pod), "status")
+        await self.api.call(ask, body={"status": status})
+
+    async def ready(self, pods: Sequence[Json]) -> None:
+        """Let pods be up, each with an address of its own."""
+        for number, pod in enumerate(pods, start=1):
+            address = f"10.9.{int(pod['metadata']['resourceVersion']) % 250}.{number}"
+            conditions = [{"type": "Ready", "status": "True"}]
+            status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}], "conditions": conditions}
+            await self.pod_status(pod, status)
+
+    async def up(self, app: str, count: int) -> None:
+        """Let so many pods of a workload be up, whatever becomes of single ones."""
+
+        async def are_up() -> bool | None:
+            pods = await self.pods(app)
+            ready = [pod for pod in pods if is_ready(pod)]
+            for pod in [pod for pod in pods if not is_ready(pod)][: count - len(ready)]:
+                with suppress(AbsentError):
+                    await self.ready([pod])
+            return len(ready) == count or None
+
+        await until(are_up)
+
+
+def _name(found: Json) -> str:
+    return str(found["metadata"]["name"])
+
+
+def _resource(kind: Kind) -> Resource:
+    return Resource(kind.group, kind.version, kind.plural)
+
+
+async def until(found: Callable[[], Awaitable[T | None]], patience: float = PATIENCE) -> T:
+    """Ask again until there is something. Raises TimeoutError."""
+    async with asyncio.timeout(patience):
+        while (result := await found()) is None:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.02)
+        return result
+
+
+@asynccontextmanager
+async def open_cluster(which: str, directory: Path) -> AsyncIterator[Cluster]:
+    """One of SERVERS, with a namespace that is deleted at the end."""
+    if which == SERVERS[0]:
+        server = ApiServer()
+        server.users["daemon"] = None
+        async with server.serving():
+            server.create(NAMESPACES, {"metadata": {"name": "jobs"}}, "")
+            admin = kubeconfig(directory / "admin.kubeconfig", server, "admin")
+            daemon = kubeconfig(directory / "daemon.kubeconfig", server, "daemon")
+            async with connect_api(Access(admin, "", 5.0, 60.0)) as api:
+                yield Cluster(api, daemon, "jobs", server)
+        return
+    path = os.environ[REAL]
+    namespace = f"autoscaler-test-{secrets.token_hex(4)}"
+    async with connect_api(Access(path, "", 10.0, 60.0)) as api:
+        everything = _resource(NAMESPACES)
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+        await api.call(Ask("create", everything), body=body)
+        try:
+            yield Cluster(api, path, namespace, None)
+        finally:
+            await api.call(Ask("delete", everything, name=namespace))
+
+
+def kubeconfig(path: Path, server: ApiServer, token: str, grants: Grants | None = None) -> str:
+    """Write a kubeconfig for a user of the test server."""
+    if grants is not None:
+        server.users[token] = grants
+    context = {"cluster": "test", "user": token, "namespace": "jobs"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": server.url}}],
+        "users": [{"name": token, "user": {"token": token}}],
+        "contexts": [{"name": "test", "context": context}],
+        "current-context": "test",
+    }
+    path.write_text(yaml.safe_dump(config))
+    return str(path)

@@ -1,0 +1,79 @@
+"""Whatever a JobManager answers, the outcome is a finite reading, a status, or an error of the edge."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import random
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from autoscaler.core.model import EngineStatus, Reading
+from autoscaler.engines.flink import Flink as Engine
+from autoscaler.ports import EdgeError
+from autoscaler.sources.flink import NEEDS_VERTEX, Flink, FlinkQuery, Metric
+from tests.clients.flink_stub import VERSIONS, FakeFlink, Shared, serve
+
+ROUNDS = 15
+JUNK: tuple[Any, ...] = (
+    None,
+    -1,
+    0,
+    1e300,
+    -1e300,
+    2**70,
+    "",
+    "x",
+    "NaN",
+    [],
+    {},
+    True,
+    [None],
+    {"a": 1},
+    float("nan"),
+)
+QUERIES = [FlinkQuery(metric, vertex="work" if metric in NEEDS_VERTEX else None) for metric in Metric]
+
+
+def places(known: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something could be replaced."""
+    found = [path] if path else []
+    items = known.items() if isinstance(known, dict) else enumerate(known) if isinstance(known, list) else ()
+    for key, value in items:
+        found += places(value, (*path, key))
+    return found
+
+
+def replace(known: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        known = known[key]
+    known[path[-1]] = value
+
+
+@pytest.mark.parametrize("release", VERSIONS)
+async def test_wrong_answers_never_make_a_wrong_number(release: str) -> None:
+    chance = random.Random(f"flink {release}")  # noqa: S311 - a table that is the same each time, not a secret
+    for _ in range(ROUNDS):
+        flink = FakeFlink(release, chance.choice(("running", "rescaled", "waiting")))
+        parts: list[Any] = [flink.answers, flink.metrics, flink.workers, flink.numbers]
+        for part in parts:
+            wheres = [where for where in places(part) if where[-1] != "status"]
+            for where in chance.sample(wheres, min(len(wheres), chance.choice((0, 1, 2)))):
+                try:
+                    replace(part, where, copy.deepcopy(chance.choice(JUNK)))
+                except (KeyError, IndexError, TypeError):
+                    continue  # what it was in has been replaced
+        shared, now = Shared(), datetime(2026, 1, 1, tzinfo=UTC)
+        async with (
+            serve(flink) as url,
+            shared.stack,
+            Flink(url).connect(shared) as source,
+            Engine(url).connect(shared) as engine,
+        ):
+            readings = await asyncio.gather(*(source.collect(q, now) for q in QUERIES), return_exceptions=True)
+            for query, reading in zip(QUERIES, readings, strict=True):
+                assert isinstance(reading, EdgeError) or (isinstance(reading, Reading) and reading.finite()), query
+            described = await asyncio.gather(engine.describe(), engine.diagnose(), return_exceptions=True)
+            assert all(isinstance(one, EdgeError | EngineStatus | list) for one in described), described

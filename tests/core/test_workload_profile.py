@@ -1,0 +1,74 @@
+"""What a profile says at a time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.core.model import Direction
+from autoscaler.core.workload_profile import (
+    MINUTES,
+    MONDAY_S,
+    WEEK_S,
+    Curve,
+    Profile,
+    Season,
+    Spread,
+    old,
+    reading,
+    usual,
+)
+
+MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
+DAY = 86400.0
+
+
+def test_the_week_begins_on_monday() -> None:
+    week = tuple(float(10 * day) for day in range(7))  # Monday 0, Tuesday 10, ... Sunday 60
+    assert usual(week, MONDAY.timestamp() + DAY / 2) == 0
+    assert usual(week, MONDAY_S + 1.5 * DAY) == 10
+    assert usual(week, MONDAY_S - 0.5 * DAY) == 60
+
+
+def test_between_the_middles_of_two_slots_it_is_in_between_also_over_the_end_of_the_week() -> None:
+    week = tuple(float(10 * day) for day in range(7))
+    assert usual(week, MONDAY_S + 2 * DAY) == pytest.approx(15)
+    assert usual(week, MONDAY_S) == pytest.approx(30)  # Sunday's 60 and Monday's 0
+    assert usual(week, MONDAY_S + 7 * DAY - 0.25 * DAY) == pytest.approx(45)
+    assert usual(week, MONDAY_S + 2800 * WEEK_S + 1.5 * DAY) == pytest.approx(10)
+    assert usual((7.0,), 12345.0) == 7
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=40), st.floats(-1e10, 1e10))
+def test_it_stays_between_the_least_and_the_most(week: list[float], at: float) -> None:
+    assert min(week) * (1 - 1e-9) <= usual(tuple(week), at) <= max(week) * (1 + 1e-9)
+
+
+def test_a_reading_tells_of_now_and_each_of_the_next_minutes() -> None:
+    week = tuple(float(minute) for minute in range(7 * 24 * 60))
+    profile = Profile("c", MONDAY, MONDAY, MONDAY, 1, season=Season(week, week, week))
+    found = reading(profile, MONDAY + timedelta(minutes=90, seconds=30))
+    assert found.value == tuple(float(90 + minute) for minute in range(MINUTES + 1))
+    assert found.at == MONDAY + timedelta(minutes=90, seconds=30)
+    assert found.parts == {}
+    assert found.finite()
+
+
+def test_what_else_is_known_is_among_its_parts() -> None:
+    times = {Direction.DOWN: {"stall": Spread(8.0, 6.0, 11.0, 9)}}
+    profile = Profile("c", MONDAY, MONDAY, MONDAY, 1, Curve(100.0, 0.9, 0.01, 0.02, 0.1, {4: 348.0}), times)
+    found = reading(profile, MONDAY)
+    assert set(found.value if isinstance(found.value, tuple) else ()) == {0.0}
+    assert found.parts == {
+        "capacity": {"rate": 100.0, "exponent": 0.9, "rate_error": 0.01, "exponent_error": 0.02},
+        "down": {"stall": 8.0},
+    }
+
+
+def test_a_profile_is_as_old_as_the_last_thing_it_knows_of() -> None:
+    profile = Profile("c", MONDAY + timedelta(days=30), MONDAY, MONDAY, 1)
+    assert not old(profile, MONDAY + timedelta(days=14), timedelta(days=14))
+    assert old(profile, MONDAY + timedelta(days=14, seconds=1), timedelta(days=14))

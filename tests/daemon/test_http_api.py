@@ -1,0 +1,543 @@
+"""The doors of a running daemon: health, metrics and the API, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler import cli
+from autoscaler.config.model import Config
+from autoscaler.core.model import Direction, Limits, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
+from autoscaler.daemon.history import History
+from autoscaler.daemon.http_api import ListenError, doors, split
+from autoscaler.daemon.service import Daemon
+from autoscaler.daemon.state_store import open_journal
+from autoscaler.ports import ConfigurationError, UnavailableError
+from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
+
+from .conftest import Moves, Remembers, make_cluster, make_config
+
+TICK = timedelta(milliseconds=100)
+TIMEOUT = timedelta(milliseconds=500)
+"""Longer than a tick: fakes answer at once, and nothing may be missing because a busy machine has paused."""
+
+PATIENCE = 60.0
+"""Seconds that a slow machine may take for what takes a moment here."""
+
+
+@dataclass
+class House:
+    """A running daemon with two clusters."""
+
+    daemon: Daemon
+    config: Config
+    session: aiohttp.ClientSession
+    source: FakeSource
+    targets: dict[str, FakeTarget]
+
+    async def get(self, path: str, status: int = 200) -> Any:
+        async with self.session.get(self.daemon.url + path) as response:
+            assert response.status == status, await response.text()
+            assert response.content_type == "application/json"
+            return await response.json()
+
+    async def ready(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                async with self.session.get(self.daemon.url + "/readyz") as response:
+                    if response.status == 200:
+                        return
+                await asyncio.sleep(0.01)
+
+    async def until(self, seen: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not await seen():  # noqa: ASYNC110 - what is waited for is on the other side of HTTP
+                await asyncio.sleep(0.01)
+
+    async def samples(self) -> dict[tuple[str, ...], float]:
+        async with self.session.get(self.daemon.url + "/metrics") as response:
+            text = await response.text()
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    source = FakeSource({"load": 300.0})
+    targets = {"a": FakeTarget(), "b": FakeTarget()}
+    clusters = {
+        "a": make_cluster("a", Fake(targets["a"]), Fake(FakeEngine()), interval=TICK, timeout=TIMEOUT),
+        "b": make_cluster("b", Fake(targets["b"]), interval=TICK, timeout=TIMEOUT),
+    }
+    config = make_config(clusters, Fake(source), tmp_path)
+    problems = ConfigurationError(["config.yaml:1: nonsense"])
+
+    def load() -> Config:
+        raise problems
+
+    async with open_journal(tmp_path, decisions=100) as journal, aiohttp.ClientSession() as session:
+        history = History(tmp_path / "history", timedelta(days=1))
+        await history.start()
+        daemon = Daemon(config, load, journal, history)
+        work = asyncio.create_task(daemon.run())
+        while not daemon.url:  # noqa: ASYNC110 - the daemon tells nobody but the log
+            await asyncio.sleep(0.001)
+        yield House(daemon, config, session, source, targets)
+        daemon.stop()
+        await work
+        await history.close()
+
+
+async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) -> None:
+    await house.ready()
+    disk = threading.Event()
+    hanging = asyncio.create_task(house.daemon.journal.call(lambda _: disk.wait(PATIENCE)))
+    added = make_cluster("c", Fake(FakeTarget()), interval=TICK, timeout=TIMEOUT)
+    house.daemon._load = lambda: replace(house.config, clusters={**house.config.clusters, "c": added})
+    house.daemon.reload()
+
+    async def waits() -> bool:
+        async with house.session.get(house.daemon.url + "/readyz") as response:
+            body = await response.json()
+            return (response.status, body["ok"], body["not_observed"]) == (503, False, ["c"])
+
+    await house.until(waits)
+    disk.set()
+    await hanging
+    await house.ready()
+    body = await house.get("/readyz")
+    assert body == {
+        "ok": True,
+        "not_observed": [],
+        "problems": {},
+        "store": "ok",
+        "history": "ok",
+        "reload": "ok",
+    }
+
+
+async def test_one_cluster_whose_ticks_do_not_finish_is_named_and_has_nobody_restarted(house: House) -> None:
+    await house.ready()
+
+    def broken(*_: object) -> Any:
+        raise RuntimeError("a defect in one cluster's decisions")
+
+    house.daemon.controllers["a"]._decide = broken
+
+    async def named() -> bool:
+        async with house.session.get(house.daemon.url + "/healthz") as response:
+            return response.status == 200 and (await response.json())["overdue"] == ["a"]
+
+    await house.until(named)
+
+
+async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
+    await house.ready()
+
+    async def well() -> bool:
+        async with house.session.get(house.daemon.url + "/healthz") as response:
+            return response.status == 200 and await response.json() == {"ok": True, "clusters": 2, "overdue": []}
+
+    await house.until(well)
+    disk = threading.Event()
+    hanging = asyncio.create_task(house.daemon.journal.call(lambda _: disk.wait(PATIENCE)))
+
+    async def overdue() -> bool:
+        async with house.session.get(house.daemon.url + "/healthz") as response:
+            return response.status == 503 and (await response.json())["overdue"] == ["a", "b"]
+
+    await house.until(overdue)
+    disk.set()
+    await hanging
+    await house.until(well)
+
+
+async def test_clusters_are_shown_with_their_last_decision(house: House) -> None:
+    await house.ready()
+
+    async def scaled() -> bool:
+        return house.targets["a"].desired == 3
+
+    await house.until(scaled)
+    body = await house.get("/api/v1/clusters")
+    assert body["dry_run"] is False
+    assert [row["name"] for row in body["clusters"]] == ["a", "b"]
+    row = body["clusters"][0]
+    assert (row["min"], row["max"], row["missing"], row["problem"]) == (1, 10, {}, None)
+    one = await house.get("/api/v1/clusters/a")
+    assert one["connections"] == {"target": "ok", "engine": "ok", "source source": "ok"}
+    assert one["observation"]["metrics"]["load"]["value"] == 300
+    assert one["state"]["desired"] in (1, 3)
+    assert "past" not in one["state"]
+    assert one["decision"]["cluster"] == "a"
+    assert "per-replica asked for 3" in one["explanation"]
+
+
+async def test_clusters_are_shown_with_the_bounds_that_hold(house: House) -> None:
+    controller = house.daemon.controllers["a"]
+    policies = (*controller.cluster.spec.policies, NamedPolicy("calendar", Moves(Limits(2, 7))))
+    controller.cluster = replace(controller.cluster, spec=replace(controller.cluster.spec, policies=policies))
+    await house.ready()
+    moved, other = (await house.get("/api/v1/clusters"))["clusters"]
+    assert (moved["min"], moved["max"]) == (2, 7)
+    assert (other["min"], other["max"]) == (1, 10)
+
+
+async def test_decisions_are_given_newest_first_with_their_explanation(house: House) -> None:
+    await house.ready()
+
+    async def decided() -> bool:
+        return len((await house.get("/api/v1/clusters/a/decisions"))["decisions"]) >= 3
+
+    await house.until(decided)
+    body = await house.get("/api/v1/clusters/a/decisions?limit=2")
+    first, second = body["decisions"]
+    assert first["decision"]["at"] > second["decision"]["at"]
+    assert "cluster a" in first["explanation"]
+    # The + of the offset must be escaped by whoever asks; a Z needs no care.
+    until = second["decision"]["at"].replace("+00:00", "Z")
+    body = await house.get(f"/api/v1/clusters/a/decisions?limit=1&until={until}")
+    assert body["decisions"] == [second]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/api/v1/clusters/nobody", 404, "there is no cluster 'nobody'; there are: a, b"),
+        ("/api/v1/clusters/nobody/decisions", 404, "there is no cluster 'nobody'"),
+        ("/api/v1/clusters/a/decisions?limit=many", 400, "limit is 'many', expected a number from 1 to 10000"),
+        ("/api/v1/clusters/a/decisions?limit=0", 400, "limit is '0'"),
+        (f"/api/v1/clusters/a/decisions?limit={'9' * 5000}", 400, "expected a number from 1 to 10000"),
+        ("/api/v1/clusters/a/decisions?until=noon", 400, "until is 'noon', expected a time"),
+        ("/nowhere", 404, "Not Found"),
+    ],
+)
+async def test_errors_are_json(house: House, path: str, status: int, text: str) -> None:
+    assert text in (await house.get(path, status))["error"]
+
+
+async def test_only_reading_is_allowed(house: House) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        async with house.session.request(method, house.daemon.url + "/api/v1/clusters") as response:
+            assert response.status == 405
+            assert "error" in await response.json()
+
+
+async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: House) -> None:
+    await house.ready()
+
+    async def settled() -> bool:
+        samples = await house.samples()
+        return all(samples.get(("autoscaler_rescale_phase_seconds_count", c, "up", "ready")) for c in ("a", "b"))
+
+    await house.until(settled)
+    house.source.failures["load"] = UnavailableError("gone")
+
+    async def failing() -> bool:
+        return (await house.samples()).get(("autoscaler_read_errors_total", "b", "load", "source"), 0) >= 2
+
+    await house.until(failing)
+    samples = await house.samples()
+    assert samples[("autoscaler_clusters",)] == 2
+    assert samples[("autoscaler_build_info", "0.1.0")] == 1
+    for name in ("current", "ready", "proposed", "desired"):
+        assert samples[(f"autoscaler_{name}_replicas", "a")] == 3
+    assert samples[("autoscaler_reading_missing", "a", "load")] == 1
+    assert samples[("autoscaler_reading_missing", "a", "engine")] == 0
+    assert samples[("autoscaler_decisions_total", "a", "above")] >= 1
+    assert samples[("autoscaler_rescales_total", "a", "up")] == 1
+    assert samples[("autoscaler_rescale_phase_seconds_count", "a", "up", "ready")] == 1
+    assert samples[("autoscaler_rescale_in_flight", "a")] == 0
+    assert samples[("autoscaler_tick_lateness_seconds_count",)] > 2
+    assert samples[("autoscaler_store_ok",)] == samples[("autoscaler_last_reload_successful",)] == 1
+    house.source.failures.clear()
+
+    async def back() -> bool:
+        return ("autoscaler_metric_value", "a", "load") in await house.samples()
+
+    await house.until(back)
+    samples = await house.samples()
+    assert samples[("autoscaler_metric_value", "a", "load")] == 300
+    assert 0 <= samples[("autoscaler_metric_age_seconds", "a", "load")] < 5
+    async with house.session.get(house.daemon.url + "/metrics") as response:
+        families = list(text_string_to_metric_families(await response.text()))
+    documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    for family in families:
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert f"`{name}`" in documented or name.startswith("process_"), name
+        assert family.documentation, family.name
+        assert family.name.startswith(("autoscaler_", "process_")), family.name
+        assert family.type != "unknown", family.name
+    assert len({family.name for family in families}) == len(families)
+
+
+def learning(house: House) -> None:
+    """Has cluster a's policies learn, from the next tick on."""
+    controller = house.daemon.controllers["a"]
+    policies = (*controller.cluster.spec.policies, NamedPolicy('say "when"', Remembers()))
+    controller.cluster = replace(controller.cluster, spec=replace(controller.cluster.spec, policies=policies))
+
+
+def teach(house: House, **learned: Any) -> None:
+    """Has cluster a, which ticks no more, know what it could not see in the short time of a test."""
+    controller = house.daemon.controllers["a"]
+    assert controller.state is not None
+    controller.state = replace(controller.state, learned=replace(controller.state.learned, **learned))
+
+
+async def remembered(house: House) -> bool:
+    samples = await house.samples()
+    return samples.get(("autoscaler_learned", "a", 'say "when"', "seen"), 0) >= 3
+
+
+async def test_metrics_hold_every_number_that_was_learned(house: House) -> None:
+    await house.ready()
+    learning(house)
+    await house.until(lambda: remembered(house))
+    samples = await house.samples()
+    policy = 'say "when"'
+    assert samples[("autoscaler_learned", "a", policy, "size.3.greatest")] == 300
+    for age in ("first", "last", "size.3.seen"):
+        assert 0 <= samples[("autoscaler_learned_age_seconds", "a", policy, age)] < 60
+    assert samples[("autoscaler_recommendation_input", "a", "per-replica", "load")] == 300
+    assert samples[("autoscaler_recommendation_input", "b", "per-replica", "load")] == 300
+    assert samples[("autoscaler_recommendation_input", "a", policy, "seen")] >= 3
+    # A time is shown as its age, and only so.
+    names = {labels[3] for labels in samples if labels[:3] == ("autoscaler_learned", "a", policy)}
+    assert names == {"seen", "size.3.greatest"} | names & {"size.1.greatest"}
+    assert not any(labels[:2] == ("autoscaler_learned", "b") for labels in samples)
+
+
+async def test_metrics_hold_capacity_and_durations_as_they_were_learned(house: House) -> None:
+    await house.ready()
+    daemon = house.daemon
+    capacity = {2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7), 12: SizeCapacity(1e9, daemon.utc(), 1)}
+    durations = {Direction.DOWN: {Phase.READY: (9.0, 1.0, 2.0), Phase.ABSORBED: (4.0, 5.0), Phase.CAUGHT_UP: (60.0,)}}
+
+    await house.until(lambda: settled_at(house, 3))
+    await daemon.fleet.stop()
+    teach(house, capacity=capacity, durations=durations)
+    samples = await house.samples()
+    assert samples[("autoscaler_learned_capacity_records_per_second", "a", "2")] == 200.5
+    assert samples[("autoscaler_learned_capacity_records_per_second", "a", "12")] == 1e9
+    assert samples[("autoscaler_learned_capacity_samples", "a", "2")] == 7
+    assert 3600 <= samples[("autoscaler_learned_capacity_age_seconds", "a", "2")] < 3660
+    assert samples[("autoscaler_learned_phase_seconds", "a", "down", "ready")] == 2
+    assert samples[("autoscaler_learned_phase_seconds", "a", "down", "absorbed")] == 4.5
+    assert samples[("autoscaler_learned_phase_seconds", "a", "down", "caught_up")] == 60
+    # Until the job runs: catching up goes on while it does.
+    assert samples[("autoscaler_learned_restart_seconds", "a", "down")] == 6.5
+
+
+async def test_metrics_are_not_broken_by_a_policy_with_odd_or_countless_inputs(house: House) -> None:
+    await house.ready()
+    odd = 'a\\"b\nc'
+    inputs: Any = {7: 1, odd: True, **{f"n{number}": float(number) for number in range(5000)}}
+    await house.daemon.fleet.stop()
+    controller = house.daemon.controllers["a"]
+    assert controller.decision is not None
+    asked = Recommendation(3, Reason.STEADY, inputs, "many", "wild")
+    controller.decision = replace(controller.decision, recommendations=(asked,))
+    samples = await house.samples()
+    shown = {labels[3]: value for labels, value in samples.items() if labels[2:3] == ("wild",)}
+    assert shown[odd] == shown["7"] == 1
+    assert len(shown) == 1000
+
+
+async def test_the_api_tells_what_was_learned(house: House) -> None:
+    await house.ready()
+    assert (await house.get("/api/v1/clusters/b"))["learned"]["memory"] == {}
+    learning(house)
+    await house.until(lambda: remembered(house))
+    await house.daemon.fleet.stop()
+    teach(house, capacity={2: SizeCapacity(200.5, house.daemon.utc() - timedelta(hours=1), 7)})
+    body = await house.get("/api/v1/clusters/a")
+    (size,) = body["learned"]["capacity"]
+    assert 3600 <= size.pop("age") < 3660
+    assert size == {"replicas": 2, "rate": 200.5, "samples": 7}
+    memory = body["learned"]["memory"]['say "when"']
+    assert memory["numbers"]["size.3.greatest"] == 300
+    assert 0 <= memory["ages"]["first"] < 60
+    assert body["state"]["learned"]["memory"]['say "when"']["first_at"] > 1e9
+    up = body["learned"]["durations"]["up"]
+    assert up["phases"]["ready"]["samples"] == 1
+    assert up["restart"] >= up["phases"]["ready"]["median"]
+    asked = body["decision"]["recommendations"][1]
+    assert asked["inputs"]["seen"] == memory["numbers"]["seen"]
+
+
+async def shown(house: House, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    arguments = ["status", "--url", house.daemon.url, "--cluster", "a", *options]
+    assert await asyncio.to_thread(cli.main, arguments) == 0
+    return capsys.readouterr().out
+
+
+async def test_status_of_one_cluster_shows_all_that_was_learned(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.ready()
+    await house.until(lambda: settled_at(house, 3))
+    learning(house)
+    await house.until(lambda: remembered(house))
+    daemon = house.daemon
+    teach(
+        house,
+        capacity={
+            12: SizeCapacity(98765.4, daemon.utc(), 1),
+            2: SizeCapacity(200.5, daemon.utc() - timedelta(hours=1), 7),
+        },
+        durations={Direction.UP: {Phase.READY: (70.0, 90.0), Phase.RUNNING: (0.25,), Phase.CAUGHT_UP: (600.0,)}},
+        memory={
+            "adaptive": {
+                "capacity.12.rate": 98765.4,
+                "capacity.2.rate": 200.0,
+                "capacity.2.seen_at": daemon.utc().timestamp() - 7325,
+                "noise": 0.03,
+            }
+        },
+    )
+    # Nothing may be learned anew before it is shown.
+    await house.daemon.fleet.stop()
+    text = await shown(house, capsys)
+    lines = [re.split(r"  +", line) for line in text.splitlines()]
+    assert lines[1][0] == "a"
+    assert lines[1][5] == "1-10"
+    assert ["per-replica", "3", "steady", "300 needs 3", "load 300"] in lines
+    first = lines.index(["2", "200.5", "1 h ago", "7 times"])
+    assert lines[first + 1] == ["12", "98765", "just now", "1 time"]
+    assert ["up", "ready", "1 min 20 s", "median of the last 2"] in lines
+    assert ["up", "running", "0.25 s", "the last one"] in lines
+    assert ["up", "caught up", "10 min", "the last one"] in lines
+    assert ["up", "until it runs", "1 min 20 s", "all phases but catching up"] in lines
+    memory = [line for line in lines if line[0] == "adaptive"]
+    assert memory == [
+        ["adaptive", "-", "noise 0.03"],
+        ["adaptive", "capacity.2", "rate 200, seen 2 h 2 min ago"],
+        ["adaptive", "capacity.12", "rate 98765"],
+    ]
+    answer = json.loads(await shown(house, capsys, "--json"))
+    assert answer["learned"]["memory"]["adaptive"]["numbers"]["noise"] == 0.03
+    assert answer["decision"]["recommendations"][0]["inputs"] == {"load": 300}
+
+
+async def settled_at(house: House, size: int) -> bool:
+    state = house.daemon.controllers["a"].state
+    return state is not None and state.desired == size and state.rescale is None
+
+
+async def test_status_of_a_cluster_of_which_nothing_is_known_says_so(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.ready()
+    await house.daemon.fleet.stop()
+    controller = house.daemon.controllers["a"]
+    controller.state = controller.decision = controller.observation = None
+    text = await shown(house, capsys)
+    assert "What a size can process was not learned yet" in text
+    assert "How long a rescale takes was not learned yet" in text
+    assert "What the policies" not in text
+    assert json.loads(await shown(house, capsys, "--json"))["learned"] is None
+    options = ["status", "--url", house.daemon.url, "--cluster", "nobody"]
+    assert await asyncio.to_thread(cli.main, options) == 1
+    assert "there is no cluster 'nobody'; there are: a, b" in capsys.readouterr().err
+
+
+async def test_a_refused_reload_is_shown(house: House) -> None:
+    await house.ready()
+    house.daemon.reload()
+
+    async def refused() -> bool:
+        return bool((await house.get("/readyz"))["reload"] != "ok")
+
+    await house.until(refused)
+    assert (await house.get("/readyz"))["reload"] == ["config.yaml:1: nonsense"]
+    assert (await house.samples())[("autoscaler_last_reload_successful",)] == 0
+
+
+async def test_a_taken_port_is_a_clear_error(house: House) -> None:
+    taken = house.daemon.url.removeprefix("http://")
+    with pytest.raises(ListenError, match=f"{taken} cannot be listened on"):
+        async with doors(house.daemon, taken):
+            pass
+
+
+async def test_a_stop_is_clean_when_nothing_was_observed_yet(tmp_path: Path) -> None:
+    config = make_config({}, Fake(FakeSource()), tmp_path)
+    async with open_journal(tmp_path, decisions=100) as journal:
+        history = History(tmp_path / "history", timedelta(days=1))
+        daemon = Daemon(replace(config, clusters={}), lambda: config, journal, history)
+        daemon.stop()
+        await daemon.run()
+        await history.close()
+
+
+def test_addresses_are_taken_apart() -> None:
+    assert split("127.0.0.1:8765") == ("127.0.0.1", 8765)
+    assert split("[::1]:0") == ("::1", 0)
+    for bad in ("8765", "localhost", "localhost:", ":8765", "host:port"):
+        with pytest.raises(ListenError, match="expected host:port"):
+            split(bad)
+
+
+async def test_what_is_not_http_is_refused_and_does_not_fill_the_log(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(house.daemon.url.rpartition(":")[2])
+    for garbage in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"SSH-2.0-x\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.exc_info]
+
+
+async def test_a_reload_that_fails_for_another_reason_keeps_the_old_configuration(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.ready()
+
+    def fail() -> Config:
+        raise RecursionError("a plug-in's own affair")
+
+    house.daemon._load = fail
+    house.daemon.reload()
+
+    async def refused() -> bool:
+        return bool((await house.get("/readyz"))["reload"] != "ok")
+
+    await house.until(refused)
+    assert (await house.get("/readyz"))["reload"] == ["RecursionError: a plug-in's own affair"]
+    assert any("the old one stays" in record.message for record in caplog.records)
+
+
+async def test_warnings_of_the_configuration_are_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    await house.ready()
+    house.daemon._load = lambda: replace(house.config, warnings=("config.yaml:7: clusters.a: beware",))
+    house.daemon.reload()
+
+    async def warned() -> bool:
+        return "config.yaml:7: clusters.a: beware" in [record.message for record in caplog.records]
+
+    await house.until(warned)

@@ -1,0 +1,399 @@
+"""The journal on a real disk: what it keeps, and how it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import sqlite3
+import stat
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from autoscaler.core.model import (
+    Bound,
+    Cause,
+    ClusterState,
+    Decision,
+    Direction,
+    EngineStatus,
+    JobState,
+    Learned,
+    Observation,
+    Phase,
+    Proposal,
+    Reading,
+    Reason,
+    Recommendation,
+    Rescale,
+    ScaleEvent,
+    SizeCapacity,
+    Verdict,
+)
+from autoscaler.core.step import rebase, step
+from autoscaler.daemon.state_store import FILE, Journal, open_journal, read_state
+from autoscaler.ports import Record, StoreError
+from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, plain
+
+from .conftest import spec
+
+NOW = datetime(2026, 1, 31, 17, 5, 3, 250_000, tzinfo=UTC)
+DATA = Path(__file__).parent / "data"
+
+
+def a_record(at: datetime = NOW, cluster: str = "a") -> Record:
+    observation = Observation(
+        at,
+        3,
+        2,
+        {"lag": Reading(120.5, at - timedelta(seconds=2)), "cpu": Reading((0.5, 0.75), at)},
+        {"engine": 'it said "no"\nand more'},
+        EngineStatus(JobState.RESTARTING, 3, 2, 128, 12, at, at, 4),
+    )
+    decision = Decision(
+        cluster,
+        at,
+        3,
+        5,
+        4,
+        Reason.RATE_LIMIT,
+        (Recommendation(5, Reason.ABOVE, {"lag": 120.5}, "too much", "drain"),),
+        (Verdict(Reason.RATE_LIMIT, 5, 4, Reason.RATE_LIMIT, "1 in 60 s"),),
+        ((Reason.SETTLED, "done"),),
+    )
+    return Record(observation, decision)
+
+
+def a_state(at: datetime = NOW) -> ClusterState:
+    rescale = Rescale(3, 4, at, Cause.REQUEST, Phase.READY, at, confirmed=True, durations={Phase.READY: 4.5})
+    return ClusterState(
+        at,
+        3,
+        at - timedelta(hours=1),
+        (Proposal(at - timedelta(seconds=10), 4), Proposal(at, 5)),
+        (ScaleEvent(at, 1),),
+        rescale,
+        at,
+        at,
+        replace(rescale, error="late", deadlines={Phase.ABSORBED: timedelta(seconds=95)}),
+        at - timedelta(minutes=1),
+        (at - timedelta(minutes=9), at - timedelta(minutes=5)),
+        (),
+        Learned(
+            {3: SizeCapacity(123.4, at, 7)},
+            {Direction.UP: {Phase.READY: (4.5, 5.5)}},
+            {"adaptive": {"capacity.3.rate": 0.1 + 0.2, "capacity.3.seen_at": at.timestamp(), "tiny": 5e-324}},
+        ),
+    )
+
+
+async def test_state_and_past_come_back_as_they_were(tmp_path: Path) -> None:
+    state = ClusterState()
+    async with open_journal(tmp_path / "var", decisions=3) as journal:
+        assert await journal.load("a") is None
+        for number in range(100):
+            observation = replace(a_record().observation, at=NOW + timedelta(seconds=10 * number))
+            state, decision = step(spec("a"), state, observation)
+            await journal.save("a", state, Record(state.past[-1], decision))
+    full = replace(a_state(state.at or NOW), past=state.past)
+    async with open_journal(tmp_path / "var", decisions=3) as journal:
+        # More observations than decisions are kept: what decisions depend on comes first.
+        assert len(state.past) == 31
+        assert await journal.load("a") == state
+        await journal.save("a", full, None)
+        assert await journal.load("a") == full
+        assert read_state(tmp_path / "var", "a") == full
+        assert read_state(tmp_path / "var", "b") is None
+    assert read_state(tmp_path / "nowhere", "a") is None
+
+
+async def test_the_past_is_moved_along_when_the_clock_was_set_back(tmp_path: Path) -> None:
+    state = ClusterState()
+    async with open_journal(tmp_path, decisions=100) as journal:
+        for at in (0, 10, 20, -3580, -3570, 15, 5):
+            observation = Observation(NOW + timedelta(seconds=at), 3, 3, {"load": Reading(300.0, NOW)})
+            state, decision = step(spec("a", lookback=timedelta(hours=2)), state, observation)
+            await journal.save("a", state, Record(state.past[-1], decision))
+        loaded = await journal.load("a")
+    assert loaded == state
+    assert rebase(state, timedelta(0)) == state
+
+
+def test_every_kind_of_number_survives() -> None:
+    record = a_record()
+    odd = {"nan": Reading(math.nan, NOW), "inf": Reading((math.inf, -math.inf, 1e-300), NOW)}
+    record = replace(record, observation=replace(record.observation, metrics=odd), dry_run=True)
+    text = dump_record(record)
+    assert b"\n" not in text
+    back = load_record(text)
+    assert math.isnan(back.observation.metrics["nan"].value)  # type: ignore[arg-type]
+    assert back.observation.metrics["inf"].value == (math.inf, -math.inf, 1e-300)
+    assert back.dry_run
+    assert load_record(dump_record(a_record())) == a_record()
+
+
+def test_a_line_has_what_is_out_of_the_usual() -> None:
+    observation = Observation(NOW, 3, 3, {"load": Reading(300.0, NOW)})
+    _, decision = step(spec("a"), ClusterState(), observation)
+    text = dump_record(Record(observation, decision))
+    assert load_record(text) == Record(observation, decision)
+    line = json.loads(text)
+    assert set(line) == {"observation", "decision", "version"}
+    assert set(line["observation"]) == {"at", "desired", "ready", "metrics"}
+    assert set(line["observation"]["metrics"]["load"]) == {"value", "at"}
+    told = {"cluster", "at", "current", "proposed", "desired", "reason", "recommendations", "guards"}
+    assert set(line["decision"]) == told
+    assert line["decision"]["guards"].split() == [verdict.guard for verdict in decision.verdicts]
+
+
+@pytest.mark.parametrize(
+    ("guards", "problem"),
+    [
+        ("rate_limit nobody", r"decision\.guards\.1: Input should be"),
+        (["rate_limit"], r"decision\.guards: Value error, must be names with a space between them"),
+        ("cap", "verdicts: a guard has a verdict and is not among the names in guards"),
+        ("rate_limit rate_limit", "or one comes twice"),
+    ],
+)
+def test_guards_of_which_no_trail_can_be_made_are_refused(guards: object, problem: str) -> None:
+    line = json.loads(dump_record(a_record()))
+    line["decision"]["guards"] = guards
+    with pytest.raises(ValueError, match=problem):
+        load_record(json.dumps(line))
+
+
+@pytest.mark.parametrize(("version", "problem"), [({}, ""), ({"version": 1}, ""), ({"version": 2}, "version 2 of the")])
+def test_a_line_of_another_version_is_refused_and_one_without_is_of_the_first(
+    version: dict[str, int], problem: str
+) -> None:
+    line = json.loads(dump_record(a_record()))
+    del line["version"]
+    with pytest.raises(ValueError, match=problem) if problem else nullcontext():
+        assert load_record(json.dumps(line | version)) == a_record()
+
+
+def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> None:
+    """Written by the version that knew no remarks, floors, ceilings, deadlines and partitions of a reading."""
+    record = load_record((DATA / "trace-1.jsonl").read_bytes())
+    seen = record.observation
+    assert (seen.floor, seen.ceiling, seen.remarks) == (None, None, ())
+    assert seen.engine is not None
+    assert seen.engine.deadlines == {}
+    assert seen.metrics["lag"].partitions is None
+    # And of each guard a whole verdict.
+    assert [verdict.after for verdict in record.decision.verdicts] == [6] * 9
+    assert load_record(dump_record(record)) == record
+    state = load_state((DATA / "state-1.json").read_bytes())
+    assert (state.requested, state.overruled) == (None, ())
+    assert state.rescale is not None
+    assert state.rescale.deadlines == {}
+    state = replace(state, past=(seen,))
+    later = replace(seen, at=seen.at + timedelta(seconds=15), ready=6)
+    after, decision = step(spec("orders", engine=True), state, later)
+    assert (Reason.SETTLING, "the rescale from 3 to 6 is ready after 30 s") in decision.notes
+    assert load_state(dump_state(after)) == replace(after, past=())
+
+
+def test_all_that_a_target_and_an_engine_may_say_survives() -> None:
+    record, state = a_record(), a_state()
+    engine = EngineStatus(
+        JobState.RUNNING, deadlines={Phase.ABSORBED: timedelta.max, Phase.RUNNING: timedelta(seconds=72.5)}
+    )
+    observation = replace(
+        record.observation,
+        engine=engine,
+        floor=Bound(1, "one is protected"),
+        ceiling=Bound(9, "the group's own maximum is 9"),
+        remarks=("1 pod pending: Insufficient cpu",),
+        metrics={"lag": Reading(1.0, NOW, 12)},
+    )
+    record = replace(record, observation=observation)
+    assert load_record(dump_record(record)) == record
+    assert state.rescale is not None
+    rescale = replace(state.rescale, deadlines=engine.deadlines)
+    state = replace(state, past=(), rescale=rescale, requested=NOW, overruled=(NOW, NOW))
+    assert load_state(dump_state(state)) == state
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf])
+def test_a_learned_number_that_is_none_is_learned_anew(nonsense: float) -> None:
+    state = replace(a_state(), past=())
+    kept = state.learned
+    damaged = Learned(
+        {**kept.capacity, 4: SizeCapacity(nonsense, NOW, 1)},
+        {Direction.UP: {**kept.durations[Direction.UP], Phase.ABSORBED: (1.0, nonsense)}},
+        {"adaptive": {**kept.memory["adaptive"], "noise": nonsense}, "other": {"x": nonsense}},
+    )
+    learned = load_state(dump_state(replace(state, learned=damaged))).learned
+    assert learned == replace(kept, memory={**kept.memory, "other": {}})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "Invalid JSON"),
+        ("{}", "observation: Field required"),
+        ('{"observation": 3}', "observation"),
+        (dump_record(a_record()).decode().replace('"version":1', '"version":2'), "version 2 of the trace format"),
+        (dump_record(a_record()).decode().replace('"rate_limit"', '"whim"'), "reason"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_the_place(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        load_record(text)
+
+
+async def test_decisions_are_given_newest_first_and_pruned(tmp_path: Path) -> None:
+    async with open_journal(tmp_path, decisions=20) as journal:
+        for number in range(100):
+            at = NOW + timedelta(seconds=number)
+            await journal.save("a", a_state(at), a_record(at))
+        await journal.save("b", a_state(), a_record(cluster="b"))
+        records = await journal.records("a", 5)
+        assert [(record.decision.at - NOW).total_seconds() for record in records] == [99, 98, 97, 96, 95]
+        records = await journal.records("a", 2, NOW + timedelta(seconds=90.5))
+        assert [(record.decision.at - NOW).total_seconds() for record in records] == [90, 89]
+        assert 20 <= len(await journal.records("a", 1000)) < 40
+        assert len(await journal.records("b", 1000)) == 1
+        assert await journal.records("c", 1000) == []
+
+
+async def test_what_waits_is_kept_in_one_transaction(tmp_path: Path) -> None:
+    async with open_journal(tmp_path, decisions=20) as journal:
+        commits: list[str] = []
+        await journal.call(lambda connection: connection.set_trace_callback(commits.append))
+        await asyncio.gather(*(journal.save(f"c{n}", a_state(), a_record(cluster=f"c{n}")) for n in range(200)))
+        assert commits.count("COMMIT") == 1
+        await journal.call(lambda connection: connection.set_trace_callback(None))
+
+
+def fill(connection: sqlite3.Connection) -> None:
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+async def test_a_full_disk_is_told_and_nothing_is_kept_by_half(tmp_path: Path) -> None:
+    async with open_journal(tmp_path, decisions=1000) as journal:
+        await journal.save("a", a_state(), a_record())
+        await journal.call(fill)
+        with pytest.raises(StoreError, match=r"the disk is full\. Decisions are not acted on until there is space"):
+            await keep_many(journal)
+        assert "disk is full" in journal.failure
+        assert len(await journal.records("new", 1000)) == 0
+        assert await journal.load("new") is None
+        assert await journal.load("a") is not None
+        await journal.call(lambda connection: connection.execute("PRAGMA max_page_count = 1000000"))
+        await keep_many(journal)
+        assert journal.failure == ""
+        assert len(await journal.records("new", 1000)) == 50
+
+
+async def keep_many(journal: Journal) -> None:
+    """All in one transaction, too much for the pages there are."""
+    await asyncio.gather(
+        *(journal.save("new", a_state(), a_record(NOW + timedelta(seconds=n), "new")) for n in range(50))
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"this is not a database, but it is long enough" * 100, b"SQLite format 3\0junk" * 300]
+)
+async def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    if not content:
+        async with open_journal(tmp_path, decisions=5) as journal:  # an empty file is a new database
+            assert await journal.load("a") is None
+        return
+    with pytest.raises(StoreError, match=f"{FILE} is damaged .* move the file away"):
+        async with open_journal(tmp_path, decisions=5):
+            pass
+    assert (tmp_path / FILE).read_bytes() == content
+
+
+async def test_damage_in_the_middle_of_the_file_is_an_error_not_a_wrong_state(tmp_path: Path) -> None:
+    async with open_journal(tmp_path, decisions=500) as journal:
+        for number in range(100):
+            at = NOW + timedelta(seconds=number)
+            await journal.save("a", a_state(at), a_record(at))
+    path = tmp_path / FILE
+    content = bytearray(path.read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    path.write_bytes(content)
+    async with open_journal(tmp_path, decisions=500) as journal:
+        with pytest.raises(StoreError, match=r"is damaged"):
+            await journal.load("a")
+        with pytest.raises(StoreError, match=r"is damaged"):
+            await journal.save("a", a_state(), a_record())
+    with pytest.raises(StoreError, match=r"is damaged"):
+        read_state(tmp_path, "a")
+
+
+async def test_a_state_that_is_not_ours_is_an_error(tmp_path: Path) -> None:
+    async with open_journal(tmp_path, decisions=5) as journal:
+        await journal.save("a", a_state(), a_record())
+        await journal.call(lambda connection: connection.execute("UPDATE cluster SET state = ?", (b'{"at": 5, "x": ',)))
+        with pytest.raises(StoreError, match="the state of cluster 'a' cannot be read"):
+            await journal.load("a")
+
+
+async def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / FILE)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreError, match="has schema 99, this version knows 1"):
+        async with open_journal(tmp_path, decisions=5):
+            pass
+
+
+async def test_a_second_daemon_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    async with open_journal(tmp_path, decisions=5):
+        with pytest.raises(StoreError, match=rf"in use by another autoscaler \(process {os.getpid()}\)"):
+            async with open_journal(tmp_path, decisions=5):
+                pass
+    async with open_journal(tmp_path, decisions=5):
+        pass
+
+
+async def test_only_our_user_can_read_what_is_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "deep" / "var"
+    async with open_journal(directory, decisions=5) as journal:
+        await journal.save("a", a_state(), a_record())
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
+
+
+async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot be used for state: Not a directory"):
+        async with open_journal(tmp_path / "file" / "var", decisions=5):
+            pass
+
+
+def test_a_look_at_the_state_tells_what_it_cannot_read(tmp_path: Path) -> None:
+    assert read_state(tmp_path, "a") is None
+    with pytest.raises(StoreError, match="cannot be read: File name too long"):
+        read_state(tmp_path / ("x" * 300), "a")
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        # As a daemon leaves it that was killed before it had made its tables.
+        connection.execute("PRAGMA journal_mode = WAL")
+        assert read_state(tmp_path, "a") is None
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="has schema 99, this version knows 1"):
+        read_state(tmp_path, "a")
+
+
+def test_what_json_has_no_number_for_is_a_text_in_the_api() -> None:
+    record = a_record()
+    asked = Recommendation(1, Reason.STEADY, {"ratio": math.nan, "bound": math.inf})
+    shown = plain(replace(record.decision, recommendations=(asked,)))
+    assert '"inputs": {"ratio": "NaN", "bound": "Infinity"}' in json.dumps(shown, allow_nan=False)
+
+
+def test_a_state_is_kept_without_the_past_which_is_in_the_records() -> None:
+    state = replace(a_state(), past=(a_record().observation,) * 3)
+    assert load_state(dump_state(state)) == replace(state, past=())

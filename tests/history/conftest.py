@@ -1,0 +1,52 @@
+"""One Spark session for all tests of the pipeline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from pyspark.logger import PySparkLogger
+from pyspark.sql import SparkSession
+
+from autoscaler.history.session import session
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.driver.memory": "1g",
+    # Tests are over before Java's second compiler has earned what it costs.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+_in_json = PySparkLogger.addHandler
+
+
+def _add_handler(logger: PySparkLogger, handler: logging.Handler) -> None:
+    """Leave the format of pytest's handlers as it is.
+
+    Pytest adds those that capture the log to loggers that do not propagate as well. PySpark has such loggers once a
+    query has failed, and gives each handler that is added to them a format of its own: what any later test of the
+    process captures would be JSON.
+    """
+    if handler.formatter is None:
+        _in_json(logger, handler)
+    else:
+        logging.Logger.addHandler(logger, handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _captured_logs_stay_as_they_are() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PySparkLogger, "addHandler", _add_handler)
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with session("tests", master="local[2]", settings=SETTINGS) as started:
+        yield started

@@ -1,0 +1,315 @@
+"""A dataset only grows by what is new, and a kill at any moment loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from autoscaler.history import dataset as module
+from autoscaler.history.dataset import BusyError, Dataset, DatasetError, open_dataset
+
+BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
+SCHEMA = "cluster string, at timestamp, desired int, ready int"
+
+
+def rows(spark: SparkSession, clusters: int, days: int, *, every: int = 60, size: int = 3) -> DataFrame:
+    ticks = days * 1440 // every
+    made = [
+        (f"c{number}", BEGIN + timedelta(minutes=every * tick), size, size)
+        for number in range(clusters)
+        for tick in range(ticks)
+    ]
+    return spark.createDataFrame(made, SCHEMA)
+
+
+def contents(path: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(file.relative_to(path)): (file.read_bytes(), file.stat().st_mtime_ns)
+        for file in path.rglob("*.parquet")
+        if file.is_file()
+    }
+
+
+def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "with [odd] name"
+    dataset = open_dataset(path, make=True)
+    first = dataset.merge(spark, {"observations": rows(spark, 3, 2)})
+    assert (first.added, first.known) == ({"observations": 144}, {"observations": 0})
+    assert dataset.dates() == (date(2026, 1, 5), date(2026, 1, 6))
+    before = contents(path)
+
+    again = open_dataset(path).merge(spark, {"observations": rows(spark, 3, 2).union(rows(spark, 1, 1))})
+    assert (again.added, again.known) == ({"observations": 0}, {"observations": 168})
+    assert contents(path) == before
+
+    # One day gets a row between two others, and what is there already wins over another row of the same time.
+    late = [("c1", BEGIN + timedelta(minutes=30), 7, 7), ("c1", BEGIN, 9, 9), ("c0", BEGIN + timedelta(days=1), 9, 9)]
+    merged = dataset.merge(spark, {"observations": spark.createDataFrame(late, SCHEMA)})
+    assert (merged.added, merged.known) == ({"observations": 1}, {"observations": 2})
+    assert merged.dates == {"observations": (date(2026, 1, 5),)}
+    untouched = {name: held for name, held in before.items() if "2026-01-06" in name}
+    assert untouched
+    assert {name: held for name, held in contents(path).items() if "2026-01-06" in name} == untouched
+    day = dataset.read(spark, "observations", until=date(2026, 1, 5)).select("cluster", "at", "desired")
+    wanted = (
+        rows(spark, 3, 1)
+        .select("cluster", "at", "desired")
+        .union(spark.createDataFrame(late[:1], SCHEMA).select("cluster", "at", "desired"))
+    )
+    assertDataFrameEqual(day, wanted)
+    some = dataset.read(spark, "observations", since=BEGIN + timedelta(hours=30), clusters=["c2"])
+    assert some.count() == 18
+
+
+@pytest.mark.e2e
+def test_a_cluster_s_day_is_in_one_file_and_sorted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROWS_PER_FILE", 50)
+    dataset = open_dataset(tmp_path, make=True)
+    dataset.merge(spark, {"observations": rows(spark, 6, 1).orderBy("at", ascending=False)})
+    files = sorted(tmp_path.glob("observations/date=*/*.parquet"))
+    held = []
+    for file in files:
+        there = [(row.cluster, row.at) for row in spark.read.parquet(str(file)).select("cluster", "at").collect()]
+        assert there == sorted(there)
+        held.append({cluster for cluster, _ in there})
+    assert 2 <= len(files) <= 3
+    assert sorted(cluster for clusters in held for cluster in clusters) == [f"c{number}" for number in range(6)]
+
+
+@pytest.mark.e2e
+def test_of_several_rows_of_a_time_the_same_is_taken_whatever_their_order(spark: SparkSession, tmp_path: Path) -> None:
+    taken = set()
+    for number, order in enumerate(([1, 2, 3], [3, 1, 2])):
+        dataset = open_dataset(tmp_path / str(number), make=True)
+        made = [("c", BEGIN, size, size) for size in order]
+        merged = dataset.merge(spark, {"observations": spark.createDataFrame(made, SCHEMA)})
+        assert (merged.added, merged.known) == ({"observations": 1}, {"observations": 2})
+        taken |= {row.desired for row in dataset.read(spark, "observations").collect()}
+    assert len(taken) == 1
+
+
+class Killed(Exception):  # noqa: N818 - it is no error
+    pass
+
+
+def _prepared(path: Path) -> Dataset:
+    dataset = open_dataset(path, make=True)
+    for name, text in {
+        "observations/date=2026-01-05/a.parquet": "old a",
+        "observations/date=2026-01-06/b.parquet": "b",
+        "_staging/new/observations/date=2026-01-05/c.parquet": "new c",
+        "_staging/new/observations/date=2026-01-05/d.parquet": "new d",
+        "_staging/new/decisions/date=2026-01-05/e.parquet": "new e",
+    }.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    return dataset
+
+
+CHANGE = module._Change(
+    {f"_staging/new/{name}": name for name in (f"observations/date=2026-01-05/{file}.parquet" for file in "cd")}
+    | {"_staging/new/decisions/date=2026-01-05/e.parquet": "decisions/date=2026-01-05/e.parquet"},
+    ("observations/date=2026-01-05/a.parquet",),
+)
+
+
+def shown(dataset: Dataset) -> list[str]:
+    """What a reader finds."""
+    names = [*dataset._current("observations")[0], *dataset._current("decisions")[0]]
+    return sorted((Path(dataset.path) / name).read_text() for name in names)
+
+
+def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
+    """Have the process killed before that step of a commit."""
+    steps = 0
+
+    def counted(verb: str) -> None:
+        real = getattr(module._Local, verb)
+
+        def step(self: object, *arguments: object) -> object:
+            nonlocal steps
+            steps += 1
+            if steps > killed_at:
+                raise Killed
+            return real(self, *arguments)
+
+        monkeypatch.setattr(module._Local, verb, step)
+
+    for verb in ("put", "move", "remove", "keep"):
+        counted(verb)
+
+
+def test_a_kill_at_any_moment_of_a_commit_shows_all_or_nothing_and_is_mended(tmp_path: Path) -> None:
+    old, new = ["b", "old a"], ["b", "new c", "new d", "new e"]
+    outcomes = []
+    for killed_at in range(20):
+        path = tmp_path / str(killed_at)
+        dataset = _prepared(path)
+        with pytest.MonkeyPatch.context() as patch:
+            _moments(patch, killed_at)
+            try:
+                dataset._commit(CHANGE)
+                over = True
+            except Killed:
+                over = False
+        outcomes.append(shown(dataset))
+        committed = (path / module.COMMIT).exists() or over
+        assert outcomes[-1] == (new if committed else old)
+        with open_dataset(path).writing():
+            pass
+        assert shown(open_dataset(path)) == outcomes[-1]
+        assert not (path / module.COMMIT).exists()
+        assert not (path / module.STAGING).exists()
+        if over:
+            break
+    assert over
+    assert old in outcomes
+    assert outcomes.count(new) > 5
+
+
+def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_count(tmp_path: Path) -> None:
+    dataset = open_dataset(tmp_path, make=True)
+    busy = pytest.raises(BusyError, match=rf"is being written by process {os.getpid()} on ")
+    with dataset.writing(), busy, open_dataset(tmp_path).writing():
+        pass
+    (tmp_path / module.LOCK).write_text("process 1 on somewhere\n")
+    with dataset.writing():
+        pass
+
+
+def test_what_cannot_be_written_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    dataset = _prepared(tmp_path)
+    (tmp_path / module.COMMIT).write_text(json.dumps({"come": dict(CHANGE.come), "go": CHANGE.go}))
+    before = shown(dataset)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(DatasetError, match=f"^{tmp_path}: cannot be written: No space left on device$"):
+            dataset.keep_note("list", "of files")
+        with pytest.raises(DatasetError, match="No space left on device"), dataset.writing():
+            pass
+    assert dataset.note("list") is None
+    assert shown(dataset) == before
+    with dataset.writing():
+        pass
+    assert shown(dataset) == before
+    # The error of whoever holds it is not taken for one of the dataset.
+    with pytest.raises(FileNotFoundError), dataset.writing():
+        (tmp_path / "missing").read_text()
+    (tmp_path / module.LOCK).unlink()
+    (tmp_path / module.LOCK).mkdir()
+    with pytest.raises(DatasetError, match=f"^{tmp_path}/_lock: cannot be written: Is a directory$"), dataset.writing():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        (
+            {"format": "autoscaler-history", "version": 2},
+            "was written by a newer autoscaler (version 2, this one knows",
+        ),
+        ({"format": "other", "version": 1}, "tells of 'other', expected 'autoscaler-history'"),
+        ("{", "is damaged, expected a format and a version"),
+        (None, "is no dataset (it has no autoscaler-history.json)"),
+    ],
+)
+def test_what_is_no_dataset_of_a_known_version_is_refused(tmp_path: Path, marker: Any, message: str) -> None:
+    if marker is not None:
+        (tmp_path / module.MARKER).write_text(marker if isinstance(marker, str) else json.dumps(marker))
+    with pytest.raises(DatasetError) as error:
+        open_dataset(tmp_path)
+    assert message in str(error.value)
+
+
+def test_a_directory_with_something_else_in_it_does_not_become_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").touch()
+    with pytest.raises(DatasetError, match="has something else in it"):
+        open_dataset(tmp_path, make=True)
+
+
+@pytest.fixture
+def one_day(spark: SparkSession, tmp_path: Path) -> Iterator[tuple[Dataset, Path]]:
+    dataset = open_dataset(tmp_path / "history", make=True)
+    dataset.merge(spark, {"observations": rows(spark, 1, 1)})
+    (file,) = (tmp_path / "history").glob("observations/date=*/*.parquet")
+    yield dataset, file
+    shutil.rmtree(tmp_path / "history")
+
+
+def test_a_damaged_file_is_named(spark: SparkSession, one_day: tuple[Dataset, Path]) -> None:
+    dataset, file = one_day
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DatasetError) as error:
+        dataset.read(spark, "observations")
+    assert f"{file}: cannot be read: it is cut off; put a good copy" in str(error.value)
+
+    # Spoiled in the middle, which shows only when it is read.
+    file.write_bytes(whole[:4] + bytes(len(whole) - 200) + whole[-196:])
+    with pytest.raises(DatasetError) as error, dataset.reading():
+        dataset.read(spark, "observations").collect()
+    assert f"{file.name}: cannot be read: it is damaged" in str(error.value)
+
+
+@pytest.mark.e2e
+def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: SparkSession, tmp_path: Path) -> None:
+    # The only one that is here is this machine's, by way of Hadoop.
+    url = f"file://{tmp_path}/far"
+    with pytest.raises(DatasetError, match="is no dataset"):
+        module._opened(url, module._Hadoop(url), make=False)
+    dataset = module._opened(url, module._Hadoop(url), make=True)
+    assert dataset.merge(spark, {"observations": rows(spark, 2, 1)}).added == {"observations": 48}
+    far = module._opened(url, module._Hadoop(url), make=False)
+    (day,) = (tmp_path / "far" / "observations").iterdir()
+    before = {file.name for file in day.glob("*.parquet")}
+    assert far.merge(spark, {"observations": rows(spark, 3, 1)}).added == {"observations": 24}
+    assert not before & {file.name for file in day.glob("*.parquet")}
+    assert far.read(spark, "observations").count() == 72
+    assert far.note("x") is None
+    for text in ("y", "in its place"):
+        far.keep_note("x", text)
+        assert far.note("x") == text
+    # A copy that was made, but not removed at its old place: readers may be at it.
+    (tmp_path / "far" / "old").write_text("same")
+    (tmp_path / "far" / "new").write_text("same")
+    place = (tmp_path / "far" / "new").stat().st_ino
+    far._files.move("old", "new")
+    assert not (tmp_path / "far" / "old").exists()
+    assert (tmp_path / "far" / "new").stat().st_ino == place
+
+    (tmp_path / "far" / module.LOCK).write_text("process 1 on elsewhere\n")
+    with pytest.raises(BusyError, match=r"being written by process 1 on elsewhere; .* remove file://.*/far/_lock"):
+        far.merge(spark, {})
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / "far" / module.LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
+    with far.writing():
+        pass
+    # In a container that was started again all is as before, the number of the process too.
+    (tmp_path / "far" / module.LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}, 01234567\n")
+    with far.writing(), pytest.raises(BusyError, match=rf"being written by process {os.getpid()} on "), far.writing():
+        pass
+    assert not (tmp_path / "far" / module.LOCK).exists()
+
+
+def test_a_file_system_that_spark_lacks_is_told(spark: SparkSession) -> None:
+    assert spark
+    with pytest.raises(DatasetError, match=r"^gs://bucket/fleet: its file system cannot be used: Class .* not found; "):
+        open_dataset("gs://bucket/fleet")

@@ -1,0 +1,119 @@
+"""What the commands that run on Spark have in common: their options, the bar, the plan, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+from pyspark.sql import SparkSession
+
+from autoscaler.cli import spark_options
+from autoscaler.history.progress import Done, done, explained, watched
+from autoscaler.ports import AutoscalerError
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    spark_options.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_the_work_of_a_block_is_counted_and_named(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    context = spark.sparkContext
+    context.setLocalProperty("spark.job.description", "what was there before")
+    with watched(spark, "counting by remainder"):
+        group = context.getLocalProperty("spark.jobGroup.id")
+        assert context.getLocalProperty("spark.job.description") == "counting by remainder"
+        assert done(context, group) == Done(rows=0)
+        assert spark.range(0, 1000, 1, 3).selectExpr("id % 7 AS k").groupBy("k").count().count() == 7
+        now = done(context, group)
+    assert 0 < now.stages == now.of_stages
+    assert 3 <= now.tasks == now.of_tasks
+    assert str(now).startswith(f"{now.stages}/{now.of_stages} stages, {now.tasks}/{now.of_tasks} tasks")
+    assert context.getLocalProperty("spark.jobGroup.id") is None
+    assert context.getLocalProperty("spark.job.description") == "what was there before"
+    context.setLocalProperty("spark.job.description", None)
+    # This is no terminal.
+    assert capfd.readouterr().err == ""
+
+
+def test_a_bar_is_shown_on_a_terminal(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with watched(spark, "counting"):
+        spark.range(10).count()
+    told = capsys.readouterr()
+    assert "counting" in told.err
+    assert told.out == ""
+
+
+def test_the_plan_is_physical_and_nothing_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    with watched(spark, "explaining"):
+        plan = explained(spark.range(10).selectExpr("raise_error('it ran')"))
+        assert done(spark.sparkContext, spark.sparkContext.getLocalProperty("spark.jobGroup.id")).of_stages == 0
+    assert plan.startswith("== Physical Plan ==")
+    spark_options.tell_plan(parsed(), {"nothing": spark.range(1)})
+    assert capsys.readouterr() == ("", "")
+    spark_options.tell_plan(parsed("--explain"), {"the numbers": spark.range(1)})
+    told = capsys.readouterr()
+    assert told.err.startswith("The plan of the numbers:\n== Physical Plan ==")
+    assert told.out == ""
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_spark_says_when_it_fails_becomes_one_line() -> None:
+    with (
+        pytest.raises(AutoscalerError, match=r"^Spark failed: \[USER_RAISED_EXCEPTION\] no such luck.*$") as told,
+        spark_options.opened(parsed(), "history") as session,
+    ):
+        session.sql("SELECT raise_error('no such luck')").collect()
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_java_that_is_gone_is_told() -> None:
+    with (
+        pytest.raises(AutoscalerError, match=r"^Spark failed: its Java was killed, or had no memory left; run this"),
+        spark_options.opened(parsed(), "history"),
+    ):
+        raise ConnectionRefusedError(111, "Connection refused")  # as Py4J does where nobody listens
+
+
+def test_of_causes_the_innermost_is_told() -> None:
+    stack = "An error occurred while calling o1.collect.\n: A: outer\n\tat a.b(C.java:1)\nCaused by: B: inner\n\tat d\n"
+    assert spark_options.cause(ValueError(stack)) == "B: inner"
+    assert spark_options.cause(ValueError()) == "ValueError"
+
+
+def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(AutoscalerError, match=r"history needs PySpark: pip install 'reactive-autoscaler\[spark\]'"):
+        spark_options.needed("history")
+
+
+def test_master_and_remote_exclude_each_other() -> None:
+    options = parsed("--master", "local[1]", "--remote", "sc://here")
+    with (
+        pytest.raises(AutoscalerError, match="--master and --remote exclude"),
+        spark_options.opened(options, "history"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("text", ["memory=4g", "spark.driver.memory", "spark.=1"])
+def test_what_is_no_property_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--conf", text)
+    assert "is not like spark.driver.memory=4g" in capsys.readouterr().err
+
+
+def test_properties_are_added_to_ours() -> None:
+    options = parsed("--conf", "spark.driver.extraJavaOptions=-Xss4m", "--conf", "spark.a=b=c")
+    settings = spark_options._settings(dict(options.conf))
+    assert settings["spark.a"] == "b=c"
+    assert settings["spark.driver.extraJavaOptions"].startswith("-Dlog4j2.configurationFile=file:///")
+    assert settings["spark.driver.extraJavaOptions"].endswith("log4j2.properties -Xss4m")
+    assert settings["spark.ui.showConsoleProgress"] == "false"

@@ -1,0 +1,257 @@
+"""What is chosen, whether it is recommended, and the patch that comes of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+
+from autoscaler import cli
+from autoscaler.cli.trials import combinations, path_of
+from autoscaler.cli.tune import Found, judged, patch, split
+from autoscaler.history.backtest_job import Known
+from autoscaler.history.tune_search import Objective, best, means
+from tests.history import written
+from tests.history.test_backtest import CONFIG as CONFIGURED
+from tests.history.test_backtest import rows
+
+FIRST = date(2026, 3, 4)
+DAYS = tuple(FIRST + timedelta(days=number) for number in range(9))
+OBJECTIVE = Objective(0.005, 4.0)
+
+CONFIG = """\
+# Mine.
+sources: {k: {type: http, url: 'http://127.0.0.1:9'}}
+x-policy: &policy {type: adaptive, objective: 60s}
+clusters:
+  orders:
+    target: {type: 'null'}
+    max: 12
+    metrics: &metrics
+      lag: {source: k, path: a}
+      arrivals: {source: k, path: b}
+      throughput: {source: k, path: c}
+    policies: {main: *policy}
+  '2': {target: {type: 'null'}, max: 9, metrics: *metrics, policies: {main: *policy}}
+"""
+
+
+def row(variant: int, cost: float, violation: float = 0.001, rescales: float = 2.0, **more: Any) -> dict[str, Any]:
+    cost, rescales = float(cost), float(rescales)
+    usual = {"replica_hours": cost, "to_static": cost / 200, "violation": violation, "rescales_per_hour": rescales}
+    return {
+        "variant": variant,
+        "parameters": {"main.reserve": f"0.{variant}"},
+        **usual,
+        "p99_s": 1.0,
+        "days": 6,
+        **more,
+    }
+
+
+# Choosing
+
+
+def choose(
+    spark: SparkSession, seen: list[tuple[str, dict[str, Any]]], objective: Objective = OBJECTIVE
+) -> dict[str, Any]:
+    schema = (
+        "cluster string, variant int, parameters map<string,string>, replica_hours double, to_static double, "
+        "violation double, rescales_per_hour double, p99_s double, days double"
+    )
+    names = ("variant", "parameters", "replica_hours", "to_static", "violation", "rescales_per_hour", "p99_s")
+    made = [(cluster, *(one[name] for name in names), float(one["days"])) for cluster, one in seen]
+    found = best(means(spark.createDataFrame(made, schema)), objective).collect()
+    return {one["cluster"]: one.asDict(recursive=True) for one in found}
+
+
+def test_the_cheapest_that_keeps_the_objective_is_chosen(spark: SparkSession) -> None:
+    found = choose(
+        spark,
+        [
+            *(("x", one) for one in (row(0, 100), row(1, 80, violation=0.006), row(2, 85, rescales=5), row(3, 90))),
+            *(("y", one) for one in (row(0, 100, violation=0.02), row(1, 120, violation=0.01))),
+            *(("z", one) for one in (row(1, 100), row(0, 100))),
+            *(("s", one) for one in (row(0, 100), row(1, 80, 0.0), row(1, 90, 0.012))),
+        ],
+    )
+    assert found["x"]["chosen"]["variant"] == 3
+    assert found["x"]["configured"]["variant"] == 0
+    assert found["y"]["chosen"] is None
+    assert found["y"]["nearest"]["variant"] == 1
+    assert found["z"]["chosen"]["variant"] == 0, "of two that cost the same, what is configured"
+    assert found["s"]["chosen"]["variant"] == 0, "by the mean of its seeds it breaks the objective"
+
+
+def test_without_a_limit_any_number_of_rescales_will_do(spark: SparkSession) -> None:
+    found = choose(spark, [("x", row(0, 100)), ("x", row(1, 80, rescales=50))], Objective(0.005))
+    assert found["x"]["chosen"]["variant"] == 1
+
+
+def test_the_last_third_of_the_days_is_held_back() -> None:
+    train, held = split(Known("x", DAYS, 1.0, ()))
+    assert (train.days, held.days) == (DAYS[:6], DAYS[6:])
+    assert [len(half.days) for half in split(Known("x", DAYS[:2], 1.0, ()))] == [1, 1]
+    assert split(Known("x", DAYS[:1], 1.0, ()))[0].days == ()
+
+
+# Judging
+
+
+def judge(chosen: Mapping[str, Any] | None, *then: Mapping[str, Any]) -> Found:
+    told = {"configured": row(0, 100), "chosen": chosen, "nearest": row(3, 110, violation=0.01)}
+    return judged("orders", DAYS[:6], DAYS[6:], told, dict(enumerate(then)), OBJECTIVE)
+
+
+def test_what_holds_on_days_not_seen_and_costs_less_is_recommended() -> None:
+    found = judge(row(1, 80), row(0, 50), row(1, 45))
+    assert found.recommended
+    assert found.why.startswith("on the days held back it costs 10.0% less and keeps the objective (too late for 0.10%")
+
+
+def test_what_breaks_the_objective_on_days_not_seen_is_refused() -> None:
+    for after in (row(1, 45, violation=0.0051), row(1, 45, rescales=4.1)):
+        found = judge(row(1, 80), row(0, 50), after)
+        assert not found.recommended
+        assert found.why.startswith("not recommended: on the days held back it breaks the objective (too late for 0.")
+
+
+def test_what_is_not_better_than_what_is_configured_is_refused() -> None:
+    found = judge(row(1, 80), row(0, 50), row(1, 51))
+    assert not found.recommended
+    assert found.why == "not recommended: on the days held back it costs 2.0% more than what is configured"
+
+
+def test_a_cluster_that_cost_nothing_is_judged_too() -> None:
+    assert not judge(row(1, 80), row(0, 0), row(1, 0)).recommended
+    assert not judge(row(1, 80), row(0, 0), row(1, 1)).recommended
+
+
+def test_what_costs_more_is_recommended_where_what_is_configured_breaks_the_objective() -> None:
+    found = judge(row(1, 80), row(0, 50, violation=0.02), row(1, 51))
+    assert found.recommended
+    assert "it costs 2.0% more" in found.why
+    assert "what is configured breaks the objective there (too late for 2.00%" in found.why
+
+
+def test_where_nothing_keeps_the_objective_the_nearest_is_told() -> None:
+    found = judge(None)
+    assert not found.recommended
+    assert found.why.startswith("nothing that was tried keeps the objective: too late for 1.00% of the time, 2.0 resc")
+    assert found.why.endswith("at best, with main.reserve=0.3")
+
+
+def test_what_is_configured_may_be_best() -> None:
+    found = judge(row(0, 100))
+    assert not found.recommended
+    assert found.why == "what is configured is the cheapest that keeps the objective"
+
+
+# The patch
+
+
+def merged(under: Any, over: Any) -> Any:
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return {**under, **{key: merged(under.get(key), value) for key, value in over.items()}}
+
+
+def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    options = argparse.Namespace(dataset="d", config=path)
+    chosen = {**row(1, 80), "parameters": {"main.objective": "45s", "main.reserve": "0.1", "down.window": "2m"}}
+    good = judge(chosen, row(0, 50), row(1, 45))
+    text = patch(options, {"orders": "orders"}, {"orders": 60.0}, [good, judge(None)], OBJECTIVE)
+    assert yaml.safe_load(text) == {
+        "clusters": {"orders": {"policies": {"main": {"objective": "45s", "reserve": 0.1}}, "down": {"window": "2m"}}}
+    }
+    assert "# Objective: at most 0.5 % of the time with a record too old and at most 4 rescales an hour." in text
+    assert "# Too old is above 60 s. Chosen on 6 days from 2026-03-04 to 2026-03-09,\n" in text
+    assert "costs 10.0% less" in text
+    path.write_text(yaml.safe_dump(merged(yaml.safe_load(CONFIG), yaml.safe_load(text))))
+    assert cli.main(["check", str(path)]) == 0
+    assert "is fine" in capsys.readouterr().out
+
+
+def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    options = argparse.Namespace(dataset="d", config=path)
+    good = judge(row(1, 80), row(0, 50), row(1, 45))
+    text = patch(options, {"orders": "2"}, {"orders": 60.0}, [good], OBJECTIVE)
+    assert yaml.safe_load(text)["clusters"] == {"2": {"policies": {"main": {"reserve": 0.1}}}}
+
+
+def test_where_nothing_is_recommended_there_is_no_patch() -> None:
+    assert patch(argparse.Namespace(), {}, {}, [judge(None)], OBJECTIVE) == ""
+
+
+# Settings
+
+
+def test_a_key_is_of_a_policy_or_else_of_the_cluster() -> None:
+    names = ("main", "main.b")
+    assert path_of("main.objective", "x", names) == ("clusters", "x", "policies", "main", "objective")
+    assert path_of("main.b.objective", "x", names) == ("clusters", "x", "policies", "main.b", "objective")
+    assert path_of("down.window", "x", names) == ("clusters", "x", "down", "window")
+    assert path_of("max", "x", names) == ("clusters", "x", "max")
+
+
+def test_every_combination_is_tried_and_what_is_configured_first() -> None:
+    found = combinations([("a", ("1", "2")), ("b", ("x", "y"))])
+    assert found[0] == {}
+    assert found[1:] == [{"a": a, "b": b} for a in "12" for b in "xy"]
+
+
+def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in [
+        (("--violation", "half"), "'half' is not a share like 0.5% or 0.005"),
+        (("--violation", "101%"), "'101%' is not a share"),
+        (("--rescales", "-1"), "'-1' is not a number, 0 or more"),
+    ]:
+        assert cli.main(["tune", "x", "y", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+# All of it
+
+
+@pytest.mark.e2e
+@pytest.mark.usefixtures("spark")
+def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "dataset"
+    place.mkdir()
+    (place / "autoscaler-history.json").write_text('{"format": "autoscaler-history", "version": 1}')
+    written.write(place, "observations", rows(range(0, 3 * 1440, 10)))
+    config = tmp_path / "config.yaml"
+    # So much to spare that less of it must be better.
+    config.write_text(CONFIGURED.replace("type: adaptive", "type: adaptive, reserve: 0.5, down_reserve: 0.4"))
+    given = ("--metric", "busy=utilization", "--set", "main.reserve=0.05", "--set", "main.down_reserve=0.02")
+    found = tmp_path / "patch.yaml"
+    arguments = (place, config, *given, "--violation", "5%", "--out", found, "--json")
+    assert cli.main(["tune", *map(str, arguments)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (one,) = told["clusters"]
+    assert one["recommended"]
+    assert one["trained"] == ["2026-03-04", "2026-03-05"]
+    assert one["validated"] == ["2026-03-06", "2026-03-06"]
+    assert one["chosen"]["replica_hours"] < one["configured"]["replica_hours"]
+    assert one["chosen_then"]["replica_hours"] < one["configured_then"]["replica_hours"]
+    assert told["patch"] == found.read_text()
+    changed = {"policies": {"main": {"reserve": 0.05, "down_reserve": 0.02}}}
+    assert yaml.safe_load(found.read_text()) == {"clusters": {"orders": changed}}
+    better = tmp_path / "better.yaml"
+    better.write_text(yaml.safe_dump(merged(yaml.safe_load(config.read_text()), yaml.safe_load(found.read_text()))))
+    assert cli.main(["check", str(better)]) == 0
+    capsys.readouterr()
+    # What is recommended now is configured: nothing is better.
+    assert cli.main(["tune", str(place), str(better), *given, "--violation", "5%"]) == 0
+    assert "orders: what is configured is the cheapest that keeps the objective." in capsys.readouterr().out

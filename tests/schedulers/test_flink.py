@@ -1,0 +1,553 @@
+"""Flink's adaptive scheduler state by state. The timelines of an executing job are in test_flink_cases."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from autoscaler.schedulers.flink import FlinkSettings, Restart, Rules, default_max_delay
+from autoscaler.schedulers.slots import Bounds
+from autoscaler.schedulers.state_machine import (
+    Checkpoint,
+    Deploy,
+    Event,
+    Instruction,
+    Job,
+    Killed,
+    Passed,
+    Phase,
+    Restored,
+    Slots,
+    Stage,
+    Stop,
+    Why,
+    advance,
+)
+
+ONE_GROUP = ((Bounds(1, 128),),)
+UP_TO_4 = ((Bounds(1, 4),),)
+AT_LEAST_3 = ((Bounds(3, 8),),)
+FOREVER = Passed(1e6)
+
+
+def flink(version: str = "2.3", **changes: Any) -> FlinkSettings:
+    """With checkpoints, but no checkpoint is waited for."""
+    return FlinkSettings.of(version, **({"checkpoint_interval": 10.0, "max_delay": 0.0} | changes))
+
+
+def play(settings: FlinkSettings, job: Job, *events: Event) -> tuple[Job, list[Instruction]]:
+    done: list[Instruction] = []
+    for event in events:
+        job, more = advance(settings, job, event)
+        done += more
+    return job, done
+
+
+def failed(at: float) -> Checkpoint:
+    return Checkpoint(at, completed=False)
+
+
+def deployed(at: float, parallelism: int) -> Deploy:
+    """Of a job with one vertex."""
+    return Deploy(at, parallelism, ((parallelism,),))
+
+
+# Created, waiting for resources
+
+
+def test_the_first_event_starts_a_job_which_then_waits_for_slots() -> None:
+    job = Job()
+    assert (job.phase, job.wakes_at, job.parallelism, job.runs) == (Phase.CREATED, math.inf, 0, False)
+    job, done = play(flink(), job, Passed(5))
+    assert (job.phase, job.since, done) == (Phase.WAITING_FOR_RESOURCES, 5, [])
+    assert job.timers == ()  # in Reactive Mode, for ever
+
+
+def test_in_reactive_mode_a_job_is_deployed_on_the_first_slots() -> None:
+    job, done = play(flink(), Job(), Slots(3, 2))
+    assert done == [deployed(3, 2)]
+    assert (job.phase, job.since, job.parallelism, job.restored) == (Phase.EXECUTING, 3, 2, False)
+    assert play(flink(), job, Restored(7))[0].runs
+
+
+def test_otherwise_it_waits_a_while_for_more_slots() -> None:
+    settings = flink(reactive=False, groups=UP_TO_4)
+    job, done = play(settings, Job(), Passed(0), Slots(20, 1), Slots(25, 2))
+    assert (done, job.wakes_at) == ([], 30)
+    assert play(settings, job, Passed(31))[1] == [deployed(30, 2)]
+
+
+def test_all_slots_that_it_wishes_for_start_a_job_at_once() -> None:
+    assert play(flink(reactive=False, groups=UP_TO_4), Job(), Slots(1, 2), Slots(4, 5))[1] == [deployed(4, 4)]
+
+
+@pytest.mark.parametrize("version", ["1.18", "1.20", "2.3"])
+def test_too_few_slots_start_nothing_and_what_went_again_does_not_count(version: str) -> None:
+    settings = flink(version, reactive=False, groups=AT_LEAST_3)
+    job, done = play(settings, Job(), Slots(0, 2), Slots(1, 3), Slots(5, 2), Passed(60))
+    assert (done, job.phase) == ([], Phase.WAITING_FOR_RESOURCES)
+    assert play(settings, job, Slots(70, 4), FOREVER)[1] == [deployed(80, 4)]
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.20", 17), ("2.3", 11)])
+def test_until_1_20_an_offer_that_is_too_small_starts_the_wait_anew(version: str, expected: float) -> None:
+    settings = flink(version, reactive=False, groups=AT_LEAST_3)
+    assert play(settings, Job(), Slots(1, 3), Slots(5, 1), Slots(6, 2), Slots(7, 3), FOREVER)[1] == [
+        deployed(expected, 3)
+    ]
+
+
+def test_a_wait_that_was_for_nothing_leaves_nothing_behind() -> None:
+    settings = flink(reactive=False, groups=AT_LEAST_3)
+    job, done = play(settings, Job(), Slots(0, 3), Slots(2, 4), Slots(5, 2), Passed(10))
+    assert done == []
+    assert play(settings, job, Slots(11, 3), FOREVER)[1] == [deployed(21, 3)]
+
+
+def test_slots_of_workers_that_nobody_knows_to_be_dead_count() -> None:
+    settings = flink(reactive=False, groups=UP_TO_4)
+    assert play(settings, Job(), Slots(0, 3), Killed(1, 1), Slots(2, 3))[1] == [deployed(2, 4)]
+
+
+def test_a_job_that_never_gets_enough_slots_fails_when_its_time_is_up() -> None:
+    settings = flink(reactive=False, groups=AT_LEAST_3)
+    job, done = play(settings, Job(), Slots(0, 2), Passed(299))
+    assert (done, job.wakes_at) == ([], 300)
+    job, done = play(settings, job, Passed(300))
+    assert (done, job.phase, job.wakes_at) == ([Stop(300, Why.FAILED)], Phase.FINISHED, math.inf)
+
+
+def test_a_job_takes_what_there_is_when_its_time_is_up() -> None:
+    settings = flink(reactive=False, groups=AT_LEAST_3, resource_wait=8.0)
+    assert play(settings, Job(), Slots(0, 3), FOREVER)[1] == [deployed(8, 3)]
+
+
+# Creating the execution graph
+
+
+def test_a_graph_takes_its_time_and_slots_that_come_meanwhile_are_for_the_next_rescale() -> None:
+    settings = flink(create=2.0, cooldown=30.0, stabilization=5.0)
+    job, done = play(settings, Job(), Slots(0, 2), Slots(1, 3))
+    assert (done, job.phase, job.wakes_at) == ([], Phase.CREATING_EXECUTION_GRAPH, 2)
+    job, done = play(settings, job, Passed(2))
+    assert (done, job.stage, job.changed) == ([deployed(2, 2)], Stage.COOLDOWN, 2)
+    assert play(settings, job, FOREVER)[1] == [Stop(32, Why.RESCALE), deployed(34, 3)]
+
+
+def test_slots_that_are_gone_before_the_graph_is_there_make_the_job_wait_again() -> None:
+    settings = flink(create=2.0, groups=AT_LEAST_3)
+    job, done = play(settings, Job(), Slots(0, 4), Slots(1, 2), Passed(5))
+    assert (done, job.phase) == ([], Phase.WAITING_FOR_RESOURCES)
+    assert play(settings, job, Slots(6, 3), Passed(8))[1] == [deployed(8, 3)]
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.18", 4), ("1.20", 32)])
+def test_slots_that_came_while_the_graph_was_built_until_1_20(version: str, expected: float) -> None:
+    _, done = play(flink(version, create=2.0), Job(), Slots(0, 2), Slots(1, 3), Passed(50))
+    stopped = expected - 2 if version == "1.18" else expected
+    assert done == [deployed(2, 2), Stop(stopped, Why.RESCALE), deployed(stopped + 2, 3)]
+
+
+# Executing
+
+
+def test_a_job_that_executes_already_is_made_at_once() -> None:
+    job = flink().executing(4, -100.0)
+    assert (job.phase, job.since, job.slots, job.parallelism, job.runs) == (Phase.EXECUTING, -100, 4, 4, True)
+    assert flink(create=9.0).executing(4, 0.0).since == 0
+    with pytest.raises(ValueError, match="expected more than 2 slots"):
+        flink(groups=AT_LEAST_3).executing(2, 0.0)
+
+
+@pytest.mark.parametrize("version", ["1.18", "1.20", "2.3"])
+def test_slots_beyond_the_key_groups_change_nothing(version: str) -> None:
+    settings = flink(version, groups=UP_TO_4)
+    assert play(settings, settings.executing(4, 0.0), Slots(100, 5), FOREVER)[1] == []
+
+
+def test_each_slot_sharing_group_has_its_own_slots() -> None:
+    settings = flink("1.18", groups=((Bounds(1, 4), Bounds(1, 2)), (Bounds(1, 3),)))
+    job, done = play(settings, settings.executing(4, 0.0), Slots(1, 7))
+    assert done == [Stop(1, Why.RESCALE), Deploy(1, 4, ((4, 2), (3,)))]
+    assert job.parallelism == 4
+
+
+def test_a_change_that_is_undone_in_time_is_forgotten() -> None:
+    settings = flink(cooldown=0.0, stabilization=60.0, max_delay=30.0)
+    job, done = play(settings, settings.executing(2, 0.0), Slots(10, 3), Slots(50, 2, spare=True), Passed(80))
+    assert (done, job.stage, job.wakes_at, job.changed) == ([], Stage.IDLING, math.inf, math.inf)
+    assert play(settings, job, Slots(100, 3), FOREVER)[1] == [Stop(160, Why.RESCALE), deployed(160, 3)]
+
+
+def test_a_change_that_is_undone_while_a_checkpoint_is_waited_for_is_forgotten() -> None:
+    settings = flink(cooldown=0.0, stabilization=10.0, max_delay=500.0)
+    events: list[Event] = [Slots(10, 3), Passed(25), Slots(30, 4), Slots(31, 2, spare=True), Checkpoint(40)]
+    job, done = play(settings, settings.executing(2, 0.0), *events)
+    assert (done, job.stage, job.wakes_at) == ([], Stage.IDLING, math.inf)
+
+
+def test_slots_called_spare_that_cannot_have_been_are_missed() -> None:
+    settings = flink()
+    _, done = play(settings, settings.executing(3, 0.0), Slots(10, 2, spare=True), Passed(20))
+    assert done == [Stop(10, Why.LOST), deployed(11, 2)]
+
+
+def test_of_two_losses_each_is_judged_by_the_slots_that_are_still_counted() -> None:
+    settings = flink()
+    job = settings.executing(2, 0.0)
+    job, done = play(settings, job, Slots(5, 4), Killed(6, 1, spare=True), Slots(7, 2, spare=True))
+    assert (done, job.phase) == ([], Phase.EXECUTING)
+
+
+def test_so_many_failed_checkpoints_are_as_good_as_a_completed_one() -> None:
+    settings = flink(cooldown=0.0, stabilization=10.0, max_delay=500.0)
+    job, done = play(settings, settings.executing(2, 0.0), failed(5), Slots(10, 3), failed(12))
+    assert (done, job.failed_checkpoints) == ([], 1)  # what failed before the change does not count
+    assert play(settings, job, failed(25))[1] == [Stop(25, Why.RESCALE), deployed(25, 3)]
+    assert play(settings, job, Slots(15, 1))[0].failed_checkpoints is None  # nor does what failed before a restart
+    job, done = play(settings, job, Checkpoint(15), Slots(16, 4), failed(25))
+    assert done == []  # after a completed one they are counted anew
+    job, done = play(settings, job, failed(35))
+    assert done == [Stop(35, Why.RESCALE), deployed(35, 4)]
+    assert job.failed_checkpoints is None
+
+
+def test_before_the_slots_are_stable_a_checkpoint_changes_nothing_and_neither_does_one_of_an_idle_job() -> None:
+    settings = flink(cooldown=0.0, stabilization=60.0, max_delay=500.0)
+    job = settings.executing(2, 0.0)
+    assert play(settings, job, Checkpoint(5)) == (job, [])
+    assert play(settings, job, Slots(10, 3), Checkpoint(20))[1] == []
+    assert play(settings, job, Slots(10, 3), Checkpoint(70))[1] == [Stop(70, Why.RESCALE), deployed(70, 3)]
+
+
+@pytest.mark.parametrize(("at", "expected"), [(1020, 1030), (1030, 1060), (1031, 1031)])
+def test_until_1_20_the_interval_counts_from_the_deployment(at: float, expected: float) -> None:
+    settings = flink("1.20")
+    # At 30 s a change is as good as within the interval, whose end has been looked at already.
+    events = [Slots(at, 3)] if at < 1030 else [Passed(1030), Slots(at, 3)]
+    _, done = play(settings, settings.executing(2, 1000.0), *events, Passed(5000))
+    assert done == [Stop(expected, Why.RESCALE), deployed(expected, 3)]
+
+
+def test_until_1_20_one_look_at_the_end_of_the_interval_is_enough() -> None:
+    settings = flink("1.20")
+    job, _ = play(settings, settings.executing(2, 0.0), Slots(10, 3), Slots(15, 2, spare=True))
+    assert job.wakes_at == 30
+    assert play(settings, job, Passed(30))[0].timers == ()
+
+
+@pytest.mark.parametrize("version", ["1.18", "1.20"])
+def test_until_1_20_no_checkpoint_matters(version: str) -> None:
+    settings = flink(version)
+    job = play(settings, settings.executing(2, 0.0), Slots(10, 3))[0]
+    assert play(settings, job, Checkpoint(10)) == (job, [])
+
+
+def test_until_1_20_an_increase_may_be_too_small() -> None:
+    settings = flink("1.20", min_increase=2)
+    job = settings.executing(2, 0.0)
+    job, done = play(settings, job, Slots(100, 3), Passed(200))
+    assert done == []
+    assert play(settings, job, Slots(300, 4))[1] == [Stop(300, Why.RESCALE), deployed(300, 4)]
+
+
+def test_a_small_increase_is_taken_in_the_end() -> None:
+    settings = flink("1.20", min_increase=2, force_after=120.0)
+    job = settings.executing(2, 0.0)
+    # The one timer of the interval's end found nothing; the one of the change waits for all of the time again.
+    assert play(settings, job, Slots(100, 3), Passed(149))[1] == []
+    assert play(settings, job, Slots(100, 3), FOREVER)[1] == [Stop(150, Why.RESCALE), deployed(150, 3)]
+    assert play(settings, job, Passed(160), Slots(170, 3))[1] == [Stop(170, Why.RESCALE), deployed(170, 3)]
+    assert play(settings, job, Passed(160), Slots(170, 2))[1] == []
+
+
+def test_how_long_a_small_increase_waits_counts_from_the_deployment() -> None:
+    settings = flink("1.20", min_increase=2, force_after=120.0, cooldown=0.0)
+    job = settings.executing(2, 1000.0)
+    for looked, at, expected in ((1010, 1030, 1120), (1120, 1120, 1240), (1120, 1121, 1121)):
+        _, done = play(settings, job, Passed(looked), Slots(at, 3), Passed(5000))
+        assert done == [Stop(expected, Why.RESCALE), deployed(expected, 3)]
+
+
+def test_a_small_increase_that_went_again_is_not_taken() -> None:
+    settings = flink("1.20", min_increase=2, force_after=120.0)
+    job, done = play(settings, settings.executing(2, 0.0), Slots(100, 3), Slots(110, 2, spare=True), Passed(1000))
+    assert (done, job.phase) == ([], Phase.EXECUTING)
+
+
+# Restarting
+
+
+@pytest.mark.parametrize("version", ["1.20", "2.3"])
+def test_a_worker_that_is_stopped_stops_the_job_at_once_and_the_rest_goes_on_after_the_delay(version: str) -> None:
+    settings = flink(version)
+    job, done = play(settings, settings.executing(4, 0.0), Slots(10, 3))
+    assert (done, job.phase, job.parallelism, job.wakes_at) == ([Stop(10, Why.LOST)], Phase.RESTARTING, 0, 11)
+    assert not job.restored
+    assert play(settings, job, Passed(11))[1] == [deployed(11, 3)]
+
+
+def test_slots_that_come_while_a_job_restarts_are_used_with_it() -> None:
+    settings = flink()
+    assert play(settings, settings.executing(4, 0.0), Slots(10, 3), Slots(10.5, 6), Passed(20))[1] == [
+        Stop(10, Why.LOST),
+        deployed(11, 6),
+    ]
+
+
+def test_a_job_does_not_come_back_before_its_tasks_are_cancelled() -> None:
+    settings = flink(cancel=4.0, cooldown=0.0, stabilization=0.0)
+    assert play(settings, settings.executing(2, 0.0), Slots(10, 3), Passed(20))[1] == [
+        Stop(10, Why.RESCALE),
+        deployed(14, 3),
+    ]
+    assert play(settings, settings.executing(2, 0.0), Slots(10, 1), Passed(20))[1] == [
+        Stop(10, Why.LOST),
+        deployed(15, 1),
+    ]
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.20", 14 + 10), ("2.3", 14)])
+def test_from_2_0_on_a_rescale_goes_straight_to_the_slots_it_was_made_for(version: str, expected: float) -> None:
+    settings = flink(version, reactive=False, cooldown=0.0, stabilization=0.0, cancel=4.0)
+    _, done = play(settings, settings.executing(2, 0.0), Passed(9), Slots(10, 3), FOREVER)
+    assert done == [Stop(10, Why.RESCALE), deployed(expected, 3)]
+
+
+def test_if_the_slots_changed_again_it_waits_as_a_job_that_starts() -> None:
+    settings = flink(reactive=False, cooldown=0.0, stabilization=0.0, cancel=4.0)
+    _, done = play(settings, settings.executing(2, 0.0), Slots(10, 3), Passed(10), Slots(12, 4), FOREVER)
+    assert done == [Stop(10, Why.RESCALE), deployed(24, 4)]
+
+
+def test_after_a_failure_it_waits_even_for_the_slots_of_the_rescale_before() -> None:
+    settings = flink(reactive=False, cooldown=0.0, stabilization=0.0)
+    job, _ = play(settings, settings.executing(2, 0.0), Slots(10, 3), Passed(20))
+    assert play(settings, job, Slots(50, 2), Slots(50.5, 3), FOREVER)[1] == [Stop(50, Why.LOST), deployed(61, 3)]
+
+
+def test_without_slots_nothing_runs_until_there_are_some_again() -> None:
+    settings = flink()
+    job, done = play(settings, settings.executing(1, 0.0), Slots(10, 0), Passed(60))
+    assert (done, job.phase) == ([Stop(10, Why.LOST)], Phase.WAITING_FOR_RESOURCES)
+    assert play(settings, job, Slots(90, 2))[1] == [deployed(90, 2)]
+
+
+# Killed workers
+
+
+def test_a_killed_worker_is_noticed_when_its_heartbeat_runs_out() -> None:
+    settings = flink(heartbeat=50.0)
+    job, done = play(settings, settings.executing(4, 0.0), Killed(10, 1))
+    assert (done, job.phase, job.slots, job.dead, job.wakes_at) == ([], Phase.EXECUTING, 3, 1, 30)  # the cooldown
+    assert not job.runs
+    job, done = play(settings, job, Passed(60))
+    assert (done, job.dead, job.phase) == ([Stop(60, Why.LOST)], 0, Phase.RESTARTING)
+    assert play(settings, job, Passed(61))[1] == [deployed(61, 3)]
+
+
+def test_a_replacement_that_comes_first_restarts_a_job_that_then_waits_for_the_dead() -> None:
+    settings = flink("1.18", heartbeat=50.0)
+    job, done = play(settings, settings.executing(4, 0.0), Killed(10, 1), Slots(30, 4))
+    assert (done, job.phase, job.wakes_at) == ([Stop(30, Why.RESCALE)], Phase.RESTARTING, 60)
+    assert play(settings, job, Passed(60))[1] == [deployed(60, 4)]
+
+
+def test_a_killed_worker_that_the_job_did_not_use_is_not_missed() -> None:
+    settings = flink(cooldown=0.0, heartbeat=50.0)
+    job, _ = play(settings, settings.executing(4, 0.0), Slots(10, 5), Killed(20, 1, spare=True))
+    assert job.runs
+    job, done = play(settings, job, FOREVER)
+    assert (done, job.dead) == ([], 0)
+
+
+def test_a_killed_worker_may_be_deployed_on_before_anybody_notices() -> None:
+    settings = flink(reactive=False, heartbeat=50.0, groups=AT_LEAST_3)
+    job, done = play(settings, Job(), Slots(0, 4), Killed(5, 1, spare=True), Passed(10))
+    assert (done, job.parallelism) == ([deployed(10, 4)], 4)
+    assert play(settings, job, Passed(70))[1] == [Stop(55, Why.LOST), deployed(66, 3)]
+
+
+def test_where_connections_are_refused_a_job_is_deployed_in_vain_until_its_worker_is_noticed() -> None:
+    # A real Flink 2.3, in which a worker had been stopped before, was deployed 2.6, 6.0 and 10.4 s after the kill.
+    settings = flink(refused=True, heartbeat=9.1, submission_stabilization=1.0, longest=5.0)
+    _, done = play(settings, settings.executing(4, 0.0), Slots(10.0, 3), Restored(12.5), Killed(20.0, 1), FOREVER)
+    assert done == [
+        Stop(10.0, Why.LOST),
+        deployed(12.0, 3),
+        Stop(20.0, Why.LOST),
+        *(deployed(22.5, 3), Stop(22.5, Why.LOST)),  # 1.5 s, and 1 s for the slots to be stable
+        *(deployed(25.75, 3), Stop(25.75, Why.LOST)),
+        deployed(30.125, 2),  # noticed at 29.1, while they were to be stable
+    ]
+
+
+def test_where_connections_are_refused_no_restart_is_in_vain_that_can_do_without_the_dead_worker() -> None:
+    settings = flink(refused=True, groups=UP_TO_4)
+    start = settings.executing(4, 0.0)
+    job, done = play(settings, start, Killed(20.0, 1), Slots(20.5, 4), Restored(22.0), FOREVER)
+    assert done == [Stop(20.0, Why.LOST), deployed(21.0, 4)]
+    assert job.runs
+
+
+def test_where_connections_are_refused_a_spare_worker_is_not_missed_either() -> None:
+    settings = flink(refused=True, groups=UP_TO_4)
+    assert play(settings, settings.executing(5, 0.0), Killed(20.0, 1, spare=True), FOREVER)[1] == []
+
+
+def test_where_connections_are_refused_a_restart_needs_a_delay() -> None:
+    with pytest.raises(ValueError, match="delay: is 0, expected more"):
+        flink(refused=True, delay=0.0)
+    with pytest.raises(ValueError, match="longest: is 0, expected more"):
+        flink(refused=True, longest=0.0)
+
+
+def test_more_workers_than_there_are_cannot_be_killed() -> None:
+    settings = flink()
+    job, _ = play(settings, settings.executing(2, 0.0), Killed(10, 5))
+    assert (job.slots, job.dead) == (0, 2)
+    assert play(settings, job, Killed(11, 1)) == (job, [])
+
+
+def test_a_heartbeat_of_nothing_is_noticed_at_once() -> None:
+    settings = flink(heartbeat=0.0, delay=0.0)
+    assert play(settings, settings.executing(4, 0.0), Killed(10, 1))[1] == [Stop(10, Why.LOST), deployed(10, 3)]
+
+
+# Restart strategies
+
+
+def delays(settings: FlinkSettings, failures: list[float]) -> list[float]:
+    """How long a job stands still after each failure, at these times."""
+    job = settings.executing(40, 0.0)
+    events: list[Event] = [Slots(at, 40 - count) for count, at in enumerate(failures, 1)]
+    _, done = play(settings, job, *events, FOREVER)
+    return [after.at - before.at for before, after in zip(done[::2], done[1::2], strict=False)]
+
+
+def test_the_exponential_delay_grows_to_its_longest_and_begins_anew_after_a_quiet_time() -> None:
+    failures = [100.0 * count for count in range(1, 13)]
+    growing = [
+        1,
+        1.5,
+        2.25,
+        3.375,
+        5.0625,
+        7.59375,
+        11.390625,
+        17.0859375,
+        25.62890625,
+        38.443359375,
+        57.6650390625,
+        60,
+    ]
+    assert delays(flink(), failures) == pytest.approx(growing)
+    assert delays(flink(), [10, 20, 20 + 1.5 + 3600]) == [1, 1.5, 1]
+    assert delays(flink(), [10, 20, 20 + 1.5 + 3599]) == [1, 1.5, 2.25]
+
+
+def test_until_1_18_the_delay_is_fixed() -> None:
+    assert delays(flink("1.18"), [10, 20, 30]) == [1, 1, 1]
+    assert delays(flink("1.18", restart=Restart.EXPONENTIAL), [10, 20, 30]) == [1, 2, 4]
+
+
+def test_a_job_fails_for_good_after_so_many_restarts() -> None:
+    settings = flink(restart=Restart.FIXED, attempts=1)
+    job, done = play(settings, settings.executing(4, 0.0), Slots(10, 3), Slots(20, 2), FOREVER)
+    assert done == [Stop(10, Why.LOST), deployed(11, 3), Stop(20, Why.FAILED)]
+    assert job.phase is Phase.FINISHED
+
+
+def test_without_checkpoints_a_job_does_not_survive_a_lost_worker() -> None:
+    settings = FlinkSettings.of("2.3")
+    job, done = play(settings, settings.executing(4, 0.0), Slots(10, 3))
+    assert (done, job.phase, job.parallelism) == ([Stop(10, Why.FAILED)], Phase.FINISHED, 0)
+    assert not job.restored
+
+
+def test_a_job_that_is_over_stays_so() -> None:
+    settings = FlinkSettings.of("2.3")
+    job, _ = play(settings, settings.executing(4, 0.0), Slots(10, 3))
+    job, done = play(settings, job, Slots(11, 9), Killed(12, 1), Checkpoint(13), Restored(14), Slots(15, 2), FOREVER)
+    assert (done, job.phase, job.runs) == ([], Phase.FINISHED, False)
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("version", "rules", "cooldown", "restart"),
+    [
+        ("1.18", Rules.INTERVAL, 0, Restart.FIXED),
+        ("1.18.1", Rules.INTERVAL, 0, Restart.FIXED),
+        ("1.19", Rules.INTERVAL, 30, Restart.EXPONENTIAL),
+        ("1", Rules.INTERVAL, 30, Restart.EXPONENTIAL),
+        ("1.20.2", Rules.INTERVAL, 30, Restart.EXPONENTIAL),
+        ("2.0", Rules.STABILIZED, 30, Restart.EXPONENTIAL),
+        ("2.0-preview1", Rules.STABILIZED, 30, Restart.EXPONENTIAL),
+        ("2.3", Rules.STABILIZED, 30, Restart.EXPONENTIAL),
+        ("2.x", Rules.STABILIZED, 30, Restart.EXPONENTIAL),
+        ("2", Rules.STABILIZED, 30, Restart.EXPONENTIAL),
+    ],
+)
+def test_a_version_has_its_rules_and_defaults(version: str, rules: Rules, cooldown: float, restart: Restart) -> None:
+    settings = FlinkSettings.of(version, checkpoint_interval=20.0)
+    assert (settings.rules, settings.cooldown, settings.restart) == (rules, cooldown, restart)
+    assert (settings.max_delay, settings.resource_wait, settings.submission_stabilization) == (60, math.inf, 0)
+
+
+def test_outside_reactive_mode_a_job_waits_for_its_slots_but_not_for_ever() -> None:
+    settings = FlinkSettings.of("2.3", reactive=False)
+    assert (settings.resource_wait, settings.submission_stabilization) == (300, 10)
+
+
+def test_what_is_set_goes_before_the_defaults() -> None:
+    settings = FlinkSettings.of("2.3", checkpoint_interval=20.0, checkpoint_failures=5, cooldown=1.0)
+    assert (settings.max_delay, settings.cooldown) == (120, 1)
+    assert FlinkSettings.of("2.3", checkpoint_interval=20.0, max_delay=7.0).max_delay == 7
+
+
+@pytest.mark.parametrize("version", ["1.17", "1.17.2", "0.9", "", "two", "2.3rc", "v2.3"])
+def test_a_version_that_nobody_knows_is_refused(version: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a version of Flink from 1\.18 on"):
+        FlinkSettings.of(version)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("cooldown", -1.0), ("heartbeat", math.nan), ("checkpoint_failures", 0), ("min_increase", 0)]
+)
+def test_settings_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}: is"):
+        FlinkSettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_rescale_waits_for_one_checkpoint_more_than_may_fail() -> None:
+    assert default_max_delay(60.0, 2) == 180
+    assert default_max_delay(10.0) == 30
+    assert default_max_delay(None, 2) == 0
+
+
+# A job that is merged
+
+
+def test_a_merging_job_restarts_once_for_all_that_register_within_the_window() -> None:
+    settings = FlinkSettings.merging(10.0)
+    job, done = play(settings, settings.executing(4, -3600.0), Slots(5, 5), Slots(10, 7), Passed(15), Slots(20, 8))
+    assert done == [Stop(15, Why.RESCALE), deployed(15, 7)]
+    assert job.wakes_at == 30
+
+
+def test_a_merging_job_restarts_at_once_for_a_loss_and_takes_all_that_are_up() -> None:
+    settings = FlinkSettings.merging(10.0)
+    job, done = play(settings, settings.executing(4, -3600.0), Slots(5, 6), Slots(10, 5), Killed(20, 1), Passed(60))
+    assert done == [Stop(10, Why.LOST), deployed(10, 5), Stop(20, Why.LOST), deployed(20, 4)]
+    assert job.wakes_at == math.inf
+
+
+def test_a_merging_job_runs_on_nothing_if_it_must() -> None:
+    settings = FlinkSettings.merging(10.0)
+    job, done = play(settings, settings.executing(1, 0.0), Slots(5, 0), Slots(30, 2), Passed(60))
+    assert done == [Stop(5, Why.LOST), deployed(5, 0), Stop(40, Why.RESCALE), deployed(40, 2)]
+    assert job.parallelism == 2

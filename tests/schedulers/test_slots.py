@@ -1,0 +1,148 @@
+"""How Flink shares slots and key groups: the corners, and what must hold for any job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.schedulers.slots import (
+    Bounds,
+    default_max_parallelism,
+    key_group_range,
+    reactive_bounds,
+    required_slots,
+    slot_allocation,
+    slots_needed,
+)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "expected"),
+    [(-1, 128), (1, 128), (85, 128), (86, 256), (171, 256), (172, 512), (21845, 32768), (32768, 32768)],
+)
+def test_key_groups_that_nobody_set_are_half_as_much_again_as_a_power_of_two(parallelism: int, expected: int) -> None:
+    assert default_max_parallelism(parallelism) == expected
+
+
+@pytest.mark.parametrize("parallelism", [0, -2, 32769])
+def test_flink_knows_no_such_parallelism(parallelism: int) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to 32768, not {parallelism}"):
+        default_max_parallelism(parallelism)
+
+
+def test_in_reactive_mode_a_vertex_takes_all_there_is_up_to_its_key_groups() -> None:
+    assert reactive_bounds(4) == Bounds(1, 128)
+    assert reactive_bounds(4, 7) == Bounds(1, 7)
+    assert slot_allocation([[reactive_bounds(4), reactive_bounds(4, 7)]], 40) == ((40, 7),)
+
+
+@pytest.mark.parametrize(
+    ("groups", "slots", "expected"),
+    [
+        ([[(1, 4), (1, 2)], [(1, 3)]], 50, ((4, 2), (3,))),
+        ([[(1, 8)], [(10, 10)]], 13, ((3,), (10,))),
+        ([[(4, 4)], [(10, 10)]], 13, None),
+        ([[(2, 2), (8, 8)]], 5, None),
+        ([[(4, 10)], [(4, 10)]], 8, ((4,), (4,))),
+        ([[(4, 4)], [(10, 10)]], 26, ((4,), (10,))),
+        ([[(1, 9)], [(1, 9)]], 7, ((3,), (4,))),  # the odd one goes to the last
+        ([[(1, 2)], [(1, 9)], [(1, 9)]], 12, ((2,), (5,), (5,))),
+        ([[(1, 5)], []], 9, ((5,), ())),
+        ([], 3, ()),
+    ],
+)
+def test_slots_are_shared_evenly_beyond_the_least_of_each_group(
+    groups: list[list[tuple[int, int]]], slots: int, expected: tuple[tuple[int, ...], ...] | None
+) -> None:
+    assert slot_allocation([[Bounds(*vertex) for vertex in group] for group in groups], slots) == expected
+
+
+@pytest.mark.parametrize(("lower", "upper"), [(2, 1), (-1, 1)])
+def test_bounds_that_cross_are_refused(lower: int, upper: int) -> None:
+    with pytest.raises(ValueError, match=f"got lower {lower} and upper {upper}"):
+        Bounds(lower, upper)
+
+
+def test_one_group_needs_as_many_slots_as_its_widest_vertex() -> None:
+    assert slots_needed([[Bounds(1, 128), Bounds(1, 128)]], [[3, 5]]) == 5
+    assert slots_needed([[Bounds(1, 128), Bounds(1, 4)]], [[3, 50]]) == 4
+    assert slots_needed([], []) == 0
+
+
+def test_a_group_without_vertices_needs_nothing() -> None:
+    assert required_slots([[Bounds(1, 5)], []]) == 5
+    assert slot_allocation([[Bounds(1, 5)], []], 1) == ((1,), ())
+
+
+def test_groups_that_need_different_numbers_need_more_than_their_sum() -> None:
+    groups = [[Bounds(1, 128)], [Bounds(1, 128)]]
+    assert slots_needed(groups, [[4], [1]]) == 8  # of seven one group has three, and nobody knows which
+    assert slots_needed(groups, [[1], [4]]) == 8
+    assert slots_needed(groups, [[4], [4]]) == 8
+
+
+def test_key_groups_are_refused_to_subtasks_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match="parallelism of 3 at most"):
+        key_group_range(3, 4, 0)
+    with pytest.raises(ValueError, match="from 0 to 2, not 3"):
+        key_group_range(128, 3, 3)
+    with pytest.raises(ValueError, match="not 0"):
+        key_group_range(0, 0, 0)
+
+
+bounds = st.tuples(st.integers(0, 20), st.integers(1, 20)).map(lambda pair: Bounds(pair[0], sum(pair)))
+jobs = st.lists(st.lists(bounds, min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@given(jobs, st.integers(0, 200))
+def test_no_slot_is_given_twice_and_every_vertex_stays_within_its_bounds(
+    groups: list[list[Bounds]], slots: int
+) -> None:
+    given = slot_allocation(groups, slots)
+    if given is None:
+        assert slots < sum(max(vertex.lower for vertex in group) for group in groups)
+        return
+    assert sum(max(shares) for shares in given) <= min(slots, required_slots(groups))
+    for group, shares in zip(groups, given, strict=True):
+        assert all(vertex.lower <= share <= vertex.upper for vertex, share in zip(group, shares, strict=True))
+
+
+@given(jobs, st.integers(0, 200))
+def test_a_slot_more_takes_nothing_from_anybody(groups: list[list[Bounds]], slots: int) -> None:
+    fewer, more = slot_allocation(groups, slots), slot_allocation(groups, slots + 1)
+    if fewer is not None:
+        assert more is not None
+        assert all(a <= b for few, many in zip(fewer, more, strict=True) for a, b in zip(few, many, strict=True))
+
+
+@given(jobs, st.data())
+def test_with_the_slots_needed_everybody_has_enough_in_whatever_order(
+    groups: list[list[Bounds]], data: st.DataObject
+) -> None:
+    needed = [[data.draw(st.integers(1, 40)) for _ in group] for group in groups]
+
+    def enough(slots: int, order: Sequence[int]) -> bool:
+        given = slot_allocation([groups[index] for index in order], slots)
+        return given is not None and all(
+            share >= min(want, vertex.upper)
+            for index, shares in zip(order, given, strict=True)
+            for vertex, share, want in zip(groups[index], shares, needed[index], strict=True)
+        )
+
+    found = slots_needed(groups, needed)
+    orders = list(permutations(range(len(groups))))
+    assert all(enough(found, order) for order in orders)
+    assert found == 0 or not all(enough(found - 1, order) for order in orders)
+
+
+@given(st.integers(1, 2000), st.data())
+def test_key_groups_are_dealt_out_without_gap_and_evenly(most: int, data: st.DataObject) -> None:
+    parallelism = data.draw(st.integers(1, most))
+    ranges = [key_group_range(most, parallelism, index) for index in range(parallelism)]
+    assert [group for start, end in ranges for group in range(start, end + 1)] == list(range(most))
+    sizes = {end - start + 1 for start, end in ranges}
+    assert max(sizes) - min(sizes) <= 1

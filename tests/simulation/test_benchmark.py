@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from autoscaler.core.model import (
+    ClusterSpec,
+    ClusterState,
+    Decision,
+    Limits,
+    NamedPolicy,
+    Observation,
+    Policy,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+)
+from autoscaler.core.step import step
+from autoscaler.simulation.baselines import BASELINES, FORECAST, FORESEEN, BacklogCpu, Baseline, bare, foreseeing
+from autoscaler.simulation.benchmark import (
+    Contender,
+    Row,
+    beaten,
+    cells,
+    compare,
+    digest,
+    geometric,
+    markdown,
+    means,
+    plain,
+    recorded,
+    timeline,
+    worse,
+)
+from autoscaler.simulation.loads import Load
+from autoscaler.simulation.loop import run
+from autoscaler.simulation.plant import PLANTS, START
+from autoscaler.simulation.scoring import Score
+
+K8S = PLANTS["k8s"]
+METRICS = ("arrivals", "throughput", "lag", "cpu")
+SCORE = Score(
+    hours=2.0,
+    cost=20.0,
+    demand=16.0,
+    optimum=10.0,
+    violation=0.02,
+    p50=1.0,
+    p99=50.0,
+    worst=70.0,
+    rescales=8,
+    restarts=8,
+    stopped=0.01,
+    under=0.1,
+    over=0.2,
+)
+
+
+def _spec(policy: Policy, limits: Limits = Limits(1, 24)) -> ClusterSpec:  # noqa: B008 - frozen
+    return ClusterSpec(
+        "it", limits, (NamedPolicy("one", policy),), metrics=METRICS, engine=True, lookback=timedelta(minutes=10)
+    )
+
+
+def _row(policy: str = "a", scenario: str = "s", plant: str = "k8s", seed: int = 1, **score: float | None) -> Row:
+    return Row(plant, scenario, policy, seed, replace(SCORE, **score))  # type: ignore[arg-type]
+
+
+# means
+
+
+def test_the_mean_cost_is_geometric_and_the_others_are_arithmetic() -> None:
+    rows = [_row(cost=10.0, violation=0.0), _row(scenario="t", cost=40.0, violation=0.02, rescales=2)]
+    (found,) = means(rows)
+    assert found.cost == pytest.approx(2.0)  # of 1 and 4
+    assert found.demand == pytest.approx(20 / 16)
+    assert (found.violation, found.rescales_per_hour) == pytest.approx((0.01, 2.5))
+    assert found.j == pytest.approx(((1 + 0.08) + (4 + 0.2 + 0.02)) / 2)
+    assert (found.low, found.of) == (1, 2)
+    assert found.converged is None
+    assert means([_row(converged=100.0), _row(converged=None), _row(converged=300.0)])[0].converged == 200.0
+
+
+def test_without_an_optimum_there_is_no_ratio_to_it() -> None:
+    (found,) = means([_row(), _row(scenario="t", optimum=None)])
+    assert found.cost is None
+    assert cells(found)[0] == "-"
+    assert "| `a` | -, 2.00%, 4.0 |" in markdown([_row(optimum=None)])
+
+
+def test_violations_are_few_where_the_mean_of_all_seeds_is() -> None:
+    seeds = [_row(violation=0.0), _row(seed=2, violation=0.015)]
+    assert (means(seeds)[0].low, means(seeds)[0].of) == (1, 1)
+    assert [one.scenario for one in means([*seeds, _row(scenario="t")], each=True)] == ["s", "t"]
+
+
+def test_rows_and_cells_are_told_in_order() -> None:
+    rows = [_row("a"), _row("b"), _row("a", plant="ec2"), _row("b", plant="ec2", optimum=5.0)]
+    assert [(one.plant, one.policy) for one in means(rows)] == [("k8s", "a"), ("k8s", "b"), ("ec2", "a"), ("ec2", "b")]
+    assert cells(means(rows)[0]) == (
+        "2.000",
+        "2.00%",
+        "4.00",
+        "2.280",
+        "50",
+        "70",
+        "1.00%",
+        "0.100",
+        "0.20",
+        "1.250",
+    )
+    assert markdown(rows).splitlines() == [
+        "| policy | `k8s` | `ec2` | J |",
+        "|---|---|---|---|",
+        "| `a` | 2.00, 2.00%, 4.0 | 2.00, 2.00%, 4.0 | 2.28 |",
+        "| `b` | 2.00, 2.00%, 4.0 | 4.00, 2.00%, 4.0 | 3.28 |",
+    ]
+
+
+def test_the_digest_is_of_every_digit_and_not_of_the_order() -> None:
+    rows = [_row("a"), _row("b")]
+    assert digest(rows) == digest(rows[::-1])
+    assert digest(rows) != digest([_row("a"), _row("b", cost=math.nextafter(20.0, 21.0))])
+    assert plain(rows)[0]["policy"] == "a"
+
+
+def test_geometric_means_need_no_order() -> None:
+    assert geometric([1.0, 2.0, 4.0]) == pytest.approx(2.0)
+
+
+def test_it_is_told_where_another_policy_is_better() -> None:
+    rows = [
+        _row("a", "s", cost=20.0),
+        _row("b", "s", cost=15.0),
+        _row("c", "s", cost=12.0),
+        _row("a", "t", cost=10.0),
+        _row("b", "t", cost=15.0),
+        _row("b", "u"),
+        _row("a", "v"),
+    ]
+    assert [(scenario, round(j, 9), rule, round(best, 9)) for scenario, j, rule, best in beaten(rows, "a")] == [
+        ("s", 2.28, "c", 1.48)
+    ]
+    assert [rule for _, _, rule, _ in beaten(rows, "a", ["c"])] == ["b"]
+
+
+# what became worse
+
+
+def test_nothing_is_worse_than_itself_or_by_less_than_three_percent() -> None:
+    rows = [_row("a"), _row("b"), _row("a", plant="ec2")]
+    before = recorded(rows, "a")
+    assert worse(before, rows) == []
+    assert worse(before, [_row("a", cost=20.5, violation=0.0209), _row("a", plant="ec2", rescales=8)]) == []
+    # the others do not count
+    assert worse(before, [_row("a"), _row("b", cost=90.0), _row("a", plant="ec2")]) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [(_row(cost=20.7), "cost"), (_row(violation=0.0212), "violation"), (_row(rescales=9), "rescales_per_hour")],
+)
+def test_a_figure_that_is_worse_is_named(row: Row, name: str) -> None:
+    found = worse(recorded([_row()], "a"), [row])
+    assert len(found) == 1
+    assert found[0].startswith(f"k8s: {name} is ")
+
+
+def test_next_to_nothing_may_become_a_little_more() -> None:
+    before = recorded([_row(violation=0.0, rescales=0)], "a")
+    assert worse(before, [_row(violation=0.0005, rescales=0)]) == []
+    assert worse(before, [_row(violation=0.0006, rescales=0)]) != []
+    assert worse(before, [_row(violation=0.0, rescales=1)]) != []
+
+
+def test_a_ratio_that_is_lost_is_worse() -> None:
+    assert worse(recorded([_row()], "a"), [_row(optimum=None)]) != []
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([_row(scenario="t")], "scenarios: recorded of \\['s'\\], now \\['t'\\]: record it again"),
+        ([_row(seed=2)], "seeds: recorded of"),
+        ([_row(plant="ec2")], "plants: recorded of \\['k8s'\\], now \\['ec2'\\]: record it again"),
+    ],
+)
+def test_what_was_recorded_of_something_else_is_no_measure(rows: Sequence[Row], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        worse(recorded([_row()], "a"), rows)
+
+
+def test_a_record_without_figures_is_none() -> None:
+    with pytest.raises(ValueError, match="plants: recorded of None"):
+        worse({**recorded([_row()], "a"), "plants": None}, [_row()])
+    with pytest.raises(ValueError, match=r"plants.k8s.cost: is None, expected a number"):
+        worse(recorded([_row(optimum=None)], "a"), [_row()])
+
+
+# runs
+
+
+def test_a_timeline_has_what_was_most_in_each_minute() -> None:
+    load = Load("jump", (10.0,) * 180 + (160.0,) * 30)
+    one = Contender("static", replace(_spec(_Wants(4)), policies=(), limits=Limits(4, 4)), step)
+    row, ran = compare(one, "k8s", K8S, load, 1, None)
+    assert (row.plant, row.scenario, row.policy, row.seed) == ("k8s", "jump", "static", 1)
+    line = timeline(row, ran)
+    assert line.needed == (1,) * 15 + (16,) * 3  # the last one is half
+    assert line.billed == (4,) * 18
+    assert line.age[0] == 0.0
+    assert line.age[-1] > line.age[-2] > line.age[-3] > 0
+
+
+class _Wants:
+    """What a policy would be that always wants the same."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def evaluate(self, _view: View) -> Recommendation:
+        return Recommendation(self.size, Reason.ABOVE)
+
+
+class _Swings:
+    """More, then fewer, and so on."""
+
+    def evaluate(self, view: View) -> Recommendation:
+        return Recommendation(30 if view.current < 24 else 0, Reason.ABOVE)
+
+
+def test_bare_rules_get_what_they_ask_for_at_once_within_the_limits() -> None:
+    load = Load("flat", (100.0,) * 60)
+    swinging = run(_spec(_Swings()), K8S, load, 1, decide=bare).track
+    assert [size for _, size in swinging.requests] == [24, 1] * 10
+    assert [at for at, _ in swinging.requests][:3] == [3, 6, 9]
+    # behind the guards it is one rescale, as the second would follow while the first is on its way
+    assert len(run(_spec(_Swings()), K8S, load, 1).track.requests) == 1
+
+
+def test_bare_rules_are_shown_their_past_and_their_rescales() -> None:
+    seen: list[View] = []
+
+    class Looks:
+        def evaluate(self, view: View) -> Recommendation:
+            seen.append(view)
+            return Recommendation(5, Reason.ABOVE)
+
+        def learn(self, view: View) -> dict[str, float]:
+            return {"looks": view.memory.get("looks", 0.0) + 1}
+
+    run(_spec(Looks()), K8S, Load("flat", (100.0,) * 60), 1, size=2, decide=bare)
+    assert [len(view.past) for view in seen[:3]] == [1, 2, 3]
+    assert seen[-1].memory == {"looks": 20.0}
+    assert seen[0].rescale is None
+    assert seen[1].rescale is not None
+    assert seen[1].rescale.to == 5
+
+
+def test_what_others_made_runs_bare_unless_it_is_to_be_guarded() -> None:
+    load = Load("flat", (1.0,))
+    assert BASELINES["hpa70"].decide(load) is bare
+    assert BASELINES["hpa70"].decide(load, guarded=True) is step
+    assert BASELINES["adaptive"].decide(load) is step
+    assert {name for name, baseline in BASELINES.items() if not baseline.bare} == {
+        "adaptive",
+        "adaptive-oracle",
+        "backlog-drain",
+    }
+    assert len(BASELINES) == 11
+
+
+def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
+    rates = tuple(float(n) for n in range(12 * 30))
+    shown: list[Observation] = []
+
+    def decide(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+        shown.append(observation)
+        return step(spec, state, observation)
+
+    told = foreseeing(decide, Load("rises", rates))
+    observation = Observation(START + timedelta(seconds=60), 1, 1, {"lag": Reading(0.0, START)})
+    told(_spec(_Wants(1)), ClusterState(), observation)
+    future = shown[0].metrics[FORECAST].value
+    assert isinstance(future, tuple)
+    assert len(future) == FORESEEN
+    assert future[:2] == (17.5, 29.5)  # steps 12 to 23, and 24 to 35
+    assert "lag" in shown[0].metrics
+    # at the end what came last goes on
+    late = replace(observation, at=START + timedelta(seconds=5 * (12 * 30 - 6)))
+    told(_spec(_Wants(1)), ClusterState(), late)
+    assert shown[1].metrics[FORECAST].value == (356.5,) + (359.0,) * 19
+    assert Baseline("", "", oracle=True).decide(Load("rises", rates)) is not bare
+
+
+# Dataflow's rule
+
+
+def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arrivals: float = 100.0, **of: int) -> View:
+    """A view after three minutes of the same."""
+    size = of.get("size", 4)
+    numbers = {"arrivals": arrivals, "throughput": throughput, "lag": lag, "cpu": cpu}
+    past = []
+    for back in range(of.get("looks", 13) - 1, -1, -1):
+        at = START - timedelta(seconds=15 * back)
+        had = of.get("before", size) if back == 3 else size
+        past.append(Observation(at, had, had, {name: Reading(number, at) for name, number in numbers.items()}))
+    policy = BacklogCpu()
+    return View(START, size, size, past[-1].metrics, tuple(past), Limits(1, 24), ClusterState().learned, _spec(policy))
+
+
+@pytest.mark.parametrize(
+    ("seen", "size"),
+    [
+        # 16 s of backlog: 4 x (100 + 1600 / 150) / 100 = 4.43
+        (_seen(lag=1600.0, cpu=0.9), 5),
+        (_seen(lag=15000.0, cpu=0.9), 8),
+        (_seen(lag=1e9, cpu=0.9), 24),
+        # 14 s are none yet, and with idle workers more of them would not help
+        (_seen(lag=1400.0, cpu=0.9), 4),
+        (_seen(lag=1600.0, cpu=0.19), 4),
+        # no backlog and 30 % CPU: 4 x 0.3 / 0.75 = 1.6
+        (_seen(cpu=0.3), 2),
+        (_seen(cpu=0.0), 1),
+        (_seen(cpu=0.74), 4),
+        (_seen(cpu=0.3, lag=1100.0), 4),
+        # a job that stands still: nothing tells how many it needs
+        (_seen(cpu=0.3, throughput=0.0, lag=100.0), 4),
+        (_seen(cpu=0.3, throughput=0.0), 2),
+        # not of this size for two minutes
+        (_seen(lag=1600.0, cpu=0.9, before=5), 4),
+    ],
+)
+def test_dataflow_clears_a_backlog_and_fills_the_cpu(seen: View, size: int) -> None:
+    found = BacklogCpu().evaluate(seen)
+    assert found.replicas == size
+    assert found.reason is (Reason.ABOVE if size > 4 else Reason.BELOW if size < 4 else Reason.STEADY)
+
+
+def test_dataflow_says_nothing_before_it_has_watched_for_two_minutes() -> None:
+    found = BacklogCpu().evaluate(_seen(cpu=0.1, looks=8))
+    assert (found.replicas, found.reason) == (None, Reason.LEARNING)
+
+
+def test_dataflow_adds_up_what_is_told_of_each_replica() -> None:
+    seen = _seen(lag=1600.0, cpu=0.9)
+    split = tuple(
+        replace(one, metrics={**one.metrics, "throughput": Reading((50.0, 50.0), one.at)}) for one in seen.past
+    )
+    assert BacklogCpu().evaluate(replace(seen, past=split)).replicas == 5

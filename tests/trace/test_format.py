@@ -1,0 +1,145 @@
+"""Traces as they are found on disks: whole, torn, spoiled, compressed, of several clusters."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from autoscaler.core.model import Decision, Observation, Reading, Reason
+from autoscaler.ports import Record
+from autoscaler.trace.codec import dump_record
+from autoscaler.trace.format import TraceError, files, name, read
+
+AT = datetime(2026, 1, 31, 17, 59, 59, tzinfo=UTC)
+
+
+def _record(second: int = 0, cluster: str = "a") -> Record:
+    at = AT + timedelta(seconds=second)
+    observation = Observation(at, 3, 3, {"lag": Reading(0.1 + second, at)})
+    return Record(observation, Decision(cluster, at, 3, 3, 3, Reason.STEADY))
+
+
+def _line(second: int = 0, cluster: str = "a") -> bytes:
+    return dump_record(_record(second, cluster)) + b"\n"
+
+
+def test_a_file_gives_its_records_in_order_of_all_clusters(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_bytes(_line(2) + _line(1, "b") + b"\n" + _line(3))
+    assert list(read(path)) == [_record(2), _record(1, "b"), _record(3)]
+
+
+def test_a_directory_gives_those_of_its_files_the_oldest_first(tmp_path: Path) -> None:
+    (tmp_path / "2026-01-31T18.jsonl").write_bytes(_line(2))
+    (tmp_path / "2026-01-31T17.jsonl").write_bytes(_line(1))
+    (tmp_path / "2026-01-31T16.jsonl.gz").write_bytes(gzip.compress(_line(0)))
+    (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress(_line(1)))
+    (tmp_path / "notes.txt").write_text("nothing of ours")
+    assert [path.name for path in files(tmp_path)] == [
+        "2026-01-31T16.jsonl.gz",
+        "2026-01-31T17.jsonl",
+        "2026-01-31T18.jsonl",
+    ]
+    assert list(read(tmp_path)) == [_record(0), _record(1), _record(2)]
+
+
+def test_further_files_of_an_hour_follow_it_and_what_is_packed_and_plain_is_taken_once(tmp_path: Path) -> None:
+    packed = {"16.jsonl.gz": 1, "16.1.jsonl.gz": 2, "16.2.jsonl.gz": 3, "16.10.jsonl.gz": 4, "17.jsonl.gz": 5}
+    for name_, second in packed.items():
+        (tmp_path / f"2026-01-31T{name_}").write_bytes(gzip.compress(_line(second)))
+    (tmp_path / "2026-01-31T15.jsonl").write_bytes(_line(0))
+    (tmp_path / "2026-01-31T16.10.jsonl").write_bytes(_line(4))
+    (tmp_path / "2026-01-31T17.jsonl").write_bytes(_line(6))  # another content than the packed one
+    (tmp_path / ".2026-01-31T15.jsonl.gz.part").write_bytes(b"half")
+    assert [record.decision.at.second for record in read(tmp_path)] == [59, 0, 1, 2, 3, 5, 4]
+    assert _record(4) in read(tmp_path)
+
+
+def test_what_a_daemon_packs_while_it_is_read_is_not_missed(tmp_path: Path) -> None:
+    for hour in (16, 17):
+        (tmp_path / f"2026-01-31T{hour}.jsonl").write_bytes(_line(hour))
+    reading = read(tmp_path)
+    assert next(reading) == _record(16)
+    (tmp_path / "2026-01-31T17.jsonl").rename(tmp_path / "plain")
+    (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
+    assert list(reading) == [_record(17)]
+
+
+def test_what_cannot_be_read_is_told_with_file_and_line_and_the_rest_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "2026-01-31T17.jsonl"
+    later = _line(1).replace(b'"version":1', b'"version":2')
+    path.write_bytes(_line(0) + b"nonsense\n" + later + b'{"observation":{}}\n\xff\n' + _line(4) + _line(5)[:-20])
+    told: list[str] = []
+    assert list(read(path, told.append)) == [_record(0), _record(4)]
+    assert [line.split(": ", 1)[0] for line in told] == [f"{path}:{number}" for number in (2, 3, 4, 5, 7)]
+    assert "Invalid JSON" in told[0]
+    assert "version 2 of the trace format is not known, expected 1" in told[1]
+    assert "observation.at" in told[2]
+    assert told[4] == f"{path}:7: is cut off; its writer may still be at it"
+
+
+def test_a_last_line_that_is_whole_counts_without_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(_line(0) + _line(1)[:-1])
+    assert list(read(path)) == [_record(0), _record(1)]
+
+
+def test_the_first_bad_line_is_an_error_to_who_does_not_listen(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(_line(0) + b"nonsense\n" + _line(2))
+    records = read(path)
+    assert next(records) == _record(0)
+    with pytest.raises(TraceError, match=rf"{path}:2: Invalid JSON"):
+        next(records)
+
+
+def test_a_trace_that_is_not_there_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"nowhere: there is no such file or directory"):
+        files(tmp_path / "nowhere")
+    with pytest.raises(TraceError, match=r"has no file \*.jsonl; the history of a daemon is in history/"):
+        files(tmp_path)
+
+
+def test_a_file_that_breaks_while_it_is_read_names_itself(tmp_path: Path) -> None:
+    whole = gzip.compress(_line(0) * 500)
+    for number, spoiled in enumerate((whole[:-30], b"not compressed", whole[:60] + b"\0" * 40 + whole[100:])):
+        path = tmp_path / f"{number}.jsonl.gz"
+        path.write_bytes(spoiled)
+        with pytest.raises(TraceError, match=rf"{path}: cannot be read: \S"):
+            list(read(path, lambda _: None))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "dir.jsonl").mkdir()
+    with pytest.raises(TraceError, match=r"dir.jsonl: cannot be read: Is a directory"):
+        list(read(tmp_path / "sub"))
+
+
+def test_a_file_is_called_after_the_hour_in_utc() -> None:
+    assert name(AT) == "2026-01-31T17.jsonl"
+    assert name(AT.astimezone(timezone(timedelta(hours=5, minutes=30)))) == "2026-01-31T17.jsonl"
+
+
+def test_a_link_that_leads_nowhere_is_not_there_beside_what_is_packed(tmp_path: Path) -> None:
+    packed = tmp_path / "2026-01-31T17.jsonl.gz"
+    packed.write_bytes(gzip.compress(_line(1) + b"\n"))
+    (tmp_path / "2026-01-31T17.jsonl").symlink_to(tmp_path / "gone")
+    assert files(tmp_path) == [packed]
+    packed.unlink()
+    with pytest.raises(TraceError, match=r"17\.jsonl: cannot be read: No such file"):
+        list(read(tmp_path))
+
+
+def test_what_is_no_file_beside_what_is_packed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress(_line(1) + b"\n"))
+    (tmp_path / "2026-01-31T17.jsonl").mkdir()
+    with pytest.raises(TraceError, match=r"17\.jsonl: cannot be read: Is a directory"):
+        files(tmp_path)
+
+
+def test_a_packed_file_that_is_damaged_is_not_taken_for_the_plain_one(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "2026-01-31T17.jsonl", tmp_path / "2026-01-31T17.jsonl.gz"
+    plain.write_bytes(_line(1) + b"\n")
+    packed.write_bytes(b"no gzip")
+    assert files(tmp_path) == [plain, packed]
