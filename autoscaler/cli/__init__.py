@@ -272,14 +272,14 @@ def _show_checked(config: Config, checked: Checked) -> None:
 
 
 def _checked_json(config: Config, checked: Checked, *, ok: bool) -> object:
-    from autoscaler.trace.codec import plain
+    from autoscaler.trace.codec import to_json
 
     return {
         "ok": ok,
         "warnings": list(config.warnings),
         "clusters": {
             name: {
-                "observation": plain(observation),
+                "observation": to_json(observation),
                 "doubts": checked.doubts[name],
                 "awaited": sorted(checked.awaited[name]),
                 "remarks": list(checked.remarks[name]),
@@ -310,7 +310,7 @@ def _checked_json(config: Config, checked: Checked, *, ok: bool) -> object:
 def _plan(arguments: argparse.Namespace) -> int:
     from autoscaler.core.explain import explain
     from autoscaler.daemon.one_shot import plan
-    from autoscaler.trace.codec import plain
+    from autoscaler.trace.codec import to_json
 
     config = _load(arguments.config)
     _log_nothing()
@@ -319,8 +319,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         print_json(
             [
                 {
-                    "observation": plain(record.observation),
-                    "decision": plain(record.decision),
+                    "observation": to_json(record.observation),
+                    "decision": to_json(record.decision),
                     "explanation": explain(record.observation, record.decision, dry_run=True),
                 }
                 for record in records
@@ -384,7 +384,7 @@ def _status_of(arguments: argparse.Namespace) -> int:
 
 
 def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
-    from autoscaler.core.explain import number
+    from autoscaler.core.explain import format_number
 
     say("", "What the policies ask for, and the numbers they made it of:")
     rows = [
@@ -393,7 +393,7 @@ def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
             "-" if asked["replicas"] is None else str(asked["replicas"]),
             asked["reason"],
             asked["detail"] or "-",
-            ", ".join(f"{name} {number(float(value))}" for name, value in asked["inputs"].items()) or "-",
+            ", ".join(f"{name} {format_number(float(value))}" for name, value in asked["inputs"].items()) or "-",
         )
         for asked in recommendations
     ]
@@ -401,14 +401,14 @@ def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
 
 
 def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
-    from autoscaler.core.explain import ago, number
+    from autoscaler.core.explain import format_age, format_number
 
     if not capacity:
         say("", "What a size can process was not learned yet: the job has not been seen busy for long enough.")
         return
     say("", "What a size processes when busy:")
     rows = [
-        (str(size["replicas"]), number(size["rate"]), ago(size["age"]), count_of(size["samples"], "time"))
+        (str(size["replicas"]), format_number(size["rate"]), format_age(size["age"]), count_of(size["samples"], "time"))
         for size in capacity
     ]
     table(("replicas", "records/s", "seen last", "seen"), rows)
@@ -430,10 +430,10 @@ def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
 
 
 def _took(seconds: float) -> str:
-    from autoscaler.core.explain import number, span
+    from autoscaler.core.explain import format_number, format_span
 
     # Below that the rounding to whole seconds hides what there is to see.
-    return f"{number(seconds)} s" if seconds < 10 else span(seconds)  # noqa: PLR2004
+    return f"{format_number(seconds)} s" if seconds < 10 else format_span(seconds)  # noqa: PLR2004
 
 
 def _show_memory(memory: dict[str, dict[str, dict[str, float]]]) -> None:
@@ -449,10 +449,10 @@ def _show_memory(memory: dict[str, dict[str, dict[str, float]]]) -> None:
 
 def _groups(learned: dict[str, dict[str, float]]) -> list[tuple[str, list[str]]]:
     """Learned numbers and ages by what stands before the last dot of their names, numbered ones in order."""
-    from autoscaler.core.explain import ago, number
+    from autoscaler.core.explain import format_age, format_number
 
     groups: dict[str, list[str]] = {}
-    for kind, write in (("numbers", number), ("ages", ago)):
+    for kind, write in (("numbers", format_number), ("ages", format_age)):
         for name, value in learned[kind].items():
             group, _, leaf = name.rpartition(".")
             groups.setdefault(group, []).append(f"{leaf} {write(value)}")

@@ -13,7 +13,7 @@ from autoscaler.cli import spark_options, trials
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.output import complain, print_json, say, table
 from autoscaler.cli.tables import FEW, omitted
-from autoscaler.core.explain import count_of, span
+from autoscaler.core.explain import count_of, format_span
 from autoscaler.simulation.trial import FILLED, Case
 
 if TYPE_CHECKING:
@@ -154,8 +154,10 @@ def _nothing(
         return f"{options.dataset}: has no observations"
     asked = ", ".join(sorted(given.names))
     if found:
-        worst = [f"{one.cluster} {day}: nothing for {span(missing)}" for one in found for day, missing in one.left_out]
-        filled = f"up to {span(FILLED.total_seconds())} are filled in"
+        worst = [
+            f"{one.cluster} {day}: nothing for {format_span(missing)}" for one in found for day, missing in one.left_out
+        ]
+        filled = f"up to {format_span(FILLED.total_seconds())} are filled in"
         return f"{options.dataset}: has no whole day of {asked}: {'; '.join(worst[:FEW])}; {filled}"
     rows = open_dataset(options.dataset).read(spark, "observations", clusters=sorted(given.names))
     there = rows.where("arrivals is not null").selectExpr("min(date) as first", "max(date) as last").collect()[0]
@@ -209,12 +211,12 @@ def made(
 def tell_left_out(known: Sequence[Known]) -> None:
     """Say on the standard error which days were not whole enough."""
     lines = [
-        f"  {one.cluster} {day}: nothing was recorded for {span(missing)}"
+        f"  {one.cluster} {day}: nothing was recorded for {format_span(missing)}"
         for one in known
         for day, missing in one.left_out
     ]
     if lines:
-        few = span(FILLED.total_seconds())
+        few = format_span(FILLED.total_seconds())
         complain(f"{count_of(len(lines), 'day')} left out, in which nothing was recorded for over {few}:")
         complain(*lines[:FEW], *omitted(lines[:FEW], lines, "days"))
 

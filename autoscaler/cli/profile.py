@@ -15,7 +15,7 @@ from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.output import complain, hang, print_json, say, table
 from autoscaler.cli.tables import FEW, omitted
-from autoscaler.core.explain import count_of, number
+from autoscaler.core.explain import count_of, format_number
 from autoscaler.ports import AutoscalerError
 
 if TYPE_CHECKING:
@@ -206,4 +206,4 @@ def _line(row: Row) -> list[str]:
 
 
 def _told(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{number(value)}{unit}"
+    return "-" if value is None else f"{format_number(value)}{unit}"

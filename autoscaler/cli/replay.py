@@ -14,7 +14,7 @@ from autoscaler.cli.output import complain, print_json, progress, say, table
 from autoscaler.cli.spark_options import needed
 from autoscaler.cli.tables import FEW, omitted
 from autoscaler.config.model import Config
-from autoscaler.core.explain import count_of, explain, number, span
+from autoscaler.core.explain import count_of, explain, format_number, format_span
 from autoscaler.ports import Record
 from autoscaler.trace.format import TraceError, files, read
 from autoscaler.trace.replay import Comparison, Difference, Replay
@@ -155,14 +155,15 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
     different = found.decisions - found.equal
     say(
         f"{found.cluster}: {count_of(found.decisions, 'decision')} from {_time(found.first)} to {_time(found.last)} "
-        f"({span((found.last - found.first).total_seconds())}).",
+        f"({format_span((found.last - found.first).total_seconds())}).",
         f"  {found.equal} the same, {different} different ({different / found.decisions:.1%})"
         + (
             f", in {len(found.differences)} {'stretch' if len(found.differences) == 1 else 'stretches'}"
             if different
             else ""
         ),
-        f"  replica-hours decided: {number(found.recorded_hours)} as recorded, {number(found.hours)} again",
+        f"  replica-hours decided: {format_number(found.recorded_hours)} as recorded, "
+        f"{format_number(found.hours)} again",
         f"  changes of size: {found.rescales} recorded, {found.agreed} of them again, {found.others} at other times or "
         "to other sizes",
     )

@@ -19,7 +19,7 @@ from autoscaler.cli.recorder import recording
 from autoscaler.cli.tables import FEW, clock, omitted, short
 from autoscaler.config.model import Cluster
 from autoscaler.core.durations import format_duration
-from autoscaler.core.explain import explain, number, span
+from autoscaler.core.explain import explain, format_number, format_span
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, Observation
 from autoscaler.core.step import step
 from autoscaler.plugins import guess
@@ -187,7 +187,7 @@ def _sized(
     said = options.one or described.one
     one = said or spec.capacity.per_replica
     if said is None and one is not None:
-        notes.append(f"One worker processes {number(one)} records/s: capacity.per_replica of the configuration.")
+        notes.append(f"One worker processes {format_number(one)} records/s: capacity.per_replica of the configuration.")
     if peak is None and options.load in (*MADE, *RECORDED):
         # Their figures are of nobody's cluster.
         one = one or ROUND
@@ -309,8 +309,9 @@ def _show(
         f"simulated cluster {options.plant}:",
         f"  workers come up after {plant.startup:g} s; {_stalls(plant)}; no record should wait for over "
         f"{plant.slo:g} s.",
-        f"Load {load.name}: {span(load.seconds)}, at most {number(load.peak)} records/s; one worker processes "
-        f"{number(one)}, n of them n^{plant.gamma:g} times as much. Seed {prepared.seed}.",
+        f"Load {load.name}: {format_span(load.seconds)}, at most {format_number(load.peak)} records/s; one "
+        "worker processes "
+        f"{format_number(one)}, n of them n^{plant.gamma:g} times as much. Seed {prepared.seed}.",
         *prepared.notes,
         *(f"Fault: {text}." for text in prepared.wrong),
         "",
@@ -355,7 +356,7 @@ def _row(asked: Asked) -> tuple[str, str, str, str]:
 def _rows(score: Score, still: Score) -> list[tuple[str, ...]]:
     both = (score, still)
     rows: list[tuple[str, ...]] = [
-        ("cost, worker-hours", *(number(each.cost) for each in both)),
+        ("cost, worker-hours", *(format_number(each.cost) for each in both)),
         ("  to what the arrivals need at each moment", *(f"{each.to_demand:.2f}" for each in both)),
         *(
             [("  to the least possible", *(f"{each.to_optimum or 0:.2f}" for each in both))]

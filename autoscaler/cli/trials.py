@@ -21,7 +21,7 @@ from autoscaler.cli.simulate import SHARE, shown_as
 from autoscaler.config import document
 from autoscaler.config.document import Invalid, Node, Problems
 from autoscaler.config.model import Cluster, Config
-from autoscaler.core.explain import number
+from autoscaler.core.explain import format_number
 from autoscaler.core.model import ClusterSpec, NamedPolicy
 from autoscaler.core.workload_profile import Profile
 from autoscaler.plugins import Kind
@@ -414,7 +414,7 @@ def case(
     one, why = _one(options, told, cluster.spec, profile, there.peak, plant.gamma)
     static = max(1, math.ceil(SPARE * needed([there.peak * STEP], one, plant.gamma)[0]))
     others = compared(policies, _stepped(cluster.spec, name), plant.slo, one, profile)
-    return Case(plant, one, static, (*tried, *others), profile), f"{number(one)} records/s ({why})"
+    return Case(plant, one, static, (*tried, *others), profile), f"{format_number(one)} records/s ({why})"
 
 
 def _one(

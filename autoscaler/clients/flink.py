@@ -27,6 +27,7 @@ import aiohttp
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     AnswerError,
     EdgeTimeoutError,
@@ -385,27 +386,29 @@ def validate_access(access: Access) -> None:
         usable, parts = False, urlsplit("")
     if "@" in parts.netloc:
         # Not quoted: what stands there may be a password, and addresses show in messages.
-        raise ValueError("url must not contain a user or password; use username and password, or token")
+        raise ParameterError("url", "must not contain a user or password; use username and password, or token")
     if not usable:
-        raise ValueError(f"url must be the JobManager's REST address such as http://host:8081, not {access.url!r}")
+        raise ParameterError(
+            "url", f"must be the JobManager's REST address such as http://host:8081, not {access.url!r}"
+        )
     _validate_login(access)
     if access.ca_file is not None and parts.scheme != "https":
-        raise ValueError("ca_file needs a url that begins with https://")
+        raise ParameterError("ca_file", "needs a url that begins with https://")
     if access.timeout <= timedelta(0):
-        raise ValueError("timeout must be above 0")
+        raise ParameterError("timeout", "must be above 0")
 
 
 def _validate_login(access: Access) -> None:
     if (access.username is None) != (access.password is None):
-        raise ValueError("username and password belong together: give both or neither")
+        raise ParameterError("username", "must be given together with password")
     if access.token is not None and access.username is not None:
-        raise ValueError("give either token or username and password, not both")
+        raise ParameterError("token", "must not be given together with username and password")
     if access.token is not None and not re.fullmatch(r"[!-~]+", access.token):
-        raise ValueError("token must be ASCII without spaces (is there a line break at its end?)")
+        raise ParameterError("token", "must be ASCII without spaces (is there a line break at its end?)")
     if access.username is not None and (":" in access.username or not access.username.strip()):
-        raise ValueError("username must not be empty or contain a colon")
+        raise ParameterError("username", "must not be empty or contain a colon")
     if access.password is not None and not (access.password and access.password.isprintable()):
-        raise ValueError("password must not be empty or contain a line break (is there one at its end?)")
+        raise ParameterError("password", "must not be empty or contain a line break (is there one at its end?)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import aiohttp
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Shared, UnavailableError
 
 T = TypeVar("T")
@@ -289,22 +290,22 @@ class Parameters(Protocol):
 def validate(parameters: Parameters) -> None:
     """Check the common parameters. Raises ValueError naming what is wrong."""
     if not parameters.app:
-        raise ValueError("app must be the application's name or id")
+        raise ParameterError("app", "must be the application's name or id")
     for name in ("report", "master", "driver"):
         url: str | None = getattr(parameters, name)
         if url is not None and "@" in urlsplit(url).netloc:
             # Not quoted: what stands there may be a password, and addresses show in messages.
-            raise ValueError(f"{name} must not contain a user or password: Spark's pages ask for none")
+            raise ParameterError(name, "must not contain a user or password: Spark's pages ask for none")
         if not _usable(url) and (url is not None or name == "report"):
-            raise ValueError(f"{name} must be an address such as http://host:port, not {url!r}")
+            raise ParameterError(name, f"must be an address such as http://host:port, not {url!r}")
     for name in ("window", "timeout"):
         span: timedelta = getattr(parameters, name)
         if span <= timedelta(0):
-            raise ValueError(f"{name} must be above 0")
+            raise ParameterError(name, "must be above 0")
     for name in ("master_conf", "worker_conf"):
         for setting in getattr(parameters, name):
             if not re.fullmatch(r"spark\.[\w.]+=.+", str(setting)):
-                raise ValueError(f"{name} must be settings such as spark.worker.timeout=60, not {setting!r}")
+                raise ParameterError(name, f"must be settings such as spark.worker.timeout=60, not {setting!r}")
 
 
 def _usable(url: str | None) -> bool:

@@ -17,6 +17,7 @@ import os
 import re
 import types
 import typing
+import warnings
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 from autoscaler import plugins
 from autoscaler.config.document import Invalid, Mapping, Node, Odd, Problems, Scalar, Sequence, join
 from autoscaler.core.durations import parse_duration
+from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
 
@@ -147,13 +149,25 @@ class Builder:
             if default is not None:
                 return dataclasses.replace(default, **values)  # type: ignore[type-var]
             return cls(**values)
+        except ParameterError as error:
+            if error.name in mapping.entries:
+                raise self.problems.fail(
+                    mapping.entries[error.name].line, join(path, error.name), error.message
+                ) from error
+            raise self.fail(mapping, path, str(error)) from error
         except ValueError as error:
             message = str(error) or "these values are refused without a reason"
             word = re.split(r"[\s:,=(]", message.lstrip("`'\""), maxsplit=1)[0].rstrip("`'\"")
             if word in mapping.entries:
+                warnings.warn(
+                    f"{cls.__qualname__} names a wrong parameter by the first word of a ValueError; "
+                    "raise autoscaler.policy_api.ParameterError(name, message) instead",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
                 entry = mapping.entries[word]
-                told = message.removeprefix(f"{word}:").strip()  # the path says the name already
-                raise self.problems.fail(entry.line, join(path, word), told) from error
+                message = message.removeprefix(f"{word}:").strip()  # the path says the name already
+                raise self.problems.fail(entry.line, join(path, word), message) from error
             raise self.fail(mapping, path, message) from error
         except Exception as error:  # foreign code: its failure must name it instead of ending us
             raise self.fail(mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}") from error

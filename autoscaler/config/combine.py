@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 from simpleeval import SimpleEval
 
 from autoscaler import plugins
-from autoscaler.core.evaluate import MOST
+from autoscaler.core.evaluate import MAX_REPLICAS
 from autoscaler.core.model import NamedPolicy
 
 _LONGEST = 500  # characters
@@ -267,8 +267,8 @@ def _check_size(node: ast.expr, names: dict[str, int], depth: int) -> None:
         _refuse(node, f"nested more than {_DEEPEST} deep")
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            if value > MOST:
-                _refuse(node, f"numbers go up to {MOST:,}")
+            if value > MAX_REPLICAS:
+                _refuse(node, f"numbers go up to {MAX_REPLICAS:,}")
         case ast.Name(id=name):
             _check_name(node, name, names)
         case ast.BinOp(op=op) if isinstance(op, _ARITHMETIC):

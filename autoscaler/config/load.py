@@ -17,6 +17,7 @@ from autoscaler.config.frame import DIRECTORY, LONGEST_TIMEOUT, ClusterFrame, Fi
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.core.durations import format_duration
 from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
+from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
 
 # What may name a cluster, source, metric or policy: they become file names, URL parts and metric labels.
@@ -281,30 +282,30 @@ class _Frame:
     def _check_sizes(self) -> None:
         for name in ("slots_per_replica", "partitions"):
             if self._usable(name) and self[name] is not None and self[name] < 1:
-                self._object(f"{name} must be 1 or more, not {self[name]}", name)
+                self._object(f"must be 1 or more, not {self[name]}", name)
         if self._usable("max") and "max" in self._values and self["max"] > _MOST_REPLICAS:
-            self._object(f"max must be at most {_MOST_REPLICAS:,}, not {self['max']}", "max")
+            self._object(f"must be at most {_MOST_REPLICAS:,}, not {self['max']}", "max")
         if self._usable("min") and "max" in self._values:
             try:
                 Limits(self["min"], self["max"])
-            except ValueError as error:
-                self._object(str(error), "max" if str(error).startswith("max") else "min", "max")
+            except ParameterError as error:
+                self._object(error.message, error.name, "max")
 
     def _check_times(self) -> None:
         if self._usable("interval") and self["interval"] < _SHORTEST_INTERVAL:
-            self._object(f"interval must be at least {format_duration(_SHORTEST_INTERVAL)}", "interval")
+            self._object(f"must be at least {format_duration(_SHORTEST_INTERVAL)}", "interval")
             return
         if self._usable("timeout") and self["timeout"] is not None and self["timeout"] <= _ZERO:
-            self._object("timeout must be above 0s", "timeout")
+            self._object("must be above 0s", "timeout")
             return
         if not (self._usable("interval") and self._usable("timeout")):
             return
         timeout, interval = format_duration(self.timeout), format_duration(self["interval"])
         if self.timeout >= self["interval"]:
-            self._object(f"timeout ({timeout}) must be shorter than the interval ({interval})", "timeout", "interval")
+            self._object(f"must be shorter than the interval ({interval}), not {timeout}", "timeout", "interval")
         elif self._usable("max_age") and self["max_age"] < self.timeout:
             age = format_duration(self["max_age"])
-            message = f"max_age ({age}) must be at least the timeout ({timeout}): slow answers would be stale"
+            message = f"must be at least the timeout ({timeout}), not {age}: slow answers would be stale"
             self._object(message, "max_age", "timeout")
         if self._usable("max_age") and self._usable("metrics"):
             self._check_ages()
@@ -315,7 +316,7 @@ class _Frame:
             ages = getattr(metric.query, "ages", None)
             if ages is not None and self["max_age"] <= ages[0]:
                 self._object(
-                    f"max_age ({format_duration(self['max_age'])}) is too short for the metric {name}: just before its "
+                    f"{format_duration(self['max_age'])} is too short for the metric {name}: just before its "
                     f"next value comes the newest is {format_duration(ages[0])} to {format_duration(ages[1])} old, and "
                     f"would count as missing; set max_age: {format_duration(ages[1])}",
                     "max_age",

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from autoscaler.core.model import ClusterSpec
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import EnginePlugin, SourcePlugin, TargetPlugin
 
 _HIGHEST_PORT = 65535
@@ -44,11 +45,13 @@ class DaemonSpec:
     def __post_init__(self) -> None:
         host, colon, port = self.listen.rpartition(":")
         if not (host and colon and port.isascii() and port.isdigit() and int(port) <= _HIGHEST_PORT):
-            raise ValueError(f"listen must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}")
+            raise ParameterError(
+                "listen", f"must be host:port with a port from 0 to {_HIGHEST_PORT}, not {self.listen!r}"
+            )
         if self.decisions < 1:
-            raise ValueError(f"decisions must be 1 or more, not {self.decisions}")
+            raise ParameterError("decisions", f"must be 1 or more, not {self.decisions}")
         if self.history <= timedelta(0):
-            raise ValueError("history must be above 0s")
+            raise ParameterError("history", "must be above 0s")
 
 
 @dataclass(frozen=True, slots=True)

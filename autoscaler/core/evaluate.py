@@ -24,9 +24,9 @@ from autoscaler.core.model import (
 
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
-NOBODY: Mapping[str, str] = MappingProxyType({})
+EMPTY: Mapping[str, str] = MappingProxyType({})
 
-MOST = 1_000_000
+MAX_REPLICAS = 1_000_000
 """More replicas than this are a mistake of a policy or target, not a size."""
 
 
@@ -105,8 +105,10 @@ def _unfit(allowance: object) -> str:
     if not isinstance(limits, Limits):
         return f"allowed {type(limits).__name__}, expected Limits"
     whole = all(isinstance(size, int) for size in (limits.minimum, limits.maximum))
-    if not whole or limits.minimum > MOST:
-        return f"allowed {limits.minimum} to {limits.maximum}, expected whole numbers, the minimum at most {MOST}"
+    if not whole or limits.minimum > MAX_REPLICAS:
+        return (
+            f"allowed {limits.minimum} to {limits.maximum}, expected whole numbers, the minimum at most {MAX_REPLICAS}"
+        )
     if not isinstance(allowance.excluded, str):
         return f"gave the reason {repr(allowance.excluded)[:40]} to change nothing, expected a text"
     return ""
@@ -165,7 +167,7 @@ def _plain(found: object) -> bool:
 
 
 def evaluate(
-    policies: tuple[NamedPolicy, ...], view: View, learned: Learned, failed: Mapping[str, str] = NOBODY
+    policies: tuple[NamedPolicy, ...], view: View, learned: Learned, failed: Mapping[str, str] = EMPTY
 ) -> tuple[Recommendation, ...]:
     """Ask every policy. One that raises or answers nonsense is reported as FAILED and stops nobody else.
 
@@ -204,8 +206,8 @@ def _problem(answer: object) -> str:
     if replicas is None:
         if answer.reason not in _WITHOUT_SIZE:
             return f"gave the reason {answer.reason} without a size"
-    elif isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MOST:
-        return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {MOST}"
+    elif isinstance(replicas, bool) or not isinstance(replicas, int) or not 0 <= replicas <= MAX_REPLICAS:
+        return f"asked for {repr(replicas)[:40]} replicas, expected a whole number from 0 to {MAX_REPLICAS}"
     if not isinstance(answer.detail, str):
         return f"gave a detail of type {type(answer.detail).__name__}, expected a text"
     if not all(map(math.isfinite, answer.inputs.values())):
@@ -232,10 +234,10 @@ def combine(recommendations: tuple[Recommendation, ...], current: int, how: Comb
         size = how.combine({asked.policy: asked.replicas for asked in recommendations}, current)
         if size is None:
             return current, ""
-        if 0 <= size <= MOST:  # NaN is not
+        if 0 <= size <= MAX_REPLICAS:  # NaN is not
             # 1e-12: a product like 10 * 1.1 = 11.000000000000002 is a whole number that floats could not hold
             return math.ceil(size * (1 - 1e-12)), ""
-        problem = f"they give {str(size)[:40]}, expected 0 to {MOST}"
+        problem = f"they give {str(size)[:40]}, expected 0 to {MAX_REPLICAS}"
     except Exception as error:  # noqa: BLE001 - an expression is somebody else's, and must not end a step
         problem = str(error) or type(error).__name__
     return greatest, f"the policies cannot be combined: {problem}"

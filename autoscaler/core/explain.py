@@ -159,7 +159,7 @@ def _engine(engine: EngineStatus, at: datetime) -> str:
     job = {JobState.UNKNOWN: "in an unknown state", JobState.FAILED: "failed"}.get(engine.job, engine.job.value)
     text = f"The job is {job}"
     if engine.running_since is not None and engine.job is JobState.RUNNING:
-        text += f" for {span((at - engine.running_since).total_seconds())}"
+        text += f" for {format_span((at - engine.running_since).total_seconds())}"
     facts = []
     if engine.slots is not None:
         facts.append(f"{engine.slots} slots registered")
@@ -196,7 +196,7 @@ def _recommendation(recommendation: Recommendation) -> str:
     if recommendation.detail:
         return _dot(f"{name} {said}: {recommendation.detail}")
     if recommendation.inputs:
-        inputs = ", ".join(f"{key} {number(value)}" for key, value in recommendation.inputs.items())
+        inputs = ", ".join(f"{key} {format_number(value)}" for key, value in recommendation.inputs.items())
         return f"{name} {said} ({recommendation.reason.value}; {inputs})."
     return f"{name} {said} ({recommendation.reason.value})."
 
@@ -246,13 +246,13 @@ def _replicas(number: int) -> str:
 
 def _value(reading: Reading) -> str:
     if isinstance(reading.value, tuple):
-        text = f"{', '.join(map(number, reading.value))} (one per replica)"
+        text = f"{', '.join(map(format_number, reading.value))} (one per replica)"
     else:
-        text = number(reading.value)
+        text = format_number(reading.value)
     return text if reading.partitions is None else f"{text} ({reading.partitions} partitions)"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number as people are shown it: four significant digits, thousands kept whole."""
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN is the one that differs
         return str(value)
@@ -267,19 +267,19 @@ def count_of(amount: int, noun: str) -> str:
 
 
 def _age(at: datetime, then: datetime) -> str:
-    return ago((at - then).total_seconds())
+    return format_age((at - then).total_seconds())
 
 
-def ago(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """How long ago something was."""
     if seconds < -0.5:  # noqa: PLR2004 - below that it is rounding
-        return f"{span(-seconds)} in the future"
+        return f"{format_span(-seconds)} in the future"
     if seconds < 1:
         return "just now"
-    return f"{span(seconds)} ago"
+    return f"{format_span(seconds)} ago"
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """A time that something took, in two units at most: 12 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
     whole = round(seconds)
     for size, unit, below, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):

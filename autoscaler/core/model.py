@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
+from autoscaler.core.parameters import ParameterError
 from autoscaler.core.values import quick
 
 ZERO = timedelta(0)
@@ -153,7 +154,7 @@ class EngineStatus:
         for number in counts:
             if number is not None and number < 0:
                 name = ("slots", "parallelism", "max_parallelism", "partitions", "restarts")[counts.index(number)]
-                raise ValueError(f"{name} must be 0 or more, not {number}")
+                raise ParameterError(name, f"must be 0 or more, not {number}")
         for phase, limit in self.deadlines.items():
             if limit <= ZERO:
                 raise ValueError(f"the deadline of {phase} must be above 0s, not {limit}")
@@ -272,11 +273,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.minimum < 0:
-            raise ValueError(f"min must be 0 or more, not {self.minimum}")
+            raise ParameterError("min", f"must be 0 or more, not {self.minimum}")
         if self.maximum < 1:
-            raise ValueError(f"max must be 1 or more, not {self.maximum}")
+            raise ParameterError("max", f"must be 1 or more, not {self.maximum}")
         if self.minimum > self.maximum:
-            raise ValueError(f"min ({self.minimum}) must not be above max ({self.maximum})")
+            raise ParameterError("min", f"must not be above max ({self.maximum}), not {self.minimum}")
 
 
 @quick
@@ -318,11 +319,11 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value > 0):
-            raise ValueError(f"value must be above 0, not {self.value}")
+            raise ParameterError("value", f"must be above 0, not {self.value}")
         if self.kind is RateKind.REPLICAS and self.value != int(self.value):
-            raise ValueError(f"value must be a whole number of replicas, not {self.value}")
+            raise ParameterError("value", f"must be a whole number of replicas, not {self.value}")
         if self.period <= ZERO:
-            raise ValueError("period must be above 0s")
+            raise ParameterError("period", "must be above 0s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,11 +346,11 @@ class Behaviour:
 
     def __post_init__(self) -> None:
         if self.window < ZERO:
-            raise ValueError("window must not be negative")
+            raise ParameterError("window", "must not be negative")
         if self.cooldown < ZERO:
-            raise ValueError("cooldown must not be negative")
+            raise ParameterError("cooldown", "must not be negative")
         if not 0.0 <= self.tolerance < 1.0:
-            raise ValueError(f"tolerance must be from 0 to below 1, not {self.tolerance}")
+            raise ParameterError("tolerance", f"must be from 0 to below 1, not {self.tolerance}")
 
 
 DOWN = Behaviour(window=timedelta(minutes=5))
@@ -385,11 +386,11 @@ class SettleSpec:
         for name in ("ready", "registered", "absorbed", "running", "caught_up"):
             limit = getattr(self, name)
             if limit is not None and limit <= ZERO:
-                raise ValueError(f"{name} must be above 0s")
+                raise ParameterError(name, "must be above 0s")
         if not (math.isfinite(self.short) and self.short >= 0):
-            raise ValueError(f"short must be 0 or more, not {self.short}")
+            raise ParameterError("short", f"must be 0 or more, not {self.short}")
         if self.backlog_time < ZERO:
-            raise ValueError("backlog_time must not be negative")
+            raise ParameterError("backlog_time", "must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,14 +417,14 @@ class CapacitySpec:
 
     def __post_init__(self) -> None:
         if self.per_replica is not None and not (math.isfinite(self.per_replica) and self.per_replica > 0):
-            raise ValueError(f"per_replica must be above 0, not {self.per_replica}")
+            raise ParameterError("per_replica", f"must be above 0, not {self.per_replica}")
         if not 0.0 < self.saturated_at <= 1.0:
-            raise ValueError(f"saturated_at must be above 0 and at most 1, not {self.saturated_at}")
+            raise ParameterError("saturated_at", f"must be above 0 and at most 1, not {self.saturated_at}")
         if not 0.0 < self.memory <= 1.0:
-            raise ValueError(f"memory must be above 0 and at most 1, not {self.memory}")
+            raise ParameterError("memory", f"must be above 0 and at most 1, not {self.memory}")
         for name in ("sustained", "warmup"):
             if getattr(self, name) < ZERO:
-                raise ValueError(f"{name} must not be negative")
+                raise ParameterError(name, "must not be negative")
 
 
 class Policy(Protocol):
@@ -526,15 +527,15 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         if self.slots_per_replica < 1:
-            raise ValueError(f"slots_per_replica must be 1 or more, not {self.slots_per_replica}")
+            raise ParameterError("slots_per_replica", f"must be 1 or more, not {self.slots_per_replica}")
         if self.partitions is not None and self.partitions < 1:
-            raise ValueError(f"partitions must be 1 or more, not {self.partitions}")
+            raise ParameterError("partitions", f"must be 1 or more, not {self.partitions}")
         for name in ("interval", "max_age"):
             if getattr(self, name) <= ZERO:
-                raise ValueError(f"{name} must be above 0s")
+                raise ParameterError(name, "must be above 0s")
         for name in ("max_ahead", "lookback"):
             if getattr(self, name) < ZERO:
-                raise ValueError(f"{name} must not be negative")
+                raise ParameterError(name, "must not be negative")
         if self.down is DOWN or self.down is STABILIZED:
             # By identity: the same written out is what the user wants, whatever the policies do.
             object.__setattr__(self, "down", STABILIZED if self.stabilized else DOWN)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from autoscaler.core.capacity import learn_durations, learn_rate
-from autoscaler.core.evaluate import MOST, NOBODY, allowed, combine, evaluate, learn, trusted
+from autoscaler.core.evaluate import EMPTY, MAX_REPLICAS, allowed, combine, evaluate, learn, trusted
 from autoscaler.core.guards import OVERRULED, Situation, guard
 from autoscaler.core.model import (
     PHASES,
@@ -108,7 +108,7 @@ def step(
     memory, unlearned = learn(spec.policies, view)
     if memory or learned.memory:
         learned = Learned(learned.capacity, learned.durations, memory)
-    unfit = {**failed, **unlearned} if failed or unlearned else NOBODY
+    unfit = {**failed, **unlearned} if failed or unlearned else EMPTY
     recommendations = evaluate(spec.policies, view, learned, unfit)
     proposed, muddled = combine(recommendations, current, spec.combine)
     distrust = _distrust(doubts, recommendations, observation.engine, notes, muddled)
@@ -239,7 +239,7 @@ def _moved_observation(observation: Observation, shift: timedelta) -> Observatio
 
 def _target_known(observation: Observation) -> bool:
     desired, ready = observation.desired, observation.ready
-    return desired is not None and 0 <= desired <= MOST and (ready is None or 0 <= ready <= MOST)
+    return desired is not None and 0 <= desired <= MAX_REPLICAS and (ready is None or 0 <= ready <= MAX_REPLICAS)
 
 
 def _hold(

@@ -36,7 +36,7 @@ class Plugin(Protocol):
         ...
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An error as one line of text: our own by their message, others with their type."""
     text = " ".join(str(error).split())
     if isinstance(error, EdgeError) and text:
@@ -133,7 +133,7 @@ class Connection:
                 raise
             return INSIDE
         except Exception as error:  # noqa: BLE001 - a plug-in is somebody else's code: it may fail in any way
-            return told(error)
+            return format_error(error)
         return None
 
 
@@ -232,7 +232,7 @@ class _Holder:
                 raise
         except Exception as error:  # noqa: BLE001 - told to those who wait for it, or to the log when it was open
             if self.live.done():
-                log.warning("a shared client did not close cleanly", extra={"error": told(error)})
+                log.warning("a shared client did not close cleanly", extra={"error": format_error(error)})
             else:
                 self.live.set_exception(error)
 

@@ -23,7 +23,7 @@ from autoscaler.core.model import (
     Reason,
 )
 from autoscaler.core.step import call_failed, call_withheld, step
-from autoscaler.daemon.connections import INSIDE, cancelled_inside, pass_time, told
+from autoscaler.daemon.connections import INSIDE, cancelled_inside, format_error, pass_time
 from autoscaler.daemon.observer import Edges, Observer
 from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus
 
@@ -186,7 +186,7 @@ class Controller:
                 await self.tick()
             except Exception as error:
                 # One cluster's trouble, even a defect of ours, must not end the others.
-                self.problem = told(error)
+                self.problem = format_error(error)
                 log.exception("a tick failed", extra={"cluster": self.name})
             else:
                 self.finished = loop.time()
@@ -253,7 +253,7 @@ class Controller:
                 raise
             await self._scale_failed(replicas, INSIDE)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation tells what holds
-            await self._scale_failed(replicas, told(error))
+            await self._scale_failed(replicas, format_error(error))
         else:
             self.told.refused.clear()
         finally:

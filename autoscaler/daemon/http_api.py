@@ -21,7 +21,7 @@ from autoscaler.core.model import Learned, Rescale
 from autoscaler.daemon.metrics import exposition
 from autoscaler.daemon.sd_notify import alive_and_status
 from autoscaler.ports import AutoscalerError, Record, StoreError
-from autoscaler.trace.codec import plain
+from autoscaler.trace.codec import to_json
 
 if TYPE_CHECKING:
     from autoscaler.daemon.controller import Controller
@@ -162,9 +162,9 @@ async def _cluster(request: web.Request) -> web.Response:
             name: connection.problem or "ok" for name, connection in controller.edges.connections().items()
         },
         "learned": None if state is None else _learned(state.learned, daemon.utc()),
-        "state": None if state is None else plain(state),
-        "observation": None if observation is None else plain(observation),
-        "decision": None if decision is None else plain(decision),
+        "state": None if state is None else to_json(state),
+        "observation": None if observation is None else to_json(observation),
+        "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
         else explain(observation, decision, dry_run=daemon.dry_run),
@@ -208,8 +208,8 @@ def _until(request: web.Request) -> datetime | None:
 
 def _told(record: Record) -> dict[str, object]:
     return {
-        "observation": plain(record.observation),
-        "decision": plain(record.decision),
+        "observation": to_json(record.observation),
+        "decision": to_json(record.decision),
         "dry_run": record.dry_run,
         "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
     }

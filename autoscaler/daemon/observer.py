@@ -10,7 +10,7 @@ from typing import Any
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.model import Bound, EngineStatus, Observation, Reading
-from autoscaler.daemon.connections import INSIDE, Connection, Connections, told
+from autoscaler.daemon.connections import INSIDE, Connection, Connections, format_error
 from autoscaler.ports import EdgeError, NotYetError, PicksWorkers, RefusedError, ScaleTarget, TargetStatus, Workforce
 
 log = logging.getLogger("autoscaler.daemon.observer")
@@ -170,7 +170,7 @@ class Observer:
         return "" if error is None else self._told(name, error)
 
     def _told(self, name: str, error: BaseException) -> str:
-        text = told(error)
+        text = format_error(error)
         if not isinstance(error, EdgeError | TimeoutError) and self._unexpected.get(name) != text:
             self._unexpected[name] = text
             log.error(

@@ -12,7 +12,7 @@ from autoscaler.core.capacity import beyond_use
 from autoscaler.core.evaluate import trusted
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import step
-from autoscaler.daemon.connections import Connection, Connections, told
+from autoscaler.daemon.connections import Connection, Connections, format_error
 from autoscaler.daemon.observer import Edges, Observer
 from autoscaler.daemon.service import utc_now
 from autoscaler.daemon.state_store import read_state
@@ -138,4 +138,4 @@ async def _examine(connection: Connection, cluster: str, part: str) -> Examined 
         async with asyncio.timeout(_PATIENCE):
             return Examined(cluster, part, tuple(await live.diagnose()))
     except Exception as error:  # noqa: BLE001 - a plug-in is somebody else's code: it may fail in any way
-        return Examined(cluster, part, (), told(error))
+        return Examined(cluster, part, (), format_error(error))

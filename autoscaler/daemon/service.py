@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.step import step
-from autoscaler.daemon.connections import Connections, told
+from autoscaler.daemon.connections import Connections, format_error
 from autoscaler.daemon.controller import Controller, Pace, Step
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import doors
@@ -251,7 +251,7 @@ class Daemon:
             return
         except Exception as error:
             # A defect, of ours or of a plug-in: no reason to end what runs well.
-            self.reload_problems = (told(error),)
+            self.reload_problems = (format_error(error),)
             log.exception("configuration not reloaded: the old one stays")
             return
         _warn(config)

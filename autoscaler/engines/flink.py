@@ -26,6 +26,7 @@ from autoscaler.clients.flink import (
     version,
 )
 from autoscaler.core.model import EngineStatus, JobState, Phase
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Secret, Severity, Shared, Worker
 
 MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
@@ -65,7 +66,7 @@ class Flink:
     def __post_init__(self) -> None:
         validate_access(self)
         if self.window <= timedelta(0):
-            raise ValueError("window must be above 0")
+            raise ParameterError("window", "must be above 0")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkEngine]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.core.explain import count_of, number, span
+from autoscaler.core.explain import count_of, format_number, format_span
 from autoscaler.core.model import Cause, Direction
 from autoscaler.core.workload_profile import Curve, Finding, Spread
 
@@ -106,9 +106,11 @@ def _flaps(seen: Seen) -> Iterator[Finding]:
             last = each
     if count >= LEAST_FLAPS:
         cost = lost / seen.weeks if lost else None
-        text = f"the size went one way and back within an hour {count} times ({number(count / seen.weeks)} a week)"
+        text = (
+            f"the size went one way and back within an hour {count} times ({format_number(count / seen.weeks)} a week)"
+        )
         if cost:
-            text += f"; the job stood still for that as long as {number(cost)} replica-hours a week"
+            text += f"; the job stood still for that as long as {format_number(cost)} replica-hours a week"
         yield Finding("flaps", text, cost)
 
 
@@ -125,7 +127,7 @@ def _slow_starts(seen: Seen) -> Iterator[Finding]:
     ]
     yield Finding(
         "slow_starts",
-        f"one start in ten takes more than {span(spread.high)}, usual are {span(spread.median)} "
+        f"one start in ten takes more than {format_span(spread.high)}, usual are {format_span(spread.median)} "
         f"(of {count_of(spread.count, 'start')})",
         sum(waits) / seen.weeks,
     )
@@ -147,7 +149,7 @@ def _heartbeats(seen: Seen) -> Iterator[Finding]:
     middle = float(np.median([stall for stall, _ in stalls]))
     yield Finding(
         "heartbeat_stalls",
-        f"{len(stalls)} times workers went and the job stood still for {span(middle)} (median), as when a "
+        f"{len(stalls)} times workers went and the job stood still for {format_span(middle)} (median), as when a "
         "heartbeat has to time out; workers that get a signal and time to stop are noticed at once",
         sum(stall * size for stall, size in stalls) / 3600.0 / seen.weeks,
     )
@@ -162,14 +164,16 @@ def _partitions(seen: Seen) -> Iterator[Finding]:
         if cost > 0 and long >= LEAST_SHORT * float(hours.sum()):
             yield Finding(
                 "partition_bound",
-                f"for {number(long)} h there were more replicas than {count_of(seen.partitions, 'partition')} can use, "
-                f"or divide among them better: fewer would do as much, {number(cost)} replica-hours a week less",
+                f"for {format_number(long)} h there were more replicas than "
+                f"{count_of(seen.partitions, 'partition')} can use, "
+                f"or divide among them better: fewer would do as much, {format_number(cost)} replica-hours a week less",
                 cost,
             )
     elif seen.curve is not None and len(seen.curve.sizes) > 1 and seen.curve.exponent <= FLAT:
         yield Finding(
             "partition_bound",
-            f"more replicas add next to nothing (exponent {number(seen.curve.exponent)}): something else limits the "
+            f"more replicas add next to nothing (exponent {format_number(seen.curve.exponent)}): something else "
+            "limits the "
             "job, such as partitions, skewed keys or a sink",
         )
 
@@ -183,8 +187,8 @@ def _over(seen: Seen) -> Iterator[Finding]:
         cost = spare / seen.weeks
         yield Finding(
             "over_provisioned",
-            f"{number(100 * spare / paid)} % of what was paid was more than the arrivals needed: "
-            f"{number(cost)} replica-hours a week",
+            f"{format_number(100 * spare / paid)} % of what was paid was more than the arrivals needed: "
+            f"{format_number(cost)} replica-hours a week",
             cost,
         )
 
@@ -197,8 +201,8 @@ def _under(seen: Seen) -> Iterator[Finding]:
         missing = float((hours * np.maximum(less, 0.0))[known].sum())
         yield Finding(
             "under_provisioned",
-            f"for {number(long / seen.weeks)} h a week there were fewer replicas than the arrivals needed, "
-            f"{number(missing / long)} too few on average",
+            f"for {format_number(long / seen.weeks)} h a week there were fewer replicas than the arrivals needed, "
+            f"{format_number(missing / long)} too few on average",
         )
 
 
@@ -219,7 +223,9 @@ def _unknown(seen: Seen) -> Iterator[Finding]:
 def _short(seen: Seen) -> Iterator[Finding]:
     days = seen.weeks * 7
     if days < 7:  # noqa: PLR2004 - a week
-        yield Finding("little_history", f"only {span(days * 86400)} are known: a season needs a week, better two")
+        yield Finding(
+            "little_history", f"only {format_span(days * 86400)} are known: a season needs a week, better two"
+        )
     elif seen.curve is None:
         yield Finding("no_capacity", "it was never seen busy and undisturbed: what a size can do is not known")
 
@@ -229,7 +235,7 @@ def _gaps(seen: Seen) -> Iterator[Finding]:
     apart = np.diff(minute) / 60.0
     for place in np.flatnonzero(apart >= max(GAP_H, 2 * seen.minutes.every / 60.0))[:3]:
         begin, end = (_told(float(minute[at]) * 60.0) for at in (place, place + 1))
-        yield Finding("gap", f"nothing is known from {begin} to {end} ({span(float(apart[place]) * 3600)})")
+        yield Finding("gap", f"nothing is known from {begin} to {end} ({format_span(float(apart[place]) * 3600)})")
 
 
 def _told(seconds: float) -> str:
@@ -256,7 +262,9 @@ def _skew(seen: Seen) -> Iterator[Finding]:
     if skew is None or not math.isfinite(skew) or abs(skew) < SKEW_S:
         return
     way = "older than the looks at them" if skew > 0 else "from the future"
-    yield Finding("clock_skew", f"readings are {span(abs(skew))} {way} (median): clocks differ, or a source is slow")
+    yield Finding(
+        "clock_skew", f"readings are {format_span(abs(skew))} {way} (median): clocks differ, or a source is slow"
+    )
 
 
 def _drift(seen: Seen) -> Iterator[Finding]:
@@ -264,4 +272,4 @@ def _drift(seen: Seen) -> Iterator[Finding]:
     if curve is None or seen.weeks < DRIFT_WEEKS or abs(curve.drift) < DRIFT:
         return
     way = "more" if curve.drift > 0 else "less"
-    yield Finding("capacity_drift", f"a replica does {number(100 * abs(curve.drift))} % {way} from week to week")
+    yield Finding("capacity_drift", f"a replica does {format_number(100 * abs(curve.drift))} % {way} from week to week")

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoscaler.core.explain import number
+from autoscaler.core.explain import format_number
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -39,7 +39,7 @@ class Done:
 
     def __str__(self) -> str:
         told = f"{self.stages}/{self.of_stages} stages, {self.tasks}/{self.of_tasks} tasks"
-        return f"{told}, {number(float(self.rows))} rows" if self.rows else told
+        return f"{told}, {format_number(float(self.rows))} rows" if self.rows else told
 
 
 def is_connect(spark: SparkSession) -> bool:

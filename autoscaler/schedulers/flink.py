@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from autoscaler.core.parameters import ParameterError
 from autoscaler.schedulers.slots import Bounds, reactive_bounds, required_slots, slot_allocation
 from autoscaler.schedulers.state_machine import (
     Change,
@@ -126,14 +127,14 @@ class FlinkSettings:
         for name in _TIMES:
             value = getattr(self, name)
             if not value >= 0:
-                raise ValueError(f"{name}: is {value:g}, expected seconds, 0 or more")
+                raise ParameterError(name, f"is {value:g}, expected seconds, 0 or more")
         for name in ("checkpoint_failures", "min_increase", "multiplier"):
             value = getattr(self, name)
             if not value >= 1:
-                raise ValueError(f"{name}: is {value:g}, expected 1 or more")
+                raise ParameterError(name, f"is {value:g}, expected 1 or more")
         for name in ("delay", "longest"):
             if self.refused and not getattr(self, name):
-                raise ValueError(f"{name}: is 0, expected more where connections are refused, or it restarts for ever")
+                raise ParameterError(name, "is 0, expected more where connections are refused, or it restarts for ever")
 
     @classmethod
     def of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from autoscaler.core.parameters import ParameterError
 from autoscaler.schedulers.state_machine import (
     Change,
     Due,
@@ -44,7 +45,7 @@ class SparkSettings:
         for name in ("used_after", "heartbeat", "most"):
             value = getattr(self, name)
             if not value >= 0:
-                raise ValueError(f"{name}: is {value:g}, expected 0 or more")
+                raise ParameterError(name, f"is {value:g}, expected 0 or more")
 
     def executing(self, slots: int, at: float) -> Job:
         """A query that has used so many slots since then, or as many of them as it may."""

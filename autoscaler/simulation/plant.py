@@ -16,6 +16,7 @@ from random import Random
 
 from autoscaler.core.capacity import effective_slots
 from autoscaler.core.model import EngineStatus, JobState, Observation, Phase, Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.schedulers.flink import FlinkSettings
 from autoscaler.schedulers.spark import SparkSettings
 from autoscaler.schedulers.state_machine import (
@@ -121,7 +122,7 @@ class PlantSpec:
         for name in ("startup", "restart_up", "restart_down", "checkpoint", "tau", "slo", "gamma"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}: is {value:g}, expected above 0")
+                raise ParameterError(name, f"is {value:g}, expected above 0")
         for name in (
             "startup_sd",
             "restart_sd",
@@ -135,17 +136,17 @@ class PlantSpec:
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: is {value:g}, expected 0 or more")
+                raise ParameterError(name, f"is {value:g}, expected 0 or more")
         for name in ("slow", "never"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
-                raise ValueError(f"{name}: is {value:g}, expected a share from 0 to 1")
+                raise ParameterError(name, f"is {value:g}, expected a share from 0 to 1")
         if self.partitions is not None and self.partitions < 1:
-            raise ValueError(f"partitions: is {self.partitions}, expected 1 or more")
+            raise ParameterError("partitions", f"is {self.partitions}, expected 1 or more")
         if not 0 < self.cold <= 1:
-            raise ValueError(f"cold: is {self.cold:g}, expected above 0 and at most 1")
+            raise ParameterError("cold", f"is {self.cold:g}, expected above 0 and at most 1")
         if not 0 <= self.idle < 1:
-            raise ValueError(f"idle: is {self.idle:g}, expected from 0 to below 1")
+            raise ParameterError("idle", f"is {self.idle:g}, expected from 0 to below 1")
 
 
 PLANTS: Mapping[str, PlantSpec] = {

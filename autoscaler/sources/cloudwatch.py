@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 from autoscaler.clients import aws
 from autoscaler.core.model import ZERO, Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -87,23 +88,27 @@ class Query:
         if bool(self.metric) == bool(self.expression):
             raise ValueError("give metric (with namespace), or expression, and not both")
         if self.metric and not self.namespace:
-            raise ValueError("namespace must be given with metric, such as AWS/Kinesis")
+            raise ParameterError("namespace", "must be given with metric, such as AWS/Kinesis")
         if self.expression and (self.namespace or self.dimensions or self.stat != "Average"):
             raise ValueError("namespace, dimensions and stat belong to metric; an expression says them itself")
         if not _STAT.fullmatch(self.stat):
-            raise ValueError(
-                "stat must be Average, Sum, Minimum, Maximum, SampleCount or a percentile such as p99, "
-                f"not {self.stat!r}"
+            raise ParameterError(
+                "stat",
+                f"must be Average, Sum, Minimum, Maximum, SampleCount or a percentile such as p99, not {self.stat!r}",
             )
         seconds = self.period.total_seconds()
         if seconds not in SHORT_PERIODS and not (60 <= seconds <= DAY and seconds % 60 == 0):  # noqa: PLR2004 - a minute
-            raise ValueError(f"period must be 1s, 5s, 10s, 20s, 30s or whole minutes up to a day, not {self.period}")
+            raise ParameterError(
+                "period", f"must be 1s, 5s, 10s, 20s, 30s or whole minutes up to a day, not {self.period}"
+            )
         if self._asked.insights and seconds < 60:  # noqa: PLR2004 - likewise
-            raise ValueError("period of a Metrics Insights query must be whole minutes: AWS answers for minutes anyway")
+            raise ParameterError(
+                "period", "of a Metrics Insights query must be whole minutes: AWS answers for minutes anyway"
+            )
         if not math.isfinite(self.scale) or self.scale == 0:
-            raise ValueError(f"scale must be a number other than 0, not {self.scale}")
+            raise ParameterError("scale", f"must be a number other than 0, not {self.scale}")
         if self.delay < ZERO:
-            raise ValueError("delay must not be negative")
+            raise ParameterError("delay", "must not be negative")
         object.__setattr__(self, "dimensions", dict(sorted(self.dimensions.items())))
 
     def __hash__(self) -> int:
@@ -147,7 +152,7 @@ class CloudWatch:
     def __post_init__(self) -> None:
         aws.validate(self)
         if self.fresh is not None and self.fresh < ZERO:
-            raise ValueError("fresh must not be negative")
+            raise ParameterError("fresh", "must not be negative")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[Source]:

@@ -26,6 +26,7 @@ from typing import ClassVar
 from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
 from autoscaler.core import flink as rules
 from autoscaler.core.model import Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Secret, Shared
 from autoscaler.schedulers.slots import MOST_MAX_PARALLELISM, Bounds, slots_needed
 
@@ -123,18 +124,20 @@ class FlinkQuery:
 
     def __post_init__(self) -> None:
         if self.metric not in set(Metric):
-            raise ValueError(f"metric must be one of {', '.join(Metric)}, not {self.metric!r}")
+            raise ParameterError("metric", f"must be one of {', '.join(Metric)}, not {self.metric!r}")
         if self.vertex is not None and self.metric not in OF_A_VERTEX:
-            raise ValueError(f"vertex has no meaning for {self.metric}; it is for {', '.join(sorted(OF_A_VERTEX))}")
+            raise ParameterError(
+                "vertex", f"has no meaning for {self.metric}; it is for {', '.join(sorted(OF_A_VERTEX))}"
+            )
         if self.vertex is None and self.metric in NEEDS_VERTEX:
             raise ValueError(f"{self.metric} needs a vertex: its id, or a part of its name")
         if self.aggregate not in {None, "avg", "max", "min"}:
-            raise ValueError(f"aggregate must be avg, max or min, not {self.aggregate!r}")
+            raise ParameterError("aggregate", f"must be avg, max or min, not {self.aggregate!r}")
         if not (math.isfinite(self.utilization) and 0 < self.utilization <= 1):
-            raise ValueError(f"utilization must be above 0 and at most 1, not {self.utilization}")
+            raise ParameterError("utilization", f"must be above 0 and at most 1, not {self.utilization}")
         for name in ("catch_up", "restart"):
             if getattr(self, name) < timedelta(0):
-                raise ValueError(f"{name} must not be negative")
+                raise ParameterError(name, "must not be negative")
 
     @property
     def aggregator(self) -> rules.Aggregator:
@@ -821,7 +824,7 @@ class Flink:
     def __post_init__(self) -> None:
         validate_access(self)
         if self.window <= timedelta(0):
-            raise ValueError("window must be above 0")
+            raise ParameterError("window", "must be above 0")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkSource]:

@@ -33,6 +33,7 @@ import aiohttp
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from autoscaler.core.model import ZERO, Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -122,32 +123,34 @@ class Http:
     def __post_init__(self) -> None:
         address = urlsplit(self.url)
         if address.username is not None or address.password is not None:
-            raise ValueError("url must not contain a user or password: give a token")
+            raise ParameterError("url", "must not contain a user or password: give a token")
         port = address.port  # raises ValueError when it is no number
         if address.scheme not in {"http", "https"} or not address.hostname or port == 0 or address.fragment:
-            raise ValueError(f"url must look like http://host:8080/stats or https://host/stats, not {self.url!r}")
+            raise ParameterError(
+                "url", f"must look like http://host:8080/stats or https://host/stats, not {self.url!r}"
+            )
         self._check_headers()
         if self.ca_file is not None and not self.verify:
-            raise ValueError("ca_file is of no use with verify: false")
+            raise ParameterError("ca_file", "is of no use with verify: false")
         for name in ("attempts", "max_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+                raise ParameterError(name, f"must be 1 or more, not {getattr(self, name)}")
         if self.timeout <= ZERO:
-            raise ValueError("timeout must be above 0s")
+            raise ParameterError("timeout", "must be above 0s")
         if self.fresh < ZERO:
-            raise ValueError("fresh must not be negative")
+            raise ParameterError("fresh", "must not be negative")
         object.__setattr__(self, "headers", dict(sorted(self.headers.items())))
 
     def _check_headers(self) -> None:
         if self.token is not None and not re.fullmatch(r"[!-~]+", self.token):
-            raise ValueError("token must be ASCII without spaces (is there a line break at its end?)")
+            raise ParameterError("token", "must be ASCII without spaces (is there a line break at its end?)")
         if self.token is None and self.token_header != AUTHORIZATION:
-            raise ValueError("token_header needs token")
+            raise ParameterError("token_header", "needs token")
         for name, value in {**self.headers, self.token_header: ""}.items():
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[ -~]*", value):
-                raise ValueError(f"headers: {name!r} is not a valid HTTP header")
+                raise ParameterError("headers", f"{name!r} is not a valid HTTP header")
         if {name.lower() for name in self.headers} & {AUTHORIZATION.lower(), self.token_header.lower()}:
-            raise ValueError(f"headers must not contain {self.token_header}: use token")
+            raise ParameterError("headers", f"must not contain {self.token_header}: use token")
 
     def __hash__(self) -> int:
         return hash((self.url, self.token, self.token_header, tuple(self.headers.items()), self.timeout, self.fresh))

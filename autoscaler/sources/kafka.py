@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from autoscaler.core.durations import format_duration
 from autoscaler.core.model import ZERO, Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Secret, Shared
 
 if TYPE_CHECKING:
@@ -115,20 +116,20 @@ class Query:
         object.__setattr__(self, "uncommitted", Uncommitted(self.uncommitted))
         object.__setattr__(self, "isolation", Isolation(self.isolation))
         if not self.topics:
-            raise ValueError("topics must name at least one topic")
+            raise ParameterError("topics", "must name at least one topic")
         for topic in self.topics:
             if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic) or topic in {".", ".."}:
-                raise ValueError(f"topics: {topic!r} is not the name of a topic; patterns are not understood")
+                raise ParameterError("topics", f"{topic!r} is not the name of a topic; patterns are not understood")
         if len(set(self.topics)) < len(self.topics):
-            raise ValueError("topics must name each topic once")
+            raise ParameterError("topics", "must name each topic once")
         if self.group is not None and not self.group:
-            raise ValueError("group must not be empty")
+            raise ParameterError("group", "must not be empty")
         if self.group is None and self.metric is not Metric.ARRIVALS:
             raise ValueError(f"{self.metric} needs group: <the consumers' group.id>")
         if self.partitions and self.metric not in (Metric.LAG, Metric.MAX_LAG):
-            raise ValueError(f"partitions is of no use with {self.metric}; expected lag or max_lag")
+            raise ParameterError("partitions", f"is of no use with {self.metric}; expected lag or max_lag")
         if self.window <= ZERO:
-            raise ValueError("window must be above 0s")
+            raise ParameterError("window", "must be above 0s")
 
 
 @dataclass(frozen=True)
@@ -184,13 +185,13 @@ class Kafka:
         self._check_sasl()
         self._check_tls()
         if self.timeout <= ZERO:
-            raise ValueError("timeout must be above 0s")
+            raise ParameterError("timeout", "must be above 0s")
         if self.attempts < 1:
-            raise ValueError(f"attempts must be 1 or more, not {self.attempts}")
+            raise ParameterError("attempts", f"must be 1 or more, not {self.attempts}")
         if self.fresh < ZERO:
-            raise ValueError("fresh must not be negative")
+            raise ParameterError("fresh", "must not be negative")
         if not self.client_id:
-            raise ValueError("client_id must not be empty")
+            raise ParameterError("client_id", "must not be empty")
 
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """The bootstrap servers as pairs of host and port. Raises ValueError."""
@@ -198,8 +199,8 @@ class Kafka:
         for text in self.bootstrap_servers.split(","):
             match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/@\[\]]+)):(\d{1,5})", text.strip())
             if match is None or not 0 < int(match[3]) < 2**16:
-                raise ValueError(
-                    f"bootstrap_servers must look like kafka-1:9092,kafka-2:9092; {text.strip()!r} does not"
+                raise ParameterError(
+                    "bootstrap_servers", f"must look like kafka-1:9092,kafka-2:9092; {text.strip()!r} does not"
                 )
             found.append((match[1] or match[2], int(match[3])))
         return tuple(found)
@@ -219,8 +220,8 @@ class Kafka:
         if not self.sasl:
             if self.sasl_mechanism is not None or given:
                 what = given[0] if given else "sasl_mechanism"
-                raise ValueError(
-                    f"{what} is of no use with {self.security_protocol}; expected SASL_PLAINTEXT or SASL_SSL"
+                raise ParameterError(
+                    what, f"is of no use with {self.security_protocol}; expected SASL_PLAINTEXT or SASL_SSL"
                 )
             return
         if self.sasl_mechanism is None:
@@ -233,19 +234,21 @@ class Kafka:
         for name in ("password", "token"):
             secret = getattr(self, name)
             if secret is not None and (not secret or not secret.isprintable()):
-                raise ValueError(f"{name} must not be empty or contain a line break (is there one at its end?)")
+                raise ParameterError(name, "must not be empty or contain a line break (is there one at its end?)")
         if self.username is not None and (not self.username or not self.username.isprintable()):
-            raise ValueError("username must not be empty or contain a line break")
+            raise ParameterError("username", "must not be empty or contain a line break")
 
     def _check_tls(self) -> None:
         if not self.tls:
             for name in ("ca_file", "certificate_file", "key_file", "key_password"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is of no use with {self.security_protocol}; expected SSL or SASL_SSL")
+                    raise ParameterError(name, f"is of no use with {self.security_protocol}; expected SSL or SASL_SSL")
             if not self.check_hostname:
-                raise ValueError(f"check_hostname is of no use with {self.security_protocol}; expected SSL or SASL_SSL")
+                raise ParameterError(
+                    "check_hostname", f"is of no use with {self.security_protocol}; expected SSL or SASL_SSL"
+                )
         if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
-            raise ValueError("key_file and key_password need certificate_file")
+            raise ParameterError("certificate_file", "must be given together with key_file and key_password")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from autoscaler.core.model import ZERO, Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.core.workload_profile import Profile as History
 from autoscaler.core.workload_profile import old, reading
 from autoscaler.ports import AnswerError, Shared, UnavailableError
@@ -48,7 +49,7 @@ class Query:
 
     def __post_init__(self) -> None:
         if not self.cluster:
-            raise ValueError("cluster must not be empty, expected the name that the cluster has in the history")
+            raise ParameterError("cluster", "must not be empty, expected the name that the cluster has in the history")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         if self.max_age <= ZERO:
-            raise ValueError("max_age must be above 0s")
+            raise ParameterError("max_age", "must be above 0s")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:

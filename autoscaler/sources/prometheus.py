@@ -60,6 +60,7 @@ from tenacity import (
 from urllib3.util.retry import Retry
 
 from autoscaler.core.model import ZERO, Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -126,12 +127,12 @@ class Query:
 
     def __post_init__(self) -> None:
         if not self.query.strip():
-            raise ValueError("query must not be empty, expected a PromQL expression")
+            raise ParameterError("query", "must not be empty, expected a PromQL expression")
         if self.age is not None and not self.age.strip():
-            raise ValueError("age must not be empty, expected a PromQL expression that gives a unix time")
+            raise ParameterError("age", "must not be empty, expected a PromQL expression that gives a unix time")
         for label in self.match:
             if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", label):
-                raise ValueError(f"match: {label!r} is not the name of a label")
+                raise ParameterError("match", f"{label!r} is not the name of a label")
         object.__setattr__(self, "match", dict(sorted(self.match.items())))
         object.__setattr__(self, "many", Many(self.many))
         object.__setattr__(self, "empty", Empty(self.empty))
@@ -205,7 +206,7 @@ class Prometheus:
     def __post_init__(self) -> None:
         address = urlsplit(self.url)
         if address.username is not None or address.password is not None:
-            raise ValueError("url must not contain a user or password: give them as username and password")
+            raise ParameterError("url", "must not contain a user or password: give them as username and password")
         port = address.port  # raises ValueError when it is no number
         if (
             address.scheme not in {"http", "https"}
@@ -214,41 +215,41 @@ class Prometheus:
             or address.query
             or address.fragment
         ):
-            raise ValueError(f"url must look like http://host:9090 or https://host/prefix, not {self.url!r}")
+            raise ParameterError("url", f"must look like http://host:9090 or https://host/prefix, not {self.url!r}")
         self._check_credentials()
         if self.ca_file is not None and not self.verify:
-            raise ValueError("ca_file is of no use with verify: false")
+            raise ParameterError("ca_file", "is of no use with verify: false")
         for name in ("attempts", "max_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+                raise ParameterError(name, f"must be 1 or more, not {getattr(self, name)}")
         if not 1 <= self.connections <= 64:  # noqa: PLR2004 - each may hold a thread
-            raise ValueError(f"connections must be 1 to 64, not {self.connections}")
+            raise ParameterError("connections", f"must be 1 to 64, not {self.connections}")
         if self.timeout <= ZERO:
-            raise ValueError("timeout must be above 0s")
+            raise ParameterError("timeout", "must be above 0s")
         if self.fresh < ZERO:
-            raise ValueError("fresh must not be negative")
+            raise ParameterError("fresh", "must not be negative")
         object.__setattr__(self, "url", self.url.rstrip("/"))
         object.__setattr__(self, "headers", dict(sorted(self.headers.items())))
         object.__setattr__(self, "warnings", Warned(self.warnings))
 
     def _check_credentials(self) -> None:
         if (self.username is None) != (self.password is None):
-            raise ValueError("username and password must be given together")
+            raise ParameterError("username", "must be given together with password")
         if self.username is not None and self.token is not None:
             raise ValueError("give username and password, or token, not both")
         if self.username is not None and ":" in self.username:
-            raise ValueError("username must not contain a colon: basic authentication cannot carry one")
+            raise ParameterError("username", "must not contain a colon: basic authentication cannot carry one")
         for name in ("password", "token"):
             secret = getattr(self, name)
             if secret is not None and (not secret or not secret.isprintable()):
-                raise ValueError(f"{name} must not be empty or contain a line break (is there one at its end?)")
+                raise ParameterError(name, "must not be empty or contain a line break (is there one at its end?)")
         if self.token is not None and not re.fullmatch(r"[!-~]+", self.token):
-            raise ValueError("token must be ASCII without spaces")
+            raise ParameterError("token", "must be ASCII without spaces")
         for name, value in self.headers.items():
             if name.lower() == "authorization":
-                raise ValueError("headers must not contain Authorization: use username and password, or token")
+                raise ParameterError("headers", "must not contain Authorization: use username and password, or token")
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[ -~]*", value):
-                raise ValueError(f"headers: {name!r} is not a valid HTTP header")
+                raise ParameterError("headers", f"{name!r} is not a valid HTTP header")
 
     def __hash__(self) -> int:
         return hash((*self._server, self.timeout, self.attempts, self.fresh))

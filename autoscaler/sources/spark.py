@@ -34,6 +34,7 @@ from autoscaler.clients.spark import (
     validate,
 )
 from autoscaler.core.model import Reading
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, Shared
 
 AHEAD = 5.0
@@ -548,7 +549,7 @@ class SparkQuery:
 
     def __post_init__(self) -> None:
         if self.metric not in set(Metric):
-            raise ValueError(f"metric must be one of {', '.join(Metric)}, not {self.metric!r}")
+            raise ParameterError("metric", f"must be one of {', '.join(Metric)}, not {self.metric!r}")
 
 
 @dataclass(frozen=True)

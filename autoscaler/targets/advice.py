@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import RefusedError, ScaleTarget, Shared, TargetStatus
 
 _log = logging.getLogger("autoscaler.targets")
@@ -36,7 +37,7 @@ class Null:
 
     def __post_init__(self) -> None:
         if self.size < 0:
-            raise ValueError(f"size must be 0 or more, not {self.size}")
+            raise ParameterError("size", f"must be 0 or more, not {self.size}")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:  # noqa: ARG002 - part of the port

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from autoscaler.clients.flink import FlinkApi, Job, Overview, Requirement, Vertex, shared_api, validate_access
 from autoscaler.core.model import Bound
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     AnswerError,
     EdgeTimeoutError,
@@ -75,10 +76,10 @@ class FlinkRequirements:
     def __post_init__(self) -> None:
         validate_access(self)
         if self.job is not None and not self.job.strip():
-            raise ValueError("job must be the name or the id of a job, not an empty text")
+            raise ParameterError("job", "must be the name or the id of a job, not an empty text")
         for name in ("slots_per_replica", "lower_bound"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, not {getattr(self, name)}")
+                raise ParameterError(name, f"must be 1 or more, not {getattr(self, name)}")
 
     @property
     def subject(self) -> tuple[str, str | None]:

@@ -134,7 +134,7 @@ def _sound(learned: Learned) -> Learned:
     )
 
 
-def plain(thing: Observation | Decision | ClusterState) -> object:
+def to_json(thing: Observation | Decision | ClusterState) -> object:
     """The same as JSON values, for the API. By way of the text, as only that knows how to write an infinity."""
     match thing:
         case Observation():

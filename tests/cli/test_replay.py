@@ -216,7 +216,7 @@ def test_a_broken_configuration_is_told_as_by_check(
 ) -> None:
     changed(config, "max: 12", "max: 0")
     assert told(trace, config) == 2
-    assert f"{config}:8: clusters.orders.max: max must be 1 or more, not 0" in capsys.readouterr().err
+    assert f"{config}:8: clusters.orders.max: must be 1 or more, not 0" in capsys.readouterr().err
 
 
 def test_a_long_list_shows_what_matters_most_in_order_of_time(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from autoscaler.core.model import Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import Secret, Shared
 
 
@@ -48,9 +49,9 @@ class StubSource:
 
     def __post_init__(self) -> None:
         if self.timeout <= timedelta(0):
-            raise ValueError("timeout must be above 0s")
+            raise ParameterError("timeout", "must be above 0s")
         if self.token == "refused":
-            raise ValueError(f"token {self.token} does not fit the url")
+            raise ParameterError("token", f"{self.token} does not fit the url")
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
         raise NotImplementedError
@@ -85,7 +86,7 @@ class Point:
 
     def __post_init__(self) -> None:
         if self.x > 100:
-            raise ValueError(f"x must be at most 100, not {self.x}")
+            raise ParameterError("x", f"must be at most 100, not {self.x}")
         if self.x + self.y > 150:
             raise ValueError("the point is too far out")
 

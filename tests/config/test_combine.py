@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autoscaler.config import combine
 from autoscaler.config.combine import Expression, read
 from autoscaler.config.model import Config
-from autoscaler.core.evaluate import MOST
+from autoscaler.core.evaluate import MAX_REPLICAS
 from autoscaler.core.evaluate import combine as combined
 from autoscaler.core.model import ClusterState, NamedPolicy, Observation, Reading, Reason, Recommendation
 from autoscaler.core.step import step
@@ -342,7 +342,7 @@ def test_no_text_does_anything_but_be_read_or_refused(text: str) -> None:
         assert str(error)  # noqa: PT017 - likewise
         return
     size, _ = combined((), 4, replace(expression))
-    assert 0 <= size <= MOST
+    assert 0 <= size <= MAX_REPLICAS
 
 
 def test_a_step_decides_by_it() -> None:

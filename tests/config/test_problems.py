@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from autoscaler import plugins
+from autoscaler.config import build, document
+from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
 
 Refused = Callable[..., list[str]]
@@ -136,14 +141,14 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             TARGET,
             TARGET + ",\n      points: [{x: 1},\n        {x: 101}]",
-            ["7: clusters.demo.target.points[1].x: x must be at most 100, not 101.0"],
+            ["7: clusters.demo.target.points[1].x: must be at most 100, not 101.0"],
         ),
         (
             TARGET,
             TARGET + ",\n      points: [{x: 1},\n        {x: 99, y: 99}]",
             ["7: clusters.demo.target.points[1]: the point is too far out"],
         ),
-        ('"http://127.0.0.1:9090"}', "x,\n    timeout: 0s}", ["3: sources.main.timeout: timeout must be above 0s"]),
+        ('"http://127.0.0.1:9090"}', "x,\n    timeout: 0s}", ["3: sources.main.timeout: must be above 0s"]),
         (
             "stub-policy, within: 60s",
             "crashing-policy",
@@ -262,42 +267,37 @@ POLICY = "{type: stub-policy, within: 60s"
         ),
         ("calm:", "? " + "a" * 64 + "\n      :", None),
         # across fields
-        ("min: 1", "min: 5", ["6: clusters.demo.min: min (5) must not be above max (4)"]),
-        ("min: 1", "min: -1", ["6: clusters.demo.min: min must be 0 or more, not -1"]),
-        ("max: 4", "max: 0", ["7: clusters.demo.max: max must be 1 or more, not 0"]),
-        ("max: 4", "max: 100001", ["7: clusters.demo.max: max must be at most 100,000, not 100001"]),
+        ("min: 1", "min: 5", ["6: clusters.demo.min: must not be above max (4), not 5"]),
+        ("min: 1", "min: -1", ["6: clusters.demo.min: must be 0 or more, not -1"]),
+        ("max: 4", "max: 0", ["7: clusters.demo.max: must be 1 or more, not 0"]),
+        ("max: 4", "max: 100001", ["7: clusters.demo.max: must be at most 100,000, not 100001"]),
         (
             "min: 1",
             "slots_per_replica: 0",
-            [("6: clusters.demo.slots_per_replica: slots_per_replica must be 1 or more, not 0")],
+            [("6: clusters.demo.slots_per_replica: must be 1 or more, not 0")],
         ),
-        ("min: 1", "partitions: 0", ["6: clusters.demo.partitions: partitions must be 1 or more, not 0"]),
+        ("min: 1", "partitions: 0", ["6: clusters.demo.partitions: must be 1 or more, not 0"]),
         (
             "min: 1",
             "timeout: 15s",
-            [("6: clusters.demo.timeout: timeout (15s) must be shorter than the interval (15s)")],
+            [("6: clusters.demo.timeout: must be shorter than the interval (15s), not 15s")],
         ),
-        ("min: 1", "timeout: 0s", ["6: clusters.demo.timeout: timeout must be above 0s"]),
-        ("interval: 15s", "interval: 0s", ["8: clusters.demo.interval: interval must be at least 100ms"]),
+        ("min: 1", "timeout: 0s", ["6: clusters.demo.timeout: must be above 0s"]),
+        ("interval: 15s", "interval: 0s", ["8: clusters.demo.interval: must be at least 100ms"]),
         (
             "min: 1",
             "max_age: 1s",
-            [
-                (
-                    "6: clusters.demo.max_age: max_age (1s) must be at least the timeout (10s): slow "
-                    "answers would be stale"
-                )
-            ],
+            [("6: clusters.demo.max_age: must be at least the timeout (10s), not 1s: slow answers would be stale")],
         ),
         (
             "min: 1",
             "up: {tolerance: 1}",
-            [("6: clusters.demo.up.tolerance: tolerance must be from 0 to below 1, not 1.0")],
+            [("6: clusters.demo.up.tolerance: must be from 0 to below 1, not 1.0")],
         ),
         (
             "min: 1",
             "up: {rates: [{kind: replicas, value: 0, period: 1m}]}",
-            ["6: clusters.demo.up.rates[0].value: value must be above 0, not 0.0"],
+            ["6: clusters.demo.up.rates[0].value: must be above 0, not 0.0"],
         ),
         (
             "min: 1",
@@ -312,10 +312,10 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             "sources:",
             "daemon: {listen: '8080'}\nsources:",
-            ["1: daemon.listen: listen must be host:port with a port from 0 to 65535, not '8080'"],
+            ["1: daemon.listen: must be host:port with a port from 0 to 65535, not '8080'"],
         ),
-        ("sources:", "daemon: {decisions: 0}\nsources:", ["1: daemon.decisions: decisions must be 1 or more, not 0"]),
-        ("sources:", "daemon: {history: 0s}\nsources:", ["1: daemon.history: history must be above 0s"]),
+        ("sources:", "daemon: {decisions: 0}\nsources:", ["1: daemon.decisions: must be 1 or more, not 0"]),
+        ("sources:", "daemon: {history: 0s}\nsources:", ["1: daemon.history: must be above 0s"]),
         ("sources:", "daemon:\nsources:", ["1: daemon: expected a mapping (key: value), not nothing"]),
         (f"calm: {POLICY}}}", "{}", ["11: clusters.demo.policies: at least one policy is needed"]),
     ],
@@ -374,7 +374,7 @@ clusters:
         "4: sources.ok.token: the environment variable NOPE is not set; set it for this process",
         "6: clusterz: unknown key; did you mean 'clusters'?",
         "8: clusters.demo.target: missing; expected a target: a mapping with `type` and its parameters",
-        "9: clusters.demo.min: min (5) must not be above max (3)",
+        "9: clusters.demo.min: must not be above max (3), not 5",
         "11: clusters.demo.interval: 5 has no unit; write it like 5s, 5m, 1h30m or 500ms",
         "13: clusters.demo.policies.a.within: expected a duration like 30s, 5m, 1h30m or 500ms, not 'soon'",
         "15: clusters.demo.metrics.lag.source: unknown source 'jobb'; sources: job, ok; did you mean 'job'?",
@@ -383,8 +383,8 @@ clusters:
             "did you mean 'replicas'?"
         ),
         "19: clusters.demo.up.rates[0].value: expected a finite number, not nan",
-        "20: clusters.demo.up.rates[1].value: value must be above 0, not 0.0",
-        "21: clusters.demo.settle.short: short must be 0 or more, not -1.0",
+        "20: clusters.demo.up.rates[1].value: must be above 0, not 0.0",
+        "21: clusters.demo.settle.short: must be 0 or more, not -1.0",
         "21: clusters.demo.settle.lag: the cluster has no metric 'foo'; metrics: lag, cpu",
         "22: clusters.other: expected a mapping (key: value), not the number 7",
     ]
@@ -465,7 +465,7 @@ class TestSecrets:
     def test_secrets_are_hidden_in_what_plug_ins_say(self, refused: Refused, good: str) -> None:
         for token, environ in (("refused", {}), ("${WORD}", {"WORD": "refused"})):
             text = good.replace(self.SOURCE, f"{self.SOURCE} token: '{token}',")
-            assert refused(text, environ) == ["2: sources.main.token: token *** does not fit the url"]
+            assert refused(text, environ) == ["2: sources.main.token: *** does not fit the url"]
 
     def test_a_secret_of_several_lines_is_hidden_too(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", '"-- a\\nb --"')
@@ -486,3 +486,41 @@ class TestSecrets:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", "hunter22")
         (problem,) = refused(text, {"WORD": "hunter22"})
         assert problem.endswith("not '***'")
+
+
+class TestWrongParameters:
+    """How a plug-in says which of its parameters is wrong: `ParameterError`, and what plug-ins did before it."""
+
+    @staticmethod
+    def read(error: ValueError) -> list[str]:
+        @dataclass(frozen=True)
+        class Plugin:
+            size: int
+
+            def __post_init__(self) -> None:
+                raise error
+
+        problems = document.Problems("file.yaml")
+        builder = build.Builder(problems, Path(), {})
+        node = document.parse("size: 3\n", problems)
+        assert isinstance(node, document.Mapping)
+        with pytest.raises(document.Invalid):
+            builder.construct(Plugin, node, "here", {"size": 3})
+        return list(problems.error().problems)
+
+    def test_a_parameter_error_points_at_the_line_of_its_parameter(self) -> None:
+        assert self.read(ParameterError("size", "must be 1, not 3")) == ["file.yaml:1: here.size: must be 1, not 3"]
+
+    def test_a_parameter_that_is_not_in_the_file_is_named_in_the_message(self) -> None:
+        assert self.read(ParameterError("other", "is missing")) == ["file.yaml:1: here: other: is missing"]
+
+    def test_the_first_word_of_a_value_error_still_names_the_parameter_with_a_deprecation_warning(self) -> None:
+        with pytest.warns(DeprecationWarning, match="raise autoscaler.policy_api.ParameterError"):
+            assert self.read(ValueError("size: must be 1")) == ["file.yaml:1: here.size: must be 1"]
+
+    def test_a_value_error_that_names_no_parameter_is_told_as_it_is(self) -> None:
+        assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]
+
+    def test_a_parameter_error_survives_being_sent_to_another_process(self) -> None:
+        error = pickle.loads(pickle.dumps(ParameterError("size", "must be 1")))  # noqa: S301 - our own bytes
+        assert (error.name, error.message, str(error)) == ("size", "must be 1", "size: must be 1")

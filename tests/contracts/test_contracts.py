@@ -288,7 +288,7 @@ def test_a_good_policy_that_moves_the_bounds_passes() -> None:
 @pytest.mark.parametrize(
     ("moved", "problem"),
     [
-        pytest.param(at_night_the_wrong_way_round, "max must be|must not be above", id="minimum-above-maximum"),
+        pytest.param(at_night_the_wrong_way_round, "max: must be|must not be above", id="minimum-above-maximum"),
         pytest.param(lambda _, limits: limits, "expected an Allowance", id="no-allowance"),
         pytest.param(lambda now, limits: None if now.weekday() else Allowance(limits), "allows None", id="nothing"),
         pytest.param(

@@ -395,15 +395,15 @@ def test_bounds_have_the_last_word() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Limits(-1, 3), "min must be 0 or more"),
-        (lambda: Limits(0, 0), "max must be 1 or more"),
+        (lambda: Limits(-1, 3), "min: must be 0 or more"),
+        (lambda: Limits(0, 0), "max: must be 1 or more"),
         (lambda: Limits(4, 3), "must not be above max"),
-        (lambda: Rate(RateKind.PERCENT, 0, seconds(1)), "value must be above 0"),
+        (lambda: Rate(RateKind.PERCENT, 0, seconds(1)), "value: must be above 0"),
         (lambda: Rate(RateKind.REPLICAS, 1.5, seconds(1)), "whole number"),
-        (lambda: Rate(RateKind.PERCENT, 10, seconds(0)), "period must be above 0s"),
-        (lambda: Behaviour(window=seconds(-1)), "window must not be negative"),
-        (lambda: Behaviour(cooldown=seconds(-1)), "cooldown must not be negative"),
-        (lambda: Behaviour(tolerance=1.0), "tolerance must be from 0 to below 1"),
+        (lambda: Rate(RateKind.PERCENT, 10, seconds(0)), "period: must be above 0s"),
+        (lambda: Behaviour(window=seconds(-1)), "window: must not be negative"),
+        (lambda: Behaviour(cooldown=seconds(-1)), "cooldown: must not be negative"),
+        (lambda: Behaviour(tolerance=1.0), "tolerance: must be from 0 to below 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: Any, says: str) -> None:

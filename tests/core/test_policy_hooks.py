@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.evaluate import MOST, allowed, combine, learn
+from autoscaler.core.evaluate import MAX_REPLICAS, allowed, combine, learn
 from autoscaler.core.explain import explain
 from autoscaler.core.model import (
     MOST_LEARNED,
@@ -175,7 +175,7 @@ def test_policies_are_shown_the_moved_bounds_also_while_the_target_is_unknown() 
         (lambda *_: Allowance(None), "allowed NoneType, expected Limits"),  # type: ignore[arg-type]
         (lambda *_: Allowance(Limits(1.5, 2)), "allowed 1.5 to 2, expected whole numbers"),  # type: ignore[arg-type]
         (lambda *_: Allowance(Limits(1, math.inf)), "allowed 1 to inf, expected whole"),  # type: ignore[arg-type]
-        (lambda *_: Allowance(Limits(MOST + 1, MOST + 1)), "the minimum at most 1000000"),
+        (lambda *_: Allowance(Limits(MAX_REPLICAS + 1, MAX_REPLICAS + 1)), "the minimum at most 1000000"),
         (lambda *_: Allowance(Limits(1, 2), None), "gave the reason None to change nothing"),  # type: ignore[arg-type]
     ],
 )
@@ -464,7 +464,17 @@ def test_without_an_expression_the_greatest_size_counts(asked: tuple[int | None,
 
 @pytest.mark.parametrize(
     ("given_size", "expected"),
-    [(2, 2), (2.1, 3), (0, 0), (0.2, 1), (10 * 1.1, 11), (MOST, MOST), (None, 4), (True, 1), (3 + 1e-15, 3)],
+    [
+        (2, 2),
+        (2.1, 3),
+        (0, 0),
+        (0.2, 1),
+        (10 * 1.1, 11),
+        (MAX_REPLICAS, MAX_REPLICAS),
+        (None, 4),
+        (True, 1),
+        (3 + 1e-15, 3),
+    ],
 )
 def test_an_expression_says_what_is_proposed_rounded_up(given_size: float | None, expected: int) -> None:
     assert combine(sizes(3, 7), 4, Combines(lambda *_: given_size)) == (expected, "")
@@ -481,7 +491,7 @@ def test_an_expression_is_told_every_size_by_name_and_the_present_one() -> None:
     [
         (fails, "'broken'"),
         (lambda *_: -1, "they give -1, expected 0 to 1000000"),
-        (lambda *_: MOST + 1, "they give 1000001, expected 0 to 1000000"),
+        (lambda *_: MAX_REPLICAS + 1, "they give 1000001, expected 0 to 1000000"),
         (lambda *_: math.nan, "they give nan, expected"),
         (lambda *_: math.inf, "they give inf, expected"),
         (lambda *_: 10**100, "they give 1" + "0" * 39 + ", expected"),
@@ -570,7 +580,7 @@ def test_whatever_the_hooks_do_a_step_stays_within_its_laws(
     if decision.rescale:
         assert limits.minimum <= decision.desired <= limits.maximum
         assert not (isinstance(allowance, Allowance) and allowance.excluded)
-    broken = isinstance(reply, Exception) or (reply is not None and not 0 <= reply <= MOST)
+    broken = isinstance(reply, Exception) or (reply is not None and not 0 <= reply <= MAX_REPLICAS)
     if ask is None or unknown or broken or not isinstance(allowance, Allowance):
         assert decision.desired >= current
     assert decision.verdicts[0].before == decision.proposed

@@ -330,9 +330,9 @@ def test_only_our_own_rescales_teach_how_long_one_takes() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"ready": seconds(0)}, "ready must be above 0s"),
-        ({"short": -0.1}, "short must be 0 or more"),
-        ({"backlog_time": seconds(-1)}, "backlog_time must not be negative"),
+        ({"ready": seconds(0)}, "ready: must be above 0s"),
+        ({"short": -0.1}, "short: must be 0 or more"),
+        ({"backlog_time": seconds(-1)}, "backlog_time: must not be negative"),
     ],
 )
 def test_deadlines_that_make_no_sense_are_refused(changes: dict[str, Any], says: str) -> None:

@@ -388,7 +388,7 @@ def test_capacity_spec_refuses_negative_spans(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["slots", "parallelism", "max_parallelism", "partitions", "restarts"])
 def test_an_engine_cannot_show_less_than_nothing(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be 0 or more, not -1"):
+    with pytest.raises(ValueError, match=f"{name}: must be 0 or more, not -1"):
         EngineStatus(JobState.RUNNING, **{name: -1})  # type: ignore[arg-type]
 
 

@@ -38,7 +38,7 @@ from autoscaler.core.model import (
 from autoscaler.core.step import rebase, step
 from autoscaler.daemon.state_store import FILE, Journal, open_journal, read_state
 from autoscaler.ports import Record, StoreError
-from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, plain
+from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
 
 from .conftest import spec
 
@@ -390,7 +390,7 @@ def test_a_look_at_the_state_tells_what_it_cannot_read(tmp_path: Path) -> None:
 def test_what_json_has_no_number_for_is_a_text_in_the_api() -> None:
     record = a_record()
     asked = Recommendation(1, Reason.STEADY, {"ratio": math.nan, "bound": math.inf})
-    shown = plain(replace(record.decision, recommendations=(asked,)))
+    shown = to_json(replace(record.decision, recommendations=(asked,)))
     assert '"inputs": {"ratio": "NaN", "bound": "Infinity"}' in json.dumps(shown, allow_nan=False)
 
 

@@ -569,9 +569,9 @@ sources: {{job: {{type: flink, url: "{rig.url}"}}}}
 def test_the_source_and_the_engine_have_the_same_parameters() -> None:
     assert vars(Source("http://h:1")) == vars(Flink("http://h:1"))
     for plugin in (Source, Flink):
-        with pytest.raises(ValueError, match="url must be"):
+        with pytest.raises(ValueError, match="url: must be"):
             plugin("h:1")
-        with pytest.raises(ValueError, match="window must be above 0"):
+        with pytest.raises(ValueError, match="window: must be above 0"):
             plugin("http://h:1", window=timedelta(0))
 
 

@@ -249,5 +249,5 @@ def test_the_widest_stage_is_forgotten_after_a_minute_and_with_its_run() -> None
 def test_the_source_and_the_engine_have_the_same_parameters() -> None:
     parameters: dict[str, Any] = {"app": "a", "report": "http://h:1"}
     assert vars(Source(**parameters)) == vars(Spark(**parameters))
-    with pytest.raises(ValueError, match="report must be an address"):
+    with pytest.raises(ValueError, match="report: must be an address"):
         Spark(app="a", report="h:1")

@@ -384,7 +384,7 @@ clusters:
 """
         )
         if good:
-            with pytest.raises(ConfigurationError, match=rf"max_age \({max_age}\) .* age: .* set max_age: {good}"):
+            with pytest.raises(ConfigurationError, match=rf"max_age: {max_age} is .* age: .* set max_age: {good}"):
                 load(file, {})
         else:
             assert load(file, {}).clusters

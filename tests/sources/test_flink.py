@@ -743,12 +743,12 @@ async def test_clusters_that_share_a_source_each_look_at_their_own_time(rig: Rig
 @pytest.mark.parametrize(
     ("query", "text"),
     [
-        ({"metric": "lagg"}, "metric must be one of lag, arrivals"),
+        ({"metric": "lagg"}, "metric: must be one of lag, arrivals"),
         ({"metric": "records_in"}, "records_in needs a vertex"),
-        ({"metric": "lag", "vertex": "x"}, "vertex has no meaning for lag"),
-        ({"metric": "busy", "aggregate": "mean"}, "aggregate must be avg, max or min, not 'mean'"),
-        ({"metric": "required_parallelism", "utilization": 0}, "utilization must be above 0"),
-        ({"metric": "required_parallelism", "catch_up": timedelta(-1)}, "catch_up must not be negative"),
+        ({"metric": "lag", "vertex": "x"}, "vertex: has no meaning for lag"),
+        ({"metric": "busy", "aggregate": "mean"}, "aggregate: must be avg, max or min, not 'mean'"),
+        ({"metric": "required_parallelism", "utilization": 0}, "utilization: must be above 0"),
+        ({"metric": "required_parallelism", "catch_up": timedelta(-1)}, "catch_up: must not be negative"),
     ],
 )
 def test_wrong_queries_are_named(query: dict[str, Any], text: str) -> None:

@@ -90,17 +90,17 @@ class TestParameters:
         "servers", ["", "kafka", "kafka:", "kafka:0", "kafka:70000", "http://kafka:9092", "a:1,,b:2"]
     )
     def test_what_is_no_address_is_said(self, servers: str) -> None:
-        with pytest.raises(ValueError, match="bootstrap_servers must look like kafka-1:9092,kafka-2:9092"):
+        with pytest.raises(ValueError, match="bootstrap_servers: must look like kafka-1:9092,kafka-2:9092"):
             Kafka(servers)
 
     @pytest.mark.parametrize(
         ("given_", "says"),
         [
             ({"security_protocol": "TLS"}, "TLS"),
-            ({"username": "ann"}, "username is of no use with PLAINTEXT; expected SASL_PLAINTEXT or SASL_SSL"),
-            ({"sasl_mechanism": "PLAIN"}, "sasl_mechanism is of no use with PLAINTEXT"),
-            ({"ca_file": "ca.pem"}, "ca_file is of no use with PLAINTEXT; expected SSL or SASL_SSL"),
-            ({"check_hostname": False}, "check_hostname is of no use"),
+            ({"username": "ann"}, "username: is of no use with PLAINTEXT; expected SASL_PLAINTEXT or SASL_SSL"),
+            ({"sasl_mechanism": "PLAIN"}, "sasl_mechanism: is of no use with PLAINTEXT"),
+            ({"ca_file": "ca.pem"}, "ca_file: is of no use with PLAINTEXT; expected SSL or SASL_SSL"),
+            ({"check_hostname": False}, "check_hostname: is of no use"),
             ({"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_mechanism: PLAIN, SCRAM-SHA-256"),
             ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "PLAIN needs username and password"),
             (
@@ -110,7 +110,7 @@ class TestParameters:
                     "username": "a",
                     "password": Secret("x\n"),
                 },
-                "password must not be empty or contain a line break",
+                "password: must not be empty or contain a line break",
             ),
             (
                 {
@@ -121,11 +121,11 @@ class TestParameters:
                 },
                 "OAUTHBEARER needs token or token_file",
             ),
-            ({"security_protocol": "SSL", "key_file": "key.pem"}, "key_file and key_password need certificate_file"),
-            ({"timeout": timedelta(0)}, "timeout must be above 0s"),
-            ({"attempts": 0}, "attempts must be 1 or more, not 0"),
-            ({"fresh": timedelta(-1)}, "fresh must not be negative"),
-            ({"client_id": ""}, "client_id must not be empty"),
+            ({"security_protocol": "SSL", "key_file": "key.pem"}, "certificate_file: must be given together"),
+            ({"timeout": timedelta(0)}, "timeout: must be above 0s"),
+            ({"attempts": 0}, "attempts: must be 1 or more, not 0"),
+            ({"fresh": timedelta(-1)}, "fresh: must not be negative"),
+            ({"client_id": ""}, "client_id: must not be empty"),
         ],
     )
     def test_a_wrong_source_is_said(self, given_: Mapping[str, Any], says: str) -> None:
@@ -136,14 +136,14 @@ class TestParameters:
         ("given_", "says"),
         [
             ({"metric": "lags"}, "lags"),
-            ({"topics": ()}, "topics must name at least one topic"),
+            ({"topics": ()}, "topics: must name at least one topic"),
             ({"topics": ("orders-*",)}, "'orders-.*' is not the name of a topic; patterns are not understood"),
-            ({"topics": ("a", "a")}, "topics must name each topic once"),
+            ({"topics": ("a", "a")}, "topics: must name each topic once"),
             ({"group": None}, "lag needs group"),
             ({"metric": "throughput", "group": None}, "throughput needs group"),
-            ({"metric": "throughput", "partitions": True}, "partitions is of no use with throughput"),
-            ({"group": ""}, "group must not be empty"),
-            ({"window": timedelta(0)}, "window must be above 0s"),
+            ({"metric": "throughput", "partitions": True}, "partitions: is of no use with throughput"),
+            ({"group": ""}, "group: must not be empty"),
+            ({"window": timedelta(0)}, "window: must be above 0s"),
         ],
     )
     def test_a_wrong_metric_is_said(self, given_: Mapping[str, Any], says: str) -> None:

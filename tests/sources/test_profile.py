@@ -119,7 +119,7 @@ def test_the_file_of_any_cluster_is_a_plain_name(cluster: str) -> None:
 
 
 def test_parameters_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_age must be above 0s"):
+    with pytest.raises(ValueError, match="max_age: must be above 0s"):
         Profile(Path(), timedelta(0))
-    with pytest.raises(ValueError, match="cluster must not be empty"):
+    with pytest.raises(ValueError, match="cluster: must not be empty"):
         Query("")

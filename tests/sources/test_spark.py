@@ -465,17 +465,17 @@ def test_times_of_the_rest_answers_are_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"app": ""}, "app must be"),
-        ({"report": "driver:4050"}, "report must be an address"),
-        ({"master": "spark://m:7077"}, "master must be an address"),
-        ({"driver": "http://d:port"}, "driver must be an address"),
-        ({"worker_conf": ("timeout=5",)}, "worker_conf must be settings"),
-        ({"report": "http://ann:hunter2@driver:4050"}, "report must not contain a user or password"),
-        ({"master": "http://m:8080/?app=1"}, "master must be an address"),
-        ({"report": "http://a..b:1"}, "report must be an address"),
-        ({"report": f"http://{'a' * 70}:1"}, "report must be an address"),
-        ({"report": "http://a b:1"}, "report must be an address"),
-        ({"report": "http://driver:4050\n"}, "report must be an address"),
+        ({"app": ""}, "app: must be"),
+        ({"report": "driver:4050"}, "report: must be an address"),
+        ({"master": "spark://m:7077"}, "master: must be an address"),
+        ({"driver": "http://d:port"}, "driver: must be an address"),
+        ({"worker_conf": ("timeout=5",)}, "worker_conf: must be settings"),
+        ({"report": "http://ann:hunter2@driver:4050"}, "report: must not contain a user or password"),
+        ({"master": "http://m:8080/?app=1"}, "master: must be an address"),
+        ({"report": "http://a..b:1"}, "report: must be an address"),
+        ({"report": f"http://{'a' * 70}:1"}, "report: must be an address"),
+        ({"report": "http://a b:1"}, "report: must be an address"),
+        ({"report": "http://driver:4050\n"}, "report: must be an address"),
     ],
 )
 def test_wrong_parameters_are_named(changes: dict[str, Any], message: str) -> None:

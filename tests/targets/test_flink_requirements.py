@@ -344,12 +344,12 @@ async def test_the_doctor_says_when_a_job_cannot_be_scaled_at_all(flink: FakeFli
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ({"url": "host:8081"}, "url must be the JobManager's REST address"),
-        ({"job": " "}, "job must be the name or the id"),
-        ({"slots_per_replica": 0}, "slots_per_replica must be 1 or more, not 0"),
-        ({"lower_bound": 0}, "lower_bound must be 1 or more, not 0"),
-        ({"username": "me"}, "username and password belong together"),
-        ({"timeout": timedelta(0)}, "timeout must be above 0"),
+        ({"url": "host:8081"}, "url: must be the JobManager's REST address"),
+        ({"job": " "}, "job: must be the name or the id"),
+        ({"slots_per_replica": 0}, "slots_per_replica: must be 1 or more, not 0"),
+        ({"lower_bound": 0}, "lower_bound: must be 1 or more, not 0"),
+        ({"username": "me"}, "username: must be given together"),
+        ({"timeout": timedelta(0)}, "timeout: must be above 0"),
     ],
 )
 def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], said: str) -> None:

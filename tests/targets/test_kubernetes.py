@@ -1049,18 +1049,18 @@ async def test_long_lists_come_in_pages(cluster: Cluster, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("parameters", "problem"),
     [
-        ({"name": ""}, "name must be"),
-        ({"name": "Tm"}, "name must be"),
-        ({"name": "../secrets"}, "name must be"),
-        ({"namespace": "a/b"}, "namespace must be"),
-        ({"resource": "daemonsets"}, "resource must be one of deployments, statefulsets, replicasets or group"),
-        ({"resource": "v1/pods"}, "resource must be"),
-        ({"resource": FLINK_NAME, "replicas_path": "spec[0]"}, "replicas_path must be"),
-        ({"resource": FLINK_NAME, "replicas_path": ""}, "replicas_path must be"),
+        ({"name": ""}, "name: must be"),
+        ({"name": "Tm"}, "name: must be"),
+        ({"name": "../secrets"}, "name: must be"),
+        ({"namespace": "a/b"}, "namespace: must be"),
+        ({"resource": "daemonsets"}, "resource: must be one of deployments, statefulsets, replicasets or group"),
+        ({"resource": "v1/pods"}, "resource: must be"),
+        ({"resource": FLINK_NAME, "replicas_path": "spec[0]"}, "replicas_path: must be"),
+        ({"resource": FLINK_NAME, "replicas_path": ""}, "replicas_path: must be"),
         ({"ready_path": "status.ready"}, "for custom resources"),
         ({"resource": "statefulsets", "choose_pods": True}, "highest ordinal"),
-        ({"timeout": timedelta(0)}, "timeout must be above 0s"),
-        ({"max_age": timedelta(seconds=1)}, "max_age must be 2s or more"),
+        ({"timeout": timedelta(0)}, "timeout: must be above 0s"),
+        ({"max_age": timedelta(seconds=1)}, "max_age: must be 2s or more"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(parameters: Json, problem: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from autoscaler.clients import aws
 from autoscaler.core.model import Bound
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     EdgeError,
     Finding,
@@ -88,16 +89,16 @@ class AwsAsg:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^:\x00-\x1f]{1,255}", self.group):
-            raise ValueError(f"group must be the name of an Auto Scaling group, not {self.group!r}")
+            raise ParameterError("group", f"must be the name of an Auto Scaling group, not {self.group!r}")
         aws.validate(self)
         for name in ("fresh", "echo"):
             if getattr(self, name) < timedelta(0):
-                raise ValueError(f"{name} must not be negative")
+                raise ParameterError(name, "must not be negative")
         if self.drain <= timedelta(0):
-            raise ValueError("drain must be above 0s")
+            raise ParameterError("drain", "must be above 0s")
         object.__setattr__(self, "scale_in", ScaleIn(self.scale_in))
         if self.hook and self.scale_in is not ScaleIn.HOOK:
-            raise ValueError("hook is of use with scale_in: hook only")
+            raise ParameterError("hook", "is of use with scale_in: hook only")
 
     @property
     def subject(self) -> tuple[str | None, ...]:

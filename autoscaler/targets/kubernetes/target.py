@@ -29,6 +29,7 @@ from autoscaler.clients.kubernetes import (
     Resource,
 )
 from autoscaler.core.model import Bound
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -111,28 +112,31 @@ class Kubernetes:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"name must be the name of an object (a-z, 0-9, - and .), not {self.name!r}")
+            raise ParameterError("name", f"must be the name of an object (a-z, 0-9, - and .), not {self.name!r}")
         if self.namespace and not _NAME.fullmatch(self.namespace):
-            raise ValueError(f"namespace must be the name of a namespace, not {self.namespace!r}")
+            raise ParameterError("namespace", f"must be the name of a namespace, not {self.namespace!r}")
         if self.resource not in APPS and not _RESOURCE.fullmatch(self.resource):
-            raise ValueError(
-                f"resource must be one of {', '.join(APPS)} or group/version/plural such as "
-                f"flink.apache.org/v1beta1/flinkdeployments, not {self.resource!r}"
+            raise ParameterError(
+                "resource",
+                f"must be one of {', '.join(APPS)} or group/version/plural such as "
+                f"flink.apache.org/v1beta1/flinkdeployments, not {self.resource!r}",
             )
         for name in ("replicas_path", "ready_path"):
             path = getattr(self, name)
             if (path or name == "replicas_path") and not _PATH.fullmatch(path):
-                raise ValueError(f"{name} must be keys joined by points such as spec.replicas, not {path!r}")
+                raise ParameterError(name, f"must be keys joined by points such as spec.replicas, not {path!r}")
         if self.resource in APPS and (self.replicas_path != "spec.replicas" or self.ready_path):
-            raise ValueError(
-                f"replicas_path and ready_path are for custom resources; those of {self.resource} are known"
+            raise ParameterError(
+                "replicas_path", f"and ready_path are for custom resources; those of {self.resource} are known"
             )
         if self.choose_pods and self.resource == "statefulsets":
-            raise ValueError("choose_pods must be left out for statefulsets: they always remove the highest ordinal")
+            raise ParameterError(
+                "choose_pods", "must be left out for statefulsets: they always remove the highest ordinal"
+            )
         if self.timeout <= timedelta(0):
-            raise ValueError("timeout must be above 0s")
+            raise ParameterError("timeout", "must be above 0s")
         if self.max_age < timedelta(seconds=2):
-            raise ValueError("max_age must be 2s or more: a watch lasts half of it, in whole seconds")
+            raise ParameterError("max_age", "must be 2s or more: a watch lasts half of it, in whole seconds")
 
     @property
     def what(self) -> Resource:

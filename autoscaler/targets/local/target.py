@@ -14,6 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from autoscaler.clients.java_home import find_java
+from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import RefusedError, ScaleTarget, Shared, UnavailableError
 from autoscaler.targets.local.pool import Kind, Pool, Times, locked
 from autoscaler.targets.local.workers import FlinkTaskManagers, Page, SparkWorkers, flink_home, flink_sizes, spark_home
@@ -90,21 +91,22 @@ class Local:
     def __post_init__(self) -> None:
         self._refuse_what_the_other_kind_has()
         if self.kind is WorkerKind.SPARK_WORKER and not self.master.startswith("spark://"):
-            raise ValueError(f"master must be spark://host:port, not {self.master!r}")
+            raise ParameterError("master", f"must be spark://host:port, not {self.master!r}")
         for name in ("master_ui", "flink_rest"):
             if not re.match(r"$|https?://", value := getattr(self, name)):
-                raise ValueError(f"{name} must be http://host:port, not {value!r}")
+                raise ParameterError(name, f"must be http://host:port, not {value!r}")
         if min(self.cores, self.slots) < 1:
-            raise ValueError(f"cores and slots must be 1 or more, not {min(self.cores, self.slots)}")
+            wrong = "cores" if self.cores < 1 else "slots"
+            raise ParameterError(wrong, f"must be 1 or more, not {min(self.cores, self.slots)}")
         if not _MEMORY.fullmatch(self.memory):
-            raise ValueError(f"memory must be megabytes or gigabytes as 768m or 2g, not {self.memory!r}")
+            raise ParameterError("memory", f"must be megabytes or gigabytes as 768m or 2g, not {self.memory!r}")
         for name in ("worker_timeout", "grace", "drain", "backoff", "max_backoff", "timeout"):
             if getattr(self, name) <= timedelta(0):
-                raise ValueError(f"{name} must be above 0s")
+                raise ParameterError(name, "must be above 0s")
         if self.worker_timeout < timedelta(seconds=1):
-            raise ValueError("worker_timeout must be 1s or more: Spark takes whole seconds")
+            raise ParameterError("worker_timeout", "must be 1s or more: Spark takes whole seconds")
         if self.backoff > self.max_backoff:
-            raise ValueError("backoff must not be above max_backoff")
+            raise ParameterError("backoff", "must not be above max_backoff")
 
     def _refuse_what_the_other_kind_has(self) -> None:
         for field in fields(self):

@@ -21,6 +21,7 @@ from autoscaler.core.model import (
     Recommendation,
     View,
 )
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.adaptive import capacity_model, forecast
 from autoscaler_policies.adaptive import reading_window as recent
 from autoscaler_policies.adaptive import seasonality as usual
@@ -230,21 +231,21 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         if self.objective <= ZERO:
-            raise ValueError(f"objective: is {self.objective.total_seconds():g}s, expected above 0s")
+            raise ParameterError("objective", f"is {self.objective.total_seconds():g}s, expected above 0s")
         if not 0 < self.patience <= 1:
-            raise ValueError(f"patience: is {self.patience:g}, expected above 0 and at most 1")
+            raise ParameterError("patience", f"is {self.patience:g}, expected above 0 and at most 1")
         for name in ("reserve", "down_reserve"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}: is {getattr(self, name):g}, expected from 0 to below 1")
+                raise ParameterError(name, f"is {getattr(self, name):g}, expected from 0 to below 1")
         if not 0 <= self.waiting < math.inf:
-            raise ValueError(f"waiting: is {self.waiting:g}, expected 0 or more")
+            raise ParameterError("waiting", f"is {self.waiting:g}, expected 0 or more")
         for name in ("calm", "outage", "restart", "start_up"):
             if getattr(self, name) < ZERO:
-                raise ValueError(f"{name}: is {getattr(self, name).total_seconds():g}s, expected 0s or more")
+                raise ParameterError(name, f"is {getattr(self, name).total_seconds():g}s, expected 0s or more")
         names = ("lag", "arrivals", "throughput", "utilization", "profile", "forecast")
         empty = [name for name in names if getattr(self, name) == ""]
         if empty:
-            raise ValueError(f"{empty[0]}: is empty, expected the name of a metric")
+            raise ParameterError(empty[0], "is empty, expected the name of a metric")
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from autoscaler.core.model import Observation, View
+from autoscaler.core.parameters import ParameterError
 
 ROUNDING = 1e-9
 """What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""
@@ -58,11 +59,11 @@ class Step:
         for name in ("lower", "upper"):
             bound = getattr(self, name)
             if bound is not None and not math.isfinite(bound):
-                raise ValueError(f"{name}: is {bound}, expected a finite number")
+                raise ParameterError(name, f"is {bound}, expected a finite number")
         if self.lower is None and self.upper is None:
-            raise ValueError("lower: is missing and so is upper, expected at least one of the two")
+            raise ParameterError("lower", "is missing and so is upper, expected at least one of the two")
         if self.lower is not None and self.upper is not None and self.lower >= self.upper:
-            raise ValueError(f"upper: is {self.upper:g}, expected more than lower ({self.lower:g})")
+            raise ParameterError("upper", f"is {self.upper:g}, expected more than lower ({self.lower:g})")
 
     def holds(self, distance: float, *, above: bool) -> bool:
         """Whether a distance from the threshold is in the range of an alarm that fires above, or below, it."""

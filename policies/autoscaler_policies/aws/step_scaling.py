@@ -10,6 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from autoscaler.core.model import ZERO, Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.aws.rules import (
     AdjustmentType,
     Aggregation,
@@ -75,27 +76,27 @@ class AwsStep:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ValueError("metric: is empty, expected the name of a metric")
+            raise ParameterError("metric", "is empty, expected the name of a metric")
         if not math.isfinite(self.threshold):
-            raise ValueError(f"threshold: is {self.threshold}, expected a finite number")
+            raise ParameterError("threshold", f"is {self.threshold}, expected a finite number")
         if found := flaw(self.steps):
-            raise ValueError(f"steps: {found}")
+            raise ParameterError("steps", f"{found}")
         if not reached(self.steps, above=self.above):
-            raise ValueError(f"steps: has none for values {self.comparison} the threshold, expected at least one")
+            raise ParameterError("steps", f"has none for values {self.comparison} the threshold, expected at least one")
         exact = self.adjustment_type is AdjustmentType.EXACT
         lowest = min(step.adjustment for step in self.steps)
         if exact and lowest < 0:
-            raise ValueError(f"steps: has the size {lowest}, expected 0 or more")
+            raise ParameterError("steps", f"has the size {lowest}, expected 0 or more")
         if self.min_adjustment_magnitude < 0:
-            raise ValueError(f"min_adjustment_magnitude: is {self.min_adjustment_magnitude}, expected 0 or more")
+            raise ParameterError("min_adjustment_magnitude", f"is {self.min_adjustment_magnitude}, expected 0 or more")
         if self.period <= ZERO:
-            raise ValueError(f"period: is {self.period.total_seconds():g}s, expected above 0s")
+            raise ParameterError("period", f"is {self.period.total_seconds():g}s, expected above 0s")
         watch("evaluation_periods", self.evaluation_periods, self.period)
         if not 1 <= self.needed <= self.evaluation_periods:
             expected = f"1 to evaluation_periods ({self.evaluation_periods})"
-            raise ValueError(f"datapoints_to_alarm: is {self.needed}, expected {expected}")
+            raise ParameterError("datapoints_to_alarm", f"is {self.needed}, expected {expected}")
         if self.warmup < ZERO:
-            raise ValueError(f"warmup: is {self.warmup.total_seconds():g}s, expected 0s or more")
+            raise ParameterError("warmup", f"is {self.warmup.total_seconds():g}s, expected 0s or more")
 
     @property
     def above(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from autoscaler.core.model import ZERO, Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
 from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
 
@@ -50,30 +51,30 @@ class AwsTargetTracking:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ValueError("metric: is empty, expected the name of a metric")
+            raise ParameterError("metric", "is empty, expected the name of a metric")
         self._check_target()
         if self.period <= ZERO:
-            raise ValueError(f"period: is {self.period.total_seconds():g}s, expected above 0s")
+            raise ParameterError("period", f"is {self.period.total_seconds():g}s, expected above 0s")
         if self.warmup < ZERO:
-            raise ValueError(f"warmup: is {self.warmup.total_seconds():g}s, expected 0s or more")
+            raise ParameterError("warmup", f"is {self.warmup.total_seconds():g}s, expected 0s or more")
         for name in ("high_periods", "low_periods"):
             watch(name, getattr(self, name), self.period)
         if not 0 < self.low <= 1:
-            raise ValueError(f"low: is {self.low}, expected above 0 to 1")
+            raise ParameterError("low", f"is {self.low}, expected above 0 to 1")
 
     def _check_target(self) -> None:
         if (self.acceptable_latency is None) != (self.processing_time is None):
             left = "acceptable_latency" if self.acceptable_latency is None else "processing_time"
-            raise ValueError(f"{left}: is missing, expected acceptable_latency and processing_time or none of them")
+            raise ParameterError(left, "is missing, expected acceptable_latency and processing_time or none of them")
         if (self.target is None) == (self.acceptable_latency is None):
             found = "is missing" if self.target is None else f"is {self.target:g} beside acceptable_latency"
-            raise ValueError(f"target: {found}, expected either this or acceptable_latency with processing_time")
+            raise ParameterError("target", f"{found}, expected either this or acceptable_latency with processing_time")
         for name in ("acceptable_latency", "processing_time"):
             value = getattr(self, name)
             if value is not None and value <= ZERO:
-                raise ValueError(f"{name}: is {value.total_seconds():g}s, expected above 0s")
+                raise ParameterError(name, f"is {value.total_seconds():g}s, expected above 0s")
         if self.target is not None and not (math.isfinite(self.target) and self.target > 0):
-            raise ValueError(f"target: is {self.target}, expected a finite number above 0")
+            raise ParameterError("target", f"is {self.target}, expected a finite number above 0")
 
     @property
     def metrics(self) -> tuple[str, ...]:

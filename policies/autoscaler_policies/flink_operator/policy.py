@@ -39,6 +39,7 @@ from autoscaler.core.model import (
     Recommendation,
     View,
 )
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.flink_operator.scaling import (
     MOST,
     Alignment,
@@ -231,32 +232,33 @@ class FlinkOperator:
             for name in names.split():
                 value = getattr(self, name)
                 if not good(value):
-                    raise ValueError(f"{name}: is {value!s:.60}, expected {expected}")
+                    raise ParameterError(name, f"is {value!s:.60}, expected {expected}")
         target, most, least = self.utilization_target, self.utilization_max, self.utilization_min
         if most is not None and not target <= most <= 1:
-            raise ValueError(f"utilization_max: is {most}, expected utilization_target ({target}) to 1")
+            raise ParameterError("utilization_max", f"is {most}, expected utilization_target ({target}) to 1")
         if least is not None and not 0 <= least <= target:
-            raise ValueError(f"utilization_min: is {least}, expected 0 to utilization_target ({target})")
+            raise ParameterError("utilization_min", f"is {least}, expected 0 to utilization_target ({target})")
         if self.vertex_max_parallelism < self.vertex_min_parallelism:
-            raise ValueError(
-                f"vertex_max_parallelism: is {self.vertex_max_parallelism}, expected vertex_min_parallelism "
-                f"({self.vertex_min_parallelism}) or more"
+            raise ParameterError(
+                "vertex_max_parallelism",
+                f"is {self.vertex_max_parallelism}, expected vertex_min_parallelism "
+                f"({self.vertex_min_parallelism}) or more",
             )
         for quota, worker in (("quota_cpu", "worker_cpu"), ("quota_memory", "worker_memory")):
             if getattr(self, quota) is not None and getattr(self, worker) is None:
-                raise ValueError(f"{worker}: is missing, expected what one worker has, which {quota} is counted by")
+                raise ParameterError(worker, f"is missing, expected what one worker has, which {quota} is counted by")
         self._check_periods()
 
     def _check_periods(self) -> None:
         try:
             _periods(self.excluded_periods)
         except ValueError as error:
-            raise ValueError(f"excluded_periods: {error}") from None
+            raise ParameterError("excluded_periods", f"{error}") from None
         try:
             _zone(self.timezone)
         except (ValueError, OSError, LookupError):
-            raise ValueError(
-                f"timezone: is {self.timezone:.60}, expected the name of a time zone, such as Europe/Berlin"
+            raise ParameterError(
+                "timezone", f"is {self.timezone:.60}, expected the name of a time zone, such as Europe/Berlin"
             ) from None
 
     @property

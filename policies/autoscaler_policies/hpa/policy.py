@@ -9,6 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from autoscaler.core.model import ZERO, Reading, Reason, Recommendation, Select, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.hpa.rules import (
     LEGACY_WINDOW,
     MOST_USAGE,
@@ -73,14 +74,17 @@ class Metric:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ValueError("metric: is empty, expected the name of a metric")
+            raise ParameterError("metric", "is empty, expected the name of a metric")
         if self.type is MetricType.UTILIZATION:
             if not 1 <= self.target < MOST_USAGE or self.target != int(self.target):
-                raise ValueError(f"target: is {self.target:g}, expected a whole percentage of the request, like 60")
+                raise ParameterError(
+                    "target", f"is {self.target:g}, expected a whole percentage of the request, like 60"
+                )
         elif not 1 / MILLI <= self.target < MOST_USAGE / MILLI:
-            raise ValueError(
-                f"target: is {self.target:g}, expected 0.001 or more and below {MOST_USAGE / MILLI:.1e}: "
-                "an HPA counts in thousandths"
+            raise ParameterError(
+                "target",
+                f"is {self.target:g}, expected 0.001 or more and below {MOST_USAGE / MILLI:.1e}: "
+                "an HPA counts in thousandths",
             )
 
     def __str__(self) -> str:
@@ -126,7 +130,7 @@ class ScaleUp:
 
     def __post_init__(self) -> None:
         if not self.policies:
-            raise ValueError("policies: is empty, expected at least one")
+            raise ParameterError("policies", "is empty, expected at least one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ class ScaleDown:
 
     def __post_init__(self) -> None:
         if not self.policies:
-            raise ValueError("policies: is empty, expected at least one")
+            raise ParameterError("policies", "is empty, expected at least one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +213,11 @@ class Hpa:
 
     def __post_init__(self) -> None:
         if not self.metrics:
-            raise ValueError("metrics: is empty, expected at least one metric with its target")
+            raise ParameterError("metrics", "is empty, expected at least one metric with its target")
         for name in ("tolerance_up", "tolerance_down"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: is {value}, expected a finite number of 0 or more")
+                raise ParameterError(name, f"is {value}, expected a finite number of 0 or more")
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Remember what is recommended now, and by how much the size has changed."""

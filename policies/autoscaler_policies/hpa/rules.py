@@ -17,6 +17,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from autoscaler.core.model import ZERO, Select
+from autoscaler.core.parameters import ParameterError
 
 MOST = 2**31 - 1
 """The largest size Kubernetes knows (int32)."""
@@ -83,9 +84,9 @@ class ScalingPolicy:
 
     def __post_init__(self) -> None:
         if self.value < 1:
-            raise ValueError(f"value: is {self.value}, expected 1 or more")
+            raise ParameterError("value", f"is {self.value}, expected 1 or more")
         if self.period <= ZERO:
-            raise ValueError(f"period: is {self.period.total_seconds():g}s, expected above 0s")
+            raise ParameterError("period", f"is {self.period.total_seconds():g}s, expected above 0s")
 
 
 @dataclass(frozen=True, slots=True)

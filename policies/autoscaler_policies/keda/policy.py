@@ -9,6 +9,7 @@ from datetime import timedelta
 
 from autoscaler.core.capacity import source_partitions
 from autoscaler.core.model import MOST_LEARNED, ZERO, Reading, Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.keda.formula import compute, parse
 from autoscaler_policies.keda.rules import (
     HPA_TOLERANCE,
@@ -64,17 +65,21 @@ class Trigger:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ValueError("metric: is empty, expected the name of a metric")
+            raise ParameterError("metric", "is empty, expected the name of a metric")
         if not (math.isfinite(self.lag_threshold) and self.lag_threshold > 0):
-            raise ValueError(f"lag_threshold: is {self.lag_threshold}, expected a finite number above 0")
+            raise ParameterError("lag_threshold", f"is {self.lag_threshold}, expected a finite number above 0")
         if not (math.isfinite(self.activation_lag_threshold) and self.activation_lag_threshold >= 0):
-            raise ValueError(
-                f"activation_lag_threshold: is {self.activation_lag_threshold}, expected a finite number of 0 or more"
+            raise ParameterError(
+                "activation_lag_threshold", f"is {self.activation_lag_threshold}, expected a finite number of 0 or more"
             )
         if self.allow_idle_consumers and self.limit_to_partitions_with_lag:
-            raise ValueError("allow_idle_consumers: is set together with limit_to_partitions_with_lag, expected one")
+            raise ParameterError(
+                "allow_idle_consumers", "is set together with limit_to_partitions_with_lag, expected one"
+            )
         if self.persistent_after < ZERO:
-            raise ValueError(f"persistent_after: is {self.persistent_after.total_seconds():g}s, expected 0s or more")
+            raise ParameterError(
+                "persistent_after", f"is {self.persistent_after.total_seconds():g}s, expected 0s or more"
+            )
 
     @property
     def label(self) -> str:
@@ -101,7 +106,7 @@ class Fallback:
         for name in ("replicas", "failure_threshold"):
             value = getattr(self, name)
             if value < 0:
-                raise ValueError(f"{name}: is {value}, expected 0 or more")
+                raise ParameterError(name, f"is {value}, expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,37 +170,39 @@ class KedaLag:
     def __post_init__(self) -> None:
         labels = [trigger.label for trigger in self.triggers]
         if not labels:
-            raise ValueError("triggers: is empty, expected at least one")
+            raise ParameterError("triggers", "is empty, expected at least one")
         if len(set(labels)) < len(labels):
-            raise ValueError(f"triggers: have the names {', '.join(labels)}, expected different ones")
+            raise ParameterError("triggers", f"have the names {', '.join(labels)}, expected different ones")
         if self.formula and self.target is None:
-            raise ValueError("target: is missing, expected what the formula's number should be per replica")
+            raise ParameterError("target", "is missing, expected what the formula's number should be per replica")
         if not self.formula and self.target is not None:
-            raise ValueError(f"target: is {self.target:g} without a formula, expected both or none")
+            raise ParameterError("target", f"is {self.target:g} without a formula, expected both or none")
         if self.target is not None and not (math.isfinite(self.target) and self.target > 0):
-            raise ValueError(f"target: is {self.target}, expected a finite number above 0")
+            raise ParameterError("target", f"is {self.target}, expected a finite number above 0")
         self._check_formula(labels)
         if not math.isfinite(self.activation_target):
-            raise ValueError(f"activation_target: is {self.activation_target}, expected a finite number")
+            raise ParameterError("activation_target", f"is {self.activation_target}, expected a finite number")
         if self.active_minimum < 1:
-            raise ValueError(f"active_minimum: is {self.active_minimum}, expected 1 or more")
+            raise ParameterError("active_minimum", f"is {self.active_minimum}, expected 1 or more")
         if self.cooldown < ZERO:
-            raise ValueError(f"cooldown: is {self.cooldown.total_seconds():g}s, expected 0s or more")
+            raise ParameterError("cooldown", f"is {self.cooldown.total_seconds():g}s, expected 0s or more")
         if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise ValueError(f"tolerance: is {self.tolerance}, expected a finite number of 0 or more")
+            raise ParameterError("tolerance", f"is {self.tolerance}, expected a finite number of 0 or more")
 
     def _check_formula(self, labels: list[str]) -> None:
         if not self.formula:
             if self.fallback is not None and self.fallback.behavior is Behaviour.MODIFIERS:
-                raise ValueError("fallback: has the behavior scalingModifiers, expected a formula with it")
+                raise ParameterError("fallback", "has the behavior scalingModifiers, expected a formula with it")
             return
         odd = next((label for label in labels if not (label.isascii() and label.isidentifier())), "")
         if odd:
-            raise ValueError(f"triggers: have the name {odd!r}, expected one of letters, digits and _ for the formula")
+            raise ParameterError(
+                "triggers", f"have the name {odd!r}, expected one of letters, digits and _ for the formula"
+            )
         try:
             parse(self.formula, tuple(labels))
         except ValueError as error:
-            raise ValueError(f"formula: {error}") from error
+            raise ParameterError("formula", f"{error}") from error
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from autoscaler.core.model import ZERO, Cause, Direction, JobState, Phase, Reason, Recommendation, Rescale, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.research.daedalus_model import Curve, Line, Regression, fit, recovery_time, wape
 from autoscaler_policies.shared.readings import busy, each, moving, total, warm_since
 from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
@@ -89,23 +90,24 @@ class Daedalus:
         for name in ("target_recovery", "interval", "horizon", "trend"):
             span = getattr(self, name)
             if span <= ZERO:
-                raise ValueError(f"{name}: is {span.total_seconds():g}s, expected above 0s")
+                raise ParameterError(name, f"is {span.total_seconds():g}s, expected above 0s")
         for name in ("checkpoint", "downtime_up", "downtime_down", "grace", "patience", "warm_up"):
             span = getattr(self, name)
             if span < ZERO:
-                raise ValueError(f"{name}: is {span.total_seconds():g}s, expected 0s or more")
+                raise ParameterError(name, f"is {span.total_seconds():g}s, expected 0s or more")
         if self.trend < self.interval:
-            raise ValueError(
-                f"trend: is {self.trend.total_seconds():g}s, expected at least the interval "
-                f"({self.interval.total_seconds():g}s)"
+            raise ParameterError(
+                "trend",
+                f"is {self.trend.total_seconds():g}s, expected at least the interval "
+                f"({self.interval.total_seconds():g}s)",
             )
         if not (math.isfinite(self.bad) and self.bad >= 0):
-            raise ValueError(f"bad: is {self.bad}, expected a share of 0 or more")
+            raise ParameterError("bad", f"is {self.bad}, expected a share of 0 or more")
         for name in ("arrivals", "throughput", "lag", "utilization"):
             if not getattr(self, name):
-                raise ValueError(f"{name}: is empty, expected the name of a metric")
+                raise ParameterError(name, "is empty, expected the name of a metric")
         if self.forecast == "":
-            raise ValueError("forecast: is empty, expected the name of a metric")
+            raise ParameterError("forecast", "is empty, expected the name of a metric")
 
     @property
     def metrics(self) -> tuple[str, ...]:

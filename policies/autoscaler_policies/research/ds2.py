@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from autoscaler.core.flink import Graph, propagate
 from autoscaler.core.model import ZERO, Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
@@ -205,19 +206,19 @@ class Ds2:
 
     def __post_init__(self) -> None:
         if self.interval <= ZERO:
-            raise ValueError(f"interval: is {self.interval.total_seconds():g}s, expected above 0s")
+            raise ParameterError("interval", f"is {self.interval.total_seconds():g}s, expected above 0s")
         for name, least in (("warm_up", 0), ("activation", 1), ("minor", 0)):
             count = getattr(self, name)
             if count < least:
-                raise ValueError(f"{name}: is {count}, expected {least} or more")
+                raise ParameterError(name, f"is {count}, expected {least} or more")
         ratio = self.target_rate_ratio
         if ratio is not None and not (math.isfinite(ratio) and ratio >= 1):
-            raise ValueError(f"target_rate_ratio: is {ratio}, expected 1 or more")
+            raise ParameterError("target_rate_ratio", f"is {ratio}, expected 1 or more")
         if not (math.isfinite(self.scaling_factor) and self.scaling_factor >= 0):
-            raise ValueError(f"scaling_factor: is {self.scaling_factor}, expected 0 or more")
+            raise ParameterError("scaling_factor", f"is {self.scaling_factor}, expected 0 or more")
         for name in ("arrivals", "throughput", "utilization", "vertices"):
             if not getattr(self, name):
-                raise ValueError(f"{name}: is empty, expected the name of a metric")
+                raise ParameterError(name, "is empty, expected the name of a metric")
 
     @property
     def metrics(self) -> tuple[str, ...]:

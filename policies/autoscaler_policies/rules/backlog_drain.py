@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from autoscaler.core.capacity import rate, restart_time, source_partitions
 from autoscaler.core.model import ZERO, Direction, Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.shared.readings import total
 from autoscaler_policies.shared.recommend import LARGEST, finite, missing, plain, replicas, sized, smallest
 
@@ -96,21 +97,22 @@ class BacklogDrain:
 
     def __post_init__(self) -> None:
         if self.within <= ZERO:
-            raise ValueError(f"within: is {self.within.total_seconds():g}s, expected above 0s")
+            raise ParameterError("within", f"is {self.within.total_seconds():g}s, expected above 0s")
         for name in ("restart", "calm", "confirm"):
             span = getattr(self, name)
             if span < ZERO:
-                raise ValueError(f"{name}: is {span.total_seconds():g}s, expected 0s or more")
+                raise ParameterError(name, f"is {span.total_seconds():g}s, expected 0s or more")
         if not 0 < self.utilization <= 1:
-            raise ValueError(f"utilization: is {self.utilization}, expected above 0 and at most 1")
+            raise ParameterError("utilization", f"is {self.utilization}, expected above 0 and at most 1")
         if not 0 < self.down_utilization < self.utilization:
-            raise ValueError(
-                f"down_utilization: is {self.down_utilization}, expected above 0 and below utilization "
-                f"({self.utilization:g}), or the size swings to and fro"
+            raise ParameterError(
+                "down_utilization",
+                f"is {self.down_utilization}, expected above 0 and below utilization "
+                f"({self.utilization:g}), or the size swings to and fro",
             )
         for name in ("lag", "arrivals", "throughput"):
             if not getattr(self, name):
-                raise ValueError(f"{name}: is empty, expected the name of a metric")
+                raise ParameterError(name, "is empty, expected the name of a metric")
 
     @property
     def metrics(self) -> tuple[str, ...]:

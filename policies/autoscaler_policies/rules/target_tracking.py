@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autoscaler.core.model import Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
 MOST = 2**31 - 1  # the largest size Kubernetes knows; a ratio may be infinite, a size not
@@ -48,13 +49,13 @@ class TargetTracking:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ValueError("metric: is empty, expected the name of a metric")
+            raise ParameterError("metric", "is empty, expected the name of a metric")
         if not (math.isfinite(self.target) and self.target > 0):
-            raise ValueError(f"target: is {self.target}, expected a finite number above 0")
+            raise ParameterError("target", f"is {self.target}, expected a finite number above 0")
         for name in ("tolerance_up", "tolerance_down"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name}: is {value}, expected a finite number of 0 or more")
+                raise ParameterError(name, f"is {value}, expected a finite number of 0 or more")
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from autoscaler.core.model import ZERO, Reading, Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
 # An observation at or before the beginning of a hold must still be in sight, at any usual interval.
@@ -48,20 +49,20 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ValueError("metric: is empty, expected the name of a metric")
+            raise ParameterError("metric", "is empty, expected the name of a metric")
         if (self.above is None) == (self.below is None):
-            raise ValueError(f"above: is {self.above} and below is {self.below}, expected exactly one of the two")
+            raise ParameterError("above", f"is {self.above} and below is {self.below}, expected exactly one of the two")
         if not math.isfinite(self.bound):
             name = "below" if self.above is None else "above"
-            raise ValueError(f"{name}: is {self.bound}, expected a finite number")
+            raise ParameterError(name, f"is {self.bound}, expected a finite number")
         if self.hold < ZERO:
-            raise ValueError(f"hold: is {self.hold.total_seconds():g}s, expected 0s or more")
+            raise ParameterError("hold", f"is {self.hold.total_seconds():g}s, expected 0s or more")
         if self.replicas is not None and self.percent is not None:
-            raise ValueError("replicas: is given together with percent, expected at most one of the two")
+            raise ParameterError("replicas", "is given together with percent, expected at most one of the two")
         if self.replicas is not None and self.replicas < 1:
-            raise ValueError(f"replicas: is {self.replicas}, expected 1 or more")
+            raise ParameterError("replicas", f"is {self.replicas}, expected 1 or more")
         if self.percent is not None and not (math.isfinite(self.percent) and self.percent > 0):
-            raise ValueError(f"percent: is {self.percent}, expected above 0")
+            raise ParameterError("percent", f"is {self.percent}, expected above 0")
 
     @property
     def bound(self) -> float:
@@ -157,22 +158,24 @@ class Threshold:
 
     def __post_init__(self) -> None:
         if not self.up and not self.down:
-            raise ValueError("up: has no rule and neither has down, expected at least one rule")
+            raise ParameterError("up", "has no rule and neither has down, expected at least one rule")
         for i, rule in enumerate(self.down, 1):
             if rule.percent is not None and rule.percent > 100:  # noqa: PLR2004 - percent
-                raise ValueError(f"down: percent of rule {i} is {rule.percent:g}, expected at most 100")
+                raise ParameterError("down", f"percent of rule {i} is {rule.percent:g}, expected at most 100")
             for j, other in enumerate(self.up, 1):
                 if (other.metric, other.aggregate) != (rule.metric, rule.aggregate):
                     continue
                 if rule.below is not None and other.above is not None and rule.below >= other.above:
-                    raise ValueError(
-                        f"down: below of rule {i} is {rule.below:g}, expected less than above ({other.above:g}) of "
-                        f"rule {j} of up on the same metric, or the two chase each other"
+                    raise ParameterError(
+                        "down",
+                        f"below of rule {i} is {rule.below:g}, expected less than above ({other.above:g}) of "
+                        f"rule {j} of up on the same metric, or the two chase each other",
                     )
                 if rule.above is not None and other.below is not None and rule.above <= other.below:
-                    raise ValueError(
-                        f"down: above of rule {i} is {rule.above:g}, expected more than below ({other.below:g}) of "
-                        f"rule {j} of up on the same metric, or the two chase each other"
+                    raise ParameterError(
+                        "down",
+                        f"above of rule {i} is {rule.above:g}, expected more than below ({other.below:g}) of "
+                        f"rule {j} of up on the same metric, or the two chase each other",
                     )
 
     @property

@@ -12,6 +12,7 @@ from typing import ClassVar
 from zoneinfo import ZoneInfo, available_timezones
 
 from autoscaler.core.model import ZERO, Allowance, Limits, Reason, Recommendation, View
+from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.schedule.cron import Cron, Moment, after, before, by, parse
 
 MOST = 100_000
@@ -49,13 +50,13 @@ class Window:
     def __post_init__(self) -> None:
         _check_times(self)
         if self.min is None and self.max is None:
-            raise ValueError("min: is missing, expected min, max or both")
+            raise ParameterError("min", "is missing, expected min, max or both")
         for name, least in (("min", 0), ("max", 1)):
             size = getattr(self, name)
             if size is not None and not least <= size <= MOST:
-                raise ValueError(f"{name}: is {size}, expected {least} to {MOST:,}")
+                raise ParameterError(name, f"is {size}, expected {least} to {MOST:,}")
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"min: is {self.min}, expected at most max ({self.max})")
+            raise ParameterError("min", f"is {self.min}, expected at most max ({self.max})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +107,12 @@ class Schedule:
     def __post_init__(self) -> None:
         _check_zone(self.timezone)
         if not (self.windows or self.exclude):
-            raise ValueError("windows: is empty, expected a window, or one under exclude")
+            raise ParameterError("windows", "is empty, expected a window, or one under exclude")
         for name in ("windows", "exclude"):
             names = [window.name for window in getattr(self, name)]
             twice = next((one for one in names if names.count(one) > 1), None)
             if twice is not None:
-                raise ValueError(f"{name}: has two that are called {twice!r}, expected different names")
+                raise ParameterError(name, f"has two that are called {twice!r}, expected different names")
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
         """The bounds that hold now, and why nothing may change."""

@@ -1,0 +1,47 @@
+"""What the author of a policy imports: the model that policies see, and how they say what is wrong with a parameter."""
+
+from autoscaler.core.model import (
+    MOST_LEARNED,
+    PHASES,
+    ZERO,
+    Allowance,
+    Cause,
+    ClusterSpec,
+    Direction,
+    EngineStatus,
+    JobState,
+    Learned,
+    Limits,
+    Observation,
+    Phase,
+    Policy,
+    Reading,
+    Reason,
+    Recommendation,
+    Rescale,
+    View,
+)
+from autoscaler.core.parameters import ParameterError
+
+__all__ = [
+    "MOST_LEARNED",
+    "PHASES",
+    "ZERO",
+    "Allowance",
+    "Cause",
+    "ClusterSpec",
+    "Direction",
+    "EngineStatus",
+    "JobState",
+    "Learned",
+    "Limits",
+    "Observation",
+    "ParameterError",
+    "Phase",
+    "Policy",
+    "Reading",
+    "Reason",
+    "Recommendation",
+    "Rescale",
+    "View",
+]
