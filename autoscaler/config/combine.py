@@ -21,8 +21,7 @@ from typing import Any, NoReturn, TypeAlias
 from simpleeval import SimpleEval
 
 from autoscaler import plugins
-from autoscaler.core.evaluate import MAX_REPLICAS
-from autoscaler.core.model import NamedPolicy
+from autoscaler.core.model import MAX_REPLICAS, NamedPolicy
 
 _LONGEST = 500  # characters
 _DEEPEST = 20  # levels
@@ -217,7 +216,7 @@ def read(text: str, policies: Iterable[str], silent: Iterable[str] = ()) -> Expr
 
 def silent(policies: Iterable[NamedPolicy]) -> tuple[str, ...]:
     """The names of those that say by `asks` that they never ask for a size; see `Bounding`."""
-    return tuple(named.name for named in policies if getattr(named.policy, "asks", True) is False)
+    return tuple(named.name for named in policies if not named.asks)
 
 
 def unheard(expression: Expression, policies: Iterable[NamedPolicy]) -> str:

@@ -1,20 +1,76 @@
-"""A decision in prose: what was read, what each policy asked for and why, which guard changed what."""
+"""All prose about decisions: facts as sentences, and a decision with what was read, asked for and changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from autoscaler.core.model import (
+    Behaviour,
+    Cause,
+    Combine,
     Decision,
     EngineStatus,
+    Fact,
     JobState,
     Observation,
+    Phase,
+    RateKind,
     Reading,
     Reason,
     Recommendation,
+    Rescale,
+    Ruling,
     Verdict,
 )
+
+_SENTENCES: Mapping[str, str] = {
+    # what guards found
+    "in_flight": "{rescale} is on its way, not yet {phase}{pending}",
+    "job_unsettled": "the job is {job}",
+    "stands_still": "{why}; the job stands still meanwhile",
+    "clearly_short": "{why}, but {current} is clearly short",
+    "tolerance": "{current} to {wanted} is within {share:.0%}",
+    "was_enough": "{stable} was enough within {window}",
+    "was_needed": "{stable} was needed within {window}",
+    "watched": "watched for {watched} of {window}",
+    "rates": "{behaviour} allows {allowed}",
+    "direction_disabled": "this direction is disabled",
+    "cooldown": "{passed} of {pause} since the last rescale",
+    "usable_slots": "the job can use {usable} slots",
+    "useful_size": "{partitions} partitions give {possible} no more capacity than a smaller size; {useful} is worth "
+    "its cost{ceiling}",
+    "contention": "sizes requested here did not last, {times} times within {window}: is there another controller? "
+    "Nothing is requested until {pause} after the last time",
+    "excluded": "nothing may change: {reason}",
+    "bounds": "{minimum} to {maximum} is allowed{but}",
+    "size_unknown": "the target's size is unknown: {why}",
+    "target_size": "desired {desired}, ready {ready}",
+    # what happened
+    "clock": "the clock went back by {seconds:.0f} s",
+    "external_change": "the size was changed from outside: {before} to {desired}",
+    "gives_way": "{before} to {to} gives way to {wanted}",
+    "not_accepted": "{before} to {to} was not accepted: {error}",
+    "replaced_outside": "{to} was replaced by {desired} from outside",
+    "phase_reached": "{rescale} is {phase} after {took:.0f} s",
+    "deadline_missed": "{rescale} was not {phase} within {limit:.0f} s and is no longer waited for{pending}",
+    "settled": "{rescale} has settled after {took:.0f} s",
+    "replicas_not_up": "{count} of {desired} replicas are not up",
+    "replicas_gone": "{count} of {desired} replicas are gone",
+    "replicas_killed": "{count} of {desired} replicas are gone; the engine still counts their slots, as for workers "
+    "that were killed or hang",
+    "replicas_stopped": "{count} of {desired} replicas are gone; the engine has given up their slots, as for workers "
+    "that were stopped",
+    "replica_replaced": "the engine counts {slots} slots where {replicas} replicas have {theirs}, as when a worker was "
+    "killed and is replaced already",
+    "job_restarts": "the job restarts",
+}
+
+_RESCALES = {
+    Cause.REQUEST: "the rescale",
+    Cause.EXTERNAL: "the rescale from outside",
+    Cause.LOSS: "the replacement",
+}
 
 _GUARDS = {
     Reason.FRESHNESS: "freshness",
@@ -36,6 +92,96 @@ _QUIET = {
     Reason.ABSTAINED: "has nothing to say",
     Reason.FAILED: "failed",
 }
+
+
+def describe(fact: Fact | str) -> str:
+    """A fact as a sentence. A string comes from a plug-in, as a sentence already."""
+    if isinstance(fact, str):
+        return fact
+    values = {name: _worded(value) for name, value in fact.values.items()}
+    rescale, remarks = fact.values.get("rescale"), fact.values.get("remarks")
+    if isinstance(rescale, Rescale) and isinstance(remarks, tuple):
+        values["pending"] = _pending(rescale, remarks)
+    if "ceiling" in values:
+        values["ceiling"] = f" ({values['ceiling']})" if values["ceiling"] else ""
+    if "but" in values:
+        values["but"] = f", but {values['but']}" if values["but"] else ""
+    return _SENTENCES[fact.kind].format_map(values)
+
+
+def _worded(value: object) -> object:
+    """A value as it stands in a sentence."""
+    match value:
+        case Fact():
+            return describe(value)
+        case Rescale():
+            return describe_rescale(value)
+        case Phase():
+            return value.value.replace("_", " ")
+        case timedelta():
+            return f"{value.total_seconds():g} s"
+        case Behaviour():
+            rates = [
+                f"{rate.value:g} {'%' if rate.kind is RateKind.PERCENT else 'replicas'} in {_worded(rate.period)}"
+                for rate in value.rates
+            ]
+            return f"{value.select} of {', '.join(rates)}"
+    return value
+
+
+def describe_rescale(rescale: Rescale) -> str:
+    """A rescale as the subject of a sentence."""
+    if rescale.cause is Cause.LOSS and rescale.before == rescale.to:
+        return f"the job's recovery on {rescale.to}"
+    return f"{_RESCALES[rescale.cause]} from {rescale.before} to {rescale.to}"
+
+
+def _pending(rescale: Rescale, remarks: tuple[object, ...]) -> str:
+    """What the target shows and reports about replicas that do not come up or go, to be added to a sentence."""
+    if rescale.phase is not Phase.REQUESTED:
+        return ""
+    shown = () if rescale.confirmed else (f"the target still shows {rescale.before}",)
+    reported = "; ".join(map(str, (*shown, *remarks)))
+    return f" ({reported})" if reported else ""
+
+
+def in_words(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """A trail whose details are sentences."""
+    return tuple(
+        [
+            Verdict(one.guard, one.before, one.after, one.reason, describe(one.fact)) if type(one) is Ruling else one
+            for one in verdicts
+        ]
+    )
+
+
+def describe_combination(how: Combine | None, error: str | None) -> str:
+    """How the policies are combined; empty, as it is recorded, where the greatest size counts."""
+    if how is None:
+        return ""
+    return str(how) if error is None else f"{how} ({error}; the greatest counts)"
+
+
+def hold_reason(
+    untrusted: Mapping[str, str],
+    recommendations: Sequence[Recommendation],
+    engine: EngineStatus | None,
+    notes: Sequence[tuple[Reason, Fact]],
+    combine_error: str | None,
+) -> str | None:
+    """Why nothing may be lowered on this input."""
+    reasons = [f"{name}: {why}" for name, why in untrusted.items()]
+    reasons += [
+        f"policy {asked.policy}: {asked.detail or asked.reason}"
+        for asked in recommendations
+        if asked.reason is Reason.FAILED or asked.reason is Reason.MISSING
+    ]
+    if engine is not None and engine.job is JobState.UNKNOWN:
+        reasons.append("engine: the job's state is unknown")
+    if combine_error is not None:
+        reasons.append(combine_error)
+    reasons.extend(describe(fact) for reason, fact in notes if reason is Reason.CLOCK)
+    return "; ".join(reasons) or None
 
 
 def explain(observation: Observation, decision: Decision, *, dry_run: bool = False) -> str:

@@ -7,16 +7,22 @@ Nothing here reads a clock: the time is `Observation.at`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Protocol
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Protocol
 
 from autoscaler.core.parameters import ParameterError
-from autoscaler.core.values import quick
 
 ZERO = timedelta(0)
+
+MAX_REPLICAS = 1_000_000
+"""A larger size is a mistake of a policy or target."""
+
+MOST_LEARNED = 1000
+"""A policy may keep so many numbers."""
 
 
 class Reason(StrEnum):
@@ -91,7 +97,6 @@ class Cause(StrEnum):
     LOSS = "loss"  # replicas went away and are being replaced
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One metric as it was read.
@@ -121,7 +126,6 @@ class Reading:
         return math.isfinite(value)
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """What the in-job scheduler shows. `None` means the engine does not tell.
@@ -175,7 +179,6 @@ class Bound:
             raise ValueError("a bound must have a reason: nobody could tell why the size is held")
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Observation:
     """All that was seen of one cluster at one time.
@@ -202,7 +205,6 @@ class Observation:
     remarks: tuple[str, ...] = ()
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """What one policy asks for.
@@ -233,7 +235,20 @@ class Verdict:
     detail: str = ""
 
 
-@quick
+class Fact(NamedTuple):
+    """What a guard found or what happened to a rescale, as values. `explain.describe` makes the sentence of it."""
+
+    kind: str
+    values: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling(Verdict):
+    """A verdict whose detail is not in words yet."""
+
+    fact: Fact | str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The outcome of one step, with its whole trail.
@@ -280,18 +295,17 @@ class Limits:
             raise ParameterError("min", f"must not be above max ({self.maximum}), not {self.minimum}")
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """The bounds that hold at a time, by a policy that moves them.
 
     Attributes:
         limits: the bounds.
-        excluded: why nothing may change now, as a sentence for people; empty: it may.
+        excluded: why nothing may change now, as a sentence for people; None or empty: it may.
     """
 
     limits: Limits
-    excluded: str = ""
+    excluded: str | None = ""
 
 
 class RateKind(StrEnum):
@@ -430,9 +444,7 @@ class CapacitySpec:
 class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
-    A policy that looks into the past also has an attribute `lookback` (timedelta): how far. One that learns is a
-    `Learner`, one that moves the bounds is a `Bounding` one. One with an attribute `stabilizes` that is true never
-    asks for fewer on what it has seen for a short time only: it needs no stabilization window.
+    What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `LookingBack` and `Requiring`.
     """
 
     def evaluate(self, view: View) -> Recommendation:
@@ -455,11 +467,35 @@ class Learner(Protocol):
 class Bounding(Protocol):
     """A policy that moves the bounds, such as a schedule. Asked before any policy is evaluated.
 
-    One that never asks for a size has an attribute `asks` that is False: it is not missed where policies are combined.
+    One that never asks for a size also has a class attribute `asks = False`: it is left out when policies combine.
     """
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
         """Say what of the bounds holds now. Pure."""
+        ...
+
+
+class Stabilizing(Protocol):
+    """A policy that never asks for fewer replicas because of a short dip: it needs no stabilization window."""
+
+    stabilizes: ClassVar[bool]
+
+
+class LookingBack(Protocol):
+    """A policy that reads `View.past`."""
+
+    @property
+    def lookback(self) -> timedelta:
+        """How much of the past it needs."""
+        ...
+
+
+class Requiring(Protocol):
+    """A policy that cannot do without some metrics. The configuration refuses a cluster that lacks one."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Their names."""
         ...
 
 
@@ -479,16 +515,30 @@ class Combine(Protocol):
         ...
 
 
-MOST_LEARNED = 1000
-"""A policy may keep so many numbers."""
-
-
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy under the name it has in the configuration."""
+    """A policy under the name it has in the configuration, with its optional hooks looked up once.
+
+    Attributes:
+        learn: the method of a `Learner`, else None.
+        allow: the method of a `Bounding` policy, else None.
+        asks: False for a `Bounding` policy that never asks for a size.
+        stabilizes: whether it is a `Stabilizing` policy.
+    """
 
     name: str
     policy: Policy
+    learn: Callable[[View], Mapping[str, float]] | None = field(init=False, repr=False, compare=False)
+    allow: Callable[[datetime, Limits], Allowance] | None = field(init=False, repr=False, compare=False)
+    asks: bool = field(init=False, repr=False, compare=False)
+    stabilizes: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("learn", "allow"):
+            hook = getattr(self.policy, name, None)
+            object.__setattr__(self, name, hook if callable(hook) else None)
+        object.__setattr__(self, "asks", getattr(self.policy, "asks", True) is not False)
+        object.__setattr__(self, "stabilizes", getattr(self.policy, "stabilizes", False) is True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,8 +593,8 @@ class ClusterSpec:
     @property
     def stabilized(self) -> bool:
         """Whether all policies that ask for sizes look at the past themselves."""
-        asking = [named.policy for named in self.policies if getattr(named.policy, "asks", True)]
-        return bool(asking) and all(getattr(policy, "stabilizes", False) is True for policy in asking)
+        asking = [named for named in self.policies if named.asks]
+        return bool(asking) and all(named.stabilizes for named in asking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,7 +605,6 @@ class ScaleEvent:
     change: int
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A trusted proposal, kept for the stabilization windows."""
@@ -610,7 +659,6 @@ class SizeCapacity:
     samples: int
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class Learned:
     """What past rescales and saturated times have taught.
@@ -626,7 +674,6 @@ class Learned:
     memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """All that a decision depends on besides the spec and the observation. It survives a restart.
@@ -634,37 +681,36 @@ class ClusterState:
     Attributes:
         at: time of the last observation.
         desired: the size the target was last seen with.
-        since: from when on the cluster has been watched, on input that could be trusted, without a gap that hides a
+        watched_since: from when on the cluster has been watched, on trusted input, without a gap that hides a
             stabilization window.
         proposals: trusted proposals within the longest stabilization window, oldest first.
         events: our changes of size within the longest rate period, oldest first.
         rescale: the change on its way, if any.
-        ended: when the last rescale ended; cooldowns count from here.
-        missed: the last rescale that missed a deadline, while what it missed is still so.
-        warm_from: when the last disturbance of the job was absorbed; capacity is learned some time after it.
+        cooldown_from: when the last rescale ended; cooldowns count from here.
+        last_missed: the last rescale that missed a deadline, while what it missed is still so.
+        disturbance_ended_at: when the last disturbance of the job was absorbed; some time later capacity is learned.
         requested: when we last requested a size; None when that call failed.
-        overruled: when sizes that we had requested were changed from outside, or accepted and never shown: the last
-            few, oldest first.
+        override_times: when requested sizes were changed from outside, or accepted and never shown: the last few,
+            oldest first.
         past: observations within the lookback, oldest first. Restored from the decision log.
         learned: capacity and durations.
     """
 
     at: datetime | None = None
     desired: int | None = None
-    since: datetime | None = None
+    watched_since: datetime | None = None
     proposals: tuple[Proposal, ...] = ()
     events: tuple[ScaleEvent, ...] = ()
     rescale: Rescale | None = None
-    ended: datetime | None = None
-    warm_from: datetime | None = None
-    missed: Rescale | None = None
+    cooldown_from: datetime | None = None
+    disturbance_ended_at: datetime | None = None
+    last_missed: Rescale | None = None
     requested: datetime | None = None
-    overruled: tuple[datetime, ...] = ()
+    override_times: tuple[datetime, ...] = ()
     past: tuple[Observation, ...] = ()
     learned: Learned = Learned()
 
 
-@quick
 @dataclass(frozen=True, slots=True)
 class View:
     """What a policy is shown.
@@ -680,7 +726,7 @@ class View:
         spec: the cluster's spec, for slots per replica, partitions and the like.
         engine: what the engine shows, or None.
         rescale: the change on its way, if any.
-        warm_from: when the last disturbance of the job was absorbed; what is seen soon after it is a transient.
+        disturbance_ended_at: when the last disturbance of the job was absorbed; soon after it readings are transient.
         memory: what this policy has learned; see `Learner`.
     """
 
@@ -694,10 +740,15 @@ class View:
     spec: ClusterSpec
     engine: EngineStatus | None = None
     rescale: Rescale | None = None
-    warm_from: datetime | None = None
+    disturbance_ended_at: datetime | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
 
-    def knowing(self, learned: Learned, memory: Mapping[str, float]) -> View:
+    @property
+    def warm_from(self) -> datetime | None:
+        """The former name of `disturbance_ended_at`."""
+        return self.disturbance_ended_at
+
+    def with_learned(self, learned: Learned, memory: Mapping[str, float]) -> View:
         """The same view with something else learned. Written out: `dataclasses.replace` takes twice as long."""
         return View(
             self.now,
@@ -710,7 +761,7 @@ class View:
             self.spec,
             self.engine,
             self.rescale,
-            self.warm_from,
+            self.disturbance_ended_at,
             memory,
         )
 

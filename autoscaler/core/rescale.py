@@ -1,4 +1,4 @@
-"""Following a rescale until the engine has absorbed it: requested, ready, registered, absorbed, running, caught up.
+"""Second stage: following a rescale until it is absorbed: requested, ready, registered, absorbed, running, caught up.
 
 Each phase has a deadline and its duration is kept. A rescale that misses a deadline is reported and released: a
 worker that never comes must not hold decisions forever.
@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
+from autoscaler.core.capacity import learn_durations
 from autoscaler.core.model import (
     PHASES,
     Cause,
     ClusterSpec,
+    ClusterState,
     Direction,
     EngineStatus,
+    Fact,
     JobState,
     Observation,
     Phase,
@@ -23,20 +27,38 @@ from autoscaler.core.model import (
     Reason,
     Rescale,
 )
+from autoscaler.core.trust import Note, Trusted
 
-Note = tuple[Reason, str]
+MAX_OVERRIDES = 3
+"""So many times at which a requested size was changed from outside are kept."""
 
 DEADLINES: Mapping[Phase, timedelta] = {
     Phase.REGISTERED: timedelta(minutes=2),
     Phase.ABSORBED: timedelta(minutes=3),
     Phase.RUNNING: timedelta(minutes=2),
 }
-"""What a phase may take when neither the configuration nor the engine says."""
+"""What a phase may take when neither the configuration nor the engine limits it."""
 
 _RECOVERING = frozenset({JobState.RUNNING, JobState.RESTARTING})
 
 _SAME = timedelta(seconds=1)
-"""A beginning that moves by less is the same one, told anew."""
+"""A start time that differs by less is of the same run."""
+
+
+class Settled(NamedTuple):
+    """What the second stage found.
+
+    Attributes:
+        state: with the rescale that is on its way now, and what the one that ended has taught.
+        current: the size the target has been told to have.
+        desired: the size the target shows.
+        notes: what happened, for the decision.
+    """
+
+    state: ClusterState
+    current: int
+    desired: int
+    notes: tuple[Note, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +66,7 @@ class Settling:
     """Where a rescale stands after an observation.
 
     Attributes:
-        rescale: the one still on its way, or None.
+        rescale: the one still on its way.
         settled: the one that has just been absorbed.
         missed: the one that has just been released at a deadline.
         dropped: the one whose request never reached the target.
@@ -58,8 +80,117 @@ class Settling:
     notes: tuple[Note, ...] = ()
 
 
+def settle(seen: Trusted) -> Settled:
+    """Follow the rescale that is on its way, and begin to follow what happened without a request.
+
+    The target's size must be known (`Trusted.size_known`).
+    """
+    spec, state, observation = seen.spec, seen.state, seen.observation
+    desired = observation.desired or 0
+    notes = list(seen.notes)
+    if state.rescale is None:
+        state = _disturb(spec, state, observation, desired, notes, settled=False)
+        state = _follow(spec, state, observation, notes)
+    else:
+        state = _follow(spec, state, observation, notes)
+        # What has just settled may have lost a replica since it was ready. Its own restart is over.
+        state = _disturb(spec, state, observation, desired, notes, settled=True)
+    if notes and any(reason is Reason.SUPERSEDED for reason, _ in notes):
+        state = replace(state, override_times=_override_times(state, observation.at))
+    rescale = state.rescale
+    current = rescale.to if rescale is not None and not rescale.confirmed else desired
+    return Settled(state, current, desired, tuple(notes))
+
+
+def _disturb(
+    spec: ClusterSpec, state: ClusterState, observation: Observation, desired: int, notes: list[Note], *, settled: bool
+) -> ClusterState:
+    """Begin to follow what was not requested here: another size, replicas gone, the job restarting."""
+    if state.last_missed is not None and not _still_missed(state.last_missed, observation, desired):
+        state = replace(state, last_missed=None)
+    if state.rescale is not None:
+        return state
+    before = state.desired
+    if before is not None and before != desired and not settled:
+        notes.append((Reason.SUPERSEDED, Fact("external_change", {"before": before, "desired": desired})))
+        return replace(state, rescale=begin(before, desired, observation.at, Cause.EXTERNAL))
+    if state.last_missed is not None or before is None:
+        # What was given up is not waited for again; and at first sight nothing is known to have been lost.
+        return state
+    found = disturbed(spec, observation, desired, state.past, None if settled else _last_run(state, observation))
+    if found is None:
+        return state
+    lost, fact = found
+    notes.append((Reason.SETTLING, fact))
+    return replace(state, rescale=lost)
+
+
+def _override_times(state: ClusterState, at: datetime) -> tuple[datetime, ...]:
+    """When sizes that were requested here were changed from outside, now as well if the last one was requested here.
+
+    Users may change it as often as they like.
+    """
+    before = state.override_times
+    if state.requested is None or (before and state.requested < before[-1]):
+        return before
+    return (*before, at)[-MAX_OVERRIDES:]
+
+
+def _last_run(state: ClusterState, observation: Observation) -> EngineStatus | None:
+    """What the engine showed when the job was last seen running: at a restart it often cannot be asked for a while."""
+    if observation.engine is None:
+        return None
+    for seen in reversed(state.past):
+        if seen.engine is not None and seen.engine.job is JobState.RUNNING:
+            return seen.engine
+    return None
+
+
+def _still_missed(missed: Rescale, observation: Observation, desired: int) -> bool:
+    engine = observation.engine
+    short = observation.ready is not None and observation.ready < desired
+    restarting = engine is not None and engine.job is JobState.RESTARTING
+    return missed.to == desired and (short or restarting)
+
+
+def _follow(spec: ClusterSpec, state: ClusterState, observation: Observation, notes: list[Note]) -> ClusterState:
+    if state.rescale is None:
+        return state
+    settling = follow(spec, state.rescale, observation, observation.metrics)
+    notes.extend(settling.notes)
+    at = observation.at
+    if settling.dropped is not None:
+        events = tuple(event for event in state.events if event.at != settling.dropped.at)
+        return _follow(spec, replace(state, rescale=settling.dropped.replaced, events=events), observation, notes)
+    if settling.missed is not None:
+        # Accepted and never shown: another controller put it back before the next observation.
+        times = state.override_times if settling.missed.confirmed else _override_times(state, at)
+        return replace(
+            state,
+            rescale=None,
+            last_missed=settling.missed,
+            cooldown_from=at,
+            disturbance_ended_at=at,
+            override_times=times,
+        )
+    if settling.settled is not None:
+        done = settling.settled
+        learned = learn_durations(state.learned, done) if done.cause is Cause.REQUEST else state.learned
+        ended = state.disturbance_ended_at if runs(state.rescale) else at
+        return replace(state, rescale=None, cooldown_from=at, disturbance_ended_at=ended, learned=learned)
+    moved = settling.rescale
+    if moved is not None and runs(moved) and not runs(state.rescale):
+        return replace(state, rescale=moved, disturbance_ended_at=at)
+    return replace(state, rescale=moved)
+
+
+def runs(rescale: Rescale) -> bool:
+    """Whether the job runs with the size already, though it may have a backlog to catch up with."""
+    return PHASES.index(rescale.phase) >= PHASES.index(Phase.RUNNING)
+
+
 def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
-    """A rescale at its start. One that we did not request is there already, hence confirmed."""
+    """A rescale at its start. One that was not requested here is there already, hence confirmed."""
     return Rescale(before, to, at, cause, Phase.REQUESTED, at, confirmed=cause is not Cause.REQUEST)
 
 
@@ -69,11 +200,11 @@ def disturbed(
     desired: int,
     past: tuple[Observation, ...],
     last_run: EngineStatus | None,
-) -> tuple[Rescale, str] | None:
-    """A rescale for what nobody requested, and what it is: replicas that are gone, or a job that restarts by itself.
+) -> tuple[Rescale, Fact] | None:
+    """A rescale for a disturbance, and what it is: replicas that are gone, or a job that restarts by itself.
 
-    A worker that is stopped (SIGTERM) tells the engine, which gives up its slots at once. One that is killed, hangs or
-    is cut off tells nobody: its slots stay until its heartbeat runs out, and so long the job stands still.
+    A worker that is stopped (SIGTERM) unregisters from the engine, which gives up its slots at once. One that is
+    killed, hangs or is cut off does not: its slots stay until its heartbeat times out, and the job stands still.
 
     `past` is what was seen before; `last_run` is what the engine showed when the job was last seen running, if it was.
     """
@@ -82,35 +213,31 @@ def disturbed(
     engine = observation.engine
     slots = None if engine is None else engine.slots
     if ready is not None and ready < desired:
-        # Never seen whole: they are still on their way.
+        kind = "replicas_gone"
         if not any(seen.desired == desired and (seen.ready or 0) >= desired for seen in reversed(past)):
-            return begin(ready, desired, at, Cause.LOSS), f"{desired - ready} of {desired} replicas are not up"
-        text = f"{desired - ready} of {desired} replicas are gone"
-        if slots is not None and slots > ready * spec.slots_per_replica:
-            text += "; the engine still counts their slots, as for workers that were killed or hang"
+            kind = "replicas_not_up"  # never seen whole: they are still on their way
         elif slots is not None:
-            text += "; the engine has given up their slots, as for workers that were stopped"
-        return begin(ready, desired, at, Cause.LOSS), text
+            kind = "replicas_killed" if slots > ready * spec.slots_per_replica else "replicas_stopped"
+        return begin(ready, desired, at, Cause.LOSS), Fact(kind, {"count": desired - ready, "desired": desired})
     if engine is None:
         return None
-    # A surge, as of a rolling update, has more replicas than desired: their slots are nobody's that is gone.
+    # A surge, as of a rolling update, has more replicas than desired: their slots are not those of a lost worker.
     here = max(desired, ready or 0)
     theirs = here * spec.slots_per_replica
     grown = slots is not None and slots > theirs and last_run is not None and (last_run.slots or 0) <= theirs
     # A job that is neither running nor coming back waits for no heartbeat, and is held as it is.
     if grown and engine.job in _RECOVERING:
-        # Replaced before anybody noticed: the heartbeat of the one before has still to run out.
+        # Replaced between two observations: the heartbeat of the one before has still to time out.
         lost = replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.READY)
-        text = f"the engine counts {slots} slots where {here} replicas have {theirs}"
-        return lost, f"{text}, as when a worker was killed and is replaced already"
+        return lost, Fact("replica_replaced", {"slots": slots, "replicas": here, "theirs": theirs})
     if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
         # Every replica is there: only the job has to come back and catch up.
-        return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED), "the job restarts"
+        return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED), Fact("job_restarts")
     return None
 
 
 def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observation) -> bool:
-    """Whether a loss has stopped the job. What piles up meanwhile is no load, and another rescale stops it longer.
+    """Whether a loss has stopped the job. The backlog that grows is not load; a rescale prolongs the stop.
 
     It stands still while it restarts, and while the engine counts the slots of a worker that is not there any more.
     """
@@ -124,10 +251,10 @@ def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observ
 
 
 def _restarted(before: EngineStatus, now: EngineStatus) -> bool:
-    """Whether the job has restarted in between: it says so, or it has been running for a shorter time."""
+    """Whether the job has restarted in between: it counts one more restart, or has been running for a shorter time."""
     if now.restarts is not None and before.restarts is not None and now.restarts > before.restarts:
         return True
-    # A new driver counts its restarts from nought.
+    # After a new submission the count starts from 0.
     return (
         now.running_since is not None
         and before.running_since is not None
@@ -148,68 +275,42 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
         if not rescale.confirmed:
             rescale = replace(rescale, confirmed=True, error="", replaced=None)
     elif not rescale.confirmed and rescale.error and desired == rescale.before:
-        text = f"{rescale.before} to {rescale.to} was not accepted: {rescale.error}"
-        return Settling(dropped=rescale, notes=((Reason.UNCONFIRMED, text),))
+        fact = Fact("not_accepted", {"before": rescale.before, "to": rescale.to, "error": rescale.error})
+        return Settling(dropped=rescale, notes=((Reason.UNCONFIRMED, fact),))
     elif rescale.confirmed or desired != rescale.before:
-        assert desired is not None  # noqa: S101 - the caller has checked; tells the type checker
-        text = f"{rescale.to} was replaced by {desired} from outside"
+        assert desired is not None  # noqa: S101 - the caller has checked; for the type checker
         return Settling(
             rescale=begin(rescale.to if rescale.confirmed else rescale.before, desired, at, Cause.EXTERNAL),
-            notes=((Reason.SUPERSEDED, text),),
+            notes=((Reason.SUPERSEDED, Fact("replaced_outside", {"to": rescale.to, "desired": desired})),),
         )
     notes: list[Note] = []
     while rescale.phase is not Phase.CAUGHT_UP:
-        phase = PHASES[PHASES.index(rescale.phase) + 1]
+        phase = next_phase(rescale)
         took = (at - rescale.since).total_seconds()
         if not _reached(phase, spec, rescale, observation, metrics):
             limit = deadline(spec, rescale, phase).total_seconds()
             if took <= limit:
                 return Settling(rescale=rescale, notes=tuple(notes))
-            text = f"{told(rescale)} was not {_words(phase)} within {limit:.0f} s and is no longer waited for"
-            text += why_not(rescale, observation.remarks)
-            return Settling(missed=rescale, notes=(*notes, (Reason.DEADLINE, text)))
+            late = {"rescale": rescale, "phase": phase, "limit": limit, "remarks": observation.remarks}
+            return Settling(missed=rescale, notes=(*notes, (Reason.DEADLINE, Fact("deadline_missed", late))))
         rescale = replace(rescale, phase=phase, since=at, durations={**rescale.durations, phase: took})
-        notes.append((Reason.SETTLING, f"{told(rescale)} is {_words(phase)} after {took:.0f} s"))
-    text = f"{told(rescale)} has settled after {(at - rescale.at).total_seconds():.0f} s"
-    return Settling(settled=rescale, notes=(*notes, (Reason.SETTLED, text)))
+        fact = Fact("phase_reached", {"rescale": rescale, "phase": phase, "took": took})
+        notes.append((Reason.SETTLING, fact))
+    fact = Fact("settled", {"rescale": rescale, "took": (at - rescale.at).total_seconds()})
+    return Settling(settled=rescale, notes=(*notes, (Reason.SETTLED, fact)))
+
+
+def next_phase(rescale: Rescale) -> Phase:
+    """What a rescale on its way waits for."""
+    return PHASES[PHASES.index(rescale.phase) + 1]
 
 
 def deadline(spec: ClusterSpec, rescale: Rescale, phase: Phase) -> timedelta:
-    """How long a phase may take: as configured, else by the engine's own settings, else our default."""
+    """How long a phase may take: as configured, else by the engine's own settings, else `DEADLINES`."""
     configured: timedelta | None = getattr(spec.settle, phase.value)
     if configured is not None:
         return configured
     return rescale.deadlines.get(phase) or DEADLINES[phase]
-
-
-def waits_for(rescale: Rescale) -> str:
-    """What a rescale on its way waits for, in words."""
-    return _words(PHASES[PHASES.index(rescale.phase) + 1])
-
-
-def told(rescale: Rescale) -> str:
-    """A rescale in words, as the subject of a sentence."""
-    if rescale.cause is Cause.LOSS and rescale.before == rescale.to:
-        return f"the job's recovery on {rescale.to}"
-    words = {
-        Cause.REQUEST: "the rescale",
-        Cause.EXTERNAL: "the rescale from outside",
-        Cause.LOSS: "the replacement",
-    }
-    return f"{words[rescale.cause]} from {rescale.before} to {rescale.to}"
-
-
-def why_not(rescale: Rescale, remarks: tuple[str, ...]) -> str:
-    """What the target shows and says of replicas that do not come up or go, to be added to a sentence; or nothing."""
-    if rescale.phase is not Phase.REQUESTED:
-        return ""
-    shown = () if rescale.confirmed else (f"the target still shows {rescale.before}",)
-    said = "; ".join((*shown, *remarks))
-    return f" ({said})" if said else ""
-
-
-def _words(phase: Phase) -> str:
-    return phase.value.replace("_", " ")
 
 
 def _reached(
@@ -262,7 +363,7 @@ def _absorbed(spec: ClusterSpec, rescale: Rescale, engine: EngineStatus) -> bool
 
 
 def _caught_up(spec: ClusterSpec, metrics: Mapping[str, Reading]) -> bool:
-    """Lag divided by throughput is at most the backlog time; a job without these metrics is taken as it is."""
+    """Lag divided by throughput is at most the backlog time; a job without these metrics has caught up at once."""
     if spec.settle.lag not in spec.metrics:
         return True
     lag = metrics.get(spec.settle.lag)

@@ -22,7 +22,8 @@ from autoscaler.core.model import (
     Phase,
     Reason,
 )
-from autoscaler.core.step import call_failed, call_withheld, step
+from autoscaler.core.state import call_failed, call_withheld
+from autoscaler.core.step import step
 from autoscaler.daemon.connections import INSIDE, cancelled_inside, format_error, pass_time
 from autoscaler.daemon.observer import Edges, Observer
 from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus

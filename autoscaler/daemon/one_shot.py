@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.capacity import beyond_use
-from autoscaler.core.evaluate import trusted
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import step
+from autoscaler.core.trust import trusted
 from autoscaler.daemon.connections import Connection, Connections, format_error
 from autoscaler.daemon.observer import Edges, Observer
 from autoscaler.daemon.service import utc_now

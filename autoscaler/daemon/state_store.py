@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autoscaler.core.model import ClusterState, Observation
-from autoscaler.core.step import rebase
+from autoscaler.core.state import rebase
 from autoscaler.daemon.write_batcher import Batches
 from autoscaler.ports import Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state

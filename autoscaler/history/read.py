@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from autoscaler.core.guards import restored
 from autoscaler.core.model import (
     Bound,
     Decision,
@@ -34,6 +33,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.history.dataset import Dataset, DatasetError, day_of, open_dataset
 from autoscaler.ports import Record
+from autoscaler.trace.verdict_trail import restored
 
 BATCH = 2000
 """Rows of a file that are in memory at a time."""

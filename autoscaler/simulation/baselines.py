@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import accumulate
 
-from autoscaler.core.guards import Situation
+from autoscaler.core.guards import GuardContext
 from autoscaler.core.model import (
     ClusterSpec,
     ClusterState,
@@ -164,7 +164,7 @@ def bare(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tu
     return step(spec, state, observation, _limits)
 
 
-def _limits(situation: Situation) -> tuple[Verdict, ...]:
+def _limits(situation: GuardContext) -> tuple[Verdict, ...]:
     limits, size = situation.spec.limits, situation.proposed
     return (Verdict(Reason.BOUNDS, size, max(limits.minimum, min(size, limits.maximum)), Reason.BOUNDS),)
 

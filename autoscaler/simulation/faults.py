@@ -17,7 +17,7 @@ from typing import Any
 
 from autoscaler.core.durations import format_duration, parse_duration
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation, Reading, Reason
-from autoscaler.core.step import call_failed
+from autoscaler.core.state import call_failed
 from autoscaler.plugins import guess
 from autoscaler.ports import Record
 from autoscaler.simulation.plant import START, Plant, PlantSpec

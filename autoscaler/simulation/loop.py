@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from autoscaler.core.model import ClusterSpec, ClusterState
-from autoscaler.core.step import Decide, call_failed, step
+from autoscaler.core.state import call_failed
+from autoscaler.core.step import Decide, step
 from autoscaler.ports import Record
 from autoscaler.simulation.faults import NONE, Faults, Injector, restarted
 from autoscaler.simulation.loads import Load

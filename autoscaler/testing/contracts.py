@@ -186,7 +186,7 @@ def _view(chance: random.Random, names: Sequence[str]) -> View:
         spec=spec,
         engine=engine,
         rescale=_rescale(chance, now, current),
-        warm_from=chance.choice((None, now, now - timedelta(minutes=1), now - timedelta(days=1))),
+        disturbance_ended_at=chance.choice((None, now, now - timedelta(minutes=1), now - timedelta(days=1))),
     )
 
 
@@ -227,7 +227,7 @@ def days(metrics: Sequence[str], count: int = 1200) -> list[View]:
         }
         missing = {name: "not delivered" for name in names if name not in metrics_now}
         past = (*past[-20:], Observation(now, size, size, metrics_now, missing))
-        found.append(View(now, size, size, metrics_now, past, limits, Learned(), spec, warm_from=warm_from))
+        found.append(View(now, size, size, metrics_now, past, limits, Learned(), spec, disturbance_ended_at=warm_from))
     return found
 
 

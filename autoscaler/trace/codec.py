@@ -13,11 +13,20 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer, RootModel, ValidationError
 
-from autoscaler.core.guards import restored, shortened
 from autoscaler.core.model import ClusterState, Decision, Learned, Observation, Reason
 from autoscaler.ports import Record
+from autoscaler.trace.verdict_trail import restored, shortened
 
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
+
+_STORED = {
+    "watched_since": "since",
+    "cooldown_from": "ended",
+    "disturbance_ended_at": "warm_from",
+    "last_missed": "missed",
+    "override_times": "overruled",
+}
+"""Fields of a state whose keys in a stored state are others."""
 
 
 def _words(text: object) -> list[str]:
@@ -58,7 +67,7 @@ class _Lines(RootModel[_Line]):
 
 
 class _State(RootModel[ClusterState]):
-    model_config = _CONFIG
+    model_config = _CONFIG | ConfigDict(alias_generator=lambda name: _STORED.get(name, name))
 
 
 class _Observation(RootModel[Observation]):
@@ -106,7 +115,7 @@ def _fields(decision: Decision) -> dict[str, Any]:
 
 def dump_state(state: ClusterState) -> bytes:
     """A state as JSON, without the past, which is in the records."""
-    return _state.to_json(_State.model_construct(state), exclude={"past"}, warnings=False)
+    return _state.to_json(_State.model_construct(state), exclude={"past"}, by_alias=True, warnings=False)
 
 
 def load_state(text: bytes | str) -> ClusterState:

@@ -27,7 +27,8 @@ from autoscaler.core.model import (
     Verdict,
 )
 from autoscaler.core.rescale import begin
-from autoscaler.core.step import Decide, call_failed, call_withheld, step
+from autoscaler.core.state import call_failed, call_withheld
+from autoscaler.core.step import Decide, step
 from autoscaler.ports import Record
 
 GAP = 2.5
@@ -69,7 +70,7 @@ def _not_asked(before: ClusterState, after: ClusterState, observation: Observati
         and not waiting.confirmed
         and not waiting.error
         and observation.desired == waiting.before
-        and after.missed is before.missed
+        and after.last_missed is before.last_missed
     ):
         # Asked for, and not shown yet: the request that is taken back had replaced it for good.
         return replace(after, rescale=waiting, requested=before.requested)

@@ -31,7 +31,8 @@ from autoscaler.core.model import (
     Verdict,
     View,
 )
-from autoscaler.core.step import call_failed, step
+from autoscaler.core.state import call_failed
+from autoscaler.core.step import step
 
 NOW = datetime(2026, 1, 31, 3, 12, 45, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -143,7 +144,7 @@ def test_why_it_was_not_scaled_down_yet() -> None:
     state = ClusterState(
         at=NOW - 15 * SECOND,
         desired=3,
-        since=NOW - timedelta(hours=1),
+        watched_since=NOW - timedelta(hours=1),
         proposals=(Proposal(NOW - timedelta(minutes=2), 3),),
     )
     explained = told(a_spec, observation(), state)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from autoscaler.core.capacity import source_partitions
-from autoscaler.core.guards import shortened
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -35,7 +34,9 @@ from autoscaler.core.model import (
     Select,
     SettleSpec,
 )
-from autoscaler.core.step import call_failed, step
+from autoscaler.core.state import call_failed
+from autoscaler.core.step import step
+from autoscaler.trace.verdict_trail import shortened
 from tests.core.build import T0, Asks, Fixed, seconds
 
 STATE = TypeAdapter(ClusterState)
@@ -274,7 +275,7 @@ def test_law_3_a_scale_down_happens_only_with_every_replica_ready_and_the_last_r
                 assert over & {reason for reason, _ in decision.notes}
             assert observation.ready is not None
             # Replicas that are gone are waited for, up to the deadline of doing so.
-            given_up = before.missed is not None or after.missed is not None or before.desired is None
+            given_up = before.last_missed is not None or after.last_missed is not None or before.desired is None
             assert observation.ready >= decision.current or given_up
 
 

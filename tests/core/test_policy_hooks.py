@@ -15,9 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.core.evaluate import MAX_REPLICAS, allowed, combine, learn
+from autoscaler.core.combine import combined_size
+from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
+from autoscaler.core.learn import learn_policies
 from autoscaler.core.model import (
+    MAX_REPLICAS,
     MOST_LEARNED,
     Allowance,
     Behaviour,
@@ -40,7 +43,8 @@ from autoscaler.core.model import (
     View,
 )
 from autoscaler.core.rescale import begin
-from autoscaler.core.step import rebase, step
+from autoscaler.core.state import rebase
+from autoscaler.core.step import step
 from autoscaler.trace.codec import dump_state, load_state
 from tests.core.build import T0, Asks, Fixed, asks, at, seconds, seen, spec
 
@@ -123,7 +127,7 @@ def test_a_view_that_knows_something_else_shows_all_else_as_before() -> None:
         T0, 3, 2, {"lag": Reading(1.0, T0)}, (seen(0, 3),), Limits(1, 5), Learned({3: SizeCapacity(1.0, T0, 1)}),
         spec(), EngineStatus(JobState.RUNNING), begin(2, 3, T0, Cause.REQUEST), T0, {"ticks": 0.0},
     )  # fmt: skip
-    assert view.knowing(learned, memory) == replace(view, learned=learned, memory=memory)
+    assert view.with_learned(learned, memory) == replace(view, learned=learned, memory=memory)
     assert all(getattr(view, item.name) not in (None, {}, ()) for item in fields(View))
 
 
@@ -176,7 +180,7 @@ def test_policies_are_shown_the_moved_bounds_also_while_the_target_is_unknown() 
         (lambda *_: Allowance(Limits(1.5, 2)), "allowed 1.5 to 2, expected whole numbers"),  # type: ignore[arg-type]
         (lambda *_: Allowance(Limits(1, math.inf)), "allowed 1 to inf, expected whole"),  # type: ignore[arg-type]
         (lambda *_: Allowance(Limits(MAX_REPLICAS + 1, MAX_REPLICAS + 1)), "the minimum at most 1000000"),
-        (lambda *_: Allowance(Limits(1, 2), None), "gave the reason None to change nothing"),  # type: ignore[arg-type]
+        (lambda *_: Allowance(Limits(1, 2), 5), "gave the reason 5 to change nothing"),  # type: ignore[arg-type]
     ],
 )
 def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_nobody(rule: Any, detail: str) -> None:
@@ -439,7 +443,7 @@ def test_whatever_a_policy_learns_the_memory_is_finite_numbers_by_name(outcomes:
 
 def test_learn_gives_the_memory_of_the_learners_alone() -> None:
     view = View(T0, 2, 2, {}, (), Limits(1, 10), Learned(memory={"p0": {"old": 1.0}, "gone": {"x": 1.0}}), spec())
-    memory, failed = learn(named(Learns(lambda one: {**one.memory, "new": 2.0}), Asks()), view)
+    memory, failed = learn_policies(named(Learns(lambda one: {**one.memory, "new": 2.0}), Asks()), view)
     assert (memory, failed) == ({"p0": {"old": 1.0, "new": 2.0}}, {})
 
 
@@ -459,7 +463,7 @@ def sizes(*replicas: int | None) -> tuple[Recommendation, ...]:
     ("asked", "expected"), [((3, 7, None), 7), ((None, 0), 0), ((None, None), 4), ((), 4), ((2, 2), 2)]
 )
 def test_without_an_expression_the_greatest_size_counts(asked: tuple[int | None, ...], expected: int) -> None:
-    assert combine(sizes(*asked), 4) == (expected, "")
+    assert combined_size(sizes(*asked), 4) == (expected, None)
 
 
 @pytest.mark.parametrize(
@@ -477,12 +481,12 @@ def test_without_an_expression_the_greatest_size_counts(asked: tuple[int | None,
     ],
 )
 def test_an_expression_says_what_is_proposed_rounded_up(given_size: float | None, expected: int) -> None:
-    assert combine(sizes(3, 7), 4, Combines(lambda *_: given_size)) == (expected, "")
+    assert combined_size(sizes(3, 7), 4, Combines(lambda *_: given_size)) == (expected, None)
 
 
 def test_an_expression_is_told_every_size_by_name_and_the_present_one() -> None:
     found: list[object] = []
-    combine(sizes(3, None), 4, Combines(lambda *told: found.append(told)))
+    combined_size(sizes(3, None), 4, Combines(lambda *told: found.append(told)))
     assert found == [({"p0": 3, "p1": None}, 4)]
 
 
@@ -501,8 +505,9 @@ def test_an_expression_is_told_every_size_by_name_and_the_present_one() -> None:
     ],
 )
 def test_an_expression_that_fails_lowers_nothing_and_the_greatest_counts(how: Any, problem: str) -> None:
-    proposed, why = combine(sizes(3, 7, None), 4, Combines(how))
+    proposed, why = combined_size(sizes(3, 7, None), 4, Combines(how))
     assert proposed == 7
+    assert why is not None
     assert why.startswith("the policies cannot be combined: ")
     assert problem in why
     a_spec = spec(Asks(), Fixed(2), combine=Combines(how))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.core.evaluate import trusted
+from autoscaler.core.explain import describe
 from autoscaler.core.model import (
     Bound,
     Cause,
@@ -22,8 +22,9 @@ from autoscaler.core.model import (
     Rescale,
     SettleSpec,
 )
-from autoscaler.core.rescale import Settling, begin, follow, waits_for
+from autoscaler.core.rescale import Settling, begin, follow, next_phase
 from autoscaler.core.step import step
+from autoscaler.core.trust import trusted
 from tests.core.build import T0, Fixed, at, running, seconds, seen, spec
 
 DEADLINES = SettleSpec(
@@ -40,6 +41,10 @@ DOWN = begin(4, 2, T0, Cause.REQUEST)
 
 def now(s: ClusterSpec, rescale: Rescale, observation: Observation) -> Settling:
     return follow(s, rescale, observation, trusted(s, observation)[0])
+
+
+def notes_of(settling: Settling) -> tuple[tuple[Reason, str], ...]:
+    return tuple((reason, describe(fact)) for reason, fact in settling.notes)
 
 
 def world(second: float, desired: int, ready: int, engine: EngineStatus | None, lag: float = 0.0) -> Observation:
@@ -61,7 +66,7 @@ def test_a_rescale_goes_through_its_phases_and_each_duration_is_kept() -> None:
         assert rescale is not None
         assert rescale.phase is phase
     assert rescale is not None
-    assert waits_for(rescale) == "caught up"
+    assert next_phase(rescale) is Phase.CAUGHT_UP
     last = now(WATCHED, rescale, world(50, 4, 4, running(4), 900))
     assert last.settled is not None
     assert last.settled.durations == {
@@ -71,7 +76,7 @@ def test_a_rescale_goes_through_its_phases_and_each_duration_is_kept() -> None:
         Phase.RUNNING: 4,
         Phase.CAUGHT_UP: 30,
     }
-    assert last.notes[-1] == (Reason.SETTLED, "the rescale from 2 to 4 has settled after 50 s")
+    assert notes_of(last)[-1] == (Reason.SETTLED, "the rescale from 2 to 4 has settled after 50 s")
 
 
 def test_scale_down_waits_for_replicas_and_slots_to_go() -> None:
@@ -92,26 +97,26 @@ def test_scale_down_waits_for_replicas_and_slots_to_go() -> None:
 @pytest.mark.parametrize(
     ("start", "ready", "engine", "lag", "waits"),
     [
-        (UP, 3, running(2), 0.0, "ready"),
-        (UP, 4, running(3), 0.0, "registered"),
-        (UP, 4, running(4, 3), 0.0, "absorbed"),
-        (UP, 4, EngineStatus(JobState.RESTARTING, 4, 4), 0.0, "running"),
-        (UP, 4, None, 0.0, "registered"),
-        (UP, 4, running(4), 9000.0, "caught up"),
+        (UP, 3, running(2), 0.0, Phase.READY),
+        (UP, 4, running(3), 0.0, Phase.REGISTERED),
+        (UP, 4, running(4, 3), 0.0, Phase.ABSORBED),
+        (UP, 4, EngineStatus(JobState.RESTARTING, 4, 4), 0.0, Phase.RUNNING),
+        (UP, 4, None, 0.0, Phase.REGISTERED),
+        (UP, 4, running(4), 9000.0, Phase.CAUGHT_UP),
     ],
 )
 def test_each_phase_has_a_deadline_after_which_it_is_reported_and_released(
-    start: Rescale, ready: int, engine: EngineStatus | None, lag: float, waits: str
+    start: Rescale, ready: int, engine: EngineStatus | None, lag: float, waits: Phase
 ) -> None:
     waiting = now(WATCHED, start, world(30, 4, ready, engine, lag))
     assert waiting.rescale is not None
-    assert waits_for(waiting.rescale) == waits
+    assert next_phase(waiting.rescale) is waits
     missed = now(WATCHED, waiting.rescale, world(300, 4, ready, engine, lag))
     assert missed.missed is not None
     assert missed.rescale is None
-    reason, text = missed.notes[-1]
+    reason, text = notes_of(missed)[-1]
     assert reason is Reason.DEADLINE
-    assert f"was not {waits} within" in text
+    assert f"was not {waits.value.replace('_', ' ')} within" in text
 
 
 def test_a_phase_that_is_reached_late_is_not_missed() -> None:
@@ -168,7 +173,7 @@ def test_a_failed_call_is_dropped_when_the_target_shows_the_old_size() -> None:
     failed = replace(UP, error="503")
     settling = now(WATCHED, failed, world(5, 2, 2, running(2)))
     assert settling.dropped == failed
-    assert settling.notes == ((Reason.UNCONFIRMED, "2 to 4 was not accepted: 503"),)
+    assert notes_of(settling) == ((Reason.UNCONFIRMED, "2 to 4 was not accepted: 503"),)
 
 
 def test_a_failed_call_after_which_another_size_is_shown_was_overruled_not_refused() -> None:
@@ -210,7 +215,7 @@ def test_a_size_changed_behind_our_back_supersedes_ours(confirmed: bool) -> None
     assert settling.rescale is not None
     assert settling.rescale.cause is Cause.EXTERNAL
     assert (settling.rescale.before, settling.rescale.to) == (4 if confirmed else 2, 7)
-    assert settling.notes == ((Reason.SUPERSEDED, "4 was replaced by 7 from outside"),)
+    assert notes_of(settling) == ((Reason.SUPERSEDED, "4 was replaced by 7 from outside"),)
 
 
 def test_a_confirmed_size_that_is_put_back_is_superseded_too() -> None:
@@ -255,7 +260,7 @@ def test_replicas_that_are_gone_are_followed_until_their_slots_are_back() -> Non
     assert zombie.rescale.phase is Phase.READY
     whole, notes = lived(fine, lost, seen(30, 3, engine=running(3)))
     assert whole.rescale is None
-    assert whole.ended == at(30)
+    assert whole.cooldown_from == at(30)
     assert notes[-1] == (Reason.SETTLED, "the replacement from 2 to 3 has settled after 15 s")
 
 
@@ -263,10 +268,10 @@ def test_replicas_that_never_come_back_are_given_up_once_and_not_again() -> None
     ticks = [seen(15 * n, 3, ready=3 if n == 0 else 2, engine=running(2)) for n in range(12)]
     state, notes = lived(*ticks)
     assert state.rescale is None
-    assert state.missed is not None
+    assert state.last_missed is not None
     assert [reason for reason, _ in notes].count(Reason.DEADLINE) == 1
     healed, _ = lived(*ticks, seen(200, 3, engine=running(3)))
-    assert healed.missed is None
+    assert healed.last_missed is None
 
 
 @pytest.mark.parametrize(
@@ -413,34 +418,34 @@ def test_a_deadline_is_as_configured_else_as_the_engine_is_set_else_ours(
     assert now(s, moved, world(limit, 4, 4, None)).missed is None
     missed = now(s, moved, world(limit + 1, 4, 4, None))
     assert missed.missed is not None
-    assert f"was not absorbed within {limit} s" in missed.notes[-1][1]
+    assert f"was not absorbed within {limit} s" in notes_of(missed)[-1][1]
 
 
 def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
     pending = "2 pods pending: Insufficient cpu"
     waiting = replace(world(5, 4, 2, running(2)), remarks=(pending,))
-    state = replace(ClusterState(), rescale=replace(UP, confirmed=True), since=T0)
+    state = replace(ClusterState(), rescale=replace(UP, confirmed=True), watched_since=T0)
     _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, waiting)
     assert any(f"not yet ready ({pending})" in verdict.detail for verdict in decision.verdicts)
     late = now(WATCHED, replace(UP, confirmed=True), replace(waiting, at=at(61)))
-    assert late.notes[-1][1].endswith(f"is no longer waited for ({pending})")
+    assert notes_of(late)[-1][1].endswith(f"is no longer waited for ({pending})")
     up = replace(UP, confirmed=True, phase=Phase.READY)
-    assert pending not in now(WATCHED, up, replace(waiting, at=at(61))).notes[-1][1]
+    assert pending not in notes_of(now(WATCHED, up, replace(waiting, at=at(61))))[-1][1]
 
 
 def test_a_request_that_the_target_does_not_show_is_told_as_that() -> None:
     unseen = replace(world(5, 2, 2, running(2)), remarks=("1 pod pending",))
-    state = replace(ClusterState(), rescale=UP, since=T0)
+    state = replace(ClusterState(), rescale=UP, watched_since=T0)
     _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, unseen)
     why = "the rescale from 2 to 4 is on its way, not yet ready (the target still shows 2; 1 pod pending)"
     assert decision.verdicts[1].detail == why
     late = now(WATCHED, UP, world(61, 2, 2, running(2)))
-    assert late.notes[-1][1].endswith("within 60 s and is no longer waited for (the target still shows 2)")
+    assert notes_of(late)[-1][1].endswith("within 60 s and is no longer waited for (the target still shows 2)")
 
 
 def test_a_job_that_recovers_is_not_told_as_a_change_of_size() -> None:
     restart = replace(begin(3, 3, T0, Cause.LOSS), phase=Phase.ABSORBED)
-    state = replace(ClusterState(), rescale=restart, since=T0, desired=3)
+    state = replace(ClusterState(), rescale=restart, watched_since=T0, desired=3)
     watched = replace(WATCHED, policies=spec(Fixed(2)).policies)
     _, decision = step(watched, state, world(5, 3, 3, EngineStatus(JobState.RESTARTING, 3, 3)))
     assert decision.verdicts[1].detail == "the job's recovery on 3 is on its way, not yet running"

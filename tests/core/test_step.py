@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from autoscaler.core.evaluate import trusted
 from autoscaler.core.model import (
     Behaviour,
     CapacitySpec,
@@ -30,7 +29,9 @@ from autoscaler.core.model import (
     SettleSpec,
     View,
 )
-from autoscaler.core.step import call_failed, call_withheld, rebase, step
+from autoscaler.core.state import call_failed, call_withheld, rebase
+from autoscaler.core.step import step
+from autoscaler.core.trust import trusted
 from tests.core.build import T0, Asks, Fixed, asks, at, running, seconds, seen, spec
 
 
@@ -260,7 +261,7 @@ def test_a_clock_that_goes_back_lowers_nothing_and_keeps_every_age() -> None:
     assert decision.desired == 4
     assert decision.notes[0] == (Reason.CLOCK, "the clock went back by 1030 s")
     assert [p.at for p in state.proposals] == [at(-30), at(-15), at(0)]
-    assert state.since == at(-30)
+    assert state.watched_since == at(-30)
     _, later = step(s, state, seen(31, 4, 2))
     assert later.desired == 2
 
@@ -271,7 +272,7 @@ def test_rebase_moves_every_time_there_is() -> None:
     )
     full = {"throughput": 10.0, "saturation": 1.0}
     state, _ = decide(s, seen(0, 2, metrics=full), seen(15, 5, ready=2, metrics=full))
-    state = replace(state, missed=state.rescale, ended=at(1), warm_from=at(2))
+    state = replace(state, last_missed=state.rescale, cooldown_from=at(1), disturbance_ended_at=at(2))
     there = rebase(rebase(state, timedelta(hours=-1)), timedelta(hours=1))
     assert there == state
     assert rebase(ClusterState(), seconds(5)) == ClusterState()
@@ -337,14 +338,14 @@ def test_capacity_is_not_learned_from_a_transient_nor_before_it_has_warmed_up() 
     assert state.learned.capacity == {}
     catching_up = [*coming, seen(30, 3, metrics=full, engine=three)]
     state, _ = decide(s, *catching_up)
-    assert state.warm_from == at(30)
+    assert state.disturbance_ended_at == at(30)
     assert state.learned.capacity == {}
     state, _ = decide(s, *catching_up, seen(60, 3, metrics=full, engine=three))
     assert state.learned.capacity[3].rate == 90
     # The end of catching up is no new disturbance.
     state, _ = decide(s, *catching_up, seen(60, 3, metrics={**full, "lag": 0.0}, engine=three))
     assert state.rescale is None
-    assert state.warm_from == at(30)
+    assert state.disturbance_ended_at == at(30)
 
 
 def test_policies_see_the_trusted_past_and_the_mean_of_replicas() -> None:
@@ -410,7 +411,7 @@ def test_a_size_that_is_changed_from_outside_again_and_again_makes_us_back_off()
     # Three attempts, then one for each pause, for as long as it goes on.
     assert requests == [0, 15, 30, 945, 1860, 2775]
     assert "changed from outside: 6 to 2" in notes[0]
-    assert len(state.overruled) == 3
+    assert len(state.override_times) == 3
 
 
 def test_another_controller_that_is_quicker_than_we_look_is_given_way_to_as_well() -> None:
@@ -446,7 +447,7 @@ def test_a_request_that_was_refused_is_not_one_that_somebody_undid() -> None:
         state, decision = step(s, state, seen(second, 2 + second // 30 % 2))
         if decision.rescale:
             state = call_failed(state, "not allowed")
-    assert state.overruled == ()
+    assert state.override_times == ()
 
 
 def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> None:
@@ -494,7 +495,7 @@ def test_people_may_change_the_size_as_often_as_they_like() -> None:
     for number, size in enumerate((2, 3, 4, 5, 2)):
         state, decision = step(spec(Fixed(size)), state, seen(15 * number + 15, size))
         assert not decision.rescale
-    assert state.overruled == ()
+    assert state.override_times == ()
     state, decision = step(s, state, seen(100, 2))
     assert decision.rescale
     assert state.requested == at(100)

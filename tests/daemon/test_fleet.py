@@ -56,7 +56,7 @@ def test_a_reload_adds_removes_and_changes_without_disturbing_the_others() -> No
         same = world.fleet.controllers["same"]
         before = world.fleet.controllers["changed"]
         assert before.state is not None
-        since = before.state.since
+        since = before.state.watched_since
         del world.clusters["gone"]
         world.clusters["changed"] = make_cluster("changed", world.plugins["changed"], limits=Limits(2, 10))
         world.targets["new"] = FakeTarget()
@@ -69,7 +69,7 @@ def test_a_reload_adds_removes_and_changes_without_disturbing_the_others() -> No
         after = world.fleet.controllers["changed"]
         assert after is not before
         assert after.state is not None
-        assert after.state.since == since
+        assert after.state.watched_since == since
         assert after.tally is before.tally
         # What is still used is not even connected anew.
         assert world.plugins["changed"].opened == world.plugins["same"].opened

@@ -25,7 +25,8 @@ import pytest
 
 from autoscaler import config
 from autoscaler.core.model import ClusterState
-from autoscaler.core.step import call_failed, step
+from autoscaler.core.state import call_failed
+from autoscaler.core.step import step
 from autoscaler.daemon.controller import UNANSWERED
 from autoscaler.daemon.state_store import FILE, read_state
 from autoscaler.ports import Record
@@ -448,7 +449,7 @@ def test_state_on_disk_is_readable_by_eye(place: Place) -> None:
     daemon.wait(PATIENCE)
     with closing(sqlite3.connect(place.directory / "var" / FILE)) as connection:
         (text,) = connection.execute("SELECT state FROM cluster WHERE name = 'a'").fetchone()
-    assert load_state(text).since is not None
+    assert load_state(text).watched_since is not None
 
 
 def test_a_disk_that_is_full_at_the_start_is_told(place: Place) -> None:

@@ -35,7 +35,8 @@ from autoscaler.core.model import (
     SizeCapacity,
     Verdict,
 )
-from autoscaler.core.step import rebase, step
+from autoscaler.core.state import rebase
+from autoscaler.core.step import step
 from autoscaler.daemon.state_store import FILE, Journal, open_journal, read_state
 from autoscaler.ports import Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
@@ -189,7 +190,7 @@ def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> No
     assert [verdict.after for verdict in record.decision.verdicts] == [6] * 9
     assert load_record(dump_record(record)) == record
     state = load_state((DATA / "state-1.json").read_bytes())
-    assert (state.requested, state.overruled) == (None, ())
+    assert (state.requested, state.override_times) == (None, ())
     assert state.rescale is not None
     assert state.rescale.deadlines == {}
     state = replace(state, past=(seen,))
@@ -216,7 +217,7 @@ def test_all_that_a_target_and_an_engine_may_say_survives() -> None:
     assert load_record(dump_record(record)) == record
     assert state.rescale is not None
     rescale = replace(state.rescale, deadlines=engine.deadlines)
-    state = replace(state, past=(), rescale=rescale, requested=NOW, overruled=(NOW, NOW))
+    state = replace(state, past=(), rescale=rescale, requested=NOW, override_times=(NOW, NOW))
     assert load_state(dump_state(state)) == state
 
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from autoscaler.core.guards import shortened
 from autoscaler.core.model import Bound, Observation, Reading
 from autoscaler.history.schema import TABLES
 from autoscaler.ports import Record
+from autoscaler.trace.verdict_trail import shortened
 
 
 def dataset(directory: Path, records: Iterable[Record], *, decided: bool = True, rows_per_group: int = 1000) -> Path:

@@ -484,7 +484,7 @@ def test_a_job_that_falls_behind_does_all_it_can() -> None:
         {"current": 0, "ready": 0},
         {"engine": EngineStatus(JobState.RESTARTING)},
         {"engine": EngineStatus(JobState.RUNNING, running_since=NOW)},
-        {"warm_from": NOW - timedelta(seconds=90)},
+        {"disturbance_ended_at": NOW - timedelta(seconds=90)},
         {"rescale": Rescale(3, 4, NOW, Cause.REQUEST, Phase.READY, NOW)},
         {"throughput": None},
     ],
@@ -501,7 +501,7 @@ def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[st
         {"engine": None},
         {"engine": EngineStatus(JobState.RUNNING)},
         {"engine": EngineStatus(JobState.RUNNING, running_since=NOW + timedelta(hours=1))},  # their clock is ahead
-        {"warm_from": NOW - timedelta(seconds=120)},
+        {"disturbance_ended_at": NOW - timedelta(seconds=120)},
         {"rescale": Rescale(3, 4, NOW, Cause.REQUEST, Phase.RUNNING, NOW)},
     ],
 )

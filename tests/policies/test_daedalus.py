@@ -444,7 +444,7 @@ def test_a_transient_tells_nothing_about_capacity(view: Make) -> None:
     for transient in (
         replace(seen, ready=2),
         replace(seen, rescale=rescale),
-        replace(seen, warm_from=warm),
+        replace(seen, disturbance_ended_at=warm),
         engine(seen, JobState.RESTARTING),
         engine(seen, ago=119),
         load(view, 90.0, current=3, throughput=0.0, utilization=0.0),
@@ -454,7 +454,7 @@ def test_a_transient_tells_nothing_about_capacity(view: Make) -> None:
         assert answer.detail == "90/s arriving; the capacity is not known yet"
     for steady in (
         replace(seen, rescale=replace(rescale, phase=Phase.RUNNING)),
-        replace(seen, warm_from=warm - timedelta(seconds=1)),
+        replace(seen, disturbance_ended_at=warm - timedelta(seconds=1)),
         engine(seen, ago=120),
         engine(seen),
         replace(seen, engine=None),

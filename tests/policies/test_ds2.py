@@ -337,12 +337,16 @@ def test_begins_anew_after_a_rescale_and_after_a_restart(view: Make) -> None:
     # it runs again: catching up is no reason to wait
     running = replace(rescale, phase=Phase.RUNNING)
     warm = seen.now + timedelta(seconds=30)
-    assert NOW.learn(later(seen, 45, rescale=running, warm_from=warm, memory=moved)) == {"from_at": warm.timestamp()}
-    assert NOW.learn(later(seen, 90, rescale=running, warm_from=warm, memory={"from_at": warm.timestamp()}))["slots"]
+    assert NOW.learn(later(seen, 45, rescale=running, disturbance_ended_at=warm, memory=moved)) == {
+        "from_at": warm.timestamp()
+    }
+    assert NOW.learn(later(seen, 90, rescale=running, disturbance_ended_at=warm, memory={"from_at": warm.timestamp()}))[
+        "slots"
+    ]
     # a restart of the job that nobody requested
-    assert NOW.learn(later(seen, 45, warm_from=warm, memory=memory)) == {"from_at": warm.timestamp()}
+    assert NOW.learn(later(seen, 45, disturbance_ended_at=warm, memory=memory)) == {"from_at": warm.timestamp()}
     # a daemon that begins long after it
-    assert NOW.learn(later(seen, 90, warm_from=warm))["slots"] == 6.0
+    assert NOW.learn(later(seen, 90, disturbance_ended_at=warm))["slots"] == 6.0
 
 
 def test_acts_on_as_many_decisions_in_a_row_as_it_is_told(view: Make) -> None:

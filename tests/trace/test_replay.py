@@ -29,7 +29,8 @@ from autoscaler.core.model import (
     Verdict,
     View,
 )
-from autoscaler.core.step import call_failed, step
+from autoscaler.core.state import call_failed
+from autoscaler.core.step import step
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
 from autoscaler.simulation import faults
@@ -179,7 +180,7 @@ def test_a_request_that_was_recorded_counts_as_our_own() -> None:
     assert state.rescale is None
     assert state.learned.durations
     # Nothing was changed behind our back.
-    assert state.overruled == ()
+    assert state.override_times == ()
 
 
 def test_a_request_on_its_way_stays_so_when_another_one_is_not_made() -> None:

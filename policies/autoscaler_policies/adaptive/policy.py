@@ -698,7 +698,7 @@ def _undisturbed(view: View) -> bool:
             return False
     if view.rescale is not None and PHASES.index(view.rescale.phase) < PHASES.index(Phase.RUNNING):
         return False
-    return view.warm_from is None or view.now - view.warm_from >= WARM
+    return view.disturbance_ended_at is None or view.now - view.disturbance_ended_at >= WARM
 
 
 def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:

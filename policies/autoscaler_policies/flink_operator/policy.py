@@ -350,7 +350,7 @@ class FlinkOperator:
     def _window(self, view: View) -> Sequence[Observation] | Recommendation:
         """The observations of the window, oldest first: `ScalingMetricCollector.updateMetrics`."""
         now = view.now
-        starts = [] if view.warm_from is None else [view.warm_from]
+        starts = [] if view.disturbance_ended_at is None else [view.disturbance_ended_at]
         if view.engine is not None and view.engine.running_since is not None:
             starts.append(view.engine.running_since)
         stable = max(starts) + self.stabilization_interval if starts else None
@@ -684,7 +684,10 @@ class FlinkOperator:
             return
         began = known[-1][0]
         engine = view.engine
-        ends = [view.warm_from, None if engine is None or engine.job is not JobState.RUNNING else engine.running_since]
+        ends = [
+            view.disturbance_ended_at,
+            None if engine is None or engine.job is not JobState.RUNNING else engine.running_since,
+        ]
         ended = next((_epoch(end) for end in reversed(ends) if end is not None and _epoch(end) > began), None)
         if ended is not None:
             self._keep_restarts(view, memory, [*known[:-1], (began, ended - began)])

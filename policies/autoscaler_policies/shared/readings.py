@@ -58,4 +58,4 @@ def moving(view: View) -> bool:
 
 def warm_since(view: View) -> float:
     """When the last rescale or restart was over, in seconds since 1970; 0 when none was seen."""
-    return 0.0 if view.warm_from is None else view.warm_from.timestamp()
+    return 0.0 if view.disturbance_ended_at is None else view.disturbance_ended_at.timestamp()

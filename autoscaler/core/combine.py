@@ -1,0 +1,61 @@
+"""Fifth stage: what the policies ask for together, and whether it may lower the size."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from autoscaler.core.explain import hold_reason
+from autoscaler.core.model import MAX_REPLICAS, Combine, Recommendation
+from autoscaler.core.rescale import Settled
+from autoscaler.core.trust import Trusted
+
+
+class Combined(NamedTuple):
+    """What the policies ask for together.
+
+    Attributes:
+        proposed: the size.
+        error: why it is not what the configured combination makes of them.
+        hold_reason: why nothing may be lowered on it, by this error and all else that cannot be trusted.
+    """
+
+    proposed: int
+    error: str | None
+    hold_reason: str | None
+
+
+def combine(seen: Trusted, settled: Settled, recommendations: tuple[Recommendation, ...]) -> Combined:
+    """Make one proposal of all recommendations."""
+    proposed, error = combined_size(recommendations, settled.current, seen.spec.combine)
+    reason = hold_reason(seen.untrusted, recommendations, seen.observation.engine, settled.notes, error)
+    return Combined(proposed, error, reason)
+
+
+def combined_size(
+    recommendations: tuple[Recommendation, ...], current: int, how: Combine | None = None
+) -> tuple[int, str | None]:
+    """The size that the policies together ask for, and why it cannot be trusted.
+
+    The greatest size asked for, or what `how` makes of them; the current one when nobody asked. Where `how` fails it
+    is the greatest, and nothing may be lowered on it.
+    """
+    proposed = -1
+    for recommendation in recommendations:
+        replicas = recommendation.replicas
+        if replicas is not None and replicas > proposed:
+            proposed = replicas
+    greatest = current if proposed < 0 else proposed
+    if how is None:
+        return greatest, None
+    try:
+        size = how.combine({asked.policy: asked.replicas for asked in recommendations}, current)
+        if size is None:
+            return current, None
+        if 0 <= size <= MAX_REPLICAS:  # NaN is not
+            # 1e-12: a product like 10 * 1.1 = 11.000000000000002 is a whole number that floats could not hold
+            return math.ceil(size * (1 - 1e-12)), None
+        problem = f"they give {str(size)[:40]}, expected 0 to {MAX_REPLICAS}"
+    except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
+        problem = str(error) or type(error).__name__
+    return greatest, f"the policies cannot be combined: {problem}"

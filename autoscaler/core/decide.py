@@ -1,0 +1,122 @@
+"""Last stage: the decision with its whole trail, and the state that the next step begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoscaler.core.combine import Combined, combined_size
+from autoscaler.core.evaluate import evaluate
+from autoscaler.core.explain import describe, describe_combination, in_words
+from autoscaler.core.guards import GuardContext
+from autoscaler.core.learn import Lesson, view_of
+from autoscaler.core.model import (
+    Cause,
+    ClusterState,
+    Decision,
+    Fact,
+    Reason,
+    Recommendation,
+    ScaleEvent,
+    Verdict,
+)
+from autoscaler.core.rescale import Settled, begin
+from autoscaler.core.trust import Trusted
+
+
+def decide(
+    seen: Trusted,
+    settled: Settled,
+    lesson: Lesson,
+    recommendations: tuple[Recommendation, ...],
+    combined: Combined,
+    context: GuardContext,
+    rulings: tuple[Verdict, ...],
+) -> tuple[ClusterState, Decision]:
+    """Request the size that the last guard left, if it is another one than the current."""
+    spec, state, at, current = seen.spec, settled.state, context.at, context.current
+    rescale, events, notes, wanted = context.rescale, context.events, settled.notes, rulings[-1].after
+    if wanted != current:
+        if rescale is not None:
+            fact = Fact("gives_way", {"before": rescale.before, "to": rescale.to, "wanted": wanted})
+            notes = (*notes, (Reason.SUPERSEDED, fact))
+        under_way = rescale if rescale is None or rescale.confirmed else rescale.replaced
+        # From the size that is shown: a request before this one may not have arrived yet.
+        rescale = replace(begin(settled.desired, wanted, at, Cause.REQUEST), replaced=under_way)
+        events = (*events, ScaleEvent(at, wanted - current))
+    verdicts = in_words(rulings)
+    decision = Decision(
+        spec.name,
+        at,
+        current,
+        combined.proposed,
+        wanted,
+        _reason(current, combined.proposed, recommendations, verdicts),
+        recommendations,
+        verdicts,
+        tuple([(reason, describe(fact)) for reason, fact in notes]),
+        describe_combination(spec.combine, combined.error),
+    )
+    return (
+        ClusterState(
+            at,
+            settled.desired,
+            seen.watched_since,
+            context.proposals,
+            events,
+            rescale,
+            state.cooldown_from,
+            state.disturbance_ended_at,
+            state.last_missed,
+            state.requested if wanted == current else at,
+            state.override_times,
+            seen.past,
+            lesson.learned,
+        ),
+        decision,
+    )
+
+
+def hold(seen: Trusted) -> tuple[ClusterState, Decision]:
+    """Decide nothing: a size that cannot be seen is not changed, since even more might be less than there is."""
+    spec, state, observation = seen.spec, seen.state, seen.observation
+    current = spec.limits.minimum if state.desired is None else state.desired
+    view = view_of(seen, state, state.learned, current, current)
+    recommendations = evaluate(spec.policies, view, state.learned, seen.policy_errors)
+    proposed, error = combined_size(recommendations, current, spec.combine)
+    values = {"desired": observation.desired, "ready": observation.ready}
+    why = seen.untrusted.get("target") or Fact("target_size", values)
+    detail = describe(Fact("size_unknown", {"why": why}))
+    decision = Decision(
+        cluster=spec.name,
+        at=observation.at,
+        current=current,
+        proposed=proposed,
+        desired=current,
+        reason=Reason.MISSING,
+        recommendations=recommendations,
+        verdicts=(Verdict(Reason.FRESHNESS, proposed, current, Reason.MISSING, detail),),
+        notes=tuple([(reason, describe(fact)) for reason, fact in seen.notes]),
+        combined=describe_combination(spec.combine, error),
+    )
+    return replace(state, at=observation.at, watched_since=seen.watched_since, past=seen.past), decision
+
+
+def _reason(
+    current: int,
+    proposed: int,
+    recommendations: tuple[Recommendation, ...],
+    verdicts: tuple[Verdict, ...],
+) -> Reason:
+    """The last guard that changed the size, or the bounds where they are not kept; else what the policies gave."""
+    if verdicts[-1].detail:
+        return verdicts[-1].reason
+    for verdict in reversed(verdicts):
+        if verdict.before != verdict.after:
+            return verdict.reason
+    if proposed != current:
+        return Reason.ABOVE if proposed > current else Reason.BELOW
+    given = {recommendation.reason for recommendation in recommendations}
+    for reason in (Reason.STEADY, Reason.FAILED, Reason.MISSING, Reason.LEARNING):
+        if reason in given:
+            return reason
+    return Reason.STEADY if any(r.replicas is not None for r in recommendations) else Reason.ABSTAINED

@@ -1,0 +1,152 @@
+"""Third stage: what this step teaches, about the capacity of a size and to the policies that learn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from autoscaler.core.capacity import learn_rate
+from autoscaler.core.model import (
+    MOST_LEARNED,
+    ClusterSpec,
+    ClusterState,
+    JobState,
+    Learned,
+    NamedPolicy,
+    Observation,
+    View,
+)
+from autoscaler.core.rescale import Settled, runs
+from autoscaler.core.trust import Trusted
+
+
+class Lesson(NamedTuple):
+    """What is known now.
+
+    Attributes:
+        view: what policies are shown, with what the policies knew before.
+        learned: what is known now.
+        policy_errors: policy -> what went wrong when it was asked for the bounds or learned.
+    """
+
+    view: View
+    learned: Learned
+    policy_errors: Mapping[str, str]
+
+
+def learn(seen: Trusted, settled: Settled) -> Lesson:
+    """Learn the capacity of the present size, then have the policies learn."""
+    learned = _learn_capacity(seen, settled.state)
+    ready = seen.observation.ready
+    view = view_of(seen, settled.state, learned, settled.current, settled.desired if ready is None else ready)
+    memory, errors = learn_policies(seen.spec.policies, view)
+    if memory or learned.memory:
+        learned = Learned(learned.capacity, learned.durations, memory)
+    return Lesson(view, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
+
+
+def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, ready: int) -> View:
+    """What policies are shown."""
+    observation, spec = seen.observation, seen.spec
+    return View(
+        observation.at,
+        current,
+        ready,
+        observation.metrics,
+        seen.past,
+        spec.limits,
+        learned,
+        spec,
+        observation.engine,
+        state.rescale,
+        state.disturbance_ended_at,
+    )
+
+
+def _learn_capacity(seen: Trusted, state: ClusterState) -> Learned:
+    """Take the throughput as capacity when the job is saturated, whole and warm; never from a transient."""
+    spec, observation = seen.spec, seen.observation
+    throughput = observation.metrics.get(spec.capacity.throughput)
+    if throughput is None or isinstance(throughput.value, tuple) or "engine" in seen.untrusted:
+        return state.learned
+    size = observation.desired
+    if size is None or size != observation.ready:
+        return state.learned
+    if observation.engine is not None and observation.engine.job is not JobState.RUNNING:
+        return state.learned
+    if state.rescale is not None and not runs(state.rescale):
+        return state.learned
+    ended = state.disturbance_ended_at
+    if ended is not None and observation.at - ended < spec.capacity.warmup:
+        return state.learned
+    if not _sustained(spec, seen.past):
+        return state.learned
+    return learn_rate(state.learned, spec, size, throughput.value, observation.at)
+
+
+def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
+    """Whether every observation of the last `sustained` showed the job saturated.
+
+    A throughput averaged over the moment when the load rose is less than the job can do.
+    """
+    begin = past[-1].at - spec.capacity.sustained
+    for observation in reversed(past):
+        saturation = observation.metrics.get(spec.capacity.saturation)
+        if saturation is None or isinstance(saturation.value, tuple):
+            return False
+        if saturation.value < spec.capacity.saturated_at:
+            return False
+        if observation.at <= begin:
+            return True
+    return False
+
+
+def learn_policies(
+    policies: tuple[NamedPolicy, ...], view: View
+) -> tuple[Mapping[str, Mapping[str, float]], dict[str, str]]:
+    """What each policy that learns knows now; and what went wrong. A policy that fails knows what it knew before."""
+    before = view.learned.memory
+    memory: dict[str, Mapping[str, float]] = {}
+    errors: dict[str, str] = {}
+    for named in policies:
+        if named.learn is None:
+            continue
+        known = before.get(named.name, {})
+        try:
+            found = named.learn(view.with_learned(view.learned, known) if known else view)
+            if not _storable(found):
+                _check(found)
+                found = {key: float(number) for key, number in found.items()}
+        except _WrongMemoryError as error:
+            errors[named.name], found = f"while learning it {error}", known
+        except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
+            errors[named.name], found = f"while learning it raised {type(error).__name__}: {error}", known
+        memory[named.name] = found
+    return memory, errors
+
+
+class _WrongMemoryError(Exception):
+    """What a policy has learned cannot be kept."""
+
+
+def _check(found: object) -> None:
+    if not isinstance(found, Mapping):
+        raise _WrongMemoryError(f"returned {type(found).__name__}, expected numbers by name")
+    if len(found) > MOST_LEARNED:
+        raise _WrongMemoryError(f"kept {len(found)} numbers, expected at most {MOST_LEARNED}")
+    for name, number in found.items():
+        if type(name) is not str or not math.isfinite(number):
+            raise _WrongMemoryError(f"kept {name!r} = {number}, expected a name and a finite number")
+
+
+def _storable(found: object) -> bool:
+    """Whether it is a dictionary of finite floats by name: other mappings and numbers may not be stored as they are."""
+    return (
+        type(found) is dict
+        and len(found) <= MOST_LEARNED
+        and [*map(type, found)].count(str) == len(found)
+        and [*map(type, found.values())].count(float) == len(found)
+        # One that is not finite makes the sum so too: quicker than to look at each.
+        and math.isfinite(sum(found.values()))
+    )

@@ -1,0 +1,145 @@
+"""First stage: what of an observation can be used, and what it is seen against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import NamedTuple
+
+from autoscaler.core.evaluate import allowed
+from autoscaler.core.model import (
+    MAX_REPLICAS,
+    ClusterSpec,
+    ClusterState,
+    Fact,
+    Observation,
+    Reading,
+    Reason,
+)
+from autoscaler.core.state import rebase
+
+Note = tuple[Reason, Fact]
+"""What happened in a step besides the decision."""
+
+_GAP = 2.5
+"""Intervals without an observation after which what happened in between counts as unseen."""
+
+
+class Trusted(NamedTuple):
+    """An observation as far as it can be trusted, and what it is seen against.
+
+    Attributes:
+        spec: with the limits that hold now.
+        state: of the last step, by the present clock.
+        observation: only with the metrics that were trusted.
+        untrusted: metric (or `target`, `engine`) name -> why it cannot be used.
+        past: observations within the lookback, oldest first, this one last.
+        watched_since: from when on the cluster has been watched without a gap.
+        excluded: why nothing may change now, by a policy that moves the bounds.
+        policy_errors: policy -> what went wrong when it was asked for the bounds.
+        notes: for the decision.
+    """
+
+    spec: ClusterSpec
+    state: ClusterState
+    observation: Observation
+    untrusted: Mapping[str, str]
+    past: tuple[Observation, ...]
+    watched_since: datetime
+    excluded: str | None
+    policy_errors: Mapping[str, str]
+    notes: tuple[Note, ...]
+
+    @property
+    def size_known(self) -> bool:
+        """Whether the target's size could be read."""
+        desired, ready = self.observation.desired, self.observation.ready
+        return desired is not None and 0 <= desired <= MAX_REPLICAS and (ready is None or 0 <= ready <= MAX_REPLICAS)
+
+
+def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> Trusted:
+    """Keep what can be used. Only that is remembered, recorded and replayed, and why the rest was not."""
+    at = observation.at
+    notes: tuple[Note, ...] = ()
+    if state.at is not None and at < state.at:
+        notes = ((Reason.CLOCK, Fact("clock", {"seconds": (state.at - at).total_seconds()})),)
+        state = rebase(state, at - state.at)
+    allowance, policy_errors = allowed(spec.policies, at, spec.limits)
+    if allowance.limits is not spec.limits:
+        spec = replace(spec, limits=allowance.limits)
+    metrics, untrusted = trusted(spec, observation)
+    if untrusted:
+        observation = replace(observation, metrics=metrics, missing=untrusted)
+    return Trusted(
+        spec,
+        state,
+        observation,
+        untrusted,
+        _past(spec, state.past, observation),
+        _watched_since(spec, state, at),
+        allowance.excluded or None,
+        policy_errors,
+        notes,
+    )
+
+
+def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, Reading], dict[str, str]]:
+    """Split what was observed into readings that can be used and names that cannot, with the reason.
+
+    A reading is used when it is finite, at most `max_age` old and at most `max_ahead` in the future. A metric of the
+    spec that was not delivered, an engine that should be watched and cannot be read: these are reasons too.
+    """
+    at = observation.at
+    oldest = at - spec.max_age
+    newest = at + spec.max_ahead
+    untrusted = dict(observation.missing)
+    good: dict[str, Reading] = {}
+    for name, reading in observation.metrics.items():
+        try:
+            problem = _problem(spec, reading, at, oldest, newest)
+            if problem is not None:
+                untrusted[name] = problem
+            elif name not in untrusted:
+                good[name] = reading
+        except (TypeError, OverflowError) as error:
+            # Of a source that returns a string, a time without a zone, a whole number beyond all floats.
+            untrusted[name] = f"not a reading: {error}"
+    for name in spec.metrics:
+        if name not in good and name not in untrusted:
+            untrusted[name] = "not delivered"
+    if spec.engine and observation.engine is None and "engine" not in untrusted:
+        untrusted["engine"] = "not delivered"
+    return good, untrusted
+
+
+def _problem(spec: ClusterSpec, reading: Reading, at: datetime, oldest: datetime, newest: datetime) -> str | None:
+    if not reading.finite():
+        return f"not a finite number: {reading.value}"
+    if reading.at < oldest:
+        return f"stale: {(at - reading.at).total_seconds():.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
+    if reading.at > newest:
+        return f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
+    if reading.partitions is not None and reading.partitions < 1:
+        return f"not a reading: {reading.partitions} partitions"
+    return None
+
+
+def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observation) -> tuple[Observation, ...]:
+    oldest = observation.at - spec.lookback
+    start = 0
+    while start < len(past) and past[start].at < oldest:
+        start += 1
+    return past[start:] + (observation,)  # noqa: RUF005 - there are many, and an unpacked tuple is copied twice more
+
+
+def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
+    """From when on the cluster has been watched; a gap longer than a few ticks and half a window starts anew.
+
+    What could not be trusted was not watched: the gap counts from the last proposal that was.
+    """
+    if state.watched_since is None or not state.proposals:
+        return at
+    gap = at - state.proposals[-1].at
+    seen = gap <= spec.interval or gap <= max(spec.down.window / 2, spec.interval * _GAP)
+    return state.watched_since if seen else at
