@@ -154,28 +154,6 @@ def backlog_target(acceptable_latency: float, processing_time: float) -> float:
     return acceptable_latency / processing_time
 
 
-def largest(capacities: Sequence[int]) -> int:
-    """Of several policies that act at once the largest capacity counts, whichever way they go."""
-    return max(capacities)
-
-
-def clamped(capacity: int, minimum: int, maximum: int) -> int:
-    """A capacity within the group's limits."""
-    return max(minimum, min(capacity, maximum))
-
-
-def predictive_maximum(predicted: int, maximum: int, *, increase: bool, buffer: float = 0.0) -> int:
-    """The maximum while a forecast is above it (`MaxCapacityBreachBehavior`, `MaxCapacityBuffer` in percent)."""
-    if not increase:
-        return maximum
-    return max(maximum, math.ceil(predicted * (100 + buffer) / 100 - ROUNDING))
-
-
-def warm_pool_size(maximum: int, desired: int, *, prepared: int | None = None, least: int = 0) -> int:
-    """Instances in a warm pool: those that are missing to the maximum, or to `MaxGroupPreparedCapacity`."""
-    return max(least, (maximum if prepared is None else prepared) - desired, 0)
-
-
 def datapoints(
     view: View, metric: str, period: timedelta, count: int, how: Aggregation, *, per_replica: bool = False
 ) -> tuple[float | None, ...]:
