@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.config import load
+from autoscaler.core.expression import Expression
 from autoscaler.core.model import (
     MOST_LEARNED,
     ClusterSpec,
@@ -29,7 +30,6 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
-from autoscaler_policies.keda.formula import compute, parse
 from autoscaler_policies.keda.policy import Fallback, KedaLag, Trigger
 from autoscaler_policies.keda.rules import (
     Behaviour,
@@ -85,7 +85,7 @@ def run(kind: str, i: Inputs) -> object:
             return {"exported_lag": cap(i), "replicas": size}
         case "scaling_modifier":
             values = {name: value for name, value in i.items() if name not in FORMULA_KEYS}
-            found = compute(parse(i["formula"], tuple(values)), values)
+            found = Expression(i["formula"]).compute(values)
             return i.get("fallback_replicas", 0) * i.get("target", 1) if found is None else milli(found)
     raise AssertionError(kind)
 
@@ -497,7 +497,7 @@ def test_a_formula_without_a_value_lowers_nothing(view: Make) -> None:
     policy = KedaLag(BOTH, formula="kafka / orders", target=10)
     answer = policy.evaluate(both(view, 5.0, 0.0))
     assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
-    assert answer.detail == "the formula cannot compute '/' at character 1: float division by zero"
+    assert answer.detail == "the formula cannot compute '/' at column 1: float division by zero"
     assert policy.learn(replace(both(view, 5.0, 0.0), memory={"active_at": 0.0}))["active_at"] > 0
     nil = KedaLag(BOTH, formula="kafka > 0 ? nil : orders", target=10)
     assert nil.evaluate(both(view, 5.0, 0.0)).reason is Reason.MISSING
@@ -568,7 +568,10 @@ def test_falls_back_in_the_daemons_own_step() -> None:
         (lambda: KedaLag((Trigger(),), formula="lag", target=0), "target: is 0, expected"),
         (lambda: KedaLag((Trigger(),), formula="lag", target=math.inf), "target: is inf, expected"),
         (lambda: KedaLag((Trigger("a-b"),), formula="1", target=1), "triggers: have the name 'a-b'"),
-        (lambda: KedaLag((Trigger(),), formula="lag +", target=1), "formula: has the end at character 6, expected"),
+        (
+            lambda: KedaLag((Trigger(),), formula="lag +", target=1),
+            "formula: column 6: expected a number, a name",
+        ),
         (lambda: KedaLag((Trigger(),), fallback=Fallback(1, 3, Behaviour.MODIFIERS)), "fallback: has the behavior"),
         (lambda: KedaLag((Trigger(),), activation_target=math.nan), "activation_target: is nan, expected"),
         (lambda: KedaLag((Trigger(),), active_minimum=0), "active_minimum: is 0, expected"),
