@@ -11,6 +11,9 @@ from autoscaler.core import expression
 from autoscaler.core.expression import CURRENT, FUNCTIONS, WORDS
 from autoscaler.core.model import NamedPolicy
 
+_WORDS = frozenset({"max", "min", "first", "round", "ceil", "floor", CURRENT, *WORDS})
+"""Names that a policy of an expression must not have: what is read would not be what was meant."""
+
 
 @dataclass(frozen=True, slots=True)
 class Expression:
@@ -62,14 +65,14 @@ def read(text: str, policies: Iterable[str], silent: Iterable[str] = ()) -> Expr
     text = " ".join(text.split())
     known = list(policies)
     for name in known:
-        word = name in (*FUNCTIONS, CURRENT, *WORDS)
+        word = name in _WORDS
         plain = name.isascii() and name.isidentifier() and not word
         if not plain and re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", text):
             what = "is a word of expressions" if word else "has other characters than letters, digits and _"
             raise ValueError(f"the policy {name!r} cannot be named here, as its name {what}; rename the policy")
     found = Expression(text)
     for name, column in found.columns.items():
-        if name in FUNCTIONS:
+        if name in FUNCTIONS and name not in known:
             raise ValueError(f"column {column}: {name} is a function; write {name}(...)")
         if name not in known:
             also = plugins.guess(name, known) or f"; policies: {', '.join(known)}"

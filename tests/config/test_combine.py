@@ -222,6 +222,10 @@ def test_a_policy_whose_name_cannot_be_written_is_told_from_a_mistake(name: str,
     assert read("cpu + 2", (name, "cpu", "a-b")).names == ("cpu",)
 
 
+def test_a_policy_may_be_called_like_a_function_of_formulas() -> None:
+    assert read("max(sum, count) + abs(one)", ("sum", "count", "one")).names == ("sum", "count", "one")
+
+
 def test_a_difference_is_not_taken_for_a_name() -> None:
     assert read("lag - cpu", (*POLICIES, "lag-cpu")).combine({"lag": 9, "cpu": 3}, 4) == 6
 
