@@ -24,6 +24,7 @@ from autoscaler.core.dataflow import (
     target_rates,
     true_processing_rate,
 )
+from autoscaler_policies.flink_operator import excluded_periods
 from autoscaler_policies.flink_operator.scaling import (
     MOST,
     Alignment,
@@ -49,7 +50,6 @@ from autoscaler_policies.flink_operator.scaling import (
     scaling_coefficient,
     vertex_change,
 )
-from autoscaler_policies.schedule import quartz
 from tests.policies.reference_flink import busy_time, input_rate, source_rate
 
 NAN, INF = math.nan, math.inf
@@ -251,13 +251,13 @@ def excluded_period(inputs: Inputs) -> list[bool] | bool:
     """Times of a case without a day are those of a Thursday; a case without times asks whether it can be read."""
     expressions = inputs.get("expressions") or [inputs["expression"]]
     try:
-        periods = tuple(map(quartz.parse, expressions))
+        periods = tuple(map(excluded_periods.parse, expressions))
     except ValueError:
         return False
     if "times" not in inputs:
         return True
     days = [time if " " in time or "T" in time else f"2023-12-14 {time}" for time in inputs["times"]]
-    return [quartz.excluded(periods, datetime.fromisoformat(day)) for day in days]
+    return [excluded_periods.excluded(periods, datetime.fromisoformat(day)) for day in days]
 
 
 def restart(inputs: Inputs) -> float:
@@ -689,7 +689,7 @@ def test_divisions_are_those_of_java(dividend: float, divisor: float, expected: 
 
 
 def test_times_without_a_zone_are_local_times() -> None:
-    assert quartz.excluded((quartz.parse("12:00-13:00"),), datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
+    assert excluded_periods.excluded((excluded_periods.parse("12:00-13:00"),), datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
 
 
 # what a mean leaves behind

@@ -40,6 +40,7 @@ from autoscaler.core.model import (
     View,
 )
 from autoscaler.core.parameters import ParameterError
+from autoscaler_policies.flink_operator import excluded_periods as periods
 from autoscaler_policies.flink_operator.scaling import (
     MOST,
     Alignment,
@@ -59,7 +60,6 @@ from autoscaler_policies.flink_operator.scaling import (
     recent,
     restart_time,
 )
-from autoscaler_policies.schedule import quartz
 from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
@@ -276,7 +276,7 @@ class FlinkOperator:
         if not self.excluded_periods:
             return Allowance(limits)
         local = now.astimezone(_zone(self.timezone))
-        if not quartz.excluded(_periods(self.excluded_periods), local):
+        if not periods.excluded(_periods(self.excluded_periods), local):
             return Allowance(limits)
         return Allowance(limits, f"{local:%H:%M} is within excluded_periods")
 
@@ -912,5 +912,5 @@ def _zone(name: str) -> ZoneInfo:
 
 
 @cache
-def _periods(expressions: tuple[str, ...]) -> tuple[quartz.Period, ...]:
-    return tuple(map(quartz.parse, expressions))
+def _periods(expressions: tuple[str, ...]) -> tuple[periods.Period, ...]:
+    return tuple(map(periods.parse, expressions))
