@@ -14,8 +14,7 @@ from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
 
-from autoscaler.core.model import Observation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import Observation, ParameterError, View
 
 ROUNDING = 1e-9
 """What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""

@@ -15,7 +15,7 @@ from datetime import timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 from enum import StrEnum
 
-from autoscaler.core.dataflow import TargetRate, divided, target_capacity
+from autoscaler.policy_api import dataflow
 
 NAN = math.nan
 MOST = 2**31 - 1
@@ -128,7 +128,7 @@ class Load:
     """
 
     parallelism: int
-    target: TargetRate
+    target: dataflow.TargetRate
     true_rate: float
     max_parallelism: int = MOST
     partitions: int = 0
@@ -354,7 +354,7 @@ def scaling_coefficient(history: Sequence[Summary], observations: int = 3, least
     for one in history:
         products += one.parallelism * one.true_rate
         squares += float(one.parallelism) * one.parallelism
-    fitted = divided(products, squares * baseline)
+    fitted = dataflow.divided(products, squares * baseline)
     if math.isnan(baseline) or math.isnan(fitted):
         return 1.0
     return float(Decimal(repr(max(least, min(1.0, fitted)))).quantize(Decimal("0.01"), ROUND_CEILING))
@@ -389,7 +389,7 @@ def vertex_change(
     capacity = needed_capacity(load.target, settings, restart)
     if math.isnan(load.true_rate) or math.isnan(capacity):
         return Change(current, delayed=delayed, why="its rates are not known")
-    factor = divided(capacity, load.true_rate)
+    factor = dataflow.divided(capacity, load.true_rate)
     if settings.observed_scalability:
         factor /= scaling_coefficient(history, settings.observations, settings.least_coefficient)
     if factor < 1 - settings.max_scale_down:
@@ -424,7 +424,7 @@ def _rounded(load: Load, least: float) -> Load:
     target = load.target
     return replace(
         load,
-        target=TargetRate(rounded(target.rate, least), rounded(target.catch_up, least)),
+        target=dataflow.TargetRate(rounded(target.rate, least), rounded(target.catch_up, least)),
         true_rate=rounded(load.true_rate, least),
     )
 
@@ -474,7 +474,7 @@ def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog:
 
 
 def thresholds(
-    target: TargetRate,
+    target: dataflow.TargetRate,
     utilization: Utilization,
     catch_up: timedelta,
     restart: timedelta,
@@ -492,21 +492,21 @@ def thresholds(
     """
     upper, lower = (1.0, 0.0) if backlog else (utilization.upper, utilization.lower)
     return (
-        target_capacity(target, upper, catch_up, rounded_from=rounded_from),
-        target_capacity(target, lower, catch_up, restart, rounded_from=rounded_from),
+        dataflow.target_capacity(target, upper, catch_up, rounded_from=rounded_from),
+        dataflow.target_capacity(target, lower, catch_up, restart, rounded_from=rounded_from),
     )
 
 
-def needed_capacity(target: TargetRate, settings: Settings, restart: timedelta) -> float:
+def needed_capacity(target: dataflow.TargetRate, settings: Settings, restart: timedelta) -> float:
     """Records/s that a vertex is to be able to process."""
-    return target_capacity(
+    return dataflow.target_capacity(
         target, settings.utilization.target, settings.catch_up, restart, rounded_from=settings.rounded_from
     )
 
 
 def effectiveness(last: Summary, true_rate: float) -> float:
     """Which share of the expected gain a scale up has brought: `detectIneffectiveScaleUp`."""
-    return divided(true_rate - last.true_rate, last.expected_rate - last.true_rate)
+    return dataflow.divided(true_rate - last.true_rate, last.expected_rate - last.true_rate)
 
 
 def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> bool:
@@ -517,7 +517,7 @@ def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> b
         records_in: records/s it takes in; not known: it is not.
         threshold: `backlog-processing.lag-threshold`, in whole seconds.
     """
-    return divided(lag, records_in) > threshold // _SECOND
+    return dataflow.divided(lag, records_in) > threshold // _SECOND
 
 
 # a job

@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.core.model import ZERO, Select
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, ParameterError, Select
 
 MOST = 2**31 - 1
 """The largest size Kubernetes knows (int32)."""

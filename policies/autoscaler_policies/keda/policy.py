@@ -7,10 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.capacity import source_partitions
-from autoscaler.core.expression import WORDS, Expression
-from autoscaler.core.model import MOST_LEARNED, ZERO, Reading, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import (
+    MOST_LEARNED,
+    ZERO,
+    ParameterError,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+    expression,
+    source_partitions,
+)
 from autoscaler_policies.keda.rules import (
     HPA_TOLERANCE,
     NOTHING_COMMITTED,
@@ -194,13 +201,15 @@ class KedaLag:
             if self.fallback is not None and self.fallback.behavior is Behaviour.MODIFIERS:
                 raise ParameterError("fallback", "has the behavior scalingModifiers, expected a formula with it")
             return
-        odd = next((one for one in labels if not (one.isascii() and one.isidentifier()) or one in WORDS), None)
+        odd = next(
+            (one for one in labels if not (one.isascii() and one.isidentifier()) or one in expression.WORDS), None
+        )
         if odd is not None:
             raise ParameterError(
                 "triggers", f"have the name {odd!r}, expected one of letters, digits and _ for the formula"
             )
         try:
-            names = Expression(self.formula).names
+            names = expression.Expression(self.formula).names
         except ValueError as error:
             raise ParameterError("formula", f"{error}") from error
         for name, column in names.items():
@@ -325,7 +334,7 @@ class KedaLag:
     def _compute(self, found: Mapping[str, _Lag]) -> float | None:
         """What the formula gives; each lag is cut down to what the partitions allow, as KEDA does before."""
         values = {trigger.label: found[trigger.label].cut(trigger) for trigger in self.triggers}
-        value = Expression(self.formula).compute(values)
+        value = expression.Expression(self.formula).compute(values)
         return None if value is None else milli(value)
 
     def _read(self, view: View) -> Mapping[str, _Lag]:
