@@ -1,5 +1,8 @@
 """What the author of a policy imports: the model that policies see, and how they say what is wrong with a parameter."""
 
+from autoscaler.core import dataflow, expression
+from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
+from autoscaler.core.capacity import rate as saturated_rate
 from autoscaler.core.model import (
     MOST_LEARNED,
     PHASES,
@@ -19,6 +22,7 @@ from autoscaler.core.model import (
     Reason,
     Recommendation,
     Rescale,
+    Select,
     View,
 )
 from autoscaler.core.parameters import ParameterError
@@ -43,5 +47,12 @@ __all__ = [
     "Reason",
     "Recommendation",
     "Rescale",
+    "Select",
     "View",
+    "dataflow",
+    "effective_slots",
+    "expression",
+    "restart_time",
+    "saturated_rate",
+    "source_partitions",
 ]

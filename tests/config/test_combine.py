@@ -98,7 +98,7 @@ def test_where_all_that_are_named_abstain_the_size_stays(text: str) -> None:
         ("round(lag)", "the policy lag abstains"),
         ("cpu if lag > 2 else 1", "the policy lag abstains"),
         ("cpu if 2 < cpu < lag else 1", "the policy lag abstains"),
-        ("cpu / (cpu - 5)", "cpu / (cpu - 5): "),
+        ("cpu / (cpu - 5)", "cannot compute '/' at column 1: float division by zero"),
         ("cpu - 10", "they give -5.0, expected 0 to 1000000"),
         ("cpu * 1000000", "they give 5000000"),
         ("cpu / 2 * 1000000", "they give 2500000.0"),
@@ -113,7 +113,7 @@ def test_what_cannot_be_computed_is_said_and_the_greatest_counts(text: str, prob
 
 def test_numbers_beyond_all_floats_are_said_too() -> None:
     powers = [f"ceil({'*'.join(['1000000'] * 13)})"] * 4
-    with pytest.raises(ValueError, match="too large"):
+    with pytest.raises(ValueError, match="it gives inf"):
         Expression(f"{'*'.join(powers)}*cpu").combine({"cpu": 5}, 4)
 
 
@@ -122,66 +122,54 @@ def test_numbers_beyond_all_floats_are_said_too() -> None:
     [
         ("", "is empty, expected an expression"),
         ("  \n", "is empty"),
-        ("max(lag, cpu", "column 4: '(' was never closed"),
-        ("lag cpu", "column 5: invalid syntax"),
-        ("lag +", "column 5: invalid syntax"),
-        ("1if urgent else lag", "column 1: invalid decimal literal"),
-        ("lag = 3", "column 5: invalid syntax"),
+        ("max(lag, cpu", "column 13: expected ',' or ')', not the end"),
+        ("lag cpu", "column 5: expected an operator or the end, not 'cpu'"),
+        ("lag +", "column 6: expected a number, a name or '(', not the end"),
+        ("lag = 3", "column 5: expected an operator or the end, not '='"),
         ("lagg", "column 1: there is no policy 'lagg'; did you mean 'lag'?"),
         ("max(lag, xyz)", "column 10: there is no policy 'xyz'; policies: lag, cpu, capacity, urgent"),
         ("lag if xyz else cpu", "column 8: there is no policy 'xyz'"),
         ("max", "column 1: max is a function; write max(...)"),
         ("max + 1", "column 1: max is a function"),
         ("lag if first else cpu", "column 8: first is a function"),
-        ("sum(lag, cpu)", "column 1: this is no function; functions: max, min, first, round, ceil, floor"),
-        ("lag(cpu)", "column 1: this is no function"),
-        ("lag.real(1)", "column 1: this is no function"),
-        ("(lambda: lag)()", "column 1: this is no function"),
-        ("max()", "column 1: max takes sizes, as in max(lag)"),
-        ("max(lag, default=cpu)", "column 1: max takes sizes"),
-        ("max(lag, **cpu)", "column 1: max takes sizes"),
-        ("max(*lag)", "column 5: this is not understood"),
-        ("round(lag, 2)", "column 1: round takes one size, not 2"),
-        (
-            "lag ** 2",
-            "column 1: this is not understood; an expression has policies, numbers, `+ - * /`, conditions, and",
-        ),
-        ("lag // 2", "column 1: this is not understood"),
-        ("lag % 2", "column 1: this is not understood"),
-        ("~lag", "column 1: this is not understood"),
-        ("lag.bit_length", "column 1: this is not understood"),
-        ("lag[0]", "column 1: this is not understood"),
-        ("'lag'", "column 1: this is not understood"),
-        ("f'{lag}'", "column 1: this is not understood"),
-        ("[lag for cpu in urgent]", "column 1: this is not understood"),
-        ("(lag := 2)", "column 2: this is not understood"),
-        ("lambda: lag", "column 1: this is not understood"),
-        ("True", "column 1: this is not understood"),
-        ("None", "column 1: this is not understood"),
-        ("2j", "column 1: this is not understood"),
-        ("...", "column 1: this is not understood"),
-        ("(lag, cpu)", "column 1: this is not understood"),
+        ("len(lag, cpu)", "column 1: len() is not supported here; functions: max, min, first, round, ceil, floor"),
+        ("lag(cpu)", "column 1: lag() is not supported here"),
+        ("lag.real(1)", "column 4: expected an operator or the end, not '.'"),
+        ("(lambda: lag)()", "column 8: expected ')', not ':'"),
+        ("max()", "column 1: max takes numbers, as in max(a, b)"),
+        ("max(lag, default=cpu)", "column 17: expected ',' or ')', not '='"),
+        ("max(*lag)", "column 5: expected a number, a name or '(', not '*'"),
+        ("round(lag, 2)", "column 1: round takes one number, as in round(a)"),
+        ("lag // 2", "column 6: expected a number, a name or '(', not '/'"),
+        ("~lag", "column 1: expected a number, a name or '(', not '~'"),
+        ("lag[0]", "column 4: expected an operator or the end, not '['"),
+        ("'lag'", "column 1: expected a number, a name or '('"),
+        ("[lag for cpu in urgent]", "column 1: expected a number, a name or '(', not '['"),
+        ("(lag := 2)", "column 6: expected ')', not ':'"),
+        ("True", "column 1: there is no policy 'True'"),
+        ("2j", "column 2: expected an operator or the end, not 'j'"),
+        ("(lag, cpu)", "column 5: expected ')', not ','"),
         ("1000001", "column 1: numbers go up to 1,000,000"),
         ("lag * 1e400", "column 7: numbers go up to 1,000,000"),
-        ("lag > cpu", "column 1: this is a condition, expected a size; write `a if condition else b`"),
+        ("lag > cpu", "column 1: this is a condition, expected a number; write `a if condition else b`"),
         ("lag or cpu", "column 1: this is a condition"),
         ("not lag", "column 1: this is a condition"),
         ("max(lag, cpu and urgent)", "column 10: this is a condition"),
-        ("lag if current else cpu", "column 8: expected a condition: a policy, true while it asks for more, or a comp"),
-        ("lag if lag - 2 else cpu", "column 8: expected a condition"),
-        ("lag if max(lag, cpu) else cpu", "column 8: expected a condition"),
-        ("lag if lag in cpu else cpu", "column 8: expected a condition"),
-        ("lag if lag is cpu else cpu", "column 8: expected a condition"),
-        ("lag if True else cpu", "column 8: expected a condition"),
-        ("lag + Größe", "column 9: the character 'ö' is not understood"),
-        ("lag # or cpu", "column 5: an expression has no comments"),
-        ("max(lag, # the main one\n  cpu)", "column 10: an expression has no comments"),
-        ("lag\0", "column 4: the character '\\x00' is not understood"),
-        ("lag + " * 100 + "1", "is longer than 500 characters"),
-        ("lag" + " + 1" * 25, "column 1: nested more than 20 deep"),
-        ("lag if " + "not " * 25 + "cpu else 1", "nested more than 20 deep"),
-        ("(" * 240 + "lag" + ")" * 240, "too many nested parentheses"),
-        ("-" * 490 + "1", "nested more than 20 deep"),
+        (
+            "lag if current else cpu",
+            "column 8: this is a number, expected a condition: a policy, true while it asks for more, or a comparison",
+        ),
+        ("lag if lag - 2 else cpu", "column 8: this is a number, expected a condition"),
+        ("lag if max(lag, cpu) else cpu", "column 8: this is a number, expected a condition"),
+        ("lag if lag in cpu else cpu", "column 12: expected 'else', not 'in'"),
+        ("lag + Größe", "column 9: expected an operator or the end, not 'ö'"),
+        ("lag # or cpu", "column 5: expected an operator or the end, not '#'"),
+        ("max(lag, # the main one\n  cpu)", "column 10: expected a number, a name or '(', not '#'"),
+        ("lag\0", "column 4: expected an operator or the end, not '\\x00'"),
+        ("lag + " * 200 + "1", "has 1201 characters, expected at most 1000"),
+        ("lag if " + "not " * 55 + "cpu else 1", "nested more than 50 deep"),
+        ("(" * 60 + "lag" + ")" * 60, "nested more than 50 deep"),
+        ("-" * 190 + "1", "nested more than 50 deep"),
     ],
 )
 def test_what_is_no_expression_is_refused_with_its_place(text: str, problem: str) -> None:
@@ -193,37 +181,25 @@ def test_what_is_no_expression_is_refused_with_its_place(text: str, problem: str
 @pytest.mark.parametrize(
     ("opening", "inner", "closing", "deepest"),
     [
-        ("-", "lag", "", 19),
-        ("1+(", "lag", ")", 19),
-        ("(", "lag", "+1)", 19),
-        ("max(", "lag", ")", 19),
-        ("(", "lag", " if cpu else 1)", 19),
-        ("1 if cpu else ", "lag", "", 19),
-        ("1 if (", "lag", ")>0 else 1", 9),
-        ("1 if 0<(", "lag", ") else 1", 9),
+        ("-", "lag", "", 49),
+        ("1+(", "lag", ")", 24),
+        ("max(", "lag", ")", 49),
     ],
 )
 def test_however_it_is_nested_it_is_so_deep_at_most(opening: str, inner: str, closing: str, deepest: int) -> None:
     assert read(opening * deepest + inner + closing * deepest, POLICIES).names
     deeper = deepest + 1
-    with pytest.raises(ValueError, match="nested more than 20 deep"):
+    with pytest.raises(ValueError, match="nested more than 50 deep"):
         read(opening * deeper + inner + closing * deeper, POLICIES)
 
 
-@pytest.mark.parametrize(("opening", "closing"), [("not ", ""), ("(cpu and ", ")"), ("(cpu or ", ")")])
-def test_conditions_are_so_deep_at_most(opening: str, closing: str) -> None:
-    assert read(f"1 if {opening * 18}lag{closing * 18} else 1", POLICIES).names
-    with pytest.raises(ValueError, match="nested more than 20 deep"):
-        read(f"1 if {opening * 19}lag{closing * 19} else 1", POLICIES)
-
-
 def test_an_expression_has_so_many_characters_at_most() -> None:
-    assert read("lag" + "+1" * 8 + " " * 500, POLICIES).names == ("lag",)  # spaces at its ends are none of it
-    longest = "max(" + "lag," * 123 + "lag)"
-    assert len(longest) == 500
-    assert read(longest, POLICIES).names == ("lag",)
-    with pytest.raises(ValueError, match="is longer than 500 characters"):
-        read(longest.replace("max(", "max( "), POLICIES)
+    assert read("lag" + "+1" * 8 + " " * 1000, POLICIES).names == ("lag",)  # spaces at its ends are none of it
+    longest = f"max({'lag, ' * 90}cpu{' ' * 542})"
+    assert len(longest) == 1000
+    assert Expression(longest).names == ("lag", "cpu")
+    with pytest.raises(ValueError, match="has 1001 characters, expected at most 1000"):
+        Expression(longest.replace("max(", "max( "))
 
 
 @pytest.mark.parametrize(
@@ -243,6 +219,10 @@ def test_a_policy_whose_name_cannot_be_written_is_told_from_a_mistake(name: str,
     assert str(caught.value) == f"the policy {name!r} cannot be named here, as its name {why}; rename the policy"
     # it may be there as long as it is not named
     assert read("cpu + 2", (name, "cpu", "a-b")).names == ("cpu",)
+
+
+def test_a_policy_may_be_called_like_a_function_of_formulas() -> None:
+    assert read("max(sum, count) + abs(one)", ("sum", "count", "one")).names == ("sum", "count", "one")
 
 
 def test_a_difference_is_not_taken_for_a_name() -> None:
@@ -267,7 +247,7 @@ def test_an_expression_travels_and_is_its_text() -> None:
 
 
 def test_one_that_is_made_without_reading_a_file_is_checked_too() -> None:
-    with pytest.raises(ValueError, match="not understood"):
+    with pytest.raises(ValueError, match="expected an operator"):
         Expression("lag.__class__")
     with pytest.raises(ValueError, match="there is no policy cpu"):
         Expression("max(lag, cpu)").combine({"lag": 3}, 4)
@@ -396,10 +376,10 @@ def test_a_schedule_is_neither_missed_nor_a_size(
     ("text", "problem"),
     [
         ("max(clm, urgent)", "column 5: there is no policy 'clm'; did you mean 'calm'?"),
-        ("max(calm, urgent", "column 4: '(' was never closed"),
+        ("max(calm, urgent", "column 17: expected ',' or ')', not the end"),
         ("12", "expected a text, not the number 12; if it is meant as a text, put it in quotes: '12'"),
         ("''", "is empty, expected an expression such as max(lag, cpu)"),
-        ("calm.real", "column 1: this is not understood; an expression has policies, numbers, `+ - * /`, conditions, "),
+        ("calm.real", "column 5: expected an operator or the end, not '.'"),
     ],
 )
 def test_a_file_with_a_wrong_expression_is_refused_at_its_line(

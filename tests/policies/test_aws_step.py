@@ -33,15 +33,11 @@ from autoscaler_policies.aws.rules import (
     Step,
     adjusted,
     backlog_target,
-    clamped,
     datapoints,
     flaw,
-    largest,
-    predictive_maximum,
     rounded,
     step_for,
     tracked,
-    warm_pool_size,
 )
 from autoscaler_policies.aws.step_scaling import AwsStep, Comparison
 from autoscaler_policies.aws.target_tracking import AwsTargetTracking
@@ -71,7 +67,7 @@ def steps(i: Inputs) -> int:
         found = step_for(distance, ranges, above=above) if (distance >= 0 if above else distance <= 0) else None
         if found is not None:
             sizes.append(adjusted(i["capacity"], found.adjustment, kind, i.get("min_adjustment", 0)))
-    return largest(sizes) if sizes else i["capacity"]
+    return max(sizes) if sizes else i["capacity"]
 
 
 def run(kind: str, i: Inputs) -> object:
@@ -89,14 +85,7 @@ def run(kind: str, i: Inputs) -> object:
             # of 10, so many more and so many fewer than bring the metric to its target
             return {"out": tracked(10, 10 + i["out"], 10) - 10, "in": 10 - tracked(10, 10 - i["in"], 10)}
         case "aws_multi_policy":
-            return largest([one_policy(i["capacity"], policy) for policy in i["policies"]])
-        case "aws_clamp":
-            return clamped(one_policy(i["capacity"], i), i.get("min", 0), i.get("max", 1000))
-        case "aws_predictive_max":
-            increase = i["mode"] == "IncreaseMaxCapacity"
-            return predictive_maximum(i["predicted"], i["max"], increase=increase, buffer=i["buffer_pct"])
-        case "aws_warm_pool":
-            return warm_pool_size(i["max"], i["desired"], prepared=i.get("max_prepared"), least=i.get("min_size", 0))
+            return max([one_policy(i["capacity"], policy) for policy in i["policies"]])
     raise AssertionError(kind)
 
 

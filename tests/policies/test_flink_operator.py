@@ -918,7 +918,7 @@ def test_in_the_core_a_job_settles_and_stays() -> None:
         ({"lag": ""}, "lag: is , expected the name of a metric"),
         ({"vertices": ""}, "vertices: is , expected the name of a metric"),
         ({"vertex_exclude_ids": ("a", "")}, "vertex_exclude_ids: is .*, expected ids or parts of names"),
-        ({"excluded_periods": ("9-10",)}, "excluded_periods: '9' is no time"),
+        ({"excluded_periods": ("9-10",)}, "excluded_periods: '9' is not a time"),
         ({"timezone": "Mars"}, "timezone: is Mars, expected the name of a time zone"),
     ],
 )

@@ -100,25 +100,6 @@ def per_pod_value(inputs: Inputs) -> Inputs:
     return {"replicas": sized.replicas, "usage_m": sized.usage}
 
 
-def pod_grouping(inputs: Inputs) -> str:
-    ages = {
-        "start_age": "start_age_s",
-        "transition_age": "transition_age_s",
-        "metric_age": "metric_age_s",
-        "window": "window_s",
-        "cpu_initialization_period": "cpu_initialization_period_s",
-        "initial_readiness_delay": "initial_readiness_delay_s",
-    }
-    return rules.pod_grouping(
-        phase=inputs["phase"],
-        resource=inputs["resource"],
-        has_metric=inputs["has_metric"],
-        deleting=inputs.get("deleting", False),
-        ready=inputs.get("ready"),
-        **{name: seconds(inputs[key]) for name, key in ages.items() if inputs.get(key) is not None},
-    ).value
-
-
 def rate_limit(inputs: Inputs) -> Inputs:
     limited = rules.rate_limit(
         inputs["current_replicas"],
@@ -209,7 +190,6 @@ RUN: Mapping[str, Callable[[Inputs], Any]] = {
     "pod_average_value": pod_average_value,
     "object_or_external_value": object_or_external_value,
     "per_pod_value": per_pod_value,
-    "pod_grouping": pod_grouping,
     "rate_limit": rate_limit,
     "scale_up_limit": limit(rules.scale_up_limit),
     "scale_down_limit": limit(rules.scale_down_limit),
@@ -358,38 +338,6 @@ def test_a_sum_below_zero_is_taken_for_one_that_overflowed() -> None:
 def test_a_value_per_pod_needs_no_pod() -> None:
     assert rules.per_pod_value(0, 1000, [2500], TOLERANCES) == rules.Sized(3, 2500)
     assert rules.per_pod_value(0, 1000, [0], TOLERANCES) == rules.Sized(0, 0)
-
-
-POD: dict[str, Any] = {"phase": "Running", "resource": "cpu", "has_metric": True}
-
-
-@pytest.mark.parametrize(
-    ("properties", "expected"),
-    [
-        ({"phase": "Pending"}, PodState.UNREADY),
-        ({"deleting": True}, PodState.IGNORED),
-        ({"has_metric": False}, PodState.MISSING),
-        ({"resource": "memory"}, PodState.READY),
-        ({"resource": ""}, PodState.READY),
-        ({"ready": True}, PodState.UNREADY),
-        ({"start_age": seconds(60)}, PodState.UNREADY),
-        # its metric covers a whole window since it became ready, and one that does not by a hair
-        (
-            {"ready": True, "start_age": seconds(60), "transition_age": seconds(30), "window": seconds(30)},
-            PodState.READY,
-        ),
-        (
-            {"ready": True, "start_age": seconds(60), "transition_age": seconds(30), "window": seconds(30.001)},
-            PodState.UNREADY,
-        ),
-        # at the end of the initialization period
-        ({"ready": False, "start_age": seconds(300), "transition_age": seconds(270)}, PodState.READY),
-        ({"ready": False, "start_age": seconds(300), "transition_age": seconds(270.001)}, PodState.UNREADY),
-        ({"ready": False, "start_age": seconds(299), "transition_age": seconds(10)}, PodState.UNREADY),
-    ],
-)
-def test_groups_pods(properties: dict[str, Any], expected: PodState) -> None:
-    assert rules.pod_grouping(**{**POD, **properties}) is expected
 
 
 PODS = ScalingPolicy(PolicyType.PODS, 2, seconds(60))

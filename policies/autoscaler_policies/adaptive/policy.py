@@ -8,20 +8,22 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
 
-from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
-from autoscaler.core.capacity import rate as saturated_rate
-from autoscaler.core.model import (
+from autoscaler.policy_api import (
     PHASES,
     ZERO,
     Direction,
     JobState,
+    ParameterError,
     Phase,
     Reading,
     Reason,
     Recommendation,
     View,
+    effective_slots,
+    restart_time,
+    saturated_rate,
+    source_partitions,
 )
-from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.adaptive import capacity_model, forecast
 from autoscaler_policies.adaptive import reading_window as recent
 from autoscaler_policies.adaptive import seasonality as usual

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from functools import lru_cache
 
-from autoscaler.core.model import Observation, Reading
+from autoscaler.policy_api import Observation, Reading
 from autoscaler_policies.shared.recommend import LARGEST
 
 

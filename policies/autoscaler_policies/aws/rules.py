@@ -14,8 +14,7 @@ from datetime import timedelta
 from enum import StrEnum
 from itertools import pairwise
 
-from autoscaler.core.model import Observation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import Observation, ParameterError, View
 
 ROUNDING = 1e-9
 """What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""
@@ -152,28 +151,6 @@ def tracked(capacity: int, metric: float, target: float) -> int:
 def backlog_target(acceptable_latency: float, processing_time: float) -> float:
     """Messages per instance that are done within an acceptable latency, both in seconds (as-using-sqs-queue)."""
     return acceptable_latency / processing_time
-
-
-def largest(capacities: Sequence[int]) -> int:
-    """Of several policies that act at once the largest capacity counts, whichever way they go."""
-    return max(capacities)
-
-
-def clamped(capacity: int, minimum: int, maximum: int) -> int:
-    """A capacity within the group's limits."""
-    return max(minimum, min(capacity, maximum))
-
-
-def predictive_maximum(predicted: int, maximum: int, *, increase: bool, buffer: float = 0.0) -> int:
-    """The maximum while a forecast is above it (`MaxCapacityBreachBehavior`, `MaxCapacityBuffer` in percent)."""
-    if not increase:
-        return maximum
-    return max(maximum, math.ceil(predicted * (100 + buffer) / 100 - ROUNDING))
-
-
-def warm_pool_size(maximum: int, desired: int, *, prepared: int | None = None, least: int = 0) -> int:
-    """Instances in a warm pool: those that are missing to the maximum, or to `MaxGroupPreparedCapacity`."""
-    return max(least, (maximum if prepared is None else prepared) - desired, 0)
 
 
 def datapoints(

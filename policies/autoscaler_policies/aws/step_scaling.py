@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.core.model import ZERO, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import (
     AdjustmentType,
     Aggregation,

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.model import ZERO, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
 from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
 

@@ -13,33 +13,21 @@ from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from autoscaler.core.flink import (
-    INF,
-    NAN,
-    Graph,
-    Rates,
-    TargetRate,
-    Utilization,
-    average,
-    observed_while_catching_up,
-    output_ratios,
-    rate,
-    target_rates,
-    true_processing_rate,
-)
-from autoscaler.core.model import (
+from autoscaler.policy_api import (
     MOST_LEARNED,
     Allowance,
     Cause,
     JobState,
     Limits,
     Observation,
+    ParameterError,
     Reading,
     Reason,
     Recommendation,
     View,
+    dataflow,
 )
-from autoscaler.core.parameters import ParameterError
+from autoscaler_policies.flink_operator import excluded_periods as periods
 from autoscaler_policies.flink_operator.scaling import (
     MOST,
     Alignment,
@@ -48,8 +36,8 @@ from autoscaler_policies.flink_operator.scaling import (
     Load,
     Settings,
     Summary,
+    Utilization,
     Wanted,
-    divided,
     exceeds_quota,
     job_changes,
     job_slots,
@@ -59,7 +47,6 @@ from autoscaler_policies.flink_operator.scaling import (
     recent,
     restart_time,
 )
-from autoscaler_policies.schedule import quartz
 from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
@@ -276,7 +263,7 @@ class FlinkOperator:
         if not self.excluded_periods:
             return Allowance(limits)
         local = now.astimezone(_zone(self.timezone))
-        if not quartz.excluded(_periods(self.excluded_periods), local):
+        if not periods.excluded(_periods(self.excluded_periods), local):
             return Allowance(limits)
         return Allowance(limits, f"{local:%H:%M} is within excluded_periods")
 
@@ -413,17 +400,17 @@ class FlinkOperator:
         waiting = [_total(observation.metrics[self.lag]) for observation in seen]
         if math.isnan(processed[-1]) or math.isnan(shares[-1]) or math.isnan(waiting[-1]):
             return missing(view, *self.metrics)
-        taken = average(processed)
-        offered = NAN
+        taken = dataflow.average(processed)
+        offered = dataflow.NAN
         if self.arrivals in view.metrics:
-            offered = average([_total(observation.metrics.get(self.arrivals)) for observation in seen], 2)
+            offered = dataflow.average([_total(observation.metrics.get(self.arrivals)) for observation in seen], 2)
         if math.isnan(offered):
             ats = [_millis(observation.metrics[self.lag]) for observation in seen]
-            offered = taken + rate(zip(ats, waiting, strict=True))
+            offered = taken + dataflow.rate(zip(ats, waiting, strict=True))
         target = self._target(offered, waiting[-1])
         true_rate = self._true_rate(taken, shares, self._observed(processed, waiting, [0.0] * len(seen)))
         if taken == 0 and (target.rate > 0 or waiting[-1] > 0):
-            true_rate = NAN  # by Flink's rules it could do anything, which would shrink a job that is stuck
+            true_rate = dataflow.NAN  # by Flink's rules it could do anything, which would shrink a job that is stuck
         engine = view.engine
         most = MOST if engine is None or not engine.max_parallelism else max(engine.max_parallelism, parallelism)
         load = Load(parallelism, target, true_rate, most)
@@ -439,7 +426,7 @@ class FlinkOperator:
             return missing(view, name)
         edges = tuple((start, end) for end, label in alive.items() for start in _inputs(last[label]) if start in alive)
         try:
-            graph = Graph(tuple(alive), edges)
+            graph = dataflow.Graph(tuple(alive), edges)
         except ValueError:
             return Recommendation(None, Reason.MISSING, {}, f"{name}: the vertices feed each other in a circle")
         ats = [_millis(reading) for reading in readings]
@@ -447,10 +434,12 @@ class FlinkOperator:
             vertex: _Series([reading.parts.get(label, NOTHING) for reading in readings], ats)
             for vertex, label in alive.items()
         }
-        rates = {vertex: Rates(one.mean("records_in"), one.mean("records_out")) for vertex, one in series.items()}
+        rates = {
+            vertex: dataflow.Rates(one.mean("records_in"), one.mean("records_out")) for vertex, one in series.items()
+        }
         sources = [vertex for vertex, one in series.items() if one.last("source") == 1]
         targets = {vertex: self._offered(series[vertex], rates[vertex].records_in) for vertex in sources}
-        wanted = target_rates(graph, targets, output_ratios(graph, rates))
+        wanted = dataflow.target_rates(graph, targets, dataflow.output_ratios(graph, rates))
         loads = {
             vertex: self._load(one, wanted[vertex], rates[vertex].records_in, source=vertex in targets)
             for vertex, one in series.items()
@@ -475,18 +464,18 @@ class FlinkOperator:
             frozenset(left_out),
         )
 
-    def _offered(self, one: _Series, taken: float) -> TargetRate:
+    def _offered(self, one: _Series, taken: float) -> dataflow.TargetRate:
         """What a source must take. One that never tells its lag has none, as in Flink's autoscaler."""
         lags = one.all("lag")
         if all(map(math.isnan, lags)):
             return self._target(taken, 0.0)
-        return self._target(taken + (rate(one.timed("lag")) if lags[-1] >= 0 else NAN), lags[-1])
+        return self._target(taken + (dataflow.rate(one.timed("lag")) if lags[-1] >= 0 else dataflow.NAN), lags[-1])
 
-    def _load(self, one: _Series, target: TargetRate, taken: float, *, source: bool) -> Load:
+    def _load(self, one: _Series, target: dataflow.TargetRate, taken: float, *, source: bool) -> Load:
         observed = self._observed(one.all("records_in"), one.all("lag"), one.all("backpressured")) if source else ()
         true_rate = self._true_rate(taken, one.all("busy"), observed)
         if taken == 0 and (target.rate > 0 or one.last("lag") > 0):
-            true_rate = NAN  # as above
+            true_rate = dataflow.NAN  # as above
         return Load(
             _whole(one.last("parallelism")),
             target,
@@ -499,9 +488,11 @@ class FlinkOperator:
     def _excludes(self, vertex: str, label: str) -> bool:
         return any(text == vertex or text in _name(label) for text in self.vertex_exclude_ids)
 
-    def _target(self, offered: float, waiting: float) -> TargetRate:
+    def _target(self, offered: float, waiting: float) -> dataflow.TargetRate:
         seconds = self.catch_up_duration // timedelta(seconds=1)
-        return TargetRate(offered if math.isnan(offered) else max(0.0, offered), waiting / seconds if seconds else 0.0)
+        return dataflow.TargetRate(
+            offered if math.isnan(offered) else max(0.0, offered), waiting / seconds if seconds else 0.0
+        )
 
     def _observed(self, taken: Iterable[float], lags: Iterable[float], held: Iterable[float]) -> Sequence[float]:
         """What a source did while it caught up, reading by reading."""
@@ -513,9 +504,9 @@ class FlinkOperator:
         found: list[float] = []
         count, total = 0, 0.0
         for records_in, lag, share in zip(taken, lags, held, strict=True):
-            one = total / count if count >= minimum else NAN
+            one = total / count if count >= minimum else dataflow.NAN
             if not (records_in > 0 and lag < seconds * records_in):  # only where it is more than what stands
-                one = observed_while_catching_up(
+                one = dataflow.observed_while_catching_up(
                     records_in, lag, 0.0 if math.isnan(share) else share * 1000, threshold=threshold, previous=one
                 )
             found.append(one)
@@ -524,8 +515,8 @@ class FlinkOperator:
         return found
 
     def _true_rate(self, taken: float, shares: Sequence[float], observed: Sequence[float]) -> float:
-        return true_processing_rate(
-            average(shares) * 1000,
+        return dataflow.true_processing_rate(
+            dataflow.average(shares) * 1000,
             taken,
             observed,
             switch_threshold=self.observed_true_processing_rate_switch_threshold,
@@ -635,8 +626,8 @@ class FlinkOperator:
 
     def _short(self, view: View, load: Load) -> float:
         """How much of what it needs a vertex is short of: to name the neediest of several with equal parallelism."""
-        short = divided(self._capacity(view, load), load.true_rate)
-        return INF if math.isnan(short) else short
+        short = dataflow.divided(self._capacity(view, load), load.true_rate)
+        return dataflow.INF if math.isnan(short) else short
 
     def _told(self, view: View, load: Load) -> str:
         capacity = self._capacity(view, load)
@@ -761,8 +752,8 @@ class _Series:
 
     def all(self, name: str) -> list[float]:
         """A number at each reading; NaN where it is missing, infinite or negative."""
-        found = [numbers.get(name, NAN) for numbers in self.numbers]
-        return [value if 0 <= value < INF else NAN for value in found]
+        found = [numbers.get(name, dataflow.NAN) for numbers in self.numbers]
+        return [value if 0 <= value < dataflow.INF else dataflow.NAN for value in found]
 
     def timed(self, name: str) -> Iterator[tuple[float, float]]:
         """The same with the time in ms."""
@@ -770,11 +761,11 @@ class _Series:
 
     def mean(self, name: str) -> float:
         """Its mean."""
-        return average(self.all(name))
+        return dataflow.average(self.all(name))
 
     def last(self, name: str) -> float:
         """The present number."""
-        return _positive(self.numbers[-1].get(name, NAN))
+        return _positive(self.numbers[-1].get(name, dataflow.NAN))
 
 
 def _learning(detail: str) -> Recommendation:
@@ -791,7 +782,7 @@ def _millis(reading: Reading) -> float:
 
 def _positive(value: float) -> float:
     """What is shown of the past has not been checked: it may be anything."""
-    return value if 0 <= value < INF else NAN
+    return value if 0 <= value < dataflow.INF else dataflow.NAN
 
 
 def _whole(value: float) -> int:
@@ -806,26 +797,26 @@ def _group(numbers: Mapping[str, float]) -> int:
 
 def _key_groups(numbers: Mapping[str, float]) -> int:
     """The most subtasks that a vertex can have; where that is not told, any number, and never fewer than it has."""
-    most = _whole(_positive(numbers.get("max_parallelism", NAN))) or MOST
-    return max(most, _whole(_positive(numbers.get("parallelism", NAN))))
+    most = _whole(_positive(numbers.get("max_parallelism", dataflow.NAN))) or MOST
+    return max(most, _whole(_positive(numbers.get("parallelism", dataflow.NAN))))
 
 
 def _total(reading: Reading | None) -> float:
     """A rate or a number of records over all replicas; NaN where there is none."""
     if reading is None:
-        return NAN
+        return dataflow.NAN
     value = reading.value
     if not isinstance(value, tuple):
-        return value if 0 <= value < INF else NAN
-    return finite(sum(value)) if value and all(0 <= one < INF for one in value) else NAN
+        return value if 0 <= value < dataflow.INF else dataflow.NAN
+    return finite(sum(value)) if value and all(0 <= one < dataflow.INF for one in value) else dataflow.NAN
 
 
 def _busiest(reading: Reading) -> float:
     """The busy share of the busiest replica; NaN where it is none."""
     value = reading.value
     if isinstance(value, tuple):
-        value = max(value) if value and all(0 <= one <= BUSIEST for one in value) else NAN
-    return min(value, 1.0) if 0 <= value <= BUSIEST else NAN
+        value = max(value) if value and all(0 <= one <= BUSIEST for one in value) else dataflow.NAN
+    return min(value, 1.0) if 0 <= value <= BUSIEST else dataflow.NAN
 
 
 _LABEL = re.compile(r"(.*) \(([0-9a-f]{32})\)", re.DOTALL)
@@ -915,5 +906,5 @@ def _zone(name: str) -> ZoneInfo:
 
 
 @cache
-def _periods(expressions: tuple[str, ...]) -> tuple[quartz.Period, ...]:
-    return tuple(map(quartz.parse, expressions))
+def _periods(expressions: tuple[str, ...]) -> tuple[periods.Period, ...]:
+    return tuple(map(periods.parse, expressions))

@@ -1,6 +1,6 @@
 """What Flink's autoscaler makes of what it has measured, as pure functions.
 
-`autoscaler.core.flink` says what the vertices of a job could do and must do; this says which parallelism they get.
+`autoscaler.core.dataflow` says what the vertices of a job could do and must do; this says which parallelism they get.
 The rules are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler), number for number; each docstring
 names the class and method it follows. Numbers are doubles as in Java: what is not known is NaN, a comparison with NaN
 is false, and a division by zero gives an infinity or NaN. Times are seconds since 1970 where they are points in time.
@@ -15,14 +15,13 @@ from datetime import timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 from enum import StrEnum
 
-from autoscaler.core.flink import TargetRate, Utilization, needed_workers, target_capacity, thresholds
+from autoscaler.policy_api import dataflow
 
 NAN = math.nan
 MOST = 2**31 - 1
 """The largest int of Java: a limit that is not set."""
 
 _SECOND = timedelta(seconds=1)
-_UTILIZATION = Utilization()
 _THOUSANDTH = Decimal("0.001")
 _COARSE = 2.0**43  # from here on doubles are further apart than a thousandth
 
@@ -43,6 +42,36 @@ class Alignment(StrEnum):
 
 _LEGACY = frozenset({Alignment.LEGACY_EVENLY_SPREAD, Alignment.LEGACY_MAXIMIZE_UTILISATION})
 _LOOSE = frozenset({Alignment.BALANCED, Alignment.LEGACY_MAXIMIZE_UTILISATION})
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """How busy the vertices may be: `job.autoscaler.utilization.*`, a share between 0 and 1.
+
+    Attributes:
+        target: what a rescale aims at.
+        boundary: how far from the target is still good, where `maximum` or `minimum` is not given.
+        maximum: above it more is needed.
+        minimum: below it less would do.
+    """
+
+    target: float = 0.7
+    boundary: float = 0.3
+    maximum: float | None = None
+    minimum: float | None = None
+
+    @property
+    def upper(self) -> float:
+        """The utilization above which more is needed."""
+        return self.target + self.boundary if self.maximum is None else self.maximum
+
+    @property
+    def lower(self) -> float:
+        """The utilization below which less would do."""
+        return self.target - self.boundary if self.minimum is None else self.minimum
+
+
+_UTILIZATION = Utilization()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +128,7 @@ class Load:
     """
 
     parallelism: int
-    target: TargetRate
+    target: dataflow.TargetRate
     true_rate: float
     max_parallelism: int = MOST
     partitions: int = 0
@@ -325,17 +354,10 @@ def scaling_coefficient(history: Sequence[Summary], observations: int = 3, least
     for one in history:
         products += one.parallelism * one.true_rate
         squares += float(one.parallelism) * one.parallelism
-    fitted = divided(products, squares * baseline)
+    fitted = dataflow.divided(products, squares * baseline)
     if math.isnan(baseline) or math.isnan(fitted):
         return 1.0
     return float(Decimal(repr(max(least, min(1.0, fitted)))).quantize(Decimal("0.01"), ROUND_CEILING))
-
-
-def divided(dividend: float, divisor: float) -> float:
-    """IEEE division, as in Java."""
-    if divisor:
-        return dividend / divisor
-    return NAN if not dividend or math.isnan(dividend) else math.copysign(math.inf, dividend)
 
 
 # a vertex
@@ -367,7 +389,7 @@ def vertex_change(
     capacity = needed_capacity(load.target, settings, restart)
     if math.isnan(load.true_rate) or math.isnan(capacity):
         return Change(current, delayed=delayed, why="its rates are not known")
-    factor = divided(capacity, load.true_rate)
+    factor = dataflow.divided(capacity, load.true_rate)
     if settings.observed_scalability:
         factor /= scaling_coefficient(history, settings.observations, settings.least_coefficient)
     if factor < 1 - settings.max_scale_down:
@@ -402,7 +424,7 @@ def _rounded(load: Load, least: float) -> Load:
     target = load.target
     return replace(
         load,
-        target=TargetRate(rounded(target.rate, least), rounded(target.catch_up, least)),
+        target=dataflow.TargetRate(rounded(target.rate, least), rounded(target.catch_up, least)),
         true_rate=rounded(load.true_rate, least),
     )
 
@@ -451,16 +473,40 @@ def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog:
     return load.true_rate < up or load.true_rate > down
 
 
-def needed_capacity(target: TargetRate, settings: Settings, restart: timedelta) -> float:
+def thresholds(
+    target: dataflow.TargetRate,
+    utilization: Utilization,
+    catch_up: timedelta,
+    restart: timedelta,
+    *,
+    backlog: bool = False,
+    rounded_from: float = -math.inf,
+) -> tuple[float, float]:
+    """The true rates below which more is needed and above which less would do.
+
+    As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed the vertices may be
+    busy all the time, and nothing is scaled down (the second is infinite). `rounded_from` is that of `target_capacity`.
+
+    Returns:
+        (scale up below, scale down above), records/s.
+    """
+    upper, lower = (1.0, 0.0) if backlog else (utilization.upper, utilization.lower)
+    return (
+        dataflow.target_capacity(target, upper, catch_up, rounded_from=rounded_from),
+        dataflow.target_capacity(target, lower, catch_up, restart, rounded_from=rounded_from),
+    )
+
+
+def needed_capacity(target: dataflow.TargetRate, settings: Settings, restart: timedelta) -> float:
     """Records/s that a vertex is to be able to process."""
-    return target_capacity(
+    return dataflow.target_capacity(
         target, settings.utilization.target, settings.catch_up, restart, rounded_from=settings.rounded_from
     )
 
 
 def effectiveness(last: Summary, true_rate: float) -> float:
     """Which share of the expected gain a scale up has brought: `detectIneffectiveScaleUp`."""
-    return divided(true_rate - last.true_rate, last.expected_rate - last.true_rate)
+    return dataflow.divided(true_rate - last.true_rate, last.expected_rate - last.true_rate)
 
 
 def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> bool:
@@ -471,7 +517,7 @@ def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> b
         records_in: records/s it takes in; not known: it is not.
         threshold: `backlog-processing.lag-threshold`, in whole seconds.
     """
-    return divided(lag, records_in) > threshold // _SECOND
+    return dataflow.divided(lag, records_in) > threshold // _SECOND
 
 
 # a job
@@ -542,7 +588,7 @@ def job_slots(groups: Iterable[tuple[int, int]]) -> int:
 
 def job_workers(groups: Iterable[tuple[int, int]], slots_per_worker: int) -> int:
     """Workers for these groups (`job_slots`): with a single group ceil(parallelism / slots per worker)."""
-    return needed_workers((job_slots(groups),), slots_per_worker)
+    return -(-job_slots(groups) // slots_per_worker)
 
 
 def exceeds_quota(
@@ -575,41 +621,6 @@ def exceeds_quota(
 
 
 # time
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Times of samples that are kept, oldest first, and whether they fill the window (`CollectedMetricHistory`)."""
-
-    samples: tuple[float, ...]
-    full: bool
-    stabilizing: bool = False
-
-
-def metric_window(
-    samples: Sequence[float], now: float, running_at: float, stabilization: float, window: float
-) -> Window:
-    """Keep one more sample: `ScalingMetricCollector.updateMetrics`. All times in one unit.
-
-    The window begins with the first sample after the job has run for the stabilization interval; samples before are
-    kept until it is full. Of a job that has started anew nothing of before counts.
-
-    Args:
-        samples: times of those kept so far, oldest first.
-        now: time of the new one.
-        running_at: when the job went into RUNNING.
-        stabilization: `stabilization.interval`.
-        window: `metrics.window`.
-    """
-    kept = () if samples and running_at > samples[0] else tuple(samples)
-    stable = running_at + stabilization
-    first = next((at for at in kept if at >= stable), now)
-    kept = (*(at for at in kept if at != now), now)
-    if now < stable:
-        return Window(kept, full=False, stabilizing=True)
-    if now < first + window:
-        return Window(kept, full=False)
-    return Window(tuple(at for at in kept if at >= now - window), full=True)
 
 
 def restart_time(

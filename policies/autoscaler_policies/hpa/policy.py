@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.core.model import ZERO, Reading, Reason, Recommendation, Select, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, ParameterError, Reading, Reason, Recommendation, Select, View
 from autoscaler_policies.hpa.rules import (
     LEGACY_WINDOW,
     MOST_USAGE,

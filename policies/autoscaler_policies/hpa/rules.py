@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.core.model import ZERO, Select
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, ParameterError, Select
 
 MOST = 2**31 - 1
 """The largest size Kubernetes knows (int32)."""
@@ -37,7 +36,7 @@ class MetricError(ValueError):
 
 
 class PodState(StrEnum):
-    """What a pod is taken as; see `pod_grouping`."""
+    """What a pod is taken as (groupPods)."""
 
     READY = "ready"
     UNREADY = "unready"  # starting, so that its usage says nothing yet
@@ -337,53 +336,6 @@ def per_pod_value(status: int, target: int, values: Sequence[int], tolerances: T
     if float(usage) < float(MOST_USAGE):
         usage = math.ceil(float(usage) / float(max(status, 1)))
     return Sized(size, usage)
-
-
-def pod_grouping(
-    *,
-    phase: str,
-    resource: str,
-    has_metric: bool,
-    deleting: bool = False,
-    start_age: timedelta | None = None,
-    ready: bool | None = None,
-    transition_age: timedelta = ZERO,
-    metric_age: timedelta = ZERO,
-    window: timedelta = ZERO,
-    cpu_initialization_period: timedelta = timedelta(minutes=5),
-    initial_readiness_delay: timedelta = timedelta(seconds=30),
-) -> PodState:
-    """What a pod is taken as: ready, unready, missing or ignored (groupPods).
-
-    Args:
-        phase: the pod's phase, like Running.
-        resource: the resource of the metric; only `cpu` tells pods apart that are starting.
-        has_metric: whether there is a metric of it.
-        deleting: whether it is being deleted.
-        start_age: how long ago it started; None: it has not.
-        ready: its condition Ready; None: it has none.
-        transition_age: how long ago that condition changed last.
-        metric_age: how old its metric is.
-        window: the time that its metric is an average of.
-        cpu_initialization_period: so long after its start a pod's CPU is not trusted before it is ready.
-        initial_readiness_delay: a pod whose readiness has not changed since this time after its start has never been
-            ready.
-    """
-    if deleting or phase == "Failed":
-        return PodState.IGNORED
-    if phase == "Pending":
-        return PodState.UNREADY
-    if not has_metric:
-        return PodState.MISSING
-    if resource != "cpu":
-        return PodState.READY
-    if ready is None or start_age is None:
-        return PodState.UNREADY
-    if start_age < cpu_initialization_period:
-        unready = not ready or metric_age > transition_age - window
-    else:
-        unready = not ready and start_age - initial_readiness_delay < transition_age
-    return PodState.UNREADY if unready else PodState.READY
 
 
 def change_within(period: timedelta, events: Sequence[Event]) -> int:

@@ -7,10 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.capacity import source_partitions
-from autoscaler.core.model import MOST_LEARNED, ZERO, Reading, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
-from autoscaler_policies.keda.formula import compute, parse
+from autoscaler.policy_api import (
+    MOST_LEARNED,
+    ZERO,
+    ParameterError,
+    Reading,
+    Reason,
+    Recommendation,
+    View,
+    expression,
+    source_partitions,
+)
 from autoscaler_policies.keda.rules import (
     HPA_TOLERANCE,
     NOTHING_COMMITTED,
@@ -194,15 +201,22 @@ class KedaLag:
             if self.fallback is not None and self.fallback.behavior is Behaviour.MODIFIERS:
                 raise ParameterError("fallback", "has the behavior scalingModifiers, expected a formula with it")
             return
-        odd = next((label for label in labels if not (label.isascii() and label.isidentifier())), "")
-        if odd:
+        odd = next(
+            (one for one in labels if not (one.isascii() and one.isidentifier()) or one in expression.WORDS), None
+        )
+        if odd is not None:
             raise ParameterError(
                 "triggers", f"have the name {odd!r}, expected one of letters, digits and _ for the formula"
             )
         try:
-            parse(self.formula, tuple(labels))
+            names = expression.Expression(self.formula).names
         except ValueError as error:
             raise ParameterError("formula", f"{error}") from error
+        for name, column in names.items():
+            if name not in labels:
+                raise ParameterError(
+                    "formula", f"column {column}: there is no trigger {name!r}; triggers: {', '.join(labels)}"
+                )
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -320,7 +334,7 @@ class KedaLag:
     def _compute(self, found: Mapping[str, _Lag]) -> float | None:
         """What the formula gives; each lag is cut down to what the partitions allow, as KEDA does before."""
         values = {trigger.label: found[trigger.label].cut(trigger) for trigger in self.triggers}
-        value = compute(parse(self.formula, tuple(values)), values)
+        value = expression.Expression(self.formula).compute(values)
         return None if value is None else milli(value)
 
     def _read(self, view: View) -> Mapping[str, _Lag]:

@@ -13,8 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.model import ZERO, Cause, Direction, JobState, Phase, Reason, Recommendation, Rescale, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import (
+    ZERO,
+    Cause,
+    Direction,
+    JobState,
+    ParameterError,
+    Phase,
+    Reason,
+    Recommendation,
+    Rescale,
+    View,
+)
 from autoscaler_policies.research.daedalus_model import Curve, Line, Regression, fit, recovery_time, wape
 from autoscaler_policies.shared.readings import busy, each, moving, total, warm_since
 from autoscaler_policies.shared.recommend import missing, plain, replicas, sized

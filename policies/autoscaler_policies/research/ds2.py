@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.flink import Graph, propagate
-from autoscaler.core.model import ZERO, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View, dataflow
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
@@ -38,7 +36,7 @@ class Operator:
 
 
 def optimal(
-    graph: Graph,
+    graph: dataflow.Graph,
     operators: Mapping[str, Operator],
     sources: Mapping[str, float],
     ratios: Mapping[tuple[str, str], float] | None = None,
@@ -61,7 +59,7 @@ def optimal(
     """
     if ratios is None:
         ratios = {(start, end): _given_out(operators.get(start), start in sources) for start, end in graph.edges}
-    coming = propagate(graph, sources, ratios)
+    coming = dataflow.propagate(graph, sources, ratios)
     return {
         vertex: instances(coming[vertex], operators[vertex].processing, operators[vertex].instances)
         for vertex in graph.order
@@ -124,7 +122,7 @@ class _Found:
 class _Job:
     """A job as the parts of a reading tell it; `groups` of its vertices (slot sharing groups) share no slots."""
 
-    graph: Graph
+    graph: dataflow.Graph
     operators: dict[str, Operator]
     sources: dict[str, float]
     ratios: dict[tuple[str, str], float]
@@ -150,7 +148,7 @@ def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | No
         if key.startswith("from:")
     }
     try:
-        graph = Graph(tuple(running), tuple(ratios))
+        graph = dataflow.Graph(tuple(running), tuple(ratios))
     except ValueError:
         return None
     taken = {vertex: running[vertex].get("records_in", 0.0) for vertex in graph.sources}
@@ -306,7 +304,7 @@ class Ds2:
 
     def _as_one(self, arrivals: float, rate: float, count: int) -> _Found | None:
         """The job as one operator behind one source."""
-        job = Graph(("source", "job"), (("source", "job"),))
+        job = dataflow.Graph(("source", "job"), (("source", "job"),))
         needed = optimal(job, {"job": Operator(count, rate)}, {"source": arrivals})["job"]
         if math.isnan(needed):
             return None
@@ -319,7 +317,7 @@ class Ds2:
         job = None if reading is None else _job(reading.parts, arrivals)
         if job is None:
             return None
-        coming = propagate(job.graph, job.sources, job.ratios)
+        coming = dataflow.propagate(job.graph, job.sources, job.ratios)
         most: _Found | None = None
         unknown = False
         for vertex, needed in optimal(job.graph, job.operators, job.sources, job.ratios).items():

@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.capacity import rate, restart_time, source_partitions
-from autoscaler.core.model import ZERO, Direction, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import (
+    ZERO,
+    Direction,
+    ParameterError,
+    Reason,
+    Recommendation,
+    View,
+    restart_time,
+    saturated_rate,
+    source_partitions,
+)
 from autoscaler_policies.shared.readings import total
 from autoscaler_policies.shared.recommend import LARGEST, finite, missing, plain, replicas, sized, smallest
 
@@ -34,7 +42,7 @@ class _Load:
 
     def able(self, size: int) -> float:
         """Records/s that a size can process."""
-        return rate(self.view.learned, self.view.spec, size, self.partitions) or 0.0
+        return saturated_rate(self.view.learned, self.view.spec, size, self.partitions) or 0.0
 
     def piled(self, working: float, seconds: float) -> float:
         """Records waiting after a change of so many seconds with `working` records/s processed meanwhile."""
@@ -132,7 +140,7 @@ class BacklogDrain:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
             return missing(view, *absent)
         partitions = source_partitions(view.spec, view.engine, view.past)
-        capacity = rate(view.learned, view.spec, view.current, partitions)
+        capacity = saturated_rate(view.learned, view.spec, view.current, partitions)
         if capacity is None:
             return self._unknown(view, lag, arrivals)
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autoscaler.core.model import Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ParameterError, Reason, Recommendation, View
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
 MOST = 2**31 - 1  # the largest size Kubernetes knows; a ratio may be infinite, a size not

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.core.model import ZERO, Reading, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, ParameterError, Reading, Reason, Recommendation, View
 from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
 
 # An observation at or before the beginning of a hold must still be in sight, at any usual interval.

@@ -11,8 +11,7 @@ from itertools import islice
 from typing import ClassVar
 from zoneinfo import ZoneInfo, available_timezones
 
-from autoscaler.core.model import ZERO, Allowance, Limits, Reason, Recommendation, View
-from autoscaler.core.parameters import ParameterError
+from autoscaler.policy_api import ZERO, Allowance, Limits, ParameterError, Reason, Recommendation, View
 from autoscaler_policies.schedule.cron import Cron, Moment, after, before, by, parse
 
 MOST = 100_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoscaler.core.model import PHASES, Phase, View
+from autoscaler.policy_api import PHASES, Phase, View
 from autoscaler_policies.shared.recommend import finite
 
 BUSIEST = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from autoscaler.core.model import Reason, Recommendation, View
+from autoscaler.policy_api import Reason, Recommendation, View
 
 LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
 ENDLESS = 1e15  # nobody reads more digits

@@ -1,0 +1,36 @@
+"""What KEDA does with a lag before the HPA sees it, to hold the policy `keda-lag` against."""
+
+from __future__ import annotations
+
+from autoscaler_policies.keda.rules import next_factor
+
+
+def exported_lag(
+    lag: float,
+    threshold: float,
+    partitions: int,
+    *,
+    with_lag: int | None = None,
+    allow_idle: bool = False,
+    only_with_lag: bool = False,
+    even: bool = False,
+) -> float:
+    """The lag that is shown to the HPA: cut down so that partitions limit the size (kafka_scaler.go, getTotalLag).
+
+    Args:
+        lag: sum over all partitions.
+        threshold: lag per replica (`lagThreshold`).
+        partitions: how many there are.
+        with_lag: how many of them have any.
+        allow_idle: whether there may be more consumers than partitions (`allowIdleConsumers`).
+        only_with_lag: whether only partitions with lag count (`limitToPartitionsWithLag`).
+        even: whether consumers must divide the partitions evenly (`ensureEvenDistributionOfPartitions`).
+    """
+    if allow_idle and not only_with_lag and not even:
+        return lag
+    bound = partitions
+    if even:
+        lag = next_factor(lag, partitions, threshold) * threshold
+    if only_with_lag:
+        bound = partitions if with_lag is None else with_lag
+    return bound * threshold if lag // threshold > bound else lag
