@@ -1,4 +1,4 @@
-"""Fixtures of the tests that speak to AWS. A module gets them by `pytest_plugins = ("tests.clients.aws_fixtures",)`."""
+"""Fixtures of the tests that use AWS. A module gets them by `pytest_plugins = ("tests.clients.aws_fixtures",)`."""
 
 from __future__ import annotations
 

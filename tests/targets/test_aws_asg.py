@@ -16,7 +16,7 @@ import botocore.session
 import pytest
 from aiohttp import web
 
-from autoscaler.clients.aws import Place, place_of, shared_aws
+from autoscaler.clients.aws import Place, shared_aws
 from autoscaler.config import load
 from autoscaler.core.model import (
     Behaviour,
@@ -468,7 +468,7 @@ async def test_a_size_set_though_the_answer_was_lost_is_seen(proxy: Proxy, param
     proxy.drop("SetDesiredCapacity", after=True, times=None)
     async with connected(AwsAsg(group, **parameters)) as target:
         assert (await target.describe()).desired == 2
-        with pytest.raises(UnavailableError, match="no connection, or it broke off"):
+        with pytest.raises(UnavailableError, match="no connection, or it was closed"):
             await target.scale(3)
         assert (await target.describe()).desired == 3
 
@@ -809,7 +809,7 @@ async def test_groups_of_another_identity_are_another_client(parameters: dict[st
 
 
 async def place(parameters: dict[str, Any]) -> Any:
-    return place_of(AwsAsg("group", **parameters))
+    return AwsAsg("group", **parameters).place
 
 
 def test_a_quiet_cluster_is_not_asked_along_for_ever() -> None:

@@ -90,7 +90,7 @@ class AwsAsg:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^:\x00-\x1f]{1,255}", self.group):
             raise ParameterError("group", f"must be the name of an Auto Scaling group, not {self.group!r}")
-        aws.validate(self)
+        self.place  # noqa: B018 - it checks its parameters
         for name in ("fresh", "echo"):
             if getattr(self, name) < timedelta(0):
                 raise ParameterError(name, "must not be negative")
@@ -105,6 +105,11 @@ class AwsAsg:
         """What is scaled, whatever else is said of it."""
         return self.group, self.region, self.profile, self.role, self.endpoint_url
 
+    @property
+    def place(self) -> aws.Place:
+        """The region and the identity."""
+        return aws.Place(self.region, self.profile, self.role, self.endpoint_url, self.timeout)
+
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
         """Open it; nothing is asked before the first description is.
@@ -113,7 +118,7 @@ class AwsAsg:
             PluginError: boto3 is not installed.
             RefusedError: the profile does not exist.
         """
-        groups = await shared_groups(shared, aws.place_of(self))
+        groups = await shared_groups(shared, self.place)
         with groups.member(self.group):
             # Who only looks changes nothing, and in a dry run somebody else may take care of the hooks.
             target = Target(self, groups, rest=math.inf if getattr(shared, "dry_run", False) else REST)
