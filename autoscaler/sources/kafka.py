@@ -8,9 +8,8 @@
           lag: {source: kafka, metric: lag, group: orders, topics: [orders]}
           arrivals: {source: kafka, metric: arrivals, topics: [orders]}
 
-This file holds the parameters and what is computed from offsets; `kafka_client` asks the brokers. Committed offsets
-are always read before end offsets, so that a lag may count a record too many for as long as the two questions take,
-and never one too few. No record is ever read.
+Committed offsets are always read before end offsets, so that a lag may count records too many, as many as arrive
+between the two requests, and never one too few. No record is ever read.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from autoscaler.clients.kafka_types import ConnectionSettings, Isolation, TopicSnapshot
 from autoscaler.core.durations import format_duration
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Secret, Shared
+from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Shared
 
 if TYPE_CHECKING:
-    from autoscaler.clients.kafka import Brokers
+    from autoscaler.clients.kafka import KafkaClient
 
-SLACK = 0.95  # of a window is enough for a rate: ticks are not punctual
-LONGEST = 4.0  # windows, after which a look is too old to count from
-LONGEST_AT_LEAST = 60.0  # seconds
+MIN_WINDOW_SHARE = 0.95  # of a window is enough for a rate: ticks are not punctual
+MAX_GAP_WINDOWS = 4.0  # windows between two snapshots, above which the older one is dropped
+MIN_MAX_GAP = 60.0  # seconds: the least that this limit can be
 SHOWN = 5  # partitions that are named in a message
 
 
 class Metric(StrEnum):
-    """What can be asked of topics and a group."""
+    """What is computed from the offsets of topics and of a group."""
 
     LAG = "lag"
     MAX_LAG = "max_lag"
@@ -50,36 +49,11 @@ class Metric(StrEnum):
 
 
 class Uncommitted(StrEnum):
-    """Where a group stands in a partition of which it has committed nothing while it has of others."""
+    """The position of a group in a partition without a commit, when it has committed in others."""
 
     ERROR = "error"
     EARLIEST = "earliest"
     LATEST = "latest"
-
-
-class Isolation(StrEnum):
-    """Which records there are for the consumers."""
-
-    READ_UNCOMMITTED = "read_uncommitted"
-    READ_COMMITTED = "read_committed"
-
-
-class SecurityProtocol(StrEnum):
-    """How brokers are spoken to, in Kafka's own words."""
-
-    PLAINTEXT = "PLAINTEXT"
-    SSL = "SSL"
-    SASL_PLAINTEXT = "SASL_PLAINTEXT"
-    SASL_SSL = "SASL_SSL"
-
-
-class SaslMechanism(StrEnum):
-    """How to log in, in Kafka's own words."""
-
-    PLAIN = "PLAIN"
-    SCRAM_SHA_256 = "SCRAM-SHA-256"
-    SCRAM_SHA_512 = "SCRAM-SHA-512"
-    OAUTHBEARER = "OAUTHBEARER"
 
 
 @dataclass(frozen=True)
@@ -92,20 +66,21 @@ class Query:
             group.
         topics: names of topics; no pattern.
         group: the consumer group. Needed for all but `arrivals`. Default: none.
-        uncommitted: what to make of a partition with records of which the group has committed nothing while it has
-            of others: `error` (default) leaves the metric missing; `earliest` or `latest`, if that is the consumers'
+        uncommitted: how to count a partition with records in which the group has committed nothing, while it has in
+            others: `error` (default) leaves the metric missing; `earliest` or `latest`, if that is the consumers'
             `auto.offset.reset`, counts all its records or none. A group without any commit is always an error.
         isolation: `read_uncommitted` (default) counts every record; `read_committed` those before the first open
             transaction, which is as far as consumers get whose `isolation.level` is that.
         window: time over which a rate is averaged; above the time between two commits, of `throughput` at least
             three times. Default 30s.
-        partitions: with `lag` or `max_lag`, also tell the lag and the committed offset of each partition, for policies
-            that look at them. Default false, as they are kept with every observation.
+        partitions: with `lag` or `max_lag`, also return the lag and the committed offset of each partition, for
+            policies that use them. Default false, as they are kept with every observation.
     """
 
     metric: Metric
     topics: tuple[str, ...]
     group: str | None = None
+    _: KW_ONLY
     uncommitted: Uncommitted = Uncommitted.ERROR
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     window: timedelta = timedelta(seconds=30)
@@ -119,7 +94,7 @@ class Query:
             raise ParameterError("topics", "must name at least one topic")
         for topic in self.topics:
             if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", topic) or topic in {".", ".."}:
-                raise ParameterError("topics", f"{topic!r} is not the name of a topic; patterns are not understood")
+                raise ParameterError("topics", f"{topic!r} is not the name of a topic; patterns are not supported")
         if len(set(self.topics)) < len(self.topics):
             raise ParameterError("topics", "must name each topic once")
         if self.group is not None and not self.group:
@@ -127,13 +102,13 @@ class Query:
         if self.group is None and self.metric is not Metric.ARRIVALS:
             raise ValueError(f"{self.metric} needs group: <the consumers' group.id>")
         if self.partitions and self.metric not in (Metric.LAG, Metric.MAX_LAG):
-            raise ParameterError("partitions", f"is of no use with {self.metric}; expected lag or max_lag")
+            raise ParameterError("partitions", f"has no effect with {self.metric}; expected lag or max_lag")
         if self.window <= ZERO:
             raise ParameterError("window", "must be above 0s")
 
 
 @dataclass(frozen=True)
-class Kafka:
+class Kafka(ConnectionSettings):
     """A cluster of Kafka brokers.
 
     Attributes:
@@ -150,105 +125,15 @@ class Kafka:
         key_file: PEM file with the key to it. Default: none.
         key_password: password of the key. Default: none.
         check_hostname: whether a broker's certificate must be for its host name. Default true.
-        client_id: the name that brokers know us by, in their logs and quotas. Default `reactive-autoscaler`.
+        client_id: the client's name in the brokers' logs and quotas. Default `reactive-autoscaler`.
         timeout: within this a metric is read, retries included. Default 3s.
-        attempts: how often a question is asked while brokers are unavailable or a leader is elected, at least 1.
+        attempts: how often a request is sent while brokers are unavailable or a leader is elected, at least 1.
             Default 3.
         fresh: how long offsets are reused for other metrics and clusters; below the interval of the clusters.
             Default 1s.
     """
 
     Query: ClassVar[type] = Query
-
-    bootstrap_servers: str
-    security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
-    sasl_mechanism: SaslMechanism | None = None
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    token_file: Path | None = None
-    ca_file: Path | None = None
-    certificate_file: Path | None = None
-    key_file: Path | None = None
-    key_password: Secret | None = None
-    check_hostname: bool = True
-    client_id: str = "reactive-autoscaler"
-    timeout: timedelta = timedelta(seconds=3)
-    attempts: int = 3
-    fresh: timedelta = timedelta(seconds=1)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "security_protocol", SecurityProtocol(self.security_protocol))
-        if self.sasl_mechanism is not None:
-            object.__setattr__(self, "sasl_mechanism", SaslMechanism(self.sasl_mechanism))
-        self.addresses()
-        self._check_sasl()
-        self._check_tls()
-        if self.timeout <= ZERO:
-            raise ParameterError("timeout", "must be above 0s")
-        if self.attempts < 1:
-            raise ParameterError("attempts", f"must be 1 or more, not {self.attempts}")
-        if self.fresh < ZERO:
-            raise ParameterError("fresh", "must not be negative")
-        if not self.client_id:
-            raise ParameterError("client_id", "must not be empty")
-
-    def addresses(self) -> tuple[tuple[str, int], ...]:
-        """The bootstrap servers as pairs of host and port. Raises ValueError."""
-        found = []
-        for text in self.bootstrap_servers.split(","):
-            match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:/@\[\]]+)):(\d{1,5})", text.strip())
-            if match is None or not 0 < int(match[3]) < 2**16:
-                raise ParameterError(
-                    "bootstrap_servers", f"must look like kafka-1:9092,kafka-2:9092; {text.strip()!r} does not"
-                )
-            found.append((match[1] or match[2], int(match[3])))
-        return tuple(found)
-
-    @property
-    def sasl(self) -> bool:
-        """Whether brokers want to know who we are."""
-        return self.security_protocol in {SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL}
-
-    @property
-    def tls(self) -> bool:
-        """Whether brokers are spoken to over TLS."""
-        return self.security_protocol in {SecurityProtocol.SSL, SecurityProtocol.SASL_SSL}
-
-    def _check_sasl(self) -> None:
-        given = [name for name in ("username", "password", "token", "token_file") if getattr(self, name) is not None]
-        if not self.sasl:
-            if self.sasl_mechanism is not None or given:
-                what = given[0] if given else "sasl_mechanism"
-                raise ParameterError(
-                    what, f"is of no use with {self.security_protocol}; expected SASL_PLAINTEXT or SASL_SSL"
-                )
-            return
-        if self.sasl_mechanism is None:
-            raise ValueError(f"{self.security_protocol} needs sasl_mechanism: {', '.join(SaslMechanism)}")
-        if self.sasl_mechanism is SaslMechanism.OAUTHBEARER:
-            if given not in (["token"], ["token_file"]):
-                raise ValueError("OAUTHBEARER needs token or token_file, and neither username nor password")
-        elif given != ["username", "password"]:
-            raise ValueError(f"{self.sasl_mechanism} needs username and password, and no token")
-        for name in ("password", "token"):
-            secret = getattr(self, name)
-            if secret is not None and (not secret or not secret.isprintable()):
-                raise ParameterError(name, "must not be empty or contain a line break (is there one at its end?)")
-        if self.username is not None and (not self.username or not self.username.isprintable()):
-            raise ParameterError("username", "must not be empty or contain a line break")
-
-    def _check_tls(self) -> None:
-        if not self.tls:
-            for name in ("ca_file", "certificate_file", "key_file", "key_password"):
-                if getattr(self, name) is not None:
-                    raise ParameterError(name, f"is of no use with {self.security_protocol}; expected SSL or SASL_SSL")
-            if not self.check_hostname:
-                raise ParameterError(
-                    "check_hostname", f"is of no use with {self.security_protocol}; expected SSL or SASL_SSL"
-                )
-        if self.certificate_file is None and (self.key_file is not None or self.key_password is not None):
-            raise ParameterError("certificate_file", "must be given together with key_file and key_password")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
@@ -257,56 +142,33 @@ class Kafka:
         Raises:
             PluginError: the package aiokafka is not installed.
         """
-        del shared  # equal sources are connected once, and no other plug-in speaks to these brokers
+        del shared  # equal sources are connected once, and no other plug-in connects to these brokers
         try:
-            from autoscaler.clients.kafka import Brokers  # noqa: PLC0415 - it needs an extra
+            from autoscaler.clients.kafka import KafkaClient  # noqa: PLC0415 - it needs an extra
         except ImportError as error:
             raise PluginError(
                 f"the source kafka needs aiokafka ({error}): pip install 'reactive-autoscaler[kafka]'"
             ) from error
-        brokers = Brokers(self)
+        client = KafkaClient(self)
         try:
-            yield _Source(brokers)
+            yield _Source(client)
         finally:
-            await brokers.close()
+            await client.close()
 
 
-Offsets = Mapping[int, int]
-"""Partition -> offset."""
+def partition_lags(snapshot: TopicSnapshot, query: Query) -> dict[int, int]:
+    """The records of a topic that the query's group has not committed, by partition.
 
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at a topic has shown.
-
-    Attributes:
-        topic: its name.
-        at: time of the loop at which the end offsets were asked for.
-        starts: first offset that is still there, by partition.
-        ends: end offset, by partition: the offset that the next record will get, or the last stable one.
-        committed: group -> its committed offsets (None: nothing committed) by partition, or why it has none.
-    """
-
-    topic: str
-    at: float
-    starts: Offsets
-    ends: Offsets
-    committed: Mapping[str, Mapping[int, int | None] | EdgeError] = field(default_factory=dict)
-
-
-def waiting(look: Look, query: Query) -> dict[int, int]:
-    """Records of a topic that wait for the query's group, by partition.
-
-    A partition that holds no record has nothing waiting, whatever was committed. Records that were deleted before
-    they were consumed wait no more.
+    A partition that holds no record has no lag, whatever was committed. Records that were deleted before they were
+    consumed do not count.
 
     Raises:
-        AnswerError: the group has no commits, or none in a partition that counts, or is beyond the end.
+        AnswerError: the group has no commits, or none in a partition that counts, or one beyond the end.
     """
-    positions = _positions(look, query)
+    positions = _positions(snapshot, query)
     found = {}
-    for partition, end in look.ends.items():
-        start = look.starts[partition]
+    for partition, end in snapshot.ends.items():
+        start = snapshot.starts[partition]
         position = positions.get(partition)
         if position is None:
             position = end if query.uncommitted is Uncommitted.LATEST else start
@@ -314,174 +176,172 @@ def waiting(look: Look, query: Query) -> dict[int, int]:
     return found
 
 
-def partitions(looks: Sequence[Look], query: Query) -> dict[str, dict[str, float]]:
-    """The lag and the committed offset (-1: none) of each partition, named `topic/partition`.
-
-    Raises:
-        AnswerError: as of `waiting`.
-    """
+def _parts(snapshots: Sequence[TopicSnapshot], query: Query) -> dict[str, dict[str, float]]:
+    """The lag and the committed offset (-1: none) of each partition, named `topic/partition`."""
     found = {}
-    for look in looks:
-        positions = _positions(look, query)
-        for partition, lag in waiting(look, query).items():
+    for snapshot in snapshots:
+        positions = _positions(snapshot, query)
+        for partition, lag in partition_lags(snapshot, query).items():
             offset = positions.get(partition, -1)
-            found[f"{look.topic}/{partition}"] = {"lag": float(lag), "offset": float(offset)}
+            found[f"{snapshot.topic}/{partition}"] = {"lag": float(lag), "offset": float(offset)}
     return found
 
 
-def _positions(look: Look, query: Query) -> dict[int, int]:
-    """Where the group has committed. Raises AnswerError unless that tells where it stands in all partitions."""
-    assert query.group is not None  # noqa: S101 - for the type checker; the query has looked
-    where = f"group {query.group!r}, topic {look.topic!r}"
-    outcome = look.committed[query.group]
-    if isinstance(outcome, EdgeError):
-        raise type(outcome)(*outcome.args)  # a new one: a shared one would gather all its tracebacks
-    if not set(look.ends) <= set(outcome):
-        raise AnswerError(f"{where}: a partition was added during the question; the next one will count it")
-    positions = {partition: offset for partition, offset in outcome.items() if offset is not None}
+def _positions(snapshot: TopicSnapshot, query: Query) -> dict[int, int]:
+    """The group's committed offsets. Raises AnswerError unless they give its position in all partitions."""
+    assert query.group is not None  # noqa: S101 - for the type checker; the query has checked it
+    where = f"group {query.group!r}, topic {snapshot.topic!r}"
+    committed = snapshot.committed[query.group]
+    if isinstance(committed, EdgeError):
+        raise type(committed)(*committed.args)  # a new one: a shared one would collect all their tracebacks
+    if not set(snapshot.ends) <= set(committed):
+        raise AnswerError(f"{where}: a partition was added between the two requests; the next snapshot includes it")
+    positions = {partition: offset for partition, offset in committed.items() if offset is not None}
     if not positions:
         raise AnswerError(
             f"{where}: no committed offsets: is the name of the group right, and do its consumers commit to Kafka? "
             "Flink does so at checkpoints unless commit.offsets.on.checkpoint is false: then use the lag of the source "
             "flink; Spark Structured Streaming never does: use the lag of the source spark"
         )
-    missing = sorted(p for p, end in look.ends.items() if p not in positions and end > look.starts[p])
+    missing = sorted(p for p, end in snapshot.ends.items() if p not in positions and end > snapshot.starts[p])
     if missing and query.uncommitted is Uncommitted.ERROR:
         raise AnswerError(
-            f"{where}: nothing committed for {_partitions(missing)} of {len(look.ends)}; if the consumers have not "
-            "come to it yet, uncommitted: earliest or latest (their auto.offset.reset) counts all its records or none"
+            f"{where}: nothing committed for {_named(missing)} of {len(snapshot.ends)}; if the consumers have not "
+            "reached it yet, uncommitted: earliest or latest (their auto.offset.reset) counts all its records or none"
         )
-    beyond = sorted(p for p, end in look.ends.items() if positions.get(p, 0) > end)
+    beyond = sorted(p for p, end in snapshot.ends.items() if positions.get(p, 0) > end)
     if beyond:
         first = beyond[0]
         stable = query.isolation is Isolation.READ_COMMITTED
         raise AnswerError(
-            f"{where}: committed {positions[first]} in partition {first}, beyond its end {look.ends[first]}"
-            f"{f' (and in {_partitions(beyond[1:])})' if beyond[1:] else ''}; "
-            "was the topic deleted and made again, or did it lose records in an unclean election"
+            f"{where}: committed {positions[first]} in partition {first}, beyond its end {snapshot.ends[first]}"
+            f"{f' (and in {_named(beyond[1:])})' if beyond[1:] else ''}; "
+            "was the topic deleted and created again, or did it lose records in an unclean leader election"
             f"{', or do the consumers read uncommitted records' if stable else ''}?"
         )
     return positions
 
 
-def _partitions(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:SHOWN]))
-    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
-    return f"partition{'s' if len(numbers) > 1 else ''} {shown}{more}"
+def _named(partitions: Sequence[int]) -> str:
+    shown = ", ".join(map(str, partitions[:SHOWN]))
+    more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
+    return f"partition{'s' if len(partitions) > 1 else ''} {shown}{more}"
 
 
-class History:
-    """What the offsets of a topic were at several looks, for their rate.
+class OffsetHistory:
+    """The offsets of a topic in several snapshots, for their rate.
 
-    Offsets only ever grow. Where they do not, they are of something else, and nothing is counted across that.
+    Offsets only ever grow. Where they do not, they belong to something else, and no rate spans that.
     """
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, int]] = deque()  # when, and the offsets' sum
-        self._offsets: Offsets = {}
+        self._sums: deque[tuple[float, int]] = deque()  # loop time, and the sum of the offsets
+        self._offsets: Mapping[int, int] = {}
         self._window = 0.0
-        self._why = ""
+        self._reset: str | None = None
 
-    def add(self, at: float, offsets: Offsets, *, grows: bool) -> None:
-        """Take a look into account; `grows` if a partition that is new to it has begun at 0 since."""
-        if self._looks:
-            if at <= self._looks[-1][0]:
+    def add(self, at: float, offsets: Mapping[int, int], *, grows: bool) -> None:
+        """Add a snapshot; `grows`: a partition that is new in it began at 0 since the one before."""
+        if self._sums:
+            if at <= self._sums[-1][0]:
                 return
-            problem = self._problem(at, offsets, grows=grows)
-            if problem:
-                self._looks.clear()
-                self._why = f"; {problem}"
-        self._looks.append((at, sum(offsets.values())))
+            reset = self._reset_reason(at, offsets, grows=grows)
+            if reset is not None:
+                self._sums.clear()
+                self._reset = reset
+        self._sums.append((at, sum(offsets.values())))
         self._offsets = dict(offsets)
-        while len(self._looks) > 2 and self._looks[1][0] <= at - max(LONGEST_AT_LEAST, self._window):  # noqa: PLR2004 - two make a rate
-            self._looks.popleft()
+        while len(self._sums) > 2 and self._sums[1][0] <= at - max(MIN_MAX_GAP, self._window):  # noqa: PLR2004 - two make a rate
+            self._sums.popleft()
 
-    def _problem(self, at: float, offsets: Offsets, *, grows: bool) -> str:
-        """Why this look has nothing to do with those before, or empty."""
-        gap, longest = at - self._looks[-1][0], max(LONGEST_AT_LEAST, LONGEST * self._window)
-        if gap > longest:
-            return f"the look before it was {gap:.0f} s earlier, and {longest:.0f} s is the most: give a longer window"
+    def _reset_reason(self, at: float, offsets: Mapping[int, int], *, grows: bool) -> str | None:
+        """Why this snapshot cannot be compared with those before; None: it can."""
+        gap, limit = at - self._sums[-1][0], max(MIN_MAX_GAP, MAX_GAP_WINDOWS * self._window)
+        if gap > limit:
+            return (
+                f"the previous snapshot was {gap:.0f} s earlier, above the limit of {limit:.0f} s: use a longer window"
+            )
         if not set(self._offsets) <= set(offsets):
-            return "a partition has gone since the look before it"
+            return "a partition has disappeared since the previous snapshot"
         if not grows and set(self._offsets) != set(offsets):
-            return "it is the first with commits of another partition"
-        back = [partition for partition, offset in self._offsets.items() if offsets[partition] < offset]
-        if back:
-            before, after = self._offsets[back[0]], offsets[back[0]]
-            return f"since the look before it, partition {back[0]} went back from {before} to {after}"
-        return ""
+            return "it is the first snapshot with commits of another partition"
+        for partition, before in self._offsets.items():
+            if offsets[partition] < before:
+                after = offsets[partition]
+                return f"since the previous snapshot, partition {partition} went back from {before} to {after}"
+        return None
 
     def rate(self, window: timedelta) -> float:
-        """Records/s over the window that ends with the last look.
+        """Records/s over the window that ends with the last snapshot.
 
         Raises:
-            NotYetError: it has not been looked for long enough.
+            NotYetError: the snapshots do not cover the window yet.
         """
         seconds = window.total_seconds()
         self._window = max(self._window, seconds)
-        now, total = self._looks[-1]
-        for at, before in reversed(self._looks):
-            if now - at >= SLACK * seconds:
-                self._why = ""
+        now, total = self._sums[-1]
+        for at, before in reversed(self._sums):
+            if now - at >= MIN_WINDOW_SHARE * seconds:
+                self._reset = None
                 return (total - before) / (now - at)
+        reset = "" if self._reset is None else f"; {self._reset}"
         raise NotYetError(
-            f"a rate over {format_duration(window)} needs two looks so far apart, "
-            f"the first was {now - self._looks[0][0]:.0f} s ago (it comes by itself){self._why}"
+            f"a rate over {format_duration(window)} needs two snapshots that far apart, the first was taken "
+            f"{now - self._sums[0][0]:.0f} s ago (no action is needed){reset}"
         )
 
 
 class _Source:
-    """A live source: what the brokers show, made into metrics."""
+    """A live source: metrics computed from offsets."""
 
-    def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
-        self._arrived: dict[tuple[str, Isolation], History] = {}
-        self._consumed: dict[tuple[str, str], History] = {}
+    def __init__(self, client: KafkaClient) -> None:
+        self._client = client
+        self._arrived: dict[tuple[str, Isolation], OffsetHistory] = {}
+        self._consumed: dict[tuple[str, str], OffsetHistory] = {}
 
     async def collect(self, query: Query, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError with the brokers, the group and the topic in its message."""
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
+        begun = asyncio.get_running_loop().time()
         group = None if query.metric is Metric.ARRIVALS else query.group
-        asked = (self._brokers.look(topic, query.isolation, group) for topic in query.topics)
-        looks = []
-        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+        requests = (self._client.snapshot(topic, query.isolation, group) for topic in query.topics)
+        snapshots = []
+        for outcome in await asyncio.gather(*requests, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
-            looks.append(outcome)
-        for look in looks:
-            self._arrived.setdefault((look.topic, query.isolation), History()).add(look.at, look.ends, grows=True)
+            snapshots.append(outcome)
+        for snapshot in snapshots:
+            history = self._arrived.setdefault((snapshot.topic, query.isolation), OffsetHistory())
+            history.add(snapshot.at, snapshot.ends, grows=True)
         try:
-            value = self._value(query, looks)
-            parts = partitions(looks, query) if query.partitions else {}
+            value = self._value(query, snapshots)
+            parts = _parts(snapshots, query) if query.partitions else {}
         except EdgeError as error:
-            raise type(error)(f"{self._brokers.name}: {error}") from None
-        age = max(0.0, begun - min(look.at for look in looks))
-        return Reading(value, now - timedelta(seconds=age), sum(len(look.ends) for look in looks), parts)
+            raise type(error)(f"{self._client.name}: {error}") from None
+        age = max(0.0, begun - min(snapshot.at for snapshot in snapshots))
+        return Reading(value, now - timedelta(seconds=age), sum(len(snapshot.ends) for snapshot in snapshots), parts)
 
-    def _value(self, query: Query, looks: Sequence[Look]) -> float:
+    def _value(self, query: Query, snapshots: Sequence[TopicSnapshot]) -> float:
         match query.metric:
             case Metric.LAG:
-                return float(sum(sum(waiting(look, query).values()) for look in looks))
+                return float(sum(sum(partition_lags(snapshot, query).values()) for snapshot in snapshots))
             case Metric.MAX_LAG:
-                return float(max(max(waiting(look, query).values()) for look in looks))
+                return float(max(max(partition_lags(snapshot, query).values()) for snapshot in snapshots))
             case Metric.ARRIVALS:
-                return sum(self._arrivals(look, query) for look in looks)
+                return sum(self._arrivals(snapshot, query) for snapshot in snapshots)
             case Metric.THROUGHPUT:
-                return sum(self._throughput(look, query) for look in looks)
+                return sum(self._throughput(snapshot, query) for snapshot in snapshots)
 
-    def _arrivals(self, look: Look, query: Query) -> float:
+    def _arrivals(self, snapshot: TopicSnapshot, query: Query) -> float:
         try:
-            return self._arrived[look.topic, query.isolation].rate(query.window)
+            return self._arrived[snapshot.topic, query.isolation].rate(query.window)
         except AnswerError as error:
-            raise type(error)(f"arrivals of topic {look.topic!r}: {error}") from None
+            raise type(error)(f"arrivals of topic {snapshot.topic!r}: {error}") from None
 
-    def _throughput(self, look: Look, query: Query) -> float:
-        assert query.group is not None  # noqa: S101 - for the type checker; the query has looked
-        positions = _positions(look, query)
-        history = self._consumed.setdefault((query.group, look.topic), History())
-        history.add(look.at, positions, grows=False)
+    def _throughput(self, snapshot: TopicSnapshot, query: Query) -> float:
+        assert query.group is not None  # noqa: S101 - for the type checker; the query has checked it
+        history = self._consumed.setdefault((query.group, snapshot.topic), OffsetHistory())
+        history.add(snapshot.at, _positions(snapshot, query), grows=False)
         try:
             return history.rate(query.window)
         except AnswerError as error:
-            raise type(error)(f"throughput of group {query.group!r}, topic {look.topic!r}: {error}") from None
+            raise type(error)(f"throughput of group {query.group!r}, topic {snapshot.topic!r}: {error}") from None

@@ -7,20 +7,19 @@
         metrics:
           lag: {source: prom, query: "sum by (cluster) (consumer_lag)", match: {cluster: orders}}
 
-**Label fan-out.** A query is asked once however many clusters use it: collects that come while it is under
-way wait for the same answer, and those that come within `fresh` reuse it. `match` picks a cluster's samples
-out of it, so one query whose result has a label for the cluster serves all of them.
+**Label fan-out.** A query is sent once however many clusters use it: collects that come while it is under way wait
+for the same answer, and those that come within `fresh` reuse it. `match` selects a cluster's samples, so one query
+whose result has a label for the cluster serves all of them.
 
-**When a value was true.** Prometheus stamps the result of an instant query with the time of the evaluation,
-which is always now, also for a sample that is five minutes old. For a plain selector
-(`consumer_lag{topic="orders"}`) the source therefore asks `timestamp(<query>)` for the same instant as well.
-For any other expression it cannot know; give `age`, for example `min by (cluster) (timestamp(consumer_lag))`.
-Without it the reading bears the time of the evaluation, and only Prometheus's own staleness (a sample
-vanishes when its target cannot be scraped, or after five minutes) tells old values from new.
+**When a value was true.** Prometheus dates the result of an instant query to its evaluation, also for a sample that is
+five minutes old. For a plain selector (`consumer_lag{topic="orders"}`) the source therefore also queries
+`timestamp(<query>)` for the same instant. For any other expression, give `age`, such as
+`min by (cluster) (timestamp(consumer_lag))`. Without it the reading has the time of the evaluation, and only
+Prometheus's staleness (a sample disappears when its target cannot be scraped, or after five minutes) drops old values.
 
-A sample's own time is when its target was scraped, or its recording rule ran. What a push gateway holds may be
-older than that: let the pushing job export the time of its value, and give that metric as `age`. And a sum is
-too small while some of its series are missing; `sum(lag) and count(lag) == 12` then gives no sample instead.
+A sample's own time is when its target was scraped, or its recording rule ran. What a push gateway holds may be older:
+let the pushing job export the time of its value, and give that metric as `age`. A sum is too small while some of its
+series are missing; `sum(lag) and count(lag) == 12` then gives no sample instead.
 
 Proxies and `.netrc` of the environment are not used; redirects are not followed.
 """
@@ -37,8 +36,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
@@ -59,6 +58,7 @@ from tenacity import (
 )
 from urllib3.util.retry import Retry
 
+from autoscaler.clients.shared_requests import cancel_all, one_line, outcome_of
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -71,12 +71,12 @@ from autoscaler.ports import (
     UnavailableError,
 )
 
-SHOWN = 200  # characters of a foreign text that go into an error message
-PIECE = 65536  # bytes read at a time
+SHOWN = 200  # characters of the server's own words that go into an error message
+CHUNK = 65536  # bytes read at a time
 
 
 class Many(StrEnum):
-    """What to make of several samples in one answer."""
+    """How several samples in one answer become one reading."""
 
     ERROR = "error"
     SUM = "sum"
@@ -87,14 +87,14 @@ class Many(StrEnum):
 
 
 class Empty(StrEnum):
-    """What to make of no sample."""
+    """How an answer without a sample is read."""
 
     MISSING = "missing"
     ZERO = "zero"
 
 
-class Warned(StrEnum):
-    """What to make of an answer that comes with warnings."""
+class Warnings(StrEnum):
+    """How an answer with warnings is treated."""
 
     ERROR = "error"
     IGNORE = "ignore"
@@ -106,14 +106,14 @@ class Query:
 
     Attributes:
         query: a PromQL expression that gives an instant vector or a scalar.
-        match: labels (name -> value) that pick this cluster's samples out of the result; a label the sample
+        match: labels (name -> value) that select this cluster's samples from the result; a label the sample
             does not have counts as empty, as in PromQL. Default: every sample is this cluster's.
-        many: what to make of several samples: `error` (default) refuses them; `sum`, `mean`, `max`, `min`
-            make one number of them; `each` keeps one number per sample, for a metric with one sample per
+        many: how several samples become a reading: `error` (default) refuses them; `sum`, `mean`, `max`, `min`
+            combine them into one number; `each` keeps one number per sample, for a metric with one sample per
             replica. The reading is as old as the oldest of them.
-        empty: what to make of no sample: `missing` (default) is an error, which never scales down; `zero`
-            reads it as 0. That is dangerous: an exporter that died then looks like a cluster with nothing to
-            do, and is scaled down. Use it only where the absence of a series really means zero.
+        empty: how no sample is read: `missing` (default) is an error, which never scales down; `zero` reads it as 0.
+            That is dangerous: a cluster whose exporter died then looks idle and is scaled down. Use it only where
+            the absence of a series really means zero.
         age: a PromQL expression that gives the unix time (seconds) at which the value was true, with the
             labels of `match`, or a scalar; the oldest counts if there are several. Default:
             `timestamp(query)` for a plain selector, else the time of the evaluation.
@@ -121,6 +121,7 @@ class Query:
 
     query: str
     match: Mapping[str, str] = field(default_factory=dict)
+    _: KW_ONLY
     many: Many = Many.ERROR
     empty: Empty = Empty.MISSING
     age: str | None = None
@@ -139,7 +140,7 @@ class Query:
 
     @cached_property
     def over(self) -> timedelta:
-        """What the query is a mean over, as far as it says so: the one range of its `rate`, `increase` or the like."""
+        """The time the query is a mean over: the one range of its `rate`, `increase` or the like; 0 without one."""
         ranges = set(_RANGE.findall(self.query))
         used = _RANGED & set(_FUNCTION.findall(self.query))
         if len(ranges) != 1 or not used or not used <= _MEANS or _SUBQUERY.search(self.query):
@@ -152,12 +153,12 @@ class Query:
 
     @cached_property
     def wanted(self) -> tuple[str, ...]:
-        """The values of the labels of `match` that this cluster's samples have."""
+        """The values of the labels of `match`."""
         return tuple(self.match.values())
 
     @cached_property
     def asked(self) -> Asked:
-        """What is asked of the server for it."""
+        """What is requested from the server for it."""
         age = self.age
         if age is None and _SELECTOR.fullmatch(self.query) and self.query.strip().lower() not in _NUMBERS:
             age = f"timestamp({self.query.strip()})"
@@ -174,9 +175,9 @@ class Prometheus:
         password: the user's password.
         token: bearer token, instead of user and password. Default: none.
         ca_file: PEM file with the certificates that sign the server's. Default: those of the certifi package.
-        verify: whether the server's certificate is verified. Default true; false lets anyone pose as the
+        verify: whether the server's certificate is verified. Default true; with false, anyone can impersonate the
             server.
-        headers: further HTTP headers, such as `X-Scope-OrgID`. They are not secret: they show in logs.
+        headers: further HTTP headers, such as `X-Scope-OrgID`. They are not secret: they are shown in logs.
         timeout: within this a metric is read, its retries included. Default 3s.
         attempts: how often a query is tried while the server is unavailable, at least 1. Default 3.
         fresh: how long an answer is reused for other clusters; below the interval of the clusters. Default
@@ -184,12 +185,13 @@ class Prometheus:
         connections: how many requests run at the same time, 1 to 64. Default 8.
         max_bytes: a larger answer is refused. Default 16,000,000 (about 80,000 samples).
         warnings: an answer with warnings may be partial (Thanos with a store down): `error` (default) refuses
-            it, `ignore` uses it. Notes that begin with `PromQL info:` are no warnings.
+            it, `ignore` uses it. Notes that begin with `PromQL info:` are not warnings.
     """
 
     Query: ClassVar[type] = Query
 
     url: str
+    _: KW_ONLY
     username: str | None = None
     password: Secret | None = None
     token: Secret | None = None
@@ -201,13 +203,13 @@ class Prometheus:
     fresh: timedelta = timedelta(seconds=5)
     connections: int = 8
     max_bytes: int = 16_000_000
-    warnings: Warned = Warned.ERROR
+    warnings: Warnings = Warnings.ERROR
 
     def __post_init__(self) -> None:
         address = urlsplit(self.url)
         if address.username is not None or address.password is not None:
             raise ParameterError("url", "must not contain a user or password: give them as username and password")
-        port = address.port  # raises ValueError when it is no number
+        port = address.port  # raises ValueError when it is not a number
         if (
             address.scheme not in {"http", "https"}
             or not address.hostname
@@ -218,7 +220,7 @@ class Prometheus:
             raise ParameterError("url", f"must look like http://host:9090 or https://host/prefix, not {self.url!r}")
         self._check_credentials()
         if self.ca_file is not None and not self.verify:
-            raise ParameterError("ca_file", "is of no use with verify: false")
+            raise ParameterError("ca_file", "has no effect with verify: false")
         for name in ("attempts", "max_bytes"):
             if getattr(self, name) < 1:
                 raise ParameterError(name, f"must be 1 or more, not {getattr(self, name)}")
@@ -230,7 +232,7 @@ class Prometheus:
             raise ParameterError("fresh", "must not be negative")
         object.__setattr__(self, "url", self.url.rstrip("/"))
         object.__setattr__(self, "headers", dict(sorted(self.headers.items())))
-        object.__setattr__(self, "warnings", Warned(self.warnings))
+        object.__setattr__(self, "warnings", Warnings(self.warnings))
 
     def _check_credentials(self) -> None:
         if (self.username is None) != (self.password is None):
@@ -265,11 +267,8 @@ class Prometheus:
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
         """Open it. Nothing is sent before the first `collect`."""
         server = await shared.enter(("prometheus", self._server), lambda: _serve(self))
-        source = _Source(self, server)
-        try:
+        async with aclosing(_Source(self, server)) as source:
             yield source
-        finally:
-            await source.close()
 
 
 # A metric's name with optional matchers and nothing else: `timestamp()` of it is the time of its own samples.
@@ -292,17 +291,17 @@ _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w":
 
 
 class TooMuchError(AnswerError):
-    """The answer is larger than it may be, here or there: less is to be asked for at a time."""
+    """The answer is too large for this client or for the server: request less at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of the server, the same for all clusters of a fan-out: one answer serves them.
+    """What is requested from the server, the same for all clusters of a fan-out: one answer serves them.
 
     Attributes:
         query: the PromQL expression.
-        age: the one that gives the unix time at which its value was true; None: the time of the evaluation counts.
-        labels: those that tell the clusters apart.
+        age: the one that gives the unix time at which its value was true; None: the time of the evaluation.
+        labels: those that differ between the clusters.
         exact: whether `age` has one sample for each of the query's.
     """
 
@@ -314,7 +313,7 @@ class Asked:
 
 @dataclass(slots=True)
 class _Sample:
-    """One sample as it came, looked at when a cluster wants it: a bad sample harms only its own cluster."""
+    """One sample as received. It is checked when a cluster reads it: a bad one affects only its own cluster."""
 
     labels: Mapping[str, str]
     value: object
@@ -323,7 +322,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Answer:
-    """A parsed answer, indexed by the values of the labels that tell the clusters apart."""
+    """A parsed answer, indexed by the values of the labels that differ between the clusters."""
 
     asked: Asked
     now: datetime
@@ -336,14 +335,16 @@ class _Answer:
         if not samples:
             if query.empty is Empty.ZERO:
                 return Reading(0.0, self.now)
-            raise AnswerError(f"no sample{_whose(query)} among {self.size}, expected one; does the series still exist?")
+            raise AnswerError(
+                f"no sample{_matching(query)} among {self.size}, expected one; does the series still exist?"
+            )
         if len(samples) == 1 and query.many is not Many.EACH:
             number, stamp = _number(samples[0].value), _number(samples[0].at, "time")
             return Reading(number, _time(stamp), over=query.over)
         if query.many is Many.ERROR:
             raise AnswerError(
-                f"{len(samples)} samples{_whose(query)}, expected one; narrow the query, give match, or say what to "
-                "make of several with many: sum, mean, max, min or each"
+                f"{len(samples)} samples{_matching(query)}, expected one; narrow the query, set match, or combine "
+                "them with many: sum, mean, max, min or each"
             )
         numbers = tuple(_number(sample.value) for sample in samples)
         at = _time(min(_number(sample.at, "time") for sample in samples))
@@ -362,52 +363,43 @@ class _Answer:
 
 
 class _Source:
-    """A live source: each query under way or just answered once, for whoever asks."""
+    """A live source: each query is under way or answered once, for all callers."""
 
     def __init__(self, plugin: Prometheus, server: _Server) -> None:
         self._plugin = plugin
         self._server = server
         self._fresh = plugin.fresh.total_seconds()
-        self._flights: dict[Asked, tuple[asyncio.Task[_Answer | EdgeError], float]] = {}
+        self._requests: dict[Asked, tuple[asyncio.Task[_Answer | EdgeError], float]] = {}
 
     async def collect(self, query: Query, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError with the server and the query in its message."""
         loop = asyncio.get_running_loop()
         asked = query.asked
-        task, started = self._flights.get(asked, (None, 0.0))
+        task, started = self._requests.get(asked, (None, 0.0))
         if task is None or (task.done() and loop.time() - started >= self._fresh):
             task = loop.create_task(self._fetch(asked, now))
-            self._flights[asked] = (task, loop.time())
-        if not task.done():
-            # Unlike awaiting the task, this does not take it from the others when this collect is cancelled.
-            await asyncio.wait((task,))
-        if task.cancelled():
-            raise UnavailableError(f"{self._server.name}: query {_short(asked.query)}: the source was closed")
-        outcome = task.result()
-        if isinstance(outcome, EdgeError):
-            raise type(outcome)(*outcome.args)  # a new one each time: a shared one would gather all their tracebacks
+            self._requests[asked] = (task, loop.time())
+        where = f"{self._server.name}: query {_short(asked.query)}"
+        answer = await outcome_of(task, f"{where}: the source was closed")
         try:
-            return outcome.reading(query)
+            return answer.reading(query)
         except AnswerError as error:
-            raise AnswerError(f"{self._server.name}: query {_short(asked.query)}: {error}") from None
+            raise AnswerError(f"{where}: {error}") from None
 
-    async def close(self) -> None:
-        """End what is under way."""
-        tasks = [task for task, _ in self._flights.values() if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def aclose(self) -> None:
+        """Cancel what is under way."""
+        await cancel_all(task for task, _ in self._requests.values())
 
     async def _fetch(self, asked: Asked, now: datetime) -> _Answer | EdgeError:
-        """Ask, again while the server is unavailable. An error is returned: many may raise it, or nobody."""
+        """Send a query, and again while the server is unavailable. An error is returned, for `outcome_of`."""
         seconds = self._plugin.timeout.total_seconds()
         until = time.monotonic() + 0.95 * seconds  # the library gives up before we do
-        before = ""
+        earlier = ""
 
         def remember(state: RetryCallState) -> None:
-            nonlocal before
+            nonlocal earlier
             error = state.outcome.exception() if state.outcome else None
-            before = f"; before that: {error}" if error else ""
+            earlier = f"; before that: {error}" if error else ""
 
         retries = AsyncRetrying(
             stop=stop_after_attempt(self._plugin.attempts),
@@ -425,7 +417,7 @@ class _Source:
             return error
         except TimeoutError:
             return EdgeTimeoutError(
-                f"{self._server.name}: query {_short(asked.query)}: no answer to its end within {seconds:g}s{before}"
+                f"{self._server.name}: query {_short(asked.query)}: no complete answer within {seconds:g}s{earlier}"
             )
 
 
@@ -448,7 +440,7 @@ class Series:
 
     Attributes:
         labels: name -> value.
-        points: unix time and value, a text as Prometheus sends it, in order of time; empty where it is a histogram.
+        points: unix time and value, a string as Prometheus sends it, in order of time; empty for a histogram.
     """
 
     labels: Mapping[str, str]
@@ -456,11 +448,11 @@ class Series:
 
 
 class Ranges:
-    """Range queries of a server, one after the other, with the session and the credentials of its plug-in.
+    """Range queries, one after the other, with the session and the credentials of a server's plug-in.
 
     Args:
         plugin: the server.
-        seconds: an answer that takes longer is given up.
+        seconds: the time-out for one answer.
     """
 
     def __init__(self, plugin: Prometheus, seconds: float) -> None:
@@ -474,11 +466,11 @@ class Ranges:
         self._server.close()
 
     def ask(self, query: str, begin: datetime, end: datetime, step: timedelta) -> list[Series]:
-        """What a query gives at `begin` and each `step` after it, up to `end`, which all are whole seconds.
+        """The results of a query at `begin` and each `step` after it, up to `end`, all whole seconds.
 
         Raises:
             TooMuchError: the answer is too large for the server or for `max_bytes`.
-            EdgeError: there is none; the message names the server and the query.
+            EdgeError: there is no answer; the message names the server and the query.
         """
         series = []
         for item in self._server.ask_range(query, begin, end, step, self._seconds):
@@ -487,12 +479,12 @@ class Ranges:
                     points: Any = rest.get("values", [])
                     series.append(Series(labels, points))
                 case _:
-                    raise AnswerError(f"{self._server.name}: query {_short(query)}: no series: {_short(item)}")
+                    raise AnswerError(f"{self._server.name}: query {_short(query)}: not a series: {_short(item)}")
         return series
 
 
 class _Server:
-    """The client of one server: prometheus-api-client in a few threads that no other server waits for."""
+    """The client of one server: prometheus-api-client in threads of its own, so that no other server waits for them."""
 
     def __init__(self, plugin: Prometheus, kinds: frozenset[str] = _INSTANT) -> None:
         self.name = f"prometheus {plugin.url}"
@@ -503,32 +495,32 @@ class _Server:
         self._session = _Session(plugin.max_bytes, plugin.warnings, kinds)
         self._session.verify = str(plugin.ca_file) if plugin.ca_file else plugin.verify
         if not plugin.verify:
-            # The configuration says so on purpose: a warning at every request would tell nobody anything.
+            # The configuration disables verification on purpose: no warning at every request.
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         none = Retry(total=0, read=False)
         self._client = PrometheusConnect(plugin.url, headers=headers, session=self._session, retry=none)
-        # The library has put an adapter of its own there.
+        # In place of the adapter that the library mounts.
         self._session.mount(plugin.url, _Adapter(max_retries=none, pool_maxsize=plugin.connections))
         self._threads = ThreadPoolExecutor(plugin.connections, f"prometheus-{urlsplit(plugin.url).netloc}")
 
     async def read(self, asked: Asked, now: datetime, until: float) -> _Answer:
-        """Ask and index in a thread; `until` is monotonic. Raises EdgeError."""
-        line = _Line()
-        work = self._threads.submit(self._read, asked, now, until, line)
+        """Query and index in a thread; `until` is monotonic. Raises EdgeError."""
+        connection = _ThreadConnection()
+        work = self._threads.submit(self._read, asked, now, until, connection)
         try:
             return await asyncio.wrap_future(work)
         except asyncio.CancelledError:
-            # A time-out frees the loop; only cutting the connection frees the thread.
-            line.cut()
+            # A time-out frees the loop; only closing the connection frees the thread.
+            connection.shut_down()
             raise
 
     def close(self) -> None:
-        """Let go of threads and connections; a thread that still waits ends at its own time-out."""
+        """Release threads and connections; a thread that still waits ends at its own time-out."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._session.close()
 
-    def _read(self, asked: Asked, now: datetime, until: float, line: _Line) -> _Answer:
-        with line:
+    def _read(self, asked: Asked, now: datetime, until: float, connection: _ThreadConnection) -> _Answer:
+        with connection:
             samples = self._ask(asked.query, asked.labels, until, None)
             if samples and asked.age is not None:
                 ages = self._ask(asked.age, asked.labels, until, samples[0].at)
@@ -543,7 +535,7 @@ class _Server:
 
     def _ask(self, text: str, labels: tuple[str, ...], until: float, at: object) -> list[_Sample]:
         left = until - time.monotonic()
-        with self._telling(text, left):
+        with self._translating_errors(text, left):
             if left <= 0:
                 raise EdgeTimeoutError(f"no connection free in time (connections: {self._plugin.connections})")
             params = {"timeout": f"{left:.3f}"} | ({} if at is None else {"time": at})
@@ -552,17 +544,17 @@ class _Server:
     def ask_range(self, text: str, begin: datetime, end: datetime, step: timedelta, seconds: float) -> list[Any]:
         """The series of a range, `end` included, as the server sends them. Raises EdgeError."""
         params = {"timeout": f"{seconds:g}"}
-        with _Line(), self._telling(text, seconds):
+        with _ThreadConnection(), self._translating_errors(text, seconds):
             result = self._client.custom_query_range(
                 text, begin, end, f"{step.total_seconds():g}", params=params, timeout=seconds
             )
             if not isinstance(result, list):
-                raise AnswerError(f"result is no matrix: {_short(result)}")
+                raise AnswerError(f"result is not a matrix: {_short(result)}")
             return result
 
     @contextmanager
-    def _telling(self, text: str, left: float) -> Iterator[None]:
-        """Make an EdgeError, which names the server and the query, of all that goes wrong."""
+    def _translating_errors(self, text: str, left: float) -> Iterator[None]:
+        """Turn every failure into an EdgeError that names the server and the query."""
         try:
             yield
         except EdgeError as error:
@@ -573,9 +565,9 @@ class _Server:
         except requests.exceptions.Timeout:
             kind, problem = EdgeTimeoutError, f"no answer within {left:.3g}s"
         except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-            kind, problem = UnavailableError, f"no connection, or it broke off: {_root(error)}"
+            kind, problem = UnavailableError, f"no connection, or it was closed: {_root(error)}"
         except OSError as error:
-            # requests says it so when it cannot read the CA file.
+            # From requests when it cannot read the CA file.
             kind, problem = AnswerError, f"cannot read ca_file {self._plugin.ca_file}: {error}"
         else:
             return
@@ -584,35 +576,35 @@ class _Server:
         raise kind(f"{self.name}: query {_short(text)}: {problem}") from None
 
 
-class _Line:
-    """The connection that a thread waits on, so that the loop can cut it."""
+class _ThreadConnection:
+    """The connection that a thread waits on, so that the event loop can shut it down."""
 
-    here = threading.local()  # `here.line`: the one of this thread
+    current = threading.local()  # `current.connection`: that of this thread
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
-        self._cut = False
+        self._shut_down = False
 
     def __enter__(self) -> None:
-        self.here.line = self
+        self.current.connection = self
 
     def __exit__(self, *_: object) -> None:
-        self.here.line = None
+        self.current.connection = None
         with self._lock:
             self._sock = None
 
-    def hold(self, sock: socket.socket) -> None:
-        """The thread is going to wait on this one."""
+    def wait_on(self, sock: socket.socket) -> None:
+        """Called in the thread before it waits for an answer."""
         with self._lock:
             self._sock = sock
-        if self._cut:
-            self.cut()
+        if self._shut_down:
+            self.shut_down()
 
-    def cut(self) -> None:
+    def shut_down(self) -> None:
         """Make the waiting thread fail at once."""
         with self._lock:
-            self._cut = True
+            self._shut_down = True
             if self._sock is not None:
                 try:
                     # Not the TLS socket's own shutdown, which changes what the other thread is using.
@@ -623,14 +615,12 @@ class _Line:
 
 class _HttpConnection(urllib3.connection.HTTPConnection):
     def getresponse(self) -> urllib3.response.HTTPResponse:  # type: ignore[override] # as its parent's
-        _Line.here.line.hold(self.sock)
+        _ThreadConnection.current.connection.wait_on(self.sock)
         return super().getresponse()
 
 
-class _HttpsConnection(urllib3.connection.HTTPSConnection):
-    def getresponse(self) -> urllib3.response.HTTPResponse:  # type: ignore[override] # as its parent's
-        _Line.here.line.hold(self.sock)
-        return super().getresponse()
+class _HttpsConnection(_HttpConnection, urllib3.connection.HTTPSConnection):
+    pass
 
 
 class _HttpPool(urllib3.HTTPConnectionPool):
@@ -642,15 +632,15 @@ class _HttpsPool(urllib3.HTTPSConnectionPool):
 
 
 class _Adapter(HTTPAdapter):
-    """Lets `_Line` know the connection of each request."""
+    """Registers the connection of each request with `_ThreadConnection`."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its parent's
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
 
 
-class _Read(requests.Response):
-    """An answer that has been read and parsed already."""
+class _ParsedResponse(requests.Response):
+    """A response whose body has been read and parsed already."""
 
     document: Any
 
@@ -659,13 +649,12 @@ class _Read(requests.Response):
 
 
 class _Session(requests.Session):
-    """A session for the library: it reads only so many bytes, and turns down all but a good answer.
+    """A session for the library that limits the size of an answer and raises for every one that is not good.
 
-    requests does not bound the size of an answer, and the library neither shows warnings nor tells the kinds
-    of failure apart.
+    requests does not limit the size, and the library neither returns warnings nor distinguishes kinds of failure.
     """
 
-    def __init__(self, max_bytes: int, warnings: Warned, kinds: frozenset[str]) -> None:
+    def __init__(self, max_bytes: int, warnings: Warnings, kinds: frozenset[str]) -> None:
         super().__init__()
         self._kinds = kinds
         self.trust_env = False  # else a .netrc would replace our credentials
@@ -674,21 +663,21 @@ class _Session(requests.Session):
         self._warnings = warnings
 
     def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - as its parent's
-        """Raises EdgeError for every answer that is not a good one, and what requests raises."""
+        """Raises EdgeError for every answer that is not good, and what requests raises."""
         kwargs |= {"stream": True, "allow_redirects": False}
         with super().request(method, url, *args, **kwargs) as response:
             body = self._body(response)
         if response.status_code != requests.codes.ok:
             raise _status_error(response, body)
-        read = _Read()
-        read.status_code = response.status_code
-        read.document = self._checked(body, response.headers.get("Content-Type", ""))
-        return read
+        parsed = _ParsedResponse()
+        parsed.status_code = response.status_code
+        parsed.document = self._checked(body, response.headers.get("Content-Type", ""))
+        return parsed
 
     def _body(self, response: requests.Response) -> bytes:
         body = bytearray()
-        for piece in response.raw.stream(PIECE, decode_content=False):
-            body += piece
+        for chunk in response.raw.stream(CHUNK, decode_content=False):
+            body += chunk
             if len(body) > self._max_bytes:
                 raise TooMuchError(f"more than {self._max_bytes:,} bytes; aggregate in the query, or raise max_bytes")
         return bytes(body)
@@ -702,11 +691,13 @@ class _Session(requests.Session):
                 f"not JSON but {kind or 'something'} that begins with {shown}; is url Prometheus's address?"
             ) from None
         if isinstance(document, dict) and document.get("status") == "error":
-            raise AnswerError(f"it answers with an error: {_short(document.get('error'))}")
+            raise AnswerError(f"it answered with an error: {_short(document.get('error'))}")
         if not (isinstance(document, dict) and isinstance(document.get("data"), dict)):
-            raise AnswerError(f"JSON that is no answer of Prometheus: {_short(body[:SHOWN].decode(errors='replace'))}")
+            raise AnswerError(
+                f"JSON that is not an answer of Prometheus: {_short(body[:SHOWN].decode(errors='replace'))}"
+            )
         warnings = [str(text) for text in document.get("warnings") or () if not str(text).startswith("PromQL info:")]
-        if warnings and self._warnings is Warned.ERROR:
+        if warnings and self._warnings is Warnings.ERROR:
             raise AnswerError(
                 f"answered with a warning, so it may be partial: {_short('; '.join(warnings))}; "
                 "`warnings: ignore` accepts it"
@@ -728,14 +719,14 @@ def _headers(plugin: Prometheus) -> dict[str, str]:
 
 
 def _status_error(response: requests.Response, body: bytes) -> EdgeError:
-    """What an answer other than 200 means; the server's own words, if it has some, are in the message."""
+    """The error for a status other than 200, with the server's own message if it has one."""
     code = response.status_code
     try:
         document = json.loads(body)
-        said = document["error"]
+        message = document["error"]
     except (ValueError, RecursionError, TypeError, LookupError):
-        said = body[: 2 * SHOWN].decode(errors="replace").strip() or response.reason
-    text = f"HTTP {code}: {_short(said)}"
+        message = body[: 2 * SHOWN].decode(errors="replace").strip() or response.reason
+    text = f"HTTP {code}: {_short(message)}"
     if code in {401, 403}:
         return RefusedError(f"{text}; check username and password, or token")
     if code == 404:  # noqa: PLR2004 - the HTTP status
@@ -743,8 +734,10 @@ def _status_error(response: requests.Response, body: bytes) -> EdgeError:
     if code in {408, 429} or code >= 500:  # noqa: PLR2004 - the HTTP statuses
         return UnavailableError(text)
     if 300 <= code < 400:  # noqa: PLR2004 - the HTTP statuses
-        there = response.headers.get("Location", "").partition("?")[0]
-        return AnswerError(f"HTTP {code}: redirected to {_short(there)}; give the final address as url (a login page?)")
+        location = response.headers.get("Location", "").partition("?")[0]
+        return AnswerError(
+            f"HTTP {code}: redirected to {_short(location)}; set url to the final address (a login page?)"
+        )
     return TooMuchError(text) if "too many samples" in text else AnswerError(text)
 
 
@@ -770,7 +763,7 @@ def _samples(result: object, labels: tuple[str, ...]) -> list[_Sample]:
 
 
 def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked) -> None:
-    """Put the origin's time into the samples; one whose time is not there gets None, an error later."""
+    """Set each sample's time to that of its origin, or to None, which is an error when it is read."""
 
     def key(sample: _Sample) -> object:
         if asked.exact:  # timestamp() keeps all labels but the name
@@ -794,18 +787,18 @@ def _stamp(value: object) -> float | None:
         return None
 
 
-def _whose(query: Query) -> str:
+def _matching(query: Query) -> str:
     return "".join(f" for {name}={value!r}" for name, value in query.match.items())
 
 
 def _number(value: object, what: str = "value") -> float:
-    """A finite number. Prometheus sends values as text. Raises AnswerError."""
+    """A finite number. Prometheus sends values as strings. Raises AnswerError."""
     try:
         number = float(value)  # type: ignore[arg-type] # whatever it is, it ends as a number or an error
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number) or isinstance(value, bool):
-        raise AnswerError(f"{what} is {'not known' if value is None else _short(value)}, expected a finite number")
+        raise AnswerError(f"{what} is {'unknown' if value is None else _short(value)}, expected a finite number")
     return number
 
 
@@ -817,12 +810,11 @@ def _time(stamp: float) -> datetime:
 
 
 def _short(text: object) -> str:
-    text = " ".join(str(text).split())
-    return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
+    return repr(one_line(text, SHOWN))
 
 
 def _root(error: BaseException) -> str:
-    """What the innermost of wrapped errors says; the outer ones repeat the whole URL."""
+    """The message of the innermost of wrapped errors; the outer ones repeat the whole URL."""
     while True:
         candidates = (getattr(error, "reason", None), *reversed(error.args), error.__cause__)
         inner = next((item for item in candidates if isinstance(item, BaseException)), None)

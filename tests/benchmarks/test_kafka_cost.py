@@ -42,19 +42,20 @@ async def test_many_clusters_on_one_broker(tmp_path: Path) -> None:
         queries += [Query(Metric.ARRIVALS, (name,), window=timedelta(milliseconds=1)) for name in names]
         async with LocalShared() as shared, plugin.connect(shared) as source:
             took, cpu, sent = [], [], []
+            connections = source._client._connections._open
             for _ in range(ROUNDS):
-                before = sum(link._correlation_id for link in source._brokers._links._open.values())
+                before = sum(connection._correlation_id for connection in connections.values())
                 begun, used = time.perf_counter(), time.process_time()
                 answers = await asyncio.gather(*(source.collect(q, NOW) for q in queries), return_exceptions=True)
                 took.append(time.perf_counter() - begun)
                 cpu.append(time.process_time() - used)
-                sent.append(sum(link._correlation_id for link in source._brokers._links._open.values()) - before)
+                sent.append(sum(connection._correlation_id for connection in connections.values()) - before)
                 await asyncio.sleep(0.01)
             assert not any(isinstance(answer, BaseException) for answer in answers), answers[-1]
-            links = len(source._brokers._links._open)
+            opened = len(connections)
     print(  # noqa: T201 - the figures are what it is for
-        f"\nkafka: {CLUSTERS} clusters x 3 metrics, {PARTITIONS} partitions each, on one broker: the first look took "
-        f"{took[0] * 1000:.0f} ms and {sent[0]} requests; a later one {min(took[1:]) * 1000:.0f} to "
+        f"\nkafka: {CLUSTERS} clusters x 3 metrics, {PARTITIONS} partitions each, on one broker: the first round "
+        f"took {took[0] * 1000:.0f} ms and {sent[0]} requests; a later one {min(took[1:]) * 1000:.0f} to "
         f"{max(took[1:]) * 1000:.0f} ms, {min(cpu[1:]) * 1000:.0f} ms of CPU ({min(cpu[1:]) / INTERVAL:.2%} of a core "
-        f"at {INTERVAL:g} s) and {sent[-1]} requests over {links} connection"
+        f"at {INTERVAL:g} s) and {sent[-1]} requests over {opened} connection"
     )

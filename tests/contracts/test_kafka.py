@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 
+from autoscaler.clients.kafka_types import SaslMechanism, SecurityProtocol
 from autoscaler.ports import Secret
-from autoscaler.sources.kafka import Kafka, Metric, Query, SaslMechanism, SecurityProtocol
+from autoscaler.sources.kafka import Kafka, Metric, Query
 from autoscaler.testing import SourceContract
 from tests.sources.kafka_stub import stub
 

@@ -16,9 +16,10 @@ from typing import Any, cast
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from autoscaler.clients.kafka_types import Isolation, SecurityProtocol
 from autoscaler.core.model import Reading
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Secret, UnavailableError
-from autoscaler.sources.kafka import Isolation, Kafka, Metric, Query, SecurityProtocol, Uncommitted
+from autoscaler.sources.kafka import Kafka, Metric, Query, Uncommitted
 from autoscaler.testing.contracts import LocalShared
 from tests.sources import kafka_broker
 from tests.sources.kafka_broker import USERS, Broker, commit, grow_topic, make_topic, produce
@@ -127,7 +128,7 @@ async def test_several_topics_count_as_one(broker: Broker) -> None:
         assert await asker.value("max_lag", "several-a", "several-b", group="group") == 18.0
 
 
-async def test_a_group_without_commits_is_missing_and_says_where_else_to_look(broker: Broker) -> None:
+async def test_a_group_without_commits_is_missing_and_the_error_names_other_sources(broker: Broker) -> None:
     await filled(broker, "unread", {0: 10})
     async with source(broker) as asker:
         for policy in Uncommitted:
@@ -137,7 +138,7 @@ async def test_a_group_without_commits_is_missing_and_says_where_else_to_look(br
             await asker.ask("throughput", "unread", group="group")
 
 
-async def test_a_partition_without_commits_is_missing_unless_told_what_it_means(broker: Broker) -> None:
+async def test_a_partition_without_commits_is_missing_unless_uncommitted_is_set(broker: Broker) -> None:
     await filled(broker, "partly", {0: 10, 1: 20, 2: 0}, {0: 4})
     async with source(broker) as asker:
         with pytest.raises(
@@ -148,7 +149,7 @@ async def test_a_partition_without_commits_is_missing_unless_told_what_it_means(
         assert await asker.value("lag", "partly", group="group", uncommitted=Uncommitted.LATEST) == 6.0
 
 
-async def test_an_unknown_topic_is_missing_and_is_not_made(broker: Broker) -> None:
+async def test_an_unknown_topic_is_missing_and_is_not_created(broker: Broker) -> None:
     async with source(broker) as asker:
         for metric in ("lag", "arrivals"):
             with pytest.raises(AnswerError, match="topic 'nowhere' does not exist"):
@@ -156,7 +157,7 @@ async def test_an_unknown_topic_is_missing_and_is_not_made(broker: Broker) -> No
     assert "nowhere" not in await kafka_broker.topics(broker.address)
 
 
-async def test_commits_beyond_the_end_are_an_error_and_no_negative_lag(broker: Broker) -> None:
+async def test_commits_beyond_the_end_are_an_error_instead_of_a_negative_lag(broker: Broker) -> None:
     await filled(broker, "again", {0: 10}, {0: 10})
     async with source(broker) as asker:
         assert await asker.value("lag", "again", group="group") == 0.0
@@ -165,7 +166,7 @@ async def test_commits_beyond_the_end_are_an_error_and_no_negative_lag(broker: B
             await asker.ask("lag", "again", group="group")
 
 
-async def test_a_topic_that_is_deleted_and_made_again_is_read_anew(broker: Broker) -> None:
+async def test_a_topic_that_is_deleted_and_created_again_is_read(broker: Broker) -> None:
     await filled(broker, "reborn", {0: 10}, {0: 4})
     async with source(broker) as asker:
         assert await asker.value("lag", "reborn", group="group") == 6.0
@@ -181,7 +182,7 @@ async def test_a_topic_that_is_deleted_and_made_again_is_read_anew(broker: Broke
         assert (reading.value, reading.partitions) == (3.0, 2)
 
 
-async def test_records_that_were_deleted_before_they_were_read_wait_no_more(broker: Broker) -> None:
+async def test_records_deleted_before_they_were_read_are_not_lag(broker: Broker) -> None:
     await filled(broker, "expired", {0: 10}, {0: 2})
     async with source(broker) as asker:
         assert await asker.value("lag", "expired", group="group") == 8.0
@@ -190,7 +191,7 @@ async def test_records_that_were_deleted_before_they_were_read_wait_no_more(brok
 
 
 async def test_a_partition_that_is_added_counts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.clients.kafka.LEADERS_KEPT", 0.2)
+    monkeypatch.setattr("autoscaler.clients.kafka.METADATA_MAX_AGE", 0.2)
     await filled(broker, "grows", {0: 10}, {0: 4})
     async with source(broker) as asker:
         assert (await asker.ask("lag", "grows", group="group")).partitions == 1
@@ -206,14 +207,14 @@ async def test_a_partition_that_is_added_counts(broker: Broker, monkeypatch: pyt
         assert await asker.value("lag", "grows", group="group") == 10.0
 
 
-async def test_rates_are_of_what_was_appended_and_committed_meanwhile(broker: Broker) -> None:
+async def test_rates_count_what_was_appended_and_committed_in_the_window(broker: Broker) -> None:
     await filled(broker, "rates", {0: 100, 1: 100}, {0: 10, 1: 10})
     window = timedelta(seconds=0.5)
     async with source(broker) as asker:
         begun = time.monotonic()
         for metric in ("arrivals", "throughput"):
             with pytest.raises(
-                AnswerError, match=rf"{metric} of .*needs two looks so far apart, the first was \d+ s ago"
+                AnswerError, match=rf"{metric} of .*needs two snapshots that far apart, the first was taken \d+ s ago"
             ):
                 await asker.ask(metric, "rates", group="group", window=window)
         await produce(broker.address, "rates", {0: 300, 1: 200})
@@ -227,7 +228,7 @@ async def test_rates_are_of_what_was_appended_and_committed_meanwhile(broker: Br
         await asker.until(is_value(0.0), "arrivals", "rates", window=window)
 
 
-async def test_a_rate_begins_anew_when_commits_go_back(broker: Broker) -> None:
+async def test_a_rate_starts_over_when_commits_go_back(broker: Broker) -> None:
     await filled(broker, "replayed", {0: 100}, {0: 90})
     window = timedelta(seconds=0.2)
     async with source(broker) as asker:
@@ -237,7 +238,7 @@ async def test_a_rate_begins_anew_when_commits_go_back(broker: Broker) -> None:
             await asker.ask("throughput", "replayed", group="group", window=window)
 
 
-async def test_records_of_an_open_transaction_count_unless_told_otherwise(broker: Broker) -> None:
+async def test_records_of_an_open_transaction_count_by_default(broker: Broker) -> None:
     await filled(broker, "transacted", {0: 10}, {0: 4})
     writer = AIOKafkaProducer(bootstrap_servers=broker.address, transactional_id="writer")
     stable: dict[str, Any] = {"group": "group", "isolation": Isolation.READ_COMMITTED}
@@ -264,7 +265,7 @@ def _permissions(broker: Broker) -> None:
 
 
 @pytest.mark.usefixtures("_permissions")
-class TestGuarded:
+class TestAuthentication:
     """TLS, SASL and permissions."""
 
     def plugin(self, broker: Broker, listener: str, **more: Any) -> Kafka:
@@ -327,7 +328,7 @@ class TestGuarded:
                 with pytest.raises(AnswerError, match=r"TLS failed: .*CERTIFICATE_VERIFY_FAILED"):
                     await asker.ask("lag", "allowed", group="group")
 
-    async def test_a_client_certificate_says_who_we_are(self, broker: Broker, authority: Authority) -> None:
+    async def test_a_client_certificate_is_the_login(self, broker: Broker, authority: Authority) -> None:
         plugin = self.plugin(
             broker, "SSL", ca_file=authority.ca, certificate_file=authority.certificate, key_file=authority.key
         )
@@ -336,7 +337,7 @@ class TestGuarded:
             with pytest.raises(RefusedError, match="Describe on the topic"):
                 await asker.ask("lag", "allowed", group="group")
 
-    async def test_the_wrong_protocol_says_what_may_be_wrong(self, broker: Broker, authority: Authority) -> None:
+    async def test_the_wrong_protocol_is_named_as_a_possible_cause(self, broker: Broker, authority: Authority) -> None:
         wrong: tuple[tuple[str, str, dict[str, Any]], ...] = (
             ("SSL", "PLAINTEXT", {}),
             ("SASL", "PLAINTEXT", {}),
@@ -350,13 +351,13 @@ class TestGuarded:
 
 
 def unsigned_token(user: str) -> str:
-    """A token as brokers take it that are not told whom to trust."""
+    """A token as brokers accept it that have no key to verify it with."""
     now = int(time.time())
     parts = ({"alg": "none"}, {"sub": user, "iat": now - 5, "exp": now + 3600})
     return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts) + "."
 
 
-async def test_a_broker_that_hangs_is_missing_in_time_and_comes_back(broker: Broker) -> None:
+async def test_a_broker_that_hangs_is_missing_within_the_timeout_and_recovers(broker: Broker) -> None:
     await filled(broker, "hangs", {0: 10}, {0: 4})
     async with source(broker, timeout=QUICK) as asker:
         assert await asker.value("lag", "hangs", group="group") == 6.0
@@ -373,7 +374,7 @@ async def test_a_broker_that_hangs_is_missing_in_time_and_comes_back(broker: Bro
         assert await asker.value("lag", "hangs", group="group") == 6.0
 
 
-async def test_a_broker_that_is_killed_is_missing_and_comes_back(broker: Broker) -> None:
+async def test_a_broker_that_is_killed_is_missing_and_recovers(broker: Broker) -> None:
     await filled(broker, "killed", {0: 10}, {0: 4})
     async with source(broker, timeout=QUICK) as asker:
         assert await asker.value("lag", "killed", group="group") == 6.0
@@ -429,7 +430,7 @@ async def test_a_leader_that_is_lost_is_missing_until_another_is_elected(two: tu
             await asker.ask("lag", "single", group="group")
         await asker.until(is_value(12.0), "lag", "copied", group="group")
         for metric in ("lag", "arrivals"):
-            with pytest.raises(UnavailableError, match="topic 'single', partition 0: it has no leader now"):
+            with pytest.raises(UnavailableError, match="topic 'single', partition 0: it has no leader at present"):
                 await asker.ask(metric, "single", group="group")
         await asyncio.to_thread(second.start)
         await asker.until(is_value(12.0), "lag", "single", group="group")

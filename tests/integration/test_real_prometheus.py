@@ -194,7 +194,7 @@ async def until(plugin: Prometheus, query: Query, wanted: Callable[[Reading | Ed
             await asyncio.sleep(0.05)
 
 
-async def test_a_value_follows_what_the_target_shows(world: World) -> None:
+async def test_a_value_follows_the_target(world: World) -> None:
     query = Query('consumer_lag{cluster="c7"}')
     plugin = Prometheus(world.url, fresh=timedelta(0))
     reading = await read(plugin, query, now())
@@ -224,20 +224,20 @@ async def test_one_number_per_replica(world: World) -> None:
     assert reading.value == 0.75
 
 
-async def test_a_sum_can_insist_on_all_its_series(world: World) -> None:
+async def test_a_sum_can_require_all_its_series(world: World) -> None:
     promql = "sum(busy_ratio) and count(busy_ratio) == "
     assert (await read(Prometheus(world.url), promql + "3", now())).value == 1.5
     with pytest.raises(AnswerError, match="no sample"):
         await read(Prometheus(world.url), promql + "4", now())
 
 
-async def test_a_sample_with_its_own_time_is_as_old_as_it_says(world: World) -> None:
+async def test_a_sample_with_its_own_time_has_that_age(world: World) -> None:
     reading = await read(Prometheus(world.url), "bridged_lag", now())
     assert reading.value == 42
     assert reading.at.timestamp() == pytest.approx(world.stamped.at, abs=0.001)
 
 
-async def test_an_aggregate_is_as_old_as_its_age_expression_says(world: World) -> None:
+async def test_an_aggregate_has_the_age_of_its_age_expression(world: World) -> None:
     promql, labels = "sum by (cluster) (bridged_lag)", {"cluster": "orders"}
     undated = await read(Prometheus(world.url), Query(promql, labels), now())
     assert abs(now() - undated.at) < timedelta(seconds=5)  # all that Prometheus tells: documented
@@ -247,7 +247,7 @@ async def test_an_aggregate_is_as_old_as_its_age_expression_says(world: World) -
 
 
 @pytest.mark.parametrize(
-    ("promql", "says"),
+    ("promql", "message"),
     [
         ("sum(", "HTTP 400: .*parse error"),
         ("no_such_metric", "no sample"),
@@ -259,19 +259,21 @@ async def test_an_aggregate_is_as_old_as_its_age_expression_says(world: World) -
         ("up * on() up", "HTTP 422: .*found duplicate series"),
     ],
 )
-async def test_what_gives_no_number_is_an_error_in_the_servers_words(world: World, promql: str, says: str) -> None:
-    with pytest.raises(AnswerError, match=says):
+async def test_a_query_without_a_number_is_an_error_with_the_servers_message(
+    world: World, promql: str, message: str
+) -> None:
+    with pytest.raises(AnswerError, match=message):
         await read(Prometheus(world.url), promql, now())
 
 
-async def test_a_bearer_token_opens_the_door_of_a_proxy(world: World) -> None:
+async def test_a_bearer_token_is_accepted_by_a_proxy(world: World) -> None:
     async with proxy(world.url, "s3cret") as url:
         assert (await read(Prometheus(url, token=Secret("s3cret")), "sum(consumer_lag)", now())).value == 44850
         with pytest.raises(RefusedError, match="HTTP 401: 'token wrong or missing'"):
             await read(Prometheus(url, token=Secret("guess")), "sum(consumer_lag)", now())
 
 
-async def test_a_metric_vanishes_with_its_target_and_is_never_zero(world: World) -> None:
+async def test_a_metric_disappears_with_its_target_and_is_never_zero(world: World) -> None:
     plugin = Prometheus(world.url, fresh=timedelta(0))
     for promql in ("mortal_lag", "sum(mortal_lag)"):
         assert (await read(plugin, promql, now())).value == 5

@@ -1,4 +1,4 @@
-"""A server that speaks as much of Kafka's protocol as the source needs, and answers with the errors it is told to."""
+"""A server that implements as much of Kafka's protocol as the source needs, and answers with the errors it is given."""
 
 from __future__ import annotations
 

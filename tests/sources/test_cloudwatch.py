@@ -98,27 +98,28 @@ async def test_a_metric_is_read_from_moto_and_dated_to_the_end_of_its_period(pro
         }
         proxy.moto.client("cloudwatch").put_metric_data(Namespace=namespace, MetricData=[datum])
     async with connected(plugin) as source:
-        query = Query("Lag", namespace, {"Shard": "a"}, "Maximum")
+        query = Query("Lag", namespace, dimensions={"Shard": "a"}, stat="Maximum")
         assert await source.collect(query, NOW) == Reading(9.0, START + MINUTE)
-        query = Query("Lag", namespace, {"Shard": "a"}, "Sum", scale=0.5)
+        query = Query("Lag", namespace, dimensions={"Shard": "a"}, stat="Sum", scale=0.5)
         assert await source.collect(query, NOW) == Reading(8.0, START + MINUTE)
 
 
-async def test_the_period_that_is_not_over_is_left_out(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_the_current_period_is_left_out(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START + MINUTE, 1.0), (START, 5.0), (START - MINUTE, 4.0)))
     assert await collected(plugin, LAG) == Reading(5.0, START + MINUTE)
 
 
-async def test_a_delay_leaves_out_the_period_that_late_values_may_still_join(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_a_delay_leaves_out_the_period_that_may_still_get_late_values(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0), (START - MINUTE, 4.0)))
     query = Query("Lag", "Test", stat="Maximum", delay=MINUTE)
     assert await collected(plugin, query) == Reading(4.0, START)
 
 
-async def test_the_question_asks_for_what_was_configured(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_the_request_contains_what_was_configured(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START - timedelta(minutes=4), 5.0)))
     five = timedelta(minutes=5)
-    query = Query("GetRecords.IteratorAgeMilliseconds", "AWS/Kinesis", {"StreamName": "orders"}, "p99", five)
+    stream = {"StreamName": "orders"}
+    query = Query("GetRecords.IteratorAgeMilliseconds", "AWS/Kinesis", dimensions=stream, stat="p99", period=five)
     await collected(plugin, query)
     asked = proxy.made(GET)[0].parameters
     assert asked["MetricDataQueries"] == [
@@ -140,7 +141,7 @@ async def test_the_question_asks_for_what_was_configured(proxy: Proxy, plugin: C
     assert asked["StartTime"] == datetime(2026, 11, 21, 11, 35, tzinfo=UTC).timestamp()
 
 
-async def test_an_expression_is_asked_as_it_is(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_an_expression_is_sent_unchanged(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 12.0)))
     query = Query(expression="SUM(SEARCH('{AWS/Kafka,Topic} MetricName=\"SumOffsetLag\"', 'Maximum', 60))")
     assert (await collected(plugin, query)).value == 12.0
@@ -158,9 +159,9 @@ async def test_an_expression_is_asked_as_it_is(proxy: Proxy, plugin: CloudWatch)
         (lambda query: points(query, (START + MINUTE, 1.0)), AnswerError, "no datapoint"),
         (lambda _: [], AnswerError, "no result"),
         (lambda q: [points(q, (START, 1.0), label=label) for label in "ab"], AnswerError, r"2 series.*SUM"),
-        (lambda query: points(query, (START, 1.0), status="PartialData"), UnavailableError, "in part only"),
+        (lambda query: points(query, (START, 1.0), status="PartialData"), UnavailableError, "only in part"),
         (lambda query: points(query, (START, 1.0), status="InternalError"), UnavailableError, "InternalError"),
-        (lambda query: points(query, status="Forbidden"), RefusedError, "may not be read"),
+        (lambda query: points(query, status="Forbidden"), RefusedError, "access is denied"),
     ],
 )
 async def test_what_cannot_be_read_is_an_error_and_never_zero(
@@ -176,19 +177,19 @@ async def test_what_cannot_be_read_is_an_error_and_never_zero(
     assert "CloudWatch in us-east-1: Maximum of Test Lag" in str(caught.value)
 
 
-async def test_series_of_the_same_name_are_not_taken_for_one(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_series_of_the_same_name_are_an_error(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: [points(query, (START, 1.0)), points(query, (START, 9.0))])
     with pytest.raises(AnswerError, match=r"several series.*SUM"):
         await collected(plugin, LAG)
 
 
-async def test_a_value_that_is_no_number_is_an_error(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_a_value_that_is_not_a_number_is_an_error(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, math.nan)))
     with pytest.raises(AnswerError, match=r"value is nan|cannot be read"):
         await collected(plugin, LAG)
 
 
-async def test_a_part_is_completed_by_its_next_page(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_a_partial_series_is_completed_by_its_next_page(proxy: Proxy, plugin: CloudWatch) -> None:
     pages = iter((("PartialData", START - MINUTE, 4.0, {"NextToken": "more"}), ("Complete", START, 5.0, {})))
 
     async def spoil(request: web.Request, _: Forward) -> web.Response:
@@ -207,7 +208,7 @@ async def test_a_missing_permission_is_named(proxy: Proxy, plugin: CloudWatch) -
         await collected(plugin, LAG)
 
 
-async def test_throttling_passes(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_throttling_is_retried(proxy: Proxy, plugin: CloudWatch) -> None:
     proxy.error(GET, "Throttling")
     answer(proxy, lambda query: points(query, (START, 5.0)))
     assert (await collected(plugin, LAG)).value == 5.0
@@ -220,7 +221,7 @@ async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy) -> None
         await collected(plugin, LAG)
 
 
-async def test_who_waits_when_the_source_is_closed_hears_of_it(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_a_caller_waiting_when_the_source_is_closed_gets_an_error(proxy: Proxy, plugin: CloudWatch) -> None:
     proxy.stall(GET, 30, times=None)
     async with connected(plugin) as source:
         task = asyncio.create_task(source.collect(LAG, NOW))
@@ -233,9 +234,7 @@ async def test_who_waits_when_the_source_is_closed_hears_of_it(proxy: Proxy, plu
 # how often it is asked
 
 
-async def test_metrics_asked_for_together_are_one_question_for_each_five_hundred(
-    proxy: Proxy, plugin: CloudWatch
-) -> None:
+async def test_metrics_read_together_are_one_request_for_each_five_hundred(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
         queries = [Query(f"m{number}", "Test") for number in range(1200)]
@@ -244,7 +243,7 @@ async def test_metrics_asked_for_together_are_one_question_for_each_five_hundred
     assert sorted(len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)) == [200, 500, 500]
 
 
-async def test_a_query_is_asked_once_a_period_whoever_reads_it(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_a_query_is_sent_once_a_period_whoever_reads_it(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
         for scale in (1.0, 1.0, 0.001):
@@ -252,7 +251,7 @@ async def test_a_query_is_asked_once_a_period_whoever_reads_it(proxy: Proxy, plu
         assert len(proxy.made(GET)) == 1
 
 
-async def test_after_its_period_a_query_is_asked_again_and_takes_others_along(proxy: Proxy) -> None:
+async def test_after_its_period_a_query_is_sent_again_together_with_others(proxy: Proxy) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0)))
     plugin = CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9), fresh=timedelta(0))
     async with connected(plugin) as source:
@@ -263,7 +262,7 @@ async def test_after_its_period_a_query_is_asked_again_and_takes_others_along(pr
     assert [len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)] == [1, 2, 2]
 
 
-async def test_periods_are_asked_apart(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_periods_are_requested_separately(proxy: Proxy, plugin: CloudWatch) -> None:
     """The time that is asked for is one for the whole question."""
     answer(proxy, lambda query: points(query, (START - timedelta(minutes=4), 5.0)))
     async with connected(plugin) as source:
@@ -272,7 +271,7 @@ async def test_periods_are_asked_apart(proxy: Proxy, plugin: CloudWatch) -> None
     assert len(proxy.made(GET)) == 2
 
 
-async def test_one_bad_query_does_not_spoil_the_others(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_one_bad_query_does_not_affect_the_others(proxy: Proxy, plugin: CloudWatch) -> None:
     def bad(request: dict[str, Any]) -> bool:
         return any("Expression" in query for query in request["MetricDataQueries"])
 
@@ -296,7 +295,7 @@ async def test_one_bad_query_does_not_spoil_the_others(proxy: Proxy, plugin: Clo
         assert "SELECT nonsense" in str(failure)
 
 
-async def test_metrics_insights_queries_are_asked_one_by_one(proxy: Proxy, plugin: CloudWatch) -> None:
+async def test_metrics_insights_queries_are_sent_one_by_one(proxy: Proxy, plugin: CloudWatch) -> None:
     """More than one in a question are refused."""
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
@@ -306,10 +305,10 @@ async def test_metrics_insights_queries_are_asked_one_by_one(proxy: Proxy, plugi
 
 
 @pytest.mark.parametrize("failure", ["no value", "denied"])
-async def test_what_failed_is_asked_again_before_a_long_period_is_over(
+async def test_a_failed_query_is_retried_before_a_long_period_is_over(
     proxy: Proxy, plugin: CloudWatch, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
-    monkeypatch.setattr(cloudwatch, "FAILED_LONG", 0.0)
+    monkeypatch.setattr(cloudwatch, "MAX_ERROR_REUSE", 0.0)
     query = Query("Lag", "Test", period=timedelta(days=1))
     if failure == "denied":
         proxy.error(GET, "AccessDenied", "not authorized", 403)
@@ -324,10 +323,10 @@ async def test_what_failed_is_asked_again_before_a_long_period_is_over(
     assert len(proxy.made(GET)) == 2
 
 
-async def test_after_a_failure_it_is_asked_again_soon(
+async def test_after_a_failure_it_is_retried_soon(
     proxy: Proxy, plugin: CloudWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cloudwatch, "FAILED", 0.0)
+    monkeypatch.setattr(cloudwatch, "ERROR_REUSE", 0.0)
     proxy.error(GET, "InternalFailure", status=500, times=3)
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
@@ -352,17 +351,17 @@ async def test_after_a_failure_it_is_asked_again_soon(
         ({"metric": "Lag", "namespace": "N", "delay": timedelta(seconds=-1)}, "delay"),
     ],
 )
-def test_a_query_that_cannot_be_is_refused(parameters: dict[str, Any], message: str) -> None:
+def test_a_wrong_query_is_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Query(**parameters)
 
 
 @pytest.mark.parametrize("stat", ["Average", "p99", "p99.9", "tm90", "IQM", "TM(2%:98%)", "SampleCount"])
-def test_statistics_of_cloudwatch_are_taken(stat: str) -> None:
+def test_statistics_of_cloudwatch_are_accepted(stat: str) -> None:
     assert Query("Lag", "N", stat=stat).stat == stat
 
 
-def test_a_max_age_that_no_value_can_keep_is_refused_with_one_that_does(tmp_path: Path) -> None:
+def test_a_max_age_below_the_age_of_every_value_is_refused_with_one_that_is_not(tmp_path: Path) -> None:
     file = tmp_path / "autoscaler.yaml"
     for max_age, period, delay, good in (
         ("1m", "1m", "0s", "5m"),
@@ -390,6 +389,6 @@ clusters:
             assert load(file, {}).clusters
 
 
-def test_a_time_to_keep_answers_that_is_negative_is_refused() -> None:
+def test_a_negative_fresh_is_refused() -> None:
     with pytest.raises(ValueError, match="fresh"):
         CloudWatch(REGION, fresh=timedelta(seconds=-1))

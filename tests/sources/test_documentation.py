@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.config import load
 from autoscaler.ports import Secret
-from autoscaler.sources.prometheus import Empty, Many, Prometheus, Query, Warned
+from autoscaler.sources.prometheus import Empty, Many, Prometheus, Query, Warnings
 from autoscaler.sources.spark import Metric, Spark
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,7 +45,7 @@ def test_every_parameter_is_on_its_page_with_its_default(page: str, plugin: type
 def test_every_metric_and_every_rule_is_on_its_page() -> None:
     for metric in Metric:
         assert metric in rows("spark")
-    for word in (*Many, *Empty, *Warned):
+    for word in (*Many, *Empty, *Warnings):
         assert f"`{word}`" in PAGES["prometheus"]
 
 

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.clients.kafka import _context
+from autoscaler.clients.kafka_types import SaslMechanism, SecurityProtocol, TopicSnapshot
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -29,15 +30,12 @@ from autoscaler.ports import (
     UnavailableError,
 )
 from autoscaler.sources.kafka import (
-    History,
     Kafka,
-    Look,
     Metric,
+    OffsetHistory,
     Query,
-    SaslMechanism,
-    SecurityProtocol,
     Uncommitted,
-    waiting,
+    partition_lags,
 )
 from autoscaler.testing.contracts import LocalShared
 from tests.sources.kafka_stub import COMMITS, COORDINATOR, METADATA, OFFSETS, Stub, stub
@@ -89,18 +87,18 @@ class TestParameters:
     @pytest.mark.parametrize(
         "servers", ["", "kafka", "kafka:", "kafka:0", "kafka:70000", "http://kafka:9092", "a:1,,b:2"]
     )
-    def test_what_is_no_address_is_said(self, servers: str) -> None:
+    def test_a_wrong_address_is_reported(self, servers: str) -> None:
         with pytest.raises(ValueError, match="bootstrap_servers: must look like kafka-1:9092,kafka-2:9092"):
             Kafka(servers)
 
     @pytest.mark.parametrize(
-        ("given_", "says"),
+        ("given_", "message"),
         [
             ({"security_protocol": "TLS"}, "TLS"),
-            ({"username": "ann"}, "username: is of no use with PLAINTEXT; expected SASL_PLAINTEXT or SASL_SSL"),
-            ({"sasl_mechanism": "PLAIN"}, "sasl_mechanism: is of no use with PLAINTEXT"),
-            ({"ca_file": "ca.pem"}, "ca_file: is of no use with PLAINTEXT; expected SSL or SASL_SSL"),
-            ({"check_hostname": False}, "check_hostname: is of no use"),
+            ({"username": "ann"}, "username: has no effect with PLAINTEXT; expected SASL_PLAINTEXT or SASL_SSL"),
+            ({"sasl_mechanism": "PLAIN"}, "sasl_mechanism: has no effect with PLAINTEXT"),
+            ({"ca_file": "ca.pem"}, "ca_file: has no effect with PLAINTEXT; expected SSL or SASL_SSL"),
+            ({"check_hostname": False}, "check_hostname: has no effect"),
             ({"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_mechanism: PLAIN, SCRAM-SHA-256"),
             ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}, "PLAIN needs username and password"),
             (
@@ -128,67 +126,67 @@ class TestParameters:
             ({"client_id": ""}, "client_id: must not be empty"),
         ],
     )
-    def test_a_wrong_source_is_said(self, given_: Mapping[str, Any], says: str) -> None:
-        with pytest.raises(ValueError, match=says):
+    def test_a_wrong_source_is_reported(self, given_: Mapping[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             Kafka("kafka:9092", **given_)
 
     @pytest.mark.parametrize(
-        ("given_", "says"),
+        ("given_", "message"),
         [
             ({"metric": "lags"}, "lags"),
             ({"topics": ()}, "topics: must name at least one topic"),
-            ({"topics": ("orders-*",)}, "'orders-.*' is not the name of a topic; patterns are not understood"),
+            ({"topics": ("orders-*",)}, "'orders-.*' is not the name of a topic; patterns are not supported"),
             ({"topics": ("a", "a")}, "topics: must name each topic once"),
             ({"group": None}, "lag needs group"),
             ({"metric": "throughput", "group": None}, "throughput needs group"),
-            ({"metric": "throughput", "partitions": True}, "partitions: is of no use with throughput"),
+            ({"metric": "throughput", "partitions": True}, "partitions: has no effect with throughput"),
             ({"group": ""}, "group: must not be empty"),
             ({"window": timedelta(0)}, "window: must be above 0s"),
         ],
     )
-    def test_a_wrong_metric_is_said(self, given_: Mapping[str, Any], says: str) -> None:
-        with pytest.raises(ValueError, match=says):
+    def test_a_wrong_metric_is_reported(self, given_: Mapping[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             Query(**{"metric": "lag", "topics": ("orders",), "group": "group", **given_})
 
 
-class TestWaiting:
+class TestPartitionLags:
     """What waits for a group in a topic."""
 
-    def look(self, ends: list[int], committed: list[int | None], starts: list[int] | None = None) -> Look:
+    def snapshot(self, ends: list[int], committed: list[int | None], starts: list[int] | None = None) -> TopicSnapshot:
         numbers = range(len(ends))
         first = dict(zip(numbers, starts or [0] * len(ends), strict=True))
-        return Look("orders", 0.0, first, dict(enumerate(ends)), {"group": dict(enumerate(committed))})
+        return TopicSnapshot("orders", 0.0, first, dict(enumerate(ends)), {"group": dict(enumerate(committed))})
 
-    def test_what_is_after_the_commits_waits(self) -> None:
-        assert waiting(self.look([10, 20, 5], [4, 20, 0]), LAG) == {0: 6, 1: 0, 2: 5}
+    def test_lag_is_what_comes_after_the_commits(self) -> None:
+        assert partition_lags(self.snapshot([10, 20, 5], [4, 20, 0]), LAG) == {0: 6, 1: 0, 2: 5}
 
-    def test_what_was_deleted_waits_no_more(self) -> None:
-        assert waiting(self.look([10, 20], [4, 6], starts=[7, 0]), LAG) == {0: 3, 1: 14}
+    def test_deleted_records_are_not_lag(self) -> None:
+        assert partition_lags(self.snapshot([10, 20], [4, 6], starts=[7, 0]), LAG) == {0: 3, 1: 14}
 
-    def test_in_an_empty_partition_nothing_waits_whatever_was_committed(self) -> None:
-        assert waiting(self.look([10, 7], [4, None], starts=[0, 7]), LAG) == {0: 6, 1: 0}
+    def test_an_empty_partition_has_no_lag_whatever_was_committed(self) -> None:
+        assert partition_lags(self.snapshot([10, 7], [4, None], starts=[0, 7]), LAG) == {0: 6, 1: 0}
 
     def test_many_partitions_without_commits_are_not_all_named(self) -> None:
         with pytest.raises(AnswerError, match=r"nothing committed for partitions 1, 2, 3, 4, 5 and 4 more of 10"):
-            waiting(self.look([1] * 10, [1] + [None] * 9), LAG)
+            partition_lags(self.snapshot([1] * 10, [1] + [None] * 9), LAG)
 
-    def test_a_partition_that_was_not_asked_for_is_no_guess(self) -> None:
-        look = Look("orders", 0.0, {0: 0, 1: 0}, {0: 5, 1: 5}, {"group": {0: 1}})
-        with pytest.raises(AnswerError, match="a partition was added during the question"):
-            waiting(look, LAG)
+    def test_a_partition_without_a_requested_commit_is_an_error(self) -> None:
+        snapshot = TopicSnapshot("orders", 0.0, {0: 0, 1: 0}, {0: 5, 1: 5}, {"group": {0: 1}})
+        with pytest.raises(AnswerError, match="a partition was added between the two requests"):
+            partition_lags(snapshot, LAG)
 
     @given(
         st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.none() | st.integers(0, 300)), min_size=1),
         st.sampled_from(list(Uncommitted)),
     )
-    def test_it_is_an_error_or_from_nothing_to_all_that_is_there(
+    def test_it_is_an_error_or_from_none_to_all_records(
         self, partitions: list[tuple[int, int, int | None]], uncommitted: Uncommitted
     ) -> None:
         starts = [start for start, _, _ in partitions]
         ends = [start + records for start, records, _ in partitions]
-        query = Query(Metric.LAG, ("orders",), "group", uncommitted)
+        query = Query(Metric.LAG, ("orders",), "group", uncommitted=uncommitted)
         try:
-            found = waiting(self.look(ends, [committed for *_, committed in partitions], starts), query)
+            found = partition_lags(self.snapshot(ends, [committed for *_, committed in partitions], starts), query)
         except AnswerError:
             return
         assert found.keys() == set(range(len(ends)))
@@ -200,9 +198,9 @@ class TestHistory:
 
     WINDOW = timedelta(seconds=10)
 
-    def rate(self, *looks: tuple[float, dict[int, int]], grows: bool = True, window: timedelta = WINDOW) -> float:
-        history = History()
-        for at, offsets in looks:
+    def rate(self, *snapshots: tuple[float, dict[int, int]], grows: bool = True, window: timedelta = WINDOW) -> float:
+        history = OffsetHistory()
+        for at, offsets in snapshots:
             history.add(at, offsets, grows=grows)
         return history.rate(window)
 
@@ -210,57 +208,58 @@ class TestHistory:
         assert self.rate((0, {0: 5, 1: 5}), (10, {0: 25, 1: 15})) == 3.0
         assert self.rate((0, {0: 0}), (5, {0: 1000}), (10, {0: 1100}), (15, {0: 1200})) == 20.0
 
-    def test_a_look_a_little_early_will_do(self) -> None:
+    def test_a_snapshot_a_little_early_is_enough(self) -> None:
         assert self.rate((0, {0: 0}), (9.6, {0: 96})) == 10.0
 
-    def test_one_look_makes_no_rate(self) -> None:
-        with pytest.raises(AnswerError, match="a rate over 10s needs two looks so far apart, the first was 4 s ago"):
+    def test_one_snapshot_is_not_enough_for_a_rate(self) -> None:
+        with pytest.raises(AnswerError, match="needs two snapshots that far apart, the first was taken 4 s ago"):
             self.rate((0, {0: 0}), (4, {0: 100}))
 
-    def test_the_same_look_taken_twice_counts_once(self) -> None:
+    def test_the_same_snapshot_added_twice_counts_once(self) -> None:
         assert self.rate((0, {0: 0}), (0, {0: 0}), (10, {0: 10}), (10, {0: 10})) == 1.0
 
-    def test_a_partition_that_is_added_has_begun_at_nothing(self) -> None:
+    def test_an_added_partition_began_at_zero(self) -> None:
         assert self.rate((0, {0: 100}), (10, {0: 110, 1: 40})) == 5.0
 
     def test_the_first_commits_of_another_partition_are_no_rate(self) -> None:
-        with pytest.raises(AnswerError, match="it is the first with commits of another partition"):
+        with pytest.raises(AnswerError, match="it is the first snapshot with commits of another partition"):
             self.rate((0, {0: 100}), (10, {0: 110, 1: 4_000_000}), grows=False)
 
     @pytest.mark.parametrize(
-        ("after", "says"), [({0: 3, 1: 9}, "partition 0 went back from 5 to 3"), ({0: 7}, "a partition has gone")]
+        ("after", "message"),
+        [({0: 3, 1: 9}, "0 went back from 5 to 3"), ({0: 7}, "a partition has disappeared")],
     )
-    def test_nothing_is_counted_across_offsets_that_went_back(self, after: dict[int, int], says: str) -> None:
-        looks = ((0.0, {0: 5, 1: 5}), (10.0, after))
-        with pytest.raises(AnswerError, match=says):
-            self.rate(*looks)
+    def test_nothing_is_counted_across_offsets_that_went_back(self, after: dict[int, int], message: str) -> None:
+        snapshots = ((0.0, {0: 5, 1: 5}), (10.0, after))
+        with pytest.raises(AnswerError, match=message):
+            self.rate(*snapshots)
         grown = {number: offset + 20 for number, offset in after.items()}
-        assert self.rate(*looks, (20, grown)) == 2.0 * len(after)
+        assert self.rate(*snapshots, (20, grown)) == 2.0 * len(after)
 
     def test_nothing_is_counted_across_a_long_silence(self) -> None:
-        history = History()
+        history = OffsetHistory()
         history.add(0, {0: 0}, grows=True)
         history.add(10, {0: 10}, grows=True)
         assert history.rate(self.WINDOW) == 1.0
         history.add(100, {0: 1_000_000}, grows=True)
         with pytest.raises(
-            AnswerError, match="the look before it was 90 s earlier, and 60 s is the most: give a longer"
+            AnswerError, match="the previous snapshot was 90 s earlier, above the limit of 60 s: use a longer"
         ):
             history.rate(self.WINDOW)
 
     def test_it_forgets_what_no_window_needs(self) -> None:
-        history = History()
+        history = OffsetHistory()
         for second in range(10_000):
             history.add(second, {0: second}, grows=True)
             if second >= 60:
                 assert history.rate(timedelta(seconds=60)) == 1.0
-        assert len(history._looks) < 70
+        assert len(history._sums) < 70
 
 
 class TestAnswers:
     """What is made of the brokers' answers."""
 
-    async def test_a_tick_of_many_metrics_and_groups_costs_one_question_of_each_kind(self) -> None:
+    async def test_a_tick_of_many_metrics_and_groups_costs_one_request_of_each_kind(self) -> None:
         groups = [f"group-{number}" for number in range(20)]
         commits = {(group, topic): [5, 5] for group in groups for topic in ("orders", "bills")}
         async with stub(ends={"orders": [10, 20], "bills": [7, 7]}, commits=commits) as server:
@@ -275,7 +274,7 @@ class TestAnswers:
             assert server.count(OFFSETS) <= 4
             assert server.connections == 1
 
-    async def test_the_partitions_are_told_apart_where_that_is_asked_for(self) -> None:
+    async def test_each_partition_is_returned_when_requested(self) -> None:
         commits = {("group", "orders"): [5, -1], ("group", "bills"): [7]}
         async with stub(ends={"orders": [10, 0], "bills": [9]}, commits=commits) as server:
             each = Query(Metric.LAG, ("orders", "bills"), "group", partitions=True)
@@ -290,12 +289,12 @@ class TestAnswers:
             {},
         ]
 
-    async def test_offsets_are_asked_for_after_the_commits(self) -> None:
+    async def test_offsets_are_requested_after_the_commits(self) -> None:
         async with stub(**orders()) as server:
             assert await value(plugin(server)) == 5.0
             assert [kind for kind, _ in server.asked] == [METADATA, COORDINATOR, COMMITS, OFFSETS, OFFSETS]
 
-    async def test_answers_are_reused_while_they_are_fresh_and_say_how_old_they_are(self) -> None:
+    async def test_answers_are_reused_while_they_are_fresh_and_carry_their_age(self) -> None:
         async with stub(**orders()) as server, opened(plugin(server, fresh=timedelta(seconds=30))) as source:
             first = await source.collect(LAG, NOW)
             await asyncio.sleep(0.05)
@@ -315,28 +314,28 @@ class TestAnswers:
 
     @pytest.mark.parametrize("kind", [METADATA, COORDINATOR, COMMITS, OFFSETS])
     @pytest.mark.parametrize("code", [5, 6, 14, 15, 16])
-    async def test_what_passes_is_asked_again(self, kind: int, code: int) -> None:
+    async def test_a_temporary_error_is_retried(self, kind: int, code: int) -> None:
         async with stub(**orders(faults={kind: [code]})) as server:
             assert await value(plugin(server)) == 5.0
 
     @pytest.mark.parametrize(
-        ("kind", "code", "says"),
+        ("kind", "code", "message"),
         [
-            (METADATA, 5, "topic 'orders': it has no leader now"),
+            (METADATA, 5, "topic 'orders': it has no leader at present"),
             (OFFSETS, 6, "topic 'orders', partition 0: its leader has changed"),
-            (OFFSETS, 3, "topic 'orders', partition 0: it has no leader now"),
-            (COORDINATOR, 15, "group 'group': it has no coordinator now"),
+            (OFFSETS, 3, "topic 'orders', partition 0: it has no leader at present"),
+            (COORDINATOR, 15, "group 'group': its coordinator is not available"),
             (COMMITS, 14, "group 'group': its coordinator is still loading"),
             (COMMITS, 16, "group 'group': its coordinator has changed"),
         ],
     )
-    async def test_what_does_not_pass_in_time_is_missing(self, kind: int, code: int, says: str) -> None:
+    async def test_an_error_that_lasts_is_missing(self, kind: int, code: int, message: str) -> None:
         async with stub(**orders(faults={kind: [code] * 100})) as server:
-            with pytest.raises(UnavailableError, match=says):
+            with pytest.raises(UnavailableError, match=message):
                 await value(plugin(server))
 
     @pytest.mark.parametrize(
-        ("kind", "code", "error", "says"),
+        ("kind", "code", "error", "message"),
         [
             (METADATA, 29, RefusedError, "ACL operation Describe on the topic"),
             (METADATA, 17, AnswerError, "InvalidTopicError"),
@@ -348,41 +347,39 @@ class TestAnswers:
             (OFFSETS, 99, AnswerError, r"UnknownError \(Kafka's error 99\)"),
         ],
     )
-    async def test_what_is_refused_is_not_asked_again(
-        self, kind: int, code: int, error: type[EdgeError], says: str
-    ) -> None:
+    async def test_a_refusal_is_not_retried(self, kind: int, code: int, error: type[EdgeError], message: str) -> None:
         async with stub(**orders(faults={kind: [code]})) as server:
-            with pytest.raises(error, match=says):
+            with pytest.raises(error, match=message):
                 await value(plugin(server))
 
     async def test_a_partition_without_a_leader_is_missing(self) -> None:
         async with stub(**orders(leaderless={1})) as server:
             for query in (LAG, ARRIVALS):
-                with pytest.raises(UnavailableError, match="topic 'orders', partition 1: it has no leader now"):
+                with pytest.raises(UnavailableError, match="topic 'orders', partition 1: it has no leader at present"):
                     await value(plugin(server), query)
 
-    async def test_a_group_that_cannot_be_asked_does_not_cost_the_arrivals(self) -> None:
+    async def test_a_failing_group_does_not_affect_the_arrivals(self) -> None:
         async with stub(silent={COMMITS}) as other, stub(**orders(coordinator=other.port)) as server:
             lag, arrivals = await read(plugin(server, timeout=QUICK), LAG, ARRIVALS)
             assert isinstance(lag, EdgeTimeoutError)
             assert f"broker {other.address} did not answer" in str(lag)
-            assert "needs two looks" in str(arrivals)
+            assert "needs two snapshots" in str(arrivals)
 
     @pytest.mark.parametrize("metric", [Metric.ARRIVALS, Metric.THROUGHPUT])
-    async def test_a_rate_of_the_first_look_is_not_there_yet_and_no_failure(self, metric: Metric) -> None:
+    async def test_a_rate_of_the_first_snapshot_is_not_available_yet_and_not_a_failure(self, metric: Metric) -> None:
         async with stub(**orders()) as server:
-            with pytest.raises(NotYetError, match=f"{metric} of .*orders.* needs two looks .*it comes by itself"):
+            with pytest.raises(NotYetError, match=f"{metric} of .*orders.* needs two snapshots .*no action is needed"):
                 await value(plugin(server), Query(metric, ("orders",), "group"))
 
     @pytest.mark.parametrize("kind", [METADATA, COORDINATOR, COMMITS, OFFSETS])
-    async def test_silence_is_missing_in_time(self, kind: int) -> None:
+    async def test_a_silent_broker_is_missing_within_the_timeout(self, kind: int) -> None:
         async with stub(**orders(silent={kind})) as server:
             begun = time.monotonic()
             with pytest.raises(EdgeTimeoutError, match=f"kafka {server.address}: .*{server.address} did not answer"):
                 await value(plugin(server, timeout=QUICK))
             assert time.monotonic() - begun < 10  # aiokafka's own time-out is 40 s
 
-    async def test_an_address_that_only_the_brokers_know_is_told_to_be_theirs(self) -> None:
+    async def test_an_advertised_address_is_reported_as_such(self) -> None:
         async with stub(**orders(coordinator=1)) as server:
             with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 cannot be reached.*advertised\.listeners"):
                 await value(plugin(server))
@@ -390,18 +387,19 @@ class TestAnswers:
             await value(Kafka("127.0.0.1:1"))
         assert "advertised" not in str(caught.value)
 
-    async def test_the_next_server_is_asked_when_one_is_gone(self) -> None:
+    async def test_the_next_server_is_tried_when_one_is_down(self) -> None:
         async with stub(**orders()) as server:
             for servers in (f"127.0.0.1:1,{server.address}", f"{server.address},127.0.0.1:1"):
                 assert await value(Kafka(servers)) == 5.0
 
     @pytest.mark.parametrize(
-        "says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\4\0\0\0\0", b"\0\0\0\6\0\0\0\1\0\0", b"\xff" * 64]
+        "greeting",
+        [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\0\0\0\4\0\0\0\0", b"\0\0\0\6\0\0\0\1\0\0", b"\xff" * 64],
     )
-    async def test_what_is_no_broker_is_an_error(self, says: bytes) -> None:
+    async def test_another_kind_of_server_is_an_error(self, greeting: bytes) -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.read(100)
-            writer.write(says)
+            writer.write(greeting)
             writer.close()
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
@@ -410,7 +408,7 @@ class TestAnswers:
             with pytest.raises(EdgeError, match=address):
                 await value(Kafka(address, timeout=QUICK))
 
-    async def test_one_who_gives_up_while_the_broker_is_slow_takes_nothing_from_the_others(self) -> None:
+    async def test_a_cancelled_caller_does_not_cancel_the_others(self) -> None:
         async with stub(**orders(silent={OFFSETS})) as server, opened(plugin(server)) as source:
             impatient, patient = (asyncio.create_task(source.collect(LAG, NOW)) for _ in range(2))
             async with asyncio.timeout(10):
@@ -429,7 +427,7 @@ class TestAnswers:
                 async with asyncio.timeout(10):
                     while not server.connections:  # noqa: ASYNC110 - nothing tells
                         await asyncio.sleep(0.01)
-                # Too late for the first look, so that there are two.
+                # Too late for the first snapshot, so that there are two.
                 second = asyncio.create_task(source.collect(Query(Metric.LAG, ("orders",), "other"), NOW))
                 await asyncio.sleep(0.1)
             for task in (first, second):
@@ -467,18 +465,18 @@ class TestFiles:
             await value(self.plugin(locked, Secret("opensesame")))
 
     @pytest.mark.parametrize("password", [None, Secret("guessed")])
-    async def test_a_key_that_stays_locked_is_an_error_and_asks_nobody(
+    async def test_a_key_without_its_password_is_an_error_and_does_not_prompt(
         self, locked: Authority, password: Secret | None
     ) -> None:
         with pytest.raises(AnswerError, match="a file of the configuration cannot be used"):
             await value(self.plugin(locked, password))
 
-    async def test_a_file_that_is_not_there_is_an_error(self, tmp_path: Path) -> None:
+    async def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
         plugin = Kafka("127.0.0.1:1", security_protocol=SecurityProtocol.SSL, ca_file=tmp_path / "none.pem")
         with pytest.raises(AnswerError, match=r"a file of the configuration cannot be used: .*No such file"):
             await value(plugin)
 
-    def test_host_names_are_checked_unless_told_otherwise(self) -> None:
+    def test_host_names_are_checked_by_default(self) -> None:
         for check in (True, False):
             plugin = Kafka("kafka:9093", security_protocol=SecurityProtocol.SSL, check_hostname=check)
             context = _context(plugin)
@@ -486,7 +484,7 @@ class TestFiles:
             assert context.verify_mode is ssl.CERT_REQUIRED
 
 
-def test_no_secret_shows() -> None:
+def test_secrets_are_not_shown() -> None:
     plugin = Kafka(
         "kafka:9093",
         security_protocol=SecurityProtocol.SASL_SSL,
@@ -499,7 +497,7 @@ def test_no_secret_shows() -> None:
     assert "hunter" not in f"{plugin!r} {plugin}"
 
 
-async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiokafka", None)
     monkeypatch.delitem(sys.modules, "autoscaler.clients.kafka", raising=False)
     async with LocalShared() as shared:

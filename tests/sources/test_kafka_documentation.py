@@ -1,4 +1,4 @@
-"""The pages of the sources `kafka` and `http` are held against the code."""
+"""The pages of the sources `kafka` and `http` agree with the code."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import jmespath
 import pytest
 
+from autoscaler.clients.kafka_types import Isolation, SaslMechanism, SecurityProtocol
 from autoscaler.config import load
 from autoscaler.sources import http, kafka
 
@@ -44,10 +45,8 @@ def test_every_parameter_is_on_its_page_with_its_default(page: str, plugin: type
                 assert known[field.name] == f"`{default}`"
 
 
-@pytest.mark.parametrize(
-    "words", [kafka.Metric, kafka.Uncommitted, kafka.Isolation, kafka.SecurityProtocol, kafka.SaslMechanism]
-)
-def test_every_word_is_on_the_page(words: type[StrEnum]) -> None:
+@pytest.mark.parametrize("words", [kafka.Metric, kafka.Uncommitted, Isolation, SecurityProtocol, SaslMechanism])
+def test_every_value_is_on_the_page(words: type[StrEnum]) -> None:
     for word in words:
         assert f"`{word}`" in PAGES["kafka"]
 
@@ -69,7 +68,7 @@ def test_the_listener_on_the_page_is_the_one_of_the_end_to_end_test() -> None:
     assert block.partition("\n\n\n")[0] in re.sub(r"  # .*", "", job)
 
 
-def test_every_message_on_the_page_is_one_that_is_said() -> None:
+def test_every_message_on_the_page_is_in_the_code() -> None:
     sources = Path(str(kafka.__file__)).parent
     code = "".join(file.read_text() for file in (sources / "kafka.py", sources.parent / "clients" / "kafka.py"))
     table = PAGES["kafka"].split("| message |")[1]

@@ -61,7 +61,7 @@ class TestValues:
             ("sum(lag)", 0),
         ],
     )
-    async def test_a_reading_says_over_how_long_it_is_a_mean(self, server: Stub, query: str, seconds: float) -> None:
+    async def test_a_reading_carries_the_time_it_is_a_mean_over(self, server: Stub, query: str, seconds: float) -> None:
         server.answers = {query: vector(({}, "12.5"))}
         assert (await read(Prometheus(server.url), query)).over == timedelta(seconds=seconds)
 
@@ -118,7 +118,7 @@ class TestValues:
         ("many", "value"),
         [("sum", 7.5), ("mean", 2.5), ("max", 4.0), ("min", 1.0), ("each", (4.0, 1.0, 2.5))],
     )
-    async def test_several_samples_become_what_the_rule_says(self, server: Stub, many: str, value: object) -> None:
+    async def test_several_samples_are_combined_by_the_rule(self, server: Stub, many: str, value: object) -> None:
         replicas = [({"pod": "b"}, "1"), ({"pod": "c"}, "2.5"), ({"pod": "a"}, "4")]
         ages = [({"pod": pod}, str(EVALUATED - n)) for n, pod in enumerate("abc")]
         server.answers = {"busy": vector(*replicas), "timestamp(busy)": vector(*ages)}
@@ -199,7 +199,7 @@ class TestValues:
         ("lag # comment", False),
     ],
 )
-def test_a_plain_selector_is_told_from_other_expressions(query: str, *, plain: bool) -> None:
+def test_a_plain_selector_is_distinguished_from_other_expressions(query: str, *, plain: bool) -> None:
     assert Query(query).asked.age == (f"timestamp({query.strip()})" if plain else None)
 
 
@@ -220,7 +220,7 @@ class TestFanOut:
                 assert (await source.collect(Query(LAG, {"cluster": "a"}), NOW)).value == 1.0
         assert len(server.requests) == 1
 
-    async def test_an_answer_that_is_no_longer_fresh_is_asked_for_again(self, server: Stub) -> None:
+    async def test_an_answer_that_is_no_longer_fresh_is_requested_again(self, server: Stub) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, "1"))}
         plugin, query = Prometheus(server.url, fresh=timedelta(seconds=0.1)), Query(LAG, {"cluster": "a"})
         async with LocalShared() as shared, plugin.connect(shared) as source, asyncio.timeout(60):
@@ -243,7 +243,7 @@ class TestFanOut:
         assert len(set(map(id, errors))) == 50
         assert len(server.requests) == 1
 
-    async def test_one_who_gives_up_does_not_take_the_answer_from_the_others(self, server: Stub) -> None:
+    async def test_a_cancelled_caller_does_not_cancel_the_others(self, server: Stub) -> None:
         asked, go = asyncio.Event(), asyncio.Event()
 
         async def later(_: web.Request) -> web.Response:
@@ -262,7 +262,7 @@ class TestFanOut:
             assert (await second).value == 1.0
         assert len(server.requests) == 1
 
-    async def test_who_waits_when_the_source_is_closed_is_told(self, server: Stub) -> None:
+    async def test_a_caller_waiting_when_the_source_is_closed_gets_an_error(self, server: Stub) -> None:
         asked = asyncio.Event()
 
         async def never(_: web.Request) -> web.Response:
@@ -278,7 +278,7 @@ class TestFanOut:
             with pytest.raises(UnavailableError, match="closed"):
                 await waiting
 
-    async def test_plug_ins_that_differ_in_patience_only_share_the_client(self, server: Stub) -> None:
+    async def test_plug_ins_that_differ_only_in_timeouts_share_the_client(self, server: Stub) -> None:
         entered: list[object] = []
 
         class Counting(LocalShared):
@@ -294,7 +294,7 @@ class TestFanOut:
 
 
 class TestAsking:
-    async def test_an_unavailable_server_is_asked_again(self, server: Stub) -> None:
+    async def test_an_unavailable_server_is_retried(self, server: Stub) -> None:
         async def once_broken(_: web.Request) -> web.Response:
             if len(server.requests) == 1:
                 return web.Response(status=503)
@@ -304,7 +304,7 @@ class TestAsking:
         assert (await read(Prometheus(server.url), "a + b")).value == 1.0
         assert len(server.requests) == 2
 
-    async def test_there_are_no_more_attempts_than_said(self, server: Stub) -> None:
+    async def test_there_are_no_more_attempts_than_configured(self, server: Stub) -> None:
         async def broken(_: web.Request) -> web.Response:
             return web.Response(status=500)
 
@@ -313,7 +313,7 @@ class TestAsking:
             await read(Prometheus(server.url, attempts=2), "a + b")
         assert len(server.requests) == 2
 
-    async def test_a_bad_query_is_asked_once(self, server: Stub) -> None:
+    async def test_a_bad_query_is_not_retried(self, server: Stub) -> None:
         async def bad(_: web.Request) -> web.Response:
             said = {"status": "error", "errorType": "bad_data", "error": "1:4: parse error: unclosed paren"}
             return web.json_response(said, status=400)
@@ -330,7 +330,7 @@ class TestAsking:
         assert server.headers[0]["Authorization"] == "Bearer s3cret"
         assert server.headers[0]["X-Scope-OrgID"] == "team"
 
-    async def test_user_and_password_are_sent_and_win_over_netrc(
+    async def test_user_and_password_are_sent_and_override_netrc(
         self, server: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         netrc = tmp_path / "netrc"
@@ -398,15 +398,15 @@ class TestBadAnswers:
         assert ("login.example" if status == 301 else "Please log in") in message
 
     @pytest.mark.parametrize(
-        ("body", "says"),
+        ("body", "message"),
         [
             ("<html><title>Sign in</title>", "that begins with '<html><title>Sign in"),
             ("", "not JSON"),
             ('{"status":"success","data":{"resultType":"vector","result":[{"me', "not JSON but text/html"),
             ("[" * 200_000, "not JSON"),
-            ("[]", "no answer of Prometheus"),
-            ("null", "no answer of Prometheus"),
-            ('{"status":"success"}', "no answer of Prometheus"),
+            ("[]", "not an answer of Prometheus"),
+            ("null", "not an answer of Prometheus"),
+            ('{"status":"success"}', "not an answer of Prometheus"),
             ('{"status":"error","error":"out of luck"}', "out of luck"),
             ('{"status":"success","data":{}}', "result is a 'None'"),
             ('{"status":"success","data":{"resultType":"vector"}}', "result is a 'vector'"),
@@ -418,26 +418,26 @@ class TestBadAnswers:
             ('{"status":"success","data":{"resultType":"scalar","result":[1,"NaN"]}}', "'NaN'"),
         ],
     )
-    async def test_a_body_that_is_no_answer_is_an_error(self, server: Stub, body: str, says: str) -> None:
+    async def test_an_unusable_body_is_an_error(self, server: Stub, body: str, message: str) -> None:
         async def answer(_: web.Request) -> web.Response:
             return web.Response(text=body, content_type="text/html")
 
         server.respond = answer
         with pytest.raises(AnswerError) as caught:
             await read(Prometheus(server.url), "a + b")
-        assert says in str(caught.value)
+        assert message in str(caught.value)
         assert "query 'a + b'" in str(caught.value)
         assert len(str(caught.value)) < 500
         assert len(server.requests) == 1
 
-    async def test_an_answer_with_warnings_is_refused_or_accepted_as_said(self, server: Stub) -> None:
+    async def test_an_answer_with_warnings_is_refused_or_accepted_as_configured(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({}, "1")) | {"warnings": ["store east: unavailable"]}}
         with pytest.raises(AnswerError, match="store east: unavailable"):
             await read(Prometheus(server.url), "a + b")
         reading = await read(Prometheus(server.url, warnings="ignore"), "a + b")  # type: ignore[arg-type]
         assert reading.value == 1.0
 
-    async def test_a_note_is_no_warning(self, server: Stub) -> None:
+    async def test_a_note_is_not_a_warning(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({}, "1")) | {"warnings": ["PromQL info: metric might not be a counter"]}}
         assert (await read(Prometheus(server.url), "a + b")).value == 1.0
 
@@ -472,7 +472,7 @@ class TestBadAnswers:
 
     @pytest.mark.parametrize("tls", [False, True])
     @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
-    async def test_a_slow_drip_is_cut_off_and_its_thread_freed(
+    async def test_a_slow_answer_is_cut_off_and_its_thread_freed(
         self, head: bytes, authority: Authority, *, tls: bool
     ) -> None:
         cut = asyncio.Event()
@@ -503,7 +503,7 @@ class TestBadAnswers:
                     await cut.wait()
                 assert drops < 16 + 20
 
-    async def test_silence_is_a_time_out_and_is_not_tried_again(self) -> None:
+    async def test_a_silent_server_is_a_time_out_and_is_not_retried(self) -> None:
         connections = 0
 
         async def silence(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
@@ -526,16 +526,16 @@ class TestBadAnswers:
             b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000,
         ],
     )
-    async def test_an_answer_that_breaks_off_or_is_no_http_means_unavailable(self, said: bytes) -> None:
+    async def test_an_incomplete_answer_or_one_that_is_not_http_means_unavailable(self, said: bytes) -> None:
         async def say(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(said)
             await writer.drain()
 
         async with raw(say) as url:
-            with pytest.raises(UnavailableError, match="no connection, or it broke off"):
+            with pytest.raises(UnavailableError, match="no connection, or it was closed"):
                 await read(Prometheus(url, attempts=1), "a + b")
 
-    async def test_nobody_listening_is_unavailable(self, unused_port: int) -> None:
+    async def test_a_port_without_a_listener_is_unavailable(self, unused_port: int) -> None:
         with pytest.raises(UnavailableError, match="Connection refused"):
             await read(Prometheus(f"http://127.0.0.1:{unused_port}"), "a + b")
 
@@ -575,7 +575,7 @@ class TestTls:
     async def test_a_handshake_that_is_not_answered_is_a_time_out(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as mute:
             url = f"https://127.0.0.1:{mute.getsockname()[1]}"
-            with pytest.raises(EdgeTimeoutError, match="no answer"):
+            with pytest.raises(EdgeTimeoutError, match="no complete answer"):
                 await read(Prometheus(url, timeout=timedelta(seconds=0.3)), "a + b")
 
     async def test_plain_http_where_tls_is_expected_is_an_error(self, server: Stub) -> None:
@@ -610,7 +610,7 @@ def unused_port() -> int:
 
 class TestParameters:
     @pytest.mark.parametrize(
-        ("parameters", "says"),
+        ("parameters", "message"),
         [
             ({"url": "prometheus:9090"}, "must look like"),
             ({"url": "ftp://host"}, "must look like"),
@@ -638,13 +638,13 @@ class TestParameters:
             ({"warnings": "perhaps"}, "perhaps"),
         ],
     )
-    def test_of_a_server_are_checked(self, parameters: dict[str, Any], says: str) -> None:
-        with pytest.raises(ValueError, match=says) as caught:
+    def test_of_a_server_are_checked(self, parameters: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message) as caught:
             Prometheus(**{"url": "http://host", **parameters})
         assert "hunter2" not in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("parameters", "says"),
+        ("parameters", "message"),
         [
             ({"query": " "}, "query"),
             ({"age": ""}, "age"),
@@ -653,8 +653,8 @@ class TestParameters:
             ({"empty": "nothing"}, "nothing"),
         ],
     )
-    def test_of_a_query_are_checked(self, parameters: dict[str, Any], says: str) -> None:
-        with pytest.raises(ValueError, match=says):
+    def test_of_a_query_are_checked(self, parameters: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             Query(**{"query": "lag", **parameters})
 
     def test_equal_ones_are_equal_whatever_the_order(self) -> None:

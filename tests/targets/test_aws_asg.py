@@ -16,7 +16,7 @@ import botocore.session
 import pytest
 from aiohttp import web
 
-from autoscaler.clients.aws import Place, place_of, shared_aws
+from autoscaler.clients.aws import Place, shared_aws
 from autoscaler.config import load
 from autoscaler.core.model import (
     Behaviour,
@@ -45,9 +45,9 @@ from autoscaler.ports import (
     UnavailableError,
 )
 from autoscaler.sources.cloudwatch import CloudWatch, Query
-from autoscaler.targets.aws_asg import groups as aws_groups
+from autoscaler.targets.aws_asg import groups
 from autoscaler.targets.aws_asg.groups import Group, Instance, shared_groups
-from autoscaler.targets.aws_asg.target import AwsAsg, Sizes, Target, progress
+from autoscaler.targets.aws_asg.target import AcceptedSize, AwsAsg, Target, progress
 from autoscaler.testing import virtual_time
 from autoscaler.testing.contracts import LocalShared
 from tests.clients.aws_server import REGION, Forward, Proxy, failure, until
@@ -68,7 +68,7 @@ async def connected(plugin: AwsAsg) -> AsyncIterator[Target]:
 
 @pytest.fixture
 def parameters(proxy: Proxy) -> dict[str, Any]:
-    """Each answer of its own, unless a test says otherwise."""
+    """Each answer of its own, unless a test configures it."""
     return {"region": REGION, "endpoint_url": proxy.url, "fresh": timedelta(0), "timeout": LONG}
 
 
@@ -213,14 +213,14 @@ async def test_an_instance_refresh_under_way_holds_the_size(
     assert ("the instance refresh 08b91cf7 is under way (InProgress)" in seen.remarks) == (status == "InProgress")
 
 
-async def test_a_settled_group_is_not_asked_about_refreshes(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_refreshes_are_not_requested_for_a_settled_group(proxy: Proxy, parameters: dict[str, Any]) -> None:
     async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
         for _ in range(3):
             await target.describe()
     assert not proxy.made("DescribeInstanceRefreshes")
 
 
-async def test_an_unsettled_group_is_asked_about_refreshes_once_in_a_while(
+async def test_refreshes_are_requested_at_intervals_for_an_unsettled_group(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     proxy.rewrite(DESCRIBE, state(0, "Pending"))
@@ -239,7 +239,7 @@ async def test_why_an_instance_could_not_be_launched_is_remarked(proxy: Proxy, p
     assert "the last launch failed: We currently do not have sufficient m5.large capacity" in status.remarks
 
 
-async def test_what_may_not_be_seen_does_not_stop_scaling(
+async def test_a_missing_read_permission_does_not_stop_scaling(
     proxy: Proxy, parameters: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.rewrite(DESCRIBE, state(0, "Pending"))
@@ -248,7 +248,7 @@ async def test_what_may_not_be_seen_does_not_stop_scaling(
     async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
         assert (await target.describe()).desired == 3
         findings = await target.diagnose()
-    assert "not all of it can be seen" in findings[-1].problem
+    assert "not all of it can be read" in findings[-1].problem
     assert "autoscaling:Describe" in findings[-1].problem
     assert any(record.name == "autoscaler.targets" for record in caplog.records)
 
@@ -349,7 +349,7 @@ def test_two_clusters_may_not_scale_one_group(tmp_path: Path, other: str, same: 
 # asking for a size
 
 
-async def test_the_size_asked_for_is_the_desired_capacity(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_the_requested_size_is_the_desired_capacity(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     async with connected(AwsAsg(group, **parameters)) as target:
         await target.scale(5)
@@ -390,7 +390,7 @@ async def test_wrong_credentials_are_refused(proxy: Proxy, parameters: dict[str,
 # faults between
 
 
-async def test_a_passing_fault_is_tried_again(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_temporary_error_is_retried(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.error(DESCRIBE, "Throttling")
     proxy.error("SetDesiredCapacity", "ServiceUnavailable", status=503)
@@ -455,7 +455,7 @@ async def test_a_service_that_hangs_does_not_hold_up_another(proxy: Proxy, param
         await asyncio.gather(*asking, return_exceptions=True)
 
 
-async def test_a_connection_cut_before_aws_heard_is_made_again(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_connection_cut_before_the_request_arrived_is_retried(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.drop("SetDesiredCapacity")
     async with connected(AwsAsg(group, **parameters)) as target:
@@ -463,12 +463,12 @@ async def test_a_connection_cut_before_aws_heard_is_made_again(proxy: Proxy, par
         assert (await target.describe()).desired == 3
 
 
-async def test_a_size_set_though_the_answer_was_lost_is_seen(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_size_that_was_set_is_read_though_the_answer_was_lost(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.drop("SetDesiredCapacity", after=True, times=None)
     async with connected(AwsAsg(group, **parameters)) as target:
         assert (await target.describe()).desired == 2
-        with pytest.raises(UnavailableError, match="no connection, or it broke off"):
+        with pytest.raises(UnavailableError, match="no connection, or it was closed"):
             await target.scale(3)
         assert (await target.describe()).desired == 3
 
@@ -490,7 +490,7 @@ async def test_a_group_without_its_numbers_is_an_error(proxy: Proxy, parameters:
 # reading our own writes
 
 
-async def test_an_old_answer_after_our_change_is_not_somebody_elses_change(
+async def test_an_old_answer_after_our_change_is_not_taken_for_another_users_change(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
@@ -506,7 +506,7 @@ async def test_an_old_answer_after_our_change_is_not_somebody_elses_change(
         assert (status.desired, status.ready, status.remarks) == (5, 5, ())
 
 
-async def test_an_old_answer_after_the_echo_time_is_somebody_elses_change(
+async def test_an_old_answer_after_the_echo_time_is_another_users_change(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
@@ -517,7 +517,7 @@ async def test_an_old_answer_after_the_echo_time_is_somebody_elses_change(
         assert (await target.describe()).desired == 2
 
 
-async def test_somebody_elses_change_is_seen_at_once(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_another_users_change_is_read_at_once(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     async with connected(AwsAsg(group, **parameters)) as target:
         await target.describe()
@@ -527,16 +527,16 @@ async def test_somebody_elses_change_is_seen_at_once(proxy: Proxy, parameters: d
 
 
 def test_sizes_of_several_changes_in_a_row_are_echoes() -> None:
-    sizes = Sizes(15)
-    sizes.accepted(5, 3, 0)
-    sizes.accepted(7, 5, 4)
-    assert [sizes.true(shown, 5) for shown in (3, 5, 7, 6)] == [7, 7, 7, 6]
-    sizes.accepted(3, 7, 8)
-    assert [sizes.true(shown, 9) for shown in (3, 5, 7)] == [3, 3, 3]
-    assert [sizes.true(shown, 24) for shown in (3, 5, 7)] == [3, 5, 7]
+    sizes = AcceptedSize(15)
+    sizes.accept(5, 3, 0)
+    sizes.accept(7, 5, 4)
+    assert [sizes.actual(shown, 5) for shown in (3, 5, 7, 6)] == [7, 7, 7, 6]
+    sizes.accept(3, 7, 8)
+    assert [sizes.actual(shown, 9) for shown in (3, 5, 7)] == [3, 3, 3]
+    assert [sizes.actual(shown, 24) for shown in (3, 5, 7)] == [3, 5, 7]
 
 
-async def test_an_answer_asked_for_before_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_an_answer_requested_before_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     async with connected(AwsAsg(group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})) as target:
         assert (await target.describe()).desired == 2
@@ -598,9 +598,7 @@ async def fleet(proxy: Proxy, stack: AsyncExitStack, count: int, parameters: dic
     return targets
 
 
-async def test_groups_asked_about_at_once_are_one_call_for_each_hundred(
-    proxy: Proxy, parameters: dict[str, Any]
-) -> None:
+async def test_groups_read_together_are_one_call_for_each_hundred(proxy: Proxy, parameters: dict[str, Any]) -> None:
     async with AsyncExitStack() as stack:
         targets = await fleet(proxy, stack, 250, parameters | {"fresh": timedelta(seconds=30)})
         statuses = await asyncio.gather(*(target.describe() for target in targets))
@@ -633,24 +631,24 @@ def test_spread_ticks_share_calls_and_no_answer_is_older_than_allowed(count: int
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        groups = aws_groups.Groups(cast("Any", aws))
+        shared = groups.Groups(cast("Any", aws))
 
         async def tick(number: int) -> None:
             for turn in range(rounds):
                 lateness = (number * 7919 + turn * 104729) % 101 / 1000
                 due = (turn + splay(f"g{number}", 1.0)) * interval + lateness
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                await groups.get(f"g{number}", fresh)
-                seen = groups._members[f"g{number}"].seen
+                await shared.get(f"g{number}", fresh)
+                seen = shared._members[f"g{number}"].snapshot
                 assert seen is not None
                 if turn:
-                    ages.append(loop.time() - seen.asked)
+                    ages.append(loop.time() - seen.requested_at)
 
         with ExitStack() as stack:
             for number in range(count):
-                stack.enter_context(groups.member(f"g{number}"))
+                stack.enter_context(shared.member(f"g{number}"))
             await asyncio.gather(*(tick(number) for number in range(count)))
-        await groups.close()
+        await shared.aclose()
 
     virtual_time.run(main())
     assert max(ages) <= fresh
@@ -659,7 +657,7 @@ def test_spread_ticks_share_calls_and_no_answer_is_older_than_allowed(count: int
     assert len(aws.names) <= most * rounds + 2
 
 
-async def test_a_failure_is_asked_once_for_all_whom_it_concerns(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_failed_request_is_sent_once_for_all_its_groups(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.error(DESCRIBE, "AccessDenied", status=403, times=None)
     async with AsyncExitStack() as stack:
         shared = await stack.enter_async_context(LocalShared())
@@ -679,24 +677,34 @@ async def test_a_role_that_may_not_be_assumed_is_named(proxy: Proxy, parameters:
         await described(AwsAsg("group", **parameters, role=role))
 
 
-def test_every_state_that_aws_knows_is_counted_or_told() -> None:
+def test_every_state_of_an_instance_is_counted_or_reported() -> None:
     model: Any = botocore.session.Session().get_service_model("autoscaling")
     for state in model.shape_for("LifecycleState").enum:
         instance = Instance("i-1", state, healthy=True, protected=False, version="")
-        group = Group("g", "", 0, 9, 1, (instance,), {}, "", "")
-        told = bool(progress(group, 1))
+        group = Group(
+            name="g",
+            arn="",
+            minimum=0,
+            maximum=9,
+            desired=1,
+            instances=(instance,),
+            suspended={},
+            deleting=None,
+            weighted=None,
+        )
+        reported = bool(progress(group, 1))
         silent = state.startswith("Warmed:") or state in {"InService", "Terminated"}
-        assert told != silent, state
+        assert reported != silent, state
         assert instance.serving == (state == "InService")
         assert group.unsettled == (state != "InService" and not state.startswith("Warmed:"))
-    assert set(model.shape_for("InstanceRefreshStatus").enum) >= aws_groups.UNDER_WAY
+    assert set(model.shape_for("InstanceRefreshStatus").enum) >= groups.REFRESH_UNDER_WAY
 
 
 @pytest.mark.parametrize(("echo", "superseded"), [(15, False), (0, True)])
 async def test_an_old_answer_does_not_end_a_rescale(
     proxy: Proxy, parameters: dict[str, Any], echo: int, superseded: bool
 ) -> None:
-    """What the core makes of it: with `echo` the rescale goes on, without it somebody seems to have set it back."""
+    """What the core makes of it: with `echo` the rescale goes on, without it another user seems to have set it back."""
     group = proxy.moto.group(2)
     limits = Limits(1, 9)
     spec = ClusterSpec("c", limits, (NamedPolicy("five", Five()),), down=Behaviour(window=timedelta(0)))
@@ -725,7 +733,7 @@ class Five:
         return Recommendation(5, reason, {}, "five")
 
 
-async def test_one_group_that_cannot_be_read_does_not_spoil_the_others(
+async def test_one_group_that_cannot_be_read_does_not_affect_the_others(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     good, bad = proxy.moto.group(2), proxy.moto.group(3)
@@ -739,7 +747,7 @@ async def test_one_group_that_cannot_be_read_does_not_spoil_the_others(
     assert len(proxy.made(DESCRIBE)) == 1
 
 
-async def test_one_name_that_aws_refuses_does_not_spoil_the_others(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_one_name_that_aws_refuses_does_not_affect_the_others(proxy: Proxy, parameters: dict[str, Any]) -> None:
     names = [proxy.moto.group(1) for _ in range(4)]
 
     async def refuse(request: web.Request, forward: Forward) -> web.Response:
@@ -758,7 +766,7 @@ async def test_one_name_that_aws_refuses_does_not_spoil_the_others(proxy: Proxy,
 async def test_questions_about_single_groups_take_turns(
     proxy: Proxy, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aws_groups, "SIDE", 0.1)
+    monkeypatch.setattr(groups, "DETAIL_INTERVAL", 0.1)
     proxy.rewrite(DESCRIBE, lambda text: text.replace(">InService<", ">Terminating<", 1))
     for action in ("DescribeInstanceRefreshes", "DescribeScalingActivities"):
         proxy.answer(action, f"<{action}Response {NAMESPACE}><{action}Result/></{action}Response>")
@@ -786,9 +794,7 @@ async def test_without_boto3_the_extra_is_named(parameters: dict[str, Any], monk
             pass
 
 
-async def test_a_cancelled_caller_does_not_take_the_answer_from_the_others(
-    proxy: Proxy, parameters: dict[str, Any]
-) -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_others(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.stall(DESCRIBE, 0.3)
     async with connected(AwsAsg(group, **parameters)) as target:
@@ -809,15 +815,15 @@ async def test_groups_of_another_identity_are_another_client(parameters: dict[st
 
 
 async def place(parameters: dict[str, Any]) -> Any:
-    return place_of(AwsAsg("group", **parameters))
+    return AwsAsg("group", **parameters).place
 
 
-def test_a_quiet_cluster_is_not_asked_along_for_ever() -> None:
-    member = aws_groups._Member("g")
+def test_a_stopped_cluster_is_not_requested_along_for_ever() -> None:
+    member = groups._Member(name="g")
     assert member.due(100, 15) == 100
-    member.note(100)
+    member.note_read(100)
     assert member.due(101, 15) == 115
-    member.note(110)
+    member.note_read(110)
     assert member.due(111, 15) == 120
     assert member.due(125, 15) == 120  # late, so urgent
     assert member.due(141, 15) == float("inf")
@@ -827,7 +833,7 @@ def test_a_quiet_cluster_is_not_asked_along_for_ever() -> None:
 # who else
 
 
-async def test_who_else_sets_the_size_is_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_what_else_sets_the_size_is_named(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     autoscaling = proxy.moto.client("autoscaling")
     for name, enabled in (("keep-cpu-at-50", True), ("not-any-more", False)):

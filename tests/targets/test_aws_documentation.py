@@ -12,8 +12,7 @@ import pytest
 
 from autoscaler.config import load
 from autoscaler.sources.cloudwatch import CloudWatch, Query
-from autoscaler.targets.aws_asg import groups as aws_groups
-from autoscaler.targets.aws_asg import target as aws_asg
+from autoscaler.targets.aws_asg import groups, target
 from autoscaler.targets.aws_asg.target import AwsAsg
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +60,8 @@ def test_a_whole_configuration_fits_in_25_lines(name: str) -> None:
     assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (2, 24)
 
 
-def test_every_question_to_aws_is_on_the_page() -> None:
-    source = "".join(map(inspect.getsource, (aws_asg, aws_groups)))
+def test_every_call_to_aws_is_on_the_page() -> None:
+    source = "".join(map(inspect.getsource, (target, groups)))
     for action in set(re.findall(r'"((?:Describe|Set|Terminate|Complete|Record)[A-Z]\w+)"', source)):
         shown = {"CompleteLifecycleAction": "hook", "RecordLifecycleActionHeartbeat": "heartbeat"}.get(action, action)
         assert shown in TARGET
@@ -86,4 +85,4 @@ def test_every_question_to_aws_is_on_the_page() -> None:
 )
 def test_the_remarks_on_the_page_are_those_of_the_code(remark: str) -> None:
     assert remark.rstrip(":") in PAGE
-    assert remark in "".join(map(inspect.getsource, (aws_asg, aws_groups)))
+    assert remark in "".join(map(inspect.getsource, (target, groups)))

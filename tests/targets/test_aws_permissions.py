@@ -17,7 +17,7 @@ from autoscaler.sources.cloudwatch import CloudWatch, Query
 from autoscaler.targets.aws_asg.target import AwsAsg, ScaleIn
 from autoscaler.testing.contracts import LocalShared
 from tests.clients.aws_server import REGION, Moto, Proxy, until
-from tests.targets.test_aws_scale_in import DESCRIBE, Hooked, connected, staffed
+from tests.targets.test_aws_scale_in import DESCRIBE, Hooked, connected, with_workers
 
 pytest_plugins = ("tests.clients.aws_fixtures",)
 
@@ -71,7 +71,7 @@ async def scale_by_group(proxy: Proxy, group: str) -> None:
     async with connected(plugin(proxy, group), None) as target:
         proxy.rewrite(DESCRIBE, lambda text: text.replace(">InService<", ">Pending<", 1), times=1)
         await target.describe()
-        target._groups._side = float("-inf")
+        target._groups._last_detail = float("-inf")
         changed = "<DesiredCapacity>9</DesiredCapacity>"
         proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3</DesiredCapacity>", changed), times=1)
         await target.describe()
@@ -81,7 +81,7 @@ async def scale_by_group(proxy: Proxy, group: str) -> None:
 
 
 async def scale_by_draining(proxy: Proxy, group: str) -> None:
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     engine.obedient = True
     async with connected(plugin(proxy, group, scale_in=ScaleIn.DRAIN), engine) as target:
         await target.scale(2)
@@ -90,13 +90,13 @@ async def scale_by_draining(proxy: Proxy, group: str) -> None:
 
 
 async def scale_by_hook(proxy: Proxy, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.targets.aws_asg.target.LONGEST_BEAT", 0.1)
+    monkeypatch.setattr("autoscaler.targets.aws_asg.target.MAX_HEARTBEAT_INTERVAL", 0.1)
     proxy.moto.client("autoscaling").put_lifecycle_hook(
         AutoScalingGroupName=group,
         LifecycleHookName="drain",
         LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
     )
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     hooked = Hooked(group, next(iter(instances)))
     rule = proxy.rewrite(DESCRIBE, hooked.rewrite)
     async with connected(plugin(proxy, group, scale_in=ScaleIn.HOOK), engine) as target:
@@ -160,7 +160,7 @@ def test_changes_are_allowed_on_marked_groups_only(path: Path) -> None:
 def enforced(moto: Moto, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[None]:
     """Be a user with these policies, and have moto enforce them.
 
-    Moto judges actions, not resources and conditions, so those are left out; the test above looks at them.
+    Moto judges actions, not resources and conditions, so those are left out; the test above checks them.
     """
     iam = moto.client("iam")
     user = f"user-{secrets.token_hex(4)}"
@@ -184,7 +184,7 @@ def enforced(moto: Moto, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterat
 
 async def test_the_policies_are_enough_where_they_are_enforced(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     group = proxy.moto.group(3)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     engine.obedient = True
     proxy.answer("DescribeInstanceRefreshes", f"<DescribeInstanceRefreshesResponse {NAMESPACE}/>")
     with enforced(proxy.moto, monkeypatch, "policy.json", "policy-drain.json", "policy-cloudwatch.json"):
@@ -200,11 +200,11 @@ async def test_the_policies_are_enough_where_they_are_enforced(proxy: Proxy, mon
 
 
 @pytest.mark.parametrize("missing", ["policy.json", "policy-drain.json"])
-async def test_what_is_not_allowed_says_which_permission_is_missing(
+async def test_a_denied_call_names_the_missing_permission(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
     group = proxy.moto.group(2)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     engine.obedient = True
     given = {"policy.json", "policy-drain.json"} - {missing}
     with enforced(proxy.moto, monkeypatch, *given):

@@ -30,7 +30,7 @@ NAMESPACE = 'xmlns="http://autoscaling.amazonaws.com/doc/2011-01-01/"'
 
 @dataclass
 class Engine:
-    """An engine whose workers let go when the test says so."""
+    """An engine whose workers finish when the test wants it."""
 
     costs: dict[str, float] = field(default_factory=dict)
     drained: list[str] = field(default_factory=list)
@@ -55,19 +55,19 @@ class Engine:
 
 
 @asynccontextmanager
-async def connected(plugin: AwsAsg, engine: Workforce | None, rest: float = 0.0) -> AsyncIterator[Target]:
-    """As `connect` does, with a shorter rest and more looks."""
+async def connected(plugin: AwsAsg, engine: Workforce | None, delay: float = 0.0) -> AsyncIterator[Target]:
+    """Like `connect`, with a shorter delay and more frequent polls."""
     async with LocalShared() as shared, plugin.connect(shared) as unused:
         assert isinstance(unused, Target)
         groups = unused._groups
         assert groups is await shared_groups(shared, groups.aws.place)
-        target = Target(plugin, groups, rest=rest, poll=0.05)
+        target = Target(plugin, groups, delay=delay, poll=0.05)
         if engine is not None:
             target.attach(lambda: engine)
         try:
             yield target
         finally:
-            await target.close()
+            await target.aclose()
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def parameters(proxy: Proxy) -> dict[str, Any]:
     }
 
 
-def staffed(proxy: Proxy, group: str) -> tuple[dict[str, str], Engine]:
+def with_workers(proxy: Proxy, group: str) -> tuple[dict[str, str], Engine]:
     """Instance id -> address, and an engine with a worker on each; the first costs least."""
     instances = proxy.moto.instances(group)
     return instances, Engine({address: float(number) for number, address in enumerate(instances.values())})
@@ -97,7 +97,7 @@ async def test_the_cheapest_worker_is_drained_before_its_instance_goes(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(3)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     cheapest = next(iter(instances))
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(2)
@@ -119,9 +119,9 @@ async def test_the_cheapest_worker_is_drained_before_its_instance_goes(
     assert not proxy.made("SetDesiredCapacity")
 
 
-async def test_several_go_and_never_more_than_asked(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_several_are_removed_and_never_more_than_requested(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(5)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     engine.obedient = True
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await asyncio.gather(*(target.scale(2) for _ in range(3)))
@@ -134,7 +134,7 @@ async def test_several_go_and_never_more_than_asked(proxy: Proxy, parameters: di
 
 async def test_old_answers_do_not_make_more_instances_go(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(4)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     engine.obedient = True
     async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
         proxy.echo(DESCRIBE, times=40)
@@ -150,7 +150,7 @@ async def test_old_answers_do_not_make_more_instances_go(proxy: Proxy, parameter
 
 async def test_a_termination_whose_answer_was_lost_is_not_done_twice(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     engine.obedient = True
     proxy.drop(TERMINATE, after=True)
     async with connected(AwsAsg(group, **parameters), engine) as target:
@@ -163,9 +163,9 @@ async def test_a_termination_whose_answer_was_lost_is_not_done_twice(proxy: Prox
     assert proxy.moto.shown(group)["DesiredCapacity"] == 2
 
 
-async def test_a_throttled_termination_is_tried_again(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_throttled_termination_is_retried(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     engine.obedient = True
     proxy.error(TERMINATE, "Throttling")
     async with connected(AwsAsg(group, **parameters), engine) as target:
@@ -175,9 +175,9 @@ async def test_a_throttled_termination_is_tried_again(proxy: Proxy, parameters: 
     assert len(proxy.made(TERMINATE)) == 2
 
 
-async def test_a_refused_termination_is_told_and_the_true_size_shown(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_refused_termination_is_reported_with_the_actual_size(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     engine.obedient = True
     proxy.error(TERMINATE, "AccessDenied", "not authorized", 403)
     async with connected(AwsAsg(group, **parameters), engine) as target:
@@ -192,27 +192,27 @@ async def test_a_worker_that_does_not_let_go_is_terminated_at_the_deadline(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters | {"drain": timedelta(seconds=0.3)}), engine) as target:
         await target.scale(1)
         await until(lambda: not target._leaving)
         status = await target.describe()
     assert status.desired == 1
-    assert any("before it had let go: not gone within 0.3 s" in remark for remark in status.remarks)
+    assert any("before it had finished: not gone within 0.3 s" in remark for remark in status.remarks)
 
 
 async def test_an_engine_that_cannot_drain_does_not_keep_the_instance(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
-    _, engine = staffed(proxy, group)
-    engine.drain_failure = RefusedError("no door")
+    _, engine = with_workers(proxy, group)
+    engine.drain_failure = RefusedError("no endpoint")
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(1)
         await until(lambda: not target._leaving)
-        assert any("workers are not drained: no door" in remark for remark in (await target.describe()).remarks)
+        assert any("workers are not drained: no endpoint" in remark for remark in (await target.describe()).remarks)
     assert proxy.moto.shown(group)["DesiredCapacity"] == 1
 
 
-@pytest.mark.parametrize("case", ["no engine", "engine down", "strangers", "nobody"])
+@pytest.mark.parametrize("case", ["no engine", "engine down", "other hosts", "no workers"])
 async def test_without_knowing_the_workers_the_group_chooses(
     proxy: Proxy, parameters: dict[str, Any], case: str
 ) -> None:
@@ -221,7 +221,7 @@ async def test_without_knowing_the_workers_the_group_chooses(
     engine = Engine({"10.99.99.99": 1.0})
     if case == "engine down":
         engine.failure = UnavailableError("the Master is gone")
-    if case == "nobody":
+    if case == "no workers":
         engine.costs.clear()  # as at a Master that was restarted, while its workers work on
     async with connected(AwsAsg(group, **parameters), None if case == "no engine" else engine) as target:
         await target.scale(2)
@@ -229,12 +229,12 @@ async def test_without_knowing_the_workers_the_group_chooses(
     assert status.desired == 2
     assert len(proxy.made("SetDesiredCapacity")) == 1
     assert any("without being drained" in remark for remark in status.remarks)
-    assert ("10.99.99.99" in " ".join(status.remarks)) == (case == "strangers")
+    assert ("10.99.99.99" in " ".join(status.remarks)) == (case == "other hosts")
 
 
 async def test_protected_instances_are_not_chosen(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     engine.obedient = True
     cheapest, second, _ = instances
     proxy.moto.client("autoscaling").set_instance_protection(
@@ -248,7 +248,7 @@ async def test_protected_instances_are_not_chosen(proxy: Proxy, parameters: dict
 
 async def test_an_instance_without_a_worker_goes_first(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     idle = list(instances)[2]
     del engine.costs[instances[idle]]
     async with connected(AwsAsg(group, **parameters), engine) as target:
@@ -260,7 +260,7 @@ async def test_an_instance_without_a_worker_goes_first(proxy: Proxy, parameters:
 
 async def test_below_the_groups_minimum_nothing_is_drained(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3, minimum=2)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         with pytest.raises(RefusedError, match="below the minimum"):
             await target.scale(1)
@@ -268,12 +268,12 @@ async def test_below_the_groups_minimum_nothing_is_drained(proxy: Proxy, paramet
 
 
 @pytest.mark.parametrize(("maximum", "set_to", "decremented"), [(10, "5", "true"), (4, "4", "false")])
-async def test_more_asked_for_while_draining_is_had_at_once_besides_what_leaves(
+async def test_a_larger_size_while_draining_is_reached_at_once_besides_the_draining(
     proxy: Proxy, parameters: dict[str, Any], maximum: int, set_to: str, decremented: str
 ) -> None:
     """A worker that drains takes no work any more: its instance cannot be one of those asked for."""
     group = proxy.moto.group(3, maximum=maximum)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
@@ -291,11 +291,11 @@ async def test_more_asked_for_while_draining_is_had_at_once_besides_what_leaves(
     assert next(iter(instances)) not in proxy.moto.instances(group)
 
 
-async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_asked_for(
+async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_requested(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(5)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: len(engine.drained) == 3)
@@ -309,9 +309,9 @@ async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_asked_for(
     assert len(proxy.made(TERMINATE)) == 3
 
 
-async def test_fewer_asked_for_while_draining_adds_to_what_leaves(proxy: Proxy, parameters: dict[str, Any]) -> None:
+async def test_a_smaller_size_while_draining_drains_more(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(4)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(3)
         await until(lambda: len(engine.drained) == 1)
@@ -324,9 +324,9 @@ async def test_fewer_asked_for_while_draining_adds_to_what_leaves(proxy: Proxy, 
 
 
 async def test_a_larger_size_that_aws_refuses_is_not_shown(proxy: Proxy, parameters: dict[str, Any]) -> None:
-    """Or the decision would count on instances that nobody was ever asked for."""
+    """Or the decision would count on instances that were never requested."""
     group = proxy.moto.group(3)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
@@ -342,12 +342,12 @@ async def test_a_larger_size_that_aws_refuses_is_not_shown(proxy: Proxy, paramet
 
 
 @pytest.mark.parametrize(("theirs", "shown"), [(6, 5), (2, 2), (1, 1)])
-async def test_somebody_elses_change_during_a_drain_is_seen(
+async def test_another_users_change_during_a_drain_is_read(
     proxy: Proxy, parameters: dict[str, Any], theirs: int, shown: int
 ) -> None:
     """Less those that still leave, down to what we asked for."""
     group = proxy.moto.group(3)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
@@ -361,7 +361,7 @@ async def test_an_instance_that_dies_during_its_drain_is_not_counted_as_gone(
 ) -> None:
     """The group replaces it: the size that AWS shows is the one there is."""
     group = proxy.moto.group(3)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     dead = Hooked(group, next(iter(instances)), completed=True)
     proxy.answer("DescribeInstanceRefreshes", f"<DescribeInstanceRefreshesResponse {NAMESPACE}/>")
     proxy.answer("DescribeScalingActivities", f"<DescribeScalingActivitiesResponse {NAMESPACE}/>")
@@ -380,7 +380,7 @@ async def test_instances_that_were_never_launched_go_before_those_that_work(
     proxy: Proxy, parameters: dict[str, Any], size: int, set_to: str, drained: int
 ) -> None:
     group = proxy.moto.group(3)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     proxy.answer("DescribeScalingActivities", f"<DescribeScalingActivitiesResponse {NAMESPACE}/>")
     rule = proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3<", "<DesiredCapacity>5<"))
     async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
@@ -396,7 +396,7 @@ async def test_instances_that_were_never_launched_go_before_those_that_work(
 
 async def test_a_pending_instance_without_a_worker_goes_first(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     pending = list(instances)[2]
     del engine.costs[instances[pending]]
 
@@ -416,7 +416,7 @@ async def test_an_instance_is_terminated_once_however_old_the_answers_are(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(4)
-    instances, engine = staffed(proxy, group)
+    instances, engine = with_workers(proxy, group)
     engine.obedient = True
     async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
         proxy.echo(DESCRIBE, times=40)
@@ -430,7 +430,7 @@ async def test_an_instance_is_terminated_once_however_old_the_answers_are(
 
 async def test_the_end_of_the_connection_ends_the_drain(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
     async with connected(AwsAsg(group, **parameters), engine) as target:
         await target.scale(1)
         await until(lambda: engine.drained)
@@ -442,11 +442,11 @@ async def test_the_end_of_the_connection_ends_the_drain(proxy: Proxy, parameters
     assert not proxy.made(TERMINATE)
 
 
-async def test_a_defect_of_an_engine_is_told(
+async def test_a_defect_of_an_engine_is_reported(
     proxy: Proxy, parameters: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     group = proxy.moto.group(2)
-    _, engine = staffed(proxy, group)
+    _, engine = with_workers(proxy, group)
 
     class Broken(Engine):
         async def drain(self, worker: Worker) -> None:
@@ -457,7 +457,7 @@ async def test_a_defect_of_an_engine_is_told(
         await until(lambda: not target._leaving)
         status = await target.describe()
     assert status.desired == 2
-    assert any("could not be let go" in remark for remark in status.remarks)
+    assert any("could not be removed" in remark for remark in status.remarks)
     assert any(record.exc_info for record in caplog.records)
 
 
@@ -551,7 +551,7 @@ COMPLETED = (
 async def test_the_hook_is_completed_once_the_worker_has_gone(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
-    instances, engine = staffed(proxy, hooked.group)
+    instances, engine = with_workers(proxy, hooked.group)
     async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         status = await target.describe()
         assert status.ready == 1
@@ -578,7 +578,7 @@ async def test_the_hook_is_completed_once_the_worker_has_gone(
 async def test_a_size_goes_straight_to_the_group_with_a_hook(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
-    _, engine = staffed(proxy, hooked.group)
+    _, engine = with_workers(proxy, hooked.group)
     async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.scale(1)
         assert (await target.describe()).desired == 1
@@ -588,8 +588,8 @@ async def test_a_size_goes_straight_to_the_group_with_a_hook(
 async def test_a_long_drain_has_heartbeats(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.aws_asg.target.LONGEST_BEAT", 0.2)
-    instances, engine = staffed(proxy, hooked.group)
+    monkeypatch.setattr("autoscaler.targets.aws_asg.target.MAX_HEARTBEAT_INTERVAL", 0.2)
+    instances, engine = with_workers(proxy, hooked.group)
     async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.describe()
         await until(lambda: len(proxy.made("RecordLifecycleActionHeartbeat")) >= 2)
@@ -601,7 +601,7 @@ async def test_a_long_drain_has_heartbeats(
 
 async def test_a_restarted_daemon_beats_at_once(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
     """Nobody knows how much of the time-out was over before."""
-    _, engine = staffed(proxy, hooked.group)
+    _, engine = with_workers(proxy, hooked.group)
     async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.describe()
         await until(lambda: proxy.made("RecordLifecycleActionHeartbeat"), 8)
@@ -611,7 +611,7 @@ async def test_a_restarted_daemon_beats_at_once(proxy: Proxy, parameters: dict[s
 async def test_a_hook_that_was_replaced_is_found_again(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
-    _, engine = staffed(proxy, hooked.group)
+    _, engine = with_workers(proxy, hooked.group)
     engine.obedient = True
     proxy.error("CompleteLifecycleAction", "ValidationError", "No Lifecycle Hook found")
     proxy.rules.insert(0, proxy.rules.pop())
@@ -634,8 +634,8 @@ async def test_a_hook_that_was_replaced_is_found_again(
 async def test_a_dry_run_answers_no_hook(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, monkeypatch: pytest.MonkeyPatch, dry_run: bool
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.aws_asg.target.REST", 0.0)
-    _, engine = staffed(proxy, hooked.group)
+    monkeypatch.setattr("autoscaler.targets.aws_asg.target.STARTUP_DELAY", 0.0)
+    _, engine = with_workers(proxy, hooked.group)
     engine.obedient = True
     connections = Connections(dry_run=dry_run)
     plugin = AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
@@ -658,24 +658,24 @@ async def test_a_dry_run_answers_no_hook(
 async def test_an_instance_is_released_all_the_same(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked, case: str
 ) -> None:
-    _, engine = staffed(proxy, hooked.group)
+    _, engine = with_workers(proxy, hooked.group)
     changes: dict[str, Any] = {"scale_in": ScaleIn.HOOK}
     if case == "deadline":
         changes["drain"] = timedelta(seconds=0.3)
     if case == "cannot drain":
-        engine.drain_failure = RefusedError("no door")
+        engine.drain_failure = RefusedError("no endpoint")
     plugin = AwsAsg(hooked.group, **parameters | changes)
     async with connected(plugin, None if case == "no engine" else engine) as target:
         await target.describe()
         await until(lambda: hooked.completed)
-        wanted = "before it had let go" if case == "deadline" else "workers are not drained"
+        wanted = "before it had finished" if case == "deadline" else "workers are not drained"
         assert any(wanted in remark for remark in (await target.describe()).remarks)
 
 
-async def test_who_only_looks_completes_nothing(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
-    _, engine = staffed(proxy, hooked.group)
+async def test_a_short_connection_completes_nothing(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
+    _, engine = with_workers(proxy, hooked.group)
     engine.obedient = True
-    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine, rest=60) as target:
+    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine, delay=60) as target:
         await target.describe()
         assert not target._leaving
     assert not hooked.completed
@@ -685,7 +685,7 @@ async def test_who_only_looks_completes_nothing(proxy: Proxy, parameters: dict[s
 async def test_the_next_daemon_sees_the_waiting_instance_again(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
-    instances, engine = staffed(proxy, hooked.group)
+    instances, engine = with_workers(proxy, hooked.group)
     plugin = AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
     async with connected(plugin, engine) as target:
         await target.describe()
@@ -697,10 +697,10 @@ async def test_the_next_daemon_sees_the_waiting_instance_again(
         await until(lambda: hooked.completed)
 
 
-async def test_a_completion_that_fails_is_told_and_tried_at_the_next_look(
+async def test_a_failed_completion_is_reported_and_retried_at_the_next_poll(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
-    _, engine = staffed(proxy, hooked.group)
+    _, engine = with_workers(proxy, hooked.group)
     engine.obedient = True
     proxy.error("CompleteLifecycleAction", "ValidationError", "No active Lifecycle Action found with instance ID")
     proxy.rules.insert(0, proxy.rules.pop())

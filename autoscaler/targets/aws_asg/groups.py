@@ -1,35 +1,36 @@
-"""Auto Scaling groups as AWS shows them, asked together for all clusters of one region.
+"""Auto Scaling groups as AWS describes them, requested together for all clusters of one region.
 
-The ticks of clusters are spread over their interval, so a question for each moment would be one for each cluster. A
-question about one group therefore also asks about those that are going to be asked about next: the groups whose
-answer would still be fresh when their tick comes, up to 100. A thousand groups at one interval are ten questions for
-each interval, whatever their ticks; and an answer is never older than `fresh`.
+The ticks of clusters are spread over their interval, so that requests for each of them would be one per cluster. A
+request for one group therefore includes those that will be read next: the groups whose answer will still be fresh at
+their tick, up to 100. A thousand groups at one interval are ten requests for each interval, whatever their ticks; and
+an answer is never older than `fresh`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from autoscaler.clients.aws import Aws, InvalidRequestError, Place, shared_aws
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Shared, UnavailableError
+from autoscaler.clients.shared_requests import cancel_all, one_line, outcome_of
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Shared
 
-MOST = 100  # names in one question: AWS's limit
-GUESS = 15.0  # seconds between two ticks, until two of any cluster were seen; how old a very first answer may be
-FAILED = 2.0  # seconds for which a failure is told to all whom the question was about
-SIDE = 3.0  # seconds between two questions about single groups
-REFRESH = 30.0  # seconds for which an answer about instance refreshes holds
-ACTIVITY = 60.0  # seconds for which an answer about failed launches holds
-OTHERS = 3600.0  # seconds for which the list of scaling policies and scheduled actions holds
-AGAIN = 300.0  # seconds until it is asked for again when that failed
+MAX_NAMES = 100  # in one request: AWS's limit
+DEFAULT_PERIOD = 15.0  # seconds between two ticks, until one was measured; also how old the very first answer may be
+ERROR_REUSE = 2.0  # seconds for which an error is returned to all whose groups were in the request
+DETAIL_INTERVAL = 3.0  # seconds between two requests about single groups
+REFRESH_MAX_AGE = 30.0  # seconds for which an answer about instance refreshes holds
+ACTIVITY_MAX_AGE = 60.0  # seconds for which an answer about failed launches holds
+OTHERS_MAX_AGE = 3600.0  # seconds for which the list of scaling policies and scheduled actions holds
+OTHERS_RETRY = 300.0  # seconds until it is requested again after an error
 
-UNDER_WAY = frozenset({"Pending", "InProgress", "Cancelling", "RollbackInProgress"})
-PASSIVE = frozenset({"ForecastOnly"})
-OUTSIDE = frozenset(
+REFRESH_UNDER_WAY = frozenset({"Pending", "InProgress", "Cancelling", "RollbackInProgress"})
+NOT_COUNTED = frozenset(
     {"Terminating", "Terminated", "Detaching", "Detached", "EnteringStandby", "Standby", "Warmed", "Quarantined"}
 )
 
@@ -53,23 +54,23 @@ class Instance:
 
     @property
     def serving(self) -> bool:
-        """Whether it is up and stays."""
+        """Whether it is up and will stay."""
         return self.state == "InService" and self.healthy
 
     @property
     def counts(self) -> bool:
         """Whether the desired capacity includes it."""
-        return self.state.partition(":")[0] not in OUTSIDE
+        return self.state.partition(":")[0] not in NOT_COUNTED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """One Auto Scaling group.
 
     Attributes:
         suspended: suspended process -> why.
-        deleting: what AWS says when the group is being deleted, else empty.
-        weighted: why its sizes are not numbers of instances, else empty.
+        deleting: the group's status while it is being deleted, else None.
+        weighted: why its sizes are not numbers of instances, else None.
     """
 
     name: str
@@ -79,8 +80,8 @@ class Group:
     desired: int
     instances: tuple[Instance, ...]
     suspended: Mapping[str, str]
-    deleting: str
-    weighted: str
+    deleting: str | None
+    weighted: str | None
 
     def count(self, *states: str) -> int:
         """Instances whose state, or its first part, is one of these."""
@@ -112,7 +113,7 @@ def read_group(answer: Mapping[str, Any]) -> Group:
                 process["ProcessName"]: process.get("SuspensionReason") or ""
                 for process in answer.get("SuspendedProcesses") or ()
             },
-            deleting=answer.get("Status") or "",
+            deleting=answer.get("Status") or None,
             weighted=_weighted(answer),
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -131,7 +132,7 @@ def _instance(answer: Mapping[str, Any]) -> Instance:
     )
 
 
-def _weighted(answer: Mapping[str, Any]) -> str:
+def _weighted(answer: Mapping[str, Any]) -> str | None:
     kind = answer.get("DesiredCapacityType") or "units"
     if kind != "units":
         return f"its size is counted in {kind} (DesiredCapacityType)"
@@ -140,61 +141,68 @@ def _weighted(answer: Mapping[str, Any]) -> str:
     weights |= {str(item["WeightedCapacity"]) for item in answer.get("Instances") or () if item.get("WeightedCapacity")}
     if weights - {"1"}:
         return f"its instance types have weights ({', '.join(sorted(weights))})"
-    return ""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A group, or None when AWS has none of the name, and the loop time before which it was not asked."""
+class Snapshot:
+    """A group, or None when AWS has none of the name, and the loop time at which it was requested."""
 
     group: Group | None
-    asked: float
+    requested_at: float
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A question about one group alone: its last answer and when it came."""
+class _Detail:
+    """What is requested about one group alone: its last answer, when it was requested, and how long it holds."""
 
-    text: str = ""
-    at: float = float("-inf")
+    kind: str
+    max_age: float
+    remark: str | None = None
+    at: float = -math.inf
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Member:
-    """A group that a cluster scales.
+    """A group that a cluster scales. Times are the loop's.
 
     Attributes:
-        last: loop time when it was asked about last.
-        period: seconds between the last two times; None until there were two.
-        since: an answer must have been asked for after this: there was a change of ours.
-        flight: the question under way, or last, that is also about it.
+        last_read: when it was last read.
+        period: seconds between the last two reads; None until there were two.
+        changed_at: the time of our last change: an answer must have been requested later.
+        request: the request under way, or the last one, that includes it.
     """
 
     name: str
     users: int = 0
-    last: float | None = None
+    last_read: float | None = None
     period: float | None = None
-    since: float = float("-inf")
-    seen: Seen | None = None
+    changed_at: float = -math.inf
+    snapshot: Snapshot | None = None
     failure: tuple[EdgeError, float] | None = None
-    flight: asyncio.Task[None] | None = None
-    started: float = float("-inf")
-    refresh: _Asked = field(default_factory=_Asked)
-    activity: _Asked = field(default_factory=_Asked)
+    request: asyncio.Task[EdgeError | None] | None = None
+    started: float = -math.inf
+    refresh: _Detail = field(default_factory=lambda: _Detail("refresh", REFRESH_MAX_AGE))
+    activity: _Detail = field(default_factory=lambda: _Detail("activity", ACTIVITY_MAX_AGE))
 
-    def note(self, now: float) -> None:
-        """It is asked about."""
-        if self.last is not None and now - self.last > 0.1:  # noqa: PLR2004 - else the same tick asks again
-            self.period = now - self.last
-        self.last = now
+    def note_read(self, now: float) -> None:
+        """Update the period."""
+        if self.last_read is not None and now - self.last_read > 0.1:  # noqa: PLR2004 - else it is the same tick
+            self.period = now - self.last_read
+        self.last_read = now
 
-    def due(self, now: float, guess: float) -> float:
-        """When it will be asked about next; `guess` is its period while that is not known."""
-        if self.last is None:
+    def due(self, now: float, default_period: float) -> float:
+        """When it will be read next."""
+        if self.last_read is None:
             return now
-        period = self.period or guess
-        # Later than that its cluster has gone quiet; until then it is only late.
-        return self.last + period if now - self.last <= 3 * period else float("inf")
+        period = self.period or default_period
+        # After three periods its cluster is taken to have stopped; until then it is only late.
+        return self.last_read + period if now - self.last_read <= 3 * period else math.inf
+
+    def usable(self, fresh: float, at: float) -> bool:
+        """Whether the snapshot will still be usable at this time."""
+        seen = self.snapshot
+        return seen is not None and seen.requested_at > self.changed_at and at - seen.requested_at <= fresh
 
 
 def _fail(members: Iterable[_Member], error: EdgeError) -> None:
@@ -205,42 +213,39 @@ def _fail(members: Iterable[_Member], error: EdgeError) -> None:
 async def shared_groups(shared: Shared, place: Place) -> Groups:
     """The groups of a place. Raises as `shared_aws` does."""
     aws = await shared_aws(shared, place)
-    return await shared.enter(("autoscaler.targets.aws_asg.groups", place), lambda: _groups(aws))
+    return await shared.enter(("autoscaler.targets.aws_asg.groups", place), lambda: _open(aws))
 
 
 @asynccontextmanager
-async def _groups(aws: Aws) -> AsyncIterator[Groups]:
+async def _open(aws: Aws) -> AsyncIterator[Groups]:
     await aws.prepare("autoscaling")
-    groups = Groups(aws)
-    try:
+    async with aclosing(Groups(aws)) as groups:
         yield groups
-    finally:
-        await groups.close()
 
 
 class Groups:
     """All the groups of one place that clusters scale.
 
     Attributes:
-        blind: what could not be seen when it was last asked about (`refresh`, `activity`, `others`) -> why.
+        unreadable: what could not be read at the last request (`refresh`, `activity`, `others`) -> why.
     """
 
     def __init__(self, aws: Aws) -> None:
         self.aws = aws
         self._members: dict[str, _Member] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._side = float("-inf")
-        self._waiting: dict[tuple[str, str], tuple[_Asked, Callable[[], Any]]] = {}
-        self._period = GUESS
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._last_detail = -math.inf
+        self._waiting: dict[tuple[str, str], tuple[_Detail, Callable[[], Awaitable[str | None]]]] = {}
+        self._period = DEFAULT_PERIOD
         self._others: dict[str, tuple[str, ...]] = {}
-        self._others_at = float("-inf")
+        self._others_at = -math.inf
         self._others_task: asyncio.Task[None] | None = None
-        self.blind: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
 
     @contextmanager
-    def member(self, name: str) -> Any:  # noqa: ANN401 - a context manager
-        """Be asked about, too, when others are."""
-        member = self._members.setdefault(name, _Member(name))
+    def member(self, name: str) -> Iterator[None]:
+        """Include a group in the requests."""
+        member = self._members.setdefault(name, _Member(name=name))
         member.users += 1
         try:
             yield
@@ -250,52 +255,42 @@ class Groups:
                 del self._members[name]
                 self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[1] != name}
 
-    async def close(self) -> None:
-        """End what is under way."""
-        tasks = [task for task in self._tasks if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def aclose(self) -> None:
+        """Cancel what is under way."""
+        await cancel_all(self._tasks)
 
-    def outdate(self, name: str) -> None:
-        """What was asked up to now does not show a change of ours, or may not."""
+    def invalidate(self, name: str) -> None:
+        """Drop what was requested up to now: it may not show a change of ours."""
         if name in self._members:
-            self._members[name].since = asyncio.get_running_loop().time()
+            self._members[name].changed_at = asyncio.get_running_loop().time()
 
     async def get(self, name: str, fresh: float) -> Group:
         """The group, as it was at most `fresh` seconds ago and after our last change of it.
 
         Raises:
             RefusedError: there is no such group, or it is being deleted, or its sizes are not numbers of instances.
-            EdgeError: AWS cannot be asked.
+            EdgeError: AWS failed or cannot be reached.
         """
         loop = asyncio.get_running_loop()
         member = self._members[name]
-        patience = fresh if member.last is not None else max(fresh, GUESS)
-        member.note(loop.time())
+        max_age = fresh if member.last_read is not None else max(fresh, DEFAULT_PERIOD)
+        member.note_read(loop.time())
         self._period = member.period or self._period  # most clusters have the same
-        while True:
-            seen = member.seen
-            if seen is not None and seen.asked > member.since and loop.time() - seen.asked <= patience:
-                break
-            patience = fresh
-            if member.failure is not None and member.failure[1] > max(member.since, loop.time() - FAILED):
+        while not member.usable(max_age, loop.time()):
+            max_age = fresh
+            if member.failure is not None and member.failure[1] > max(member.changed_at, loop.time() - ERROR_REUSE):
                 error = member.failure[0]
-                raise type(error)(*error.args)  # a new one each time: a shared one would gather all their tracebacks
-            flight = member.flight
-            if flight is None or flight.done() or member.started <= member.since:
-                flight = self._ask(member, fresh, loop.time())
-            # Unlike awaiting the task, this does not take it from the others when this caller is cancelled.
-            await asyncio.wait((flight,))
-            if flight.cancelled():
-                raise UnavailableError("the connection to AWS was closed")
-            flight.result()
-            seen = member.seen
-            if member.failure is None and seen is not None and seen.asked > member.since:
-                break  # however long that took
-        return self._usable(name, seen.group)
+                raise type(error)(*error.args)  # a new one each time: a shared one would collect all their tracebacks
+            request = member.request
+            if request is None or request.done() or member.started <= member.changed_at:
+                request = self._request(member, fresh, loop.time())
+            await outcome_of(request, "the connection to AWS was closed")
+            if member.failure is None:
+                max_age = math.inf  # however long the request took
+        assert member.snapshot is not None  # noqa: S101 - for the type checker: it is usable
+        return self._scalable(name, member.snapshot.group)
 
-    def _usable(self, name: str, group: Group | None) -> Group:
+    def _scalable(self, name: str, group: Group | None) -> Group:
         where = self.aws.place.region
         if group is None:
             raise RefusedError(f"there is no Auto Scaling group {name!r} in {where}; check name, region and account")
@@ -308,31 +303,29 @@ class Groups:
             )
         return group
 
-    def _ask(self, member: _Member, fresh: float, now: float) -> asyncio.Task[None]:
-        """Ask about a group, and about those whose answer would be too old when their tick comes."""
+    def _request(self, member: _Member, fresh: float, now: float) -> asyncio.Task[EdgeError | None]:
+        """Request a group, and those whose answer would be too old at their next tick."""
         soon = []
         for other in self._members.values():
             due = other.due(now, self._period)
-            asking = other.flight is not None and not other.flight.done() and other.started > other.since
-            holds = fresh if other.last is not None else max(fresh, GUESS)
-            known = other.seen is not None and other.seen.asked > other.since and due - other.seen.asked <= holds
-            if other is not member and due <= now + fresh and not asking and not known:
+            pending = other.request is not None and not other.request.done() and other.started > other.changed_at
+            max_age = fresh if other.last_read is not None else max(fresh, DEFAULT_PERIOD)
+            if other is not member and due <= now + fresh and not pending and not other.usable(max_age, due):
                 soon.append((due, other.name))
-        names = [member.name, *(name for _, name in sorted(soon))][:MOST]
+        names = [member.name, *(name for _, name in sorted(soon))][:MAX_NAMES]
         members = [self._members[name] for name in names]
-        task = self._start(self._fetch(members, now))
-        for asked in members:
-            asked.flight, asked.started = task, now
+        task: asyncio.Task[EdgeError | None] = asyncio.get_running_loop().create_task(self._fetch(members, now))
+        self._track(task)
+        for included in members:
+            included.request, included.started = task, now
         return task
 
-    def _start(self, work: Any) -> asyncio.Task[None]:  # noqa: ANN401 - a coroutine
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+    def _track(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
 
-    async def _fetch(self, members: Sequence[_Member], asked: float) -> None:
-        """Ask about several groups. A failure is kept with each of them."""
+    async def _fetch(self, members: Sequence[_Member], requested_at: float) -> None:
+        """Request several groups. An error is kept with each of them."""
         names = [member.name for member in members]
         seconds = self.aws.place.timeout.total_seconds()
         try:
@@ -341,16 +334,17 @@ class Groups:
                     answers = await self.aws.pages(
                         "autoscaling",
                         "DescribeAutoScalingGroups",
-                        {"AutoScalingGroupNames": names, "MaxRecords": MOST},
+                        {"AutoScalingGroupNames": names, "MaxRecords": MAX_NAMES},
                         "AutoScalingGroups",
                     )
             except TimeoutError:
                 raise EdgeTimeoutError(f"DescribeAutoScalingGroups: not all pages within {seconds:g} s") from None
         except InvalidRequestError as error:
             if len(members) > 1:
-                # One bad name spoils the question: find it, and let the others have their answer.
+                # One bad name makes the whole request fail: halves find it, and the others are answered.
                 middle = len(members) // 2
-                await asyncio.gather(self._fetch(members[:middle], asked), self._fetch(members[middle:], asked))
+                halves = members[:middle], members[middle:]
+                await asyncio.gather(*(self._fetch(half, requested_at) for half in halves))
                 return
             _fail(members, error)
         except EdgeError as error:
@@ -364,107 +358,100 @@ class Groups:
                     _fail((member,), error)
                     continue
                 member.failure = None
-                if member.seen is None or member.seen.asked < asked:
-                    member.seen = Seen(group, asked)
+                if member.snapshot is None or member.snapshot.requested_at < requested_at:
+                    member.snapshot = Snapshot(group, requested_at)
 
     # ------------------------------------------------------------------------------------------------------
-    # questions about single groups, and about who else scales them
+    # requests about single groups, and about other controllers of their size
 
-    async def refreshing(self, group: Group, until: float) -> str:
-        """What an instance refresh under way does, or the empty text.
+    async def refresh_under_way(self, group: Group, until: float) -> str | None:
+        """Which instance refresh is under way.
 
-        It is asked only when something hints at one (instances of different versions, or coming or going), for each
-        group every 30 s at most, and for all groups together every 3 s: the rest of the time the last answer holds.
+        It is requested only while something suggests one (instances of different versions, starting or stopping), for
+        each group at most every 30 s, and for all groups together every 3 s: until then the last answer holds.
         """
-        asked, key = self._members[group.name].refresh, ("refresh", group.name)
-        if not group.unsettled:
-            return self._settled(key, asked)
-        await self._side_question(key, asked, REFRESH, until, lambda: self._refresh(group.name))
-        return asked.text
+        detail = self._members[group.name].refresh
+        return await self._remark(group.name, detail, until, self._refresh, wanted=group.unsettled)
 
-    async def failing(self, group: Group, until: float) -> str:
-        """Why AWS could not start the last instance that it tried to, or the empty text; asked as rarely."""
-        asked, key = self._members[group.name].activity, ("activity", group.name)
-        if group.count("InService", "Pending") >= group.desired:
-            return self._settled(key, asked)
-        await self._side_question(key, asked, ACTIVITY, until, lambda: self._activity(group.name))
-        return asked.text
+    async def failed_launch(self, group: Group, until: float) -> str | None:
+        """Why AWS could not start an instance at the last attempt; requested as rarely."""
+        detail = self._members[group.name].activity
+        wanted = group.count("InService", "Pending") < group.desired
+        return await self._remark(group.name, detail, until, self._activity, wanted=wanted)
 
-    def _blinded(self, kind: str, why: str) -> None:
-        if self.blind.get(kind) != why:
-            log.warning("cannot see all of the Auto Scaling groups", extra={"asked": kind, "error": why})
-        self.blind[kind] = why
+    def _failed(self, kind: str, why: str) -> None:
+        if self.unreadable.get(kind) != why:
+            log.warning("cannot read all about the Auto Scaling groups", extra={"asked": kind, "error": why})
+        self.unreadable[kind] = why
 
-    def _settled(self, key: tuple[str, str], asked: _Asked) -> str:
-        """There is nothing to ask any more."""
-        self._waiting.pop(key, None)
-        asked.text, asked.at = "", float("-inf")
-        return ""
-
-    async def _side_question(
-        self, key: tuple[str, str], asked: _Asked, holds: float, until: float, ask: Callable[[], Any]
-    ) -> None:
-        """Ask about the group that has waited longest, if it is time: this one, or another."""
+    async def _remark(
+        self, name: str, detail: _Detail, until: float, request: Callable[[str], Awaitable[str | None]], *, wanted: bool
+    ) -> str | None:
+        """The last answer. If it is time, the request that has waited longest is sent first, this or another."""
+        if not wanted:
+            self._waiting.pop((detail.kind, name), None)
+            detail.remark, detail.at = None, -math.inf
+            return None
         now = asyncio.get_running_loop().time()
-        if now - asked.at >= holds:
-            self._waiting.setdefault(key, (asked, ask))
-        if not self._waiting or now - self._side < SIDE:
-            return
-        kind, name = next(iter(self._waiting))
-        asked, ask = self._waiting.pop((kind, name))
-        self._side = asked.at = now
-        try:
-            async with asyncio.timeout_at(until):
-                asked.text = await ask()
-        except (EdgeError, TimeoutError) as error:
-            # It is one more thing to know: without it the size is still known, and the last answer holds.
-            self._blinded(kind, str(error) or f"no time was left to ask about {name}")
-        else:
-            self.blind.pop(kind, None)
+        if now - detail.at >= detail.max_age:
+            self._waiting.setdefault((detail.kind, name), (detail, lambda: request(name)))
+        if self._waiting and now - self._last_detail >= DETAIL_INTERVAL:
+            kind, name = next(iter(self._waiting))
+            first, send = self._waiting.pop((kind, name))
+            self._last_detail = first.at = now
+            try:
+                async with asyncio.timeout_at(until):
+                    first.remark = await send()
+            except (EdgeError, TimeoutError) as error:
+                # The size is known without it, and the last answer holds.
+                self._failed(kind, str(error) or f"no time was left to request it for {name}")
+            else:
+                self.unreadable.pop(kind, None)
+        return detail.remark
 
-    async def _refresh(self, name: str) -> str:
+    async def _refresh(self, name: str) -> str | None:
         answer = await self.aws.call(
             "autoscaling", "DescribeInstanceRefreshes", {"AutoScalingGroupName": name, "MaxRecords": 5}
         )
         for refresh in answer.get("InstanceRefreshes") or ():
-            if refresh.get("Status") in UNDER_WAY:
+            if refresh.get("Status") in REFRESH_UNDER_WAY:
                 return f"the instance refresh {refresh.get('InstanceRefreshId')} is under way ({refresh['Status']})"
-        return ""
+        return None
 
-    async def _activity(self, name: str) -> str:
+    async def _activity(self, name: str) -> str | None:
         answer = await self.aws.call(
             "autoscaling", "DescribeScalingActivities", {"AutoScalingGroupName": name, "MaxRecords": 1}
         )
         for activity in answer.get("Activities") or ():
             launch = str(activity.get("Description") or "Launch").startswith("Launch")
             if launch and activity.get("StatusCode") == "Failed":
-                said = activity.get("StatusMessage") or activity.get("Description") or "no reason is given"
-                return f"the last launch failed: {' '.join(str(said).split())[:200]}"
-        return ""
+                reason = activity.get("StatusMessage") or activity.get("Description") or "no reason is given"
+                return f"the last launch failed: {one_line(reason, 200)}"
+        return None
 
     def others(self, name: str) -> tuple[str, ...]:
-        """Who else sets this group's size, one phrase each, as far as it is known; read in the background."""
+        """What else sets this group's size, one phrase each, as far as it is known; read in the background."""
         now = asyncio.get_running_loop().time()
-        if now - self._others_at > OTHERS and (self._others_task is None or self._others_task.done()):
+        if now - self._others_at > OTHERS_MAX_AGE and (self._others_task is None or self._others_task.done()):
             self._others_at = now
-            self._others_task = self._start(self._look_for_others())
+            self._others_task = asyncio.get_running_loop().create_task(self._read_others())
+            self._track(self._others_task)
         return self._others.get(name, ())
 
-    async def known_others(self, name: str) -> tuple[str, ...]:
-        """The same, waited for."""
+    async def wait_for_others(self, name: str) -> None:
+        """Wait until `others` is known, or could not be read."""
         self.others(name)
         if self._others_task is not None:
             await asyncio.wait((self._others_task,))
-        return self._others.get(name, ())
 
-    async def _look_for_others(self) -> None:
+    async def _read_others(self) -> None:
         found: dict[str, list[str]] = {}
         try:
             for policy in await self.aws.pages(
                 "autoscaling", "DescribePolicies", {"MaxRecords": 100}, "ScalingPolicies"
             ):
                 mode = (policy.get("PredictiveScalingConfiguration") or {}).get("Mode")
-                if policy.get("Enabled", True) and mode not in PASSIVE:
+                if policy.get("Enabled", True) and mode != "ForecastOnly":
                     text = f"the scaling policy {policy.get('PolicyName')!r} ({policy.get('PolicyType')})"
                     found.setdefault(str(policy.get("AutoScalingGroupName")), []).append(text)
             actions = await self.aws.pages(
@@ -474,8 +461,8 @@ class Groups:
                 text = f"the scheduled action {action.get('ScheduledActionName')!r}"
                 found.setdefault(str(action.get("AutoScalingGroupName")), []).append(text)
         except EdgeError as error:
-            self._others_at += AGAIN - OTHERS
-            self._blinded("others", str(error))
+            self._others_at += OTHERS_RETRY - OTHERS_MAX_AGE
+            self._failed("others", str(error))
             return
-        self.blind.pop("others", None)
+        self.unreadable.pop("others", None)
         self._others = {name: tuple(texts) for name, texts in found.items()}

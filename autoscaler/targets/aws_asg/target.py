@@ -2,7 +2,7 @@
 
     target: {type: aws-asg, group: flink-taskmanagers, region: eu-central-1}
 
-What is asked of AWS is asked for all groups of one region and identity together (see `aws_groups`).
+Requests to AWS are shared by all groups of one region and identity (see `groups`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import math
 import re
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
 from autoscaler.clients import aws
+from autoscaler.clients.shared_requests import cancel_all
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -34,19 +35,19 @@ from autoscaler.ports import (
     Workforce,
 )
 from autoscaler.targets.aws_asg.groups import Group, Groups, Instance, shared_groups
-from autoscaler.targets.aws_asg.workers import Staff
+from autoscaler.targets.aws_asg.workers import GroupWorkers
 
-REST = 3.0  # seconds before anything is done unasked: who only looks (`autoscaler plan`) changes nothing
-TOLD = 300.0  # seconds for which a failure of the background work is remarked
-TRIES = 5
-STAYS = frozenset({"InService", "Pending", "Pending:Wait", "Pending:Proceed"})
-LONGEST_BEAT = 600.0
+STARTUP_DELAY = 3.0  # seconds before the first change that was not requested: `autoscaler plan` changes nothing
+REMARK_AGE = 300.0  # seconds for which a failure of the background work is a remark
+ATTEMPTS = 5
+STAYING = frozenset({"InService", "Pending", "Pending:Wait", "Pending:Proceed"})
+MAX_HEARTBEAT_INTERVAL = 600.0  # seconds
 
 _log = logging.getLogger("autoscaler.targets")
 
 
 class ScaleIn(StrEnum):
-    """How instances go."""
+    """How the group is made smaller."""
 
     GROUP = "group"
     DRAIN = "drain"
@@ -63,13 +64,13 @@ class AwsAsg:
         profile: profile of `~/.aws/config` to use. Default: boto3's usual search (environment, instance profile).
         role: ARN of a role to assume. Default: none.
         endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
-        fresh: how old an answer about the group may be; groups whose clusters tick within this time are asked
-            about together, 100 a call. Default 5s.
+        fresh: how old an answer about the group may be; groups whose clusters tick within this time are requested
+            together, 100 a call. Default 5s.
         echo: how long after a change AWS may still show the size from before it; within this time the old size is
-            not taken for somebody else's change. Default 15s.
-        scale_in: how instances go: `group` (default) lets the Auto Scaling group choose and stop them at once;
-            `drain` chooses those that the engine loses cheapest, lets their workers finish, then terminates them;
-            `hook` lets the group choose, and completes its lifecycle hook once the worker has finished.
+            not taken for another user's change. Default 15s.
+        scale_in: how instances are removed: `group` (default) lets the Auto Scaling group choose and stop them at
+            once; `drain` chooses those whose loss costs the engine least, lets their workers finish, then terminates
+            them; `hook` lets the group choose, and completes its lifecycle hook once the worker has finished.
         hook: name of the lifecycle hook for `hook`. Default: the group's only hook for terminating instances.
         drain: how long workers have to finish, for `drain` and `hook`. Default 5m.
         timeout: time for one answer of AWS, retries included. Default 5s.
@@ -77,6 +78,7 @@ class AwsAsg:
 
     group: str
     region: str
+    _: KW_ONLY
     profile: str | None = None
     role: str | None = None
     endpoint_url: str | None = None
@@ -90,7 +92,7 @@ class AwsAsg:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[^:\x00-\x1f]{1,255}", self.group):
             raise ParameterError("group", f"must be the name of an Auto Scaling group, not {self.group!r}")
-        aws.validate(self)
+        self.place  # noqa: B018 - it checks its parameters
         for name in ("fresh", "echo"):
             if getattr(self, name) < timedelta(0):
                 raise ParameterError(name, "must not be negative")
@@ -98,138 +100,138 @@ class AwsAsg:
             raise ParameterError("drain", "must be above 0s")
         object.__setattr__(self, "scale_in", ScaleIn(self.scale_in))
         if self.hook and self.scale_in is not ScaleIn.HOOK:
-            raise ParameterError("hook", "is of use with scale_in: hook only")
+            raise ParameterError("hook", "has an effect only with scale_in: hook")
 
     @property
     def subject(self) -> tuple[str | None, ...]:
-        """What is scaled, whatever else is said of it."""
+        """What is scaled, whatever the other parameters are."""
         return self.group, self.region, self.profile, self.role, self.endpoint_url
+
+    @property
+    def place(self) -> aws.Place:
+        """The region and the identity."""
+        return aws.Place(self.region, self.profile, self.role, self.endpoint_url, self.timeout)
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
-        """Open it; nothing is asked before the first description is.
+        """Open it. Nothing is sent before the first `describe`.
 
         Raises:
             PluginError: boto3 is not installed.
             RefusedError: the profile does not exist.
         """
-        groups = await shared_groups(shared, aws.place_of(self))
+        groups = await shared_groups(shared, self.place)
         with groups.member(self.group):
-            # Who only looks changes nothing, and in a dry run somebody else may take care of the hooks.
-            target = Target(self, groups, rest=math.inf if getattr(shared, "dry_run", False) else REST)
-            try:
+            # A dry run changes nothing, and another daemon may complete the hooks.
+            delay = math.inf if getattr(shared, "dry_run", False) else STARTUP_DELAY
+            async with aclosing(Target(self, groups, delay=delay)) as target:
                 yield target
-            finally:
-                await target.close()
 
 
 @dataclass(slots=True)
-class Sizes:
-    """The size that AWS accepted last, for as long as it may still show one from before."""
+class AcceptedSize:
+    """The size that AWS accepted last, for as long as it may still show an earlier one."""
 
     echo: float
     size: int | None = None
-    at: float = float("-inf")
-    before: dict[int, float] = field(default_factory=dict)
+    at: float = -math.inf
+    earlier: dict[int, float] = field(default_factory=dict)
 
-    def accepted(self, size: int, shown: int | None, now: float) -> None:
-        """AWS has accepted a size; `shown` is what it showed before."""
-        self.before = {old: at for old, at in self.before.items() if now - at <= self.echo}
+    def accept(self, size: int, shown: int | None, now: float) -> None:
+        """Note a size that AWS has accepted; `shown` is what it showed before."""
+        self.earlier = {old: at for old, at in self.earlier.items() if now - at <= self.echo}
         for old in (shown, self.size):
             if old is not None:
-                self.before[old] = now
-        self.before.pop(size, None)
+                self.earlier[old] = now
+        self.earlier.pop(size, None)
         self.size, self.at = size, now
 
-    def true(self, shown: int, now: float) -> int:
-        """What holds when AWS shows this: a size from before our change is an echo, any other is somebody's change."""
+    def actual(self, shown: int, now: float) -> int:
+        """The actual size when AWS shows this one: an earlier one is an echo, any other is another user's change."""
         if self.size is None or now - self.at > self.echo:
             return shown
-        return self.size if shown in self.before else shown
+        return self.size if shown in self.earlier else shown
 
 
 class Target:
     """The live target."""
 
-    def __init__(self, parameters: AwsAsg, groups: Groups, *, rest: float = REST, poll: float = 1.0) -> None:
+    def __init__(self, parameters: AwsAsg, groups: Groups, *, delay: float = STARTUP_DELAY, poll: float = 1.0) -> None:
         self._parameters = parameters
         self._groups = groups
         self._loop = asyncio.get_running_loop()
-        self._sizes = Sizes(parameters.echo.total_seconds())
+        self._accepted = AcceptedSize(parameters.echo.total_seconds())
         self._shown: int | None = None
         self._arn = (
             f"arn:aws:autoscaling:{parameters.region}:*:autoScalingGroup:*:autoScalingGroupName/{parameters.group}"
         )
-        self._staff = Staff(groups.aws, poll)
-        self._deciding, self._one = asyncio.Lock(), asyncio.Lock()
+        self._workers = GroupWorkers(groups.aws, poll)
+        self._scaling, self._changing = asyncio.Lock(), asyncio.Lock()
         self._goal: int | None = None
         self._leaving: dict[str, asyncio.Task[None]] = {}
         self._terminated: set[str] = set()  # until AWS shows it
         self._hook: tuple[str, float] | None = None
-        self._told: dict[str, float] = {}
-        self._unasked = self._loop.time() + rest
+        self._failures: dict[str, float] = {}
+        self._start = self._loop.time() + delay
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Take the engine that names the workers."""
-        self._staff.workforce = workforce
+        """Set the engine that names the workers."""
+        self._workers.workforce = workforce
 
-    async def close(self) -> None:
-        """End the background work. What it had begun is seen again, or decided anew, by the next connection."""
-        tasks = tuple(self._leaving.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def aclose(self) -> None:
+        """Cancel the background work. The next connection resumes it or decides again."""
+        await cancel_all(self._leaving.values())
 
     async def describe(self) -> TargetStatus:
-        """Say the group's size and its instances that are in service, and what bounds it.
+        """Return the group's size, its instances in service, and its bounds.
 
         Raises:
-            RefusedError: there is no such group, it is being deleted, its instances have weights, or asking is denied.
-            EdgeError: AWS cannot be asked.
+            RefusedError: there is no such group, it is being deleted, its instances have weights, or access is denied.
+            EdgeError: AWS failed or cannot be reached.
         """
         until = self._loop.time() + self._parameters.timeout.total_seconds()
-        group = await self._look()
-        refreshing = await self._groups.refreshing(group, until)
-        failing = await self._groups.failing(group, until)
+        group = await self._read()
+        refresh = await self._groups.refresh_under_way(group, until)
+        failed_launch = await self._groups.failed_launch(group, until)
         now = self._loop.time()
-        true = self._sizes.true(group.desired, now)
-        desired = self._planned(group, true)
-        if self._parameters.scale_in is ScaleIn.HOOK and now >= self._unasked:
-            self._watch(group)
-        self._staff.forget([instance.id for instance in group.instances])
+        actual = self._accepted.actual(group.desired, now)
+        desired = self._planned(group, actual)
+        if self._parameters.scale_in is ScaleIn.HOOK and now >= self._start:
+            self._release_waiting(group)
+        self._workers.forget([instance.id for instance in group.instances])
         self._terminated &= {instance.id for instance in group.instances}
         ready = sum(1 for instance in self._staying(group) if instance.serving)
-        remarks = [*progress(group, desired), refreshing, failing]
-        if true != group.desired:
+        remarks = [*progress(group, desired), *filter(None, (refresh, failed_launch))]
+        if actual != group.desired:
             remarks.append(f"AWS still shows a desired capacity of {group.desired}")
         if self._leaving and self._parameters.scale_in is ScaleIn.DRAIN:
             remarks.append(f"{len(self._leaving)} being drained before they are terminated")
         remarks += [f"{other} also sets this group's size" for other in self._others(group)]
-        self._told = {text: at for text, at in self._told.items() if now - at <= TOLD}
-        remarks += self._told
-        floor, ceiling = bounds(group, desired, refreshing)
-        return TargetStatus(desired, ready, tuple(remark for remark in remarks if remark), floor, ceiling)
+        self._failures = {text: at for text, at in self._failures.items() if now - at <= REMARK_AGE}
+        remarks += self._failures
+        floor, ceiling = bounds(group, desired, refresh)
+        return TargetStatus(desired, ready, tuple(remarks), floor, ceiling)
 
     async def scale(self, replicas: int) -> None:
-        """Set the desired capacity; with `scale_in: drain`, begin to drain what is too much.
+        """Set the desired capacity; with `scale_in: drain`, begin to drain the surplus.
 
         Raises:
-            RefusedError: AWS says no: outside the group's limits, no such group, not allowed.
-            EdgeError: AWS cannot be asked, or nobody knows whether it was accepted.
+            RefusedError: AWS refused: outside the group's limits, no such group, access denied.
+            EdgeError: AWS failed or cannot be reached; the change may have been accepted nevertheless.
         """
         if replicas < 0:
             raise RefusedError(f"a size is 0 or more, not {replicas}")
-        async with self._deciding:
+        async with self._scaling:
             if self._parameters.scale_in is ScaleIn.DRAIN and await self._drain_to(replicas):
                 return
-            async with self._one:  # not while an instance is being terminated
+            async with self._changing:  # not while an instance is being terminated
                 await self._set(replicas)
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Look for what makes scaling useless or dangerous. Raises EdgeError when the group cannot be seen."""
+        """Find what makes scaling ineffective or dangerous. Raises EdgeError when the group cannot be read."""
         name = f"Auto Scaling group {self._parameters.group}"
-        group = await self._look()
-        await self._groups.known_others(group.name)
+        group = await self._read()
+        await self._groups.wait_for_others(group.name)
         found = [
             Finding(
                 Severity.WARNING,
@@ -251,13 +253,13 @@ class Target:
             )
             for process, why in suspended(group).items()
         ]
-        if self._groups.blind:
+        if self._groups.unreadable:
             found.append(
                 Finding(
                     Severity.INFO,
                     name,
-                    f"not all of it can be seen: {'; '.join(self._groups.blind.values())}",
-                    "scaling policies, scheduled actions or instance refreshes may work against us unseen",
+                    f"not all of it can be read: {'; '.join(self._groups.unreadable.values())}",
+                    "scaling policies, scheduled actions or instance refreshes that change the size are not noticed",
                     "allow the Describe actions of deploy/aws/policy.json",
                 )
             )
@@ -269,7 +271,7 @@ class Target:
             return []
         found = []
         try:
-            self._staff.workforce()
+            self._workers.workforce()
         except EdgeError as error:
             found.append(
                 Finding(
@@ -290,19 +292,19 @@ class Target:
                         name,
                         f"scale_in: hook does not work: {error}",
                         "instances are terminated at once, or wait until the hook's time-out",
-                        "docs/aws.md shows how to put the hook",
+                        "docs/aws.md shows how to create the hook",
                     )
                 )
         return found
 
-    async def _look(self) -> Group:
+    async def _read(self) -> Group:
         group = await self._groups.get(self._parameters.group, self._parameters.fresh.total_seconds())
         self._shown = group.desired
         self._arn = group.arn or self._arn
         return group
 
     def _others(self, group: Group) -> tuple[str, ...]:
-        """Who else sets the size, and is not suspended."""
+        """What else sets the size, and is not suspended."""
         idle = {"the scaling policy": "AlarmNotification", "the scheduled action": "ScheduledActions"}
         return tuple(
             other
@@ -319,10 +321,10 @@ class Target:
                 "HonorCooldown": False,
             },
         )
-        self._sizes.accepted(replicas, self._shown, self._loop.time())
+        self._accepted.accept(replicas, self._shown, self._loop.time())
 
     async def _change(self, operation: str, parameters: dict[str, Any], *, once: bool = False) -> None:
-        """Change something. What was asked before it ended does not count any more, whatever came of it."""
+        """Change something. What was requested before it ended is dropped, whatever the result."""
         name = self._parameters.group
         try:
             await self._groups.aws.call(
@@ -331,26 +333,26 @@ class Target:
                 parameters,
                 resource=self._arn,
                 once=once,
-                ended=lambda: self._groups.outdate(name),
+                ended=lambda: self._groups.invalidate(name),
             )
         finally:
-            self._groups.outdate(name)
+            self._groups.invalidate(name)
 
     # ------------------------------------------------------------------------------------------------------
-    # how instances go with `scale_in: drain`
+    # removing instances with `scale_in: drain`
 
     async def _drain_to(self, replicas: int) -> bool:
-        """Begin to drain what is too much. False: there is nothing to drain, or nobody can; set the size instead."""
-        async with self._one:  # not while an instance is being terminated
-            group = await self._look()
+        """Begin to drain the surplus. False: there is nothing to drain or no way to; set the size instead."""
+        async with self._changing:  # not while an instance is being terminated
+            group = await self._read()
             if replicas < group.minimum:
                 raise RefusedError(f"{replicas} is below the minimum ({group.minimum}) of the group {group.name!r}")
-            desired = self._sizes.true(group.desired, self._loop.time())
+            desired = self._accepted.actual(group.desired, self._loop.time())
             owed = self._owed(group)
             count = desired - owed - replicas
             if count <= 0:
-                # A worker that drains does not come back: its instance is not one of those that are asked for.
-                self._goal = None  # if this is refused, those that leave are replaced: see `_terminate`
+                # A worker that drains does not return: its instance does not count towards the new size.
+                self._goal = None  # if this is refused, draining instances are replaced: see `_terminate`
                 if count < 0:
                     await self._set(max(replicas, min(replicas + owed, group.maximum)))
                 self._goal = replicas if self._leaving else None
@@ -358,70 +360,70 @@ class Target:
             self._goal = replicas if self._leaving else None
             there = sum(1 for instance in group.instances if instance.counts and instance.id not in self._terminated)
             if there < desired:
-                # What AWS could not launch goes before anything that works.
+                # Instances that AWS could not launch are removed before any that work.
                 less = max(replicas + owed, there)
                 await self._set(less)
                 count -= desired - less
-        candidates = [i for i in self._staying(group) if i.state in STAYS and not i.protected]
+        candidates = [i for i in self._staying(group) if i.state in STAYING and not i.protected]
         if count <= 0 and not self._leaving:
             return True
         if count > 0:
             try:
-                chosen = await self._staff.choose(candidates, count)
+                chosen = await self._workers.choose(candidates, count)
             except EdgeError as error:
-                self._tell(f"instances went without being drained: {error}")
+                self._report(f"instances went without being drained: {error}")
                 return False
             for instance, workers in chosen:
                 self._begin(instance.id, self._leave(instance.id, workers))
         if not self._leaving:
-            return False  # nothing that may be terminated by us: the group has to find it
+            return False  # nothing that this target may terminate: the group has to choose
         self._goal = replicas
         return True
 
     def _staying(self, group: Group) -> list[Instance]:
-        """The instances that are not on their way out by us."""
+        """The instances that this target is not removing."""
         return [i for i in group.instances if i.id not in self._leaving and i.id not in self._terminated]
 
     def _owed(self, group: Group) -> int:
-        """The instances that are still to be taken off the desired capacity."""
+        """How many instances are still to be subtracted from the desired capacity."""
         return sum(
             1
             for instance in group.instances
-            if instance.id in self._leaving and instance.id not in self._terminated and instance.state in STAYS
+            if instance.id in self._leaving and instance.id not in self._terminated and instance.state in STAYING
         )
 
     def _planned(self, group: Group, desired: int) -> int:
-        """The size there will be once those that leave have left, as far as it is ours to say."""
+        """The size once the draining instances are gone."""
         return desired if self._goal is None else min(desired, max(self._goal, desired - self._owed(group)))
 
     async def _leave(self, instance: str, workers: frozenset[str]) -> None:
         try:
-            why = await self._staff.leave(workers, self._parameters.drain.total_seconds())
+            why = await self._workers.leave(workers, self._parameters.drain.total_seconds())
         except RefusedError as error:
-            self._tell(f"workers are not drained: {error}")
+            self._report(f"workers are not drained: {error}")
         else:
-            if why:
-                self._tell(f"the worker on {instance} was terminated before it had let go: {why}")
-        for _ in range(TRIES):
-            async with self._one:
+            if why is not None:
+                self._report(f"the worker on {instance} was terminated before it had finished: {why}")
+        for _ in range(ATTEMPTS):
+            async with self._changing:
                 if await self._terminate(instance):
                     return
-            # It may have been done all the same: by then AWS shows it.
-            await asyncio.sleep(self._sizes.echo)
-        self._tell(f"{instance} could not be terminated in {TRIES} tries")
+            # It may have succeeded nevertheless: by then AWS shows it.
+            await asyncio.sleep(self._accepted.echo)
+        self._report(f"{instance} could not be terminated in {ATTEMPTS} attempts")
 
     async def _terminate(self, instance: str) -> bool:
         """Terminate a drained instance, if it is still there. Returns whether there is nothing more to do."""
         try:
-            group = await self._look()
+            group = await self._read()
             found = next((known for known in group.instances if known.id == instance), None)
-            if found is None or found.state not in STAYS:
+            if found is None or found.state not in STAYING:
                 return True
             if found.protected:
-                self._tell(f"{instance} was drained, but is now protected from scale-in")
+                self._report(f"{instance} was drained, but is now protected from scale-in")
                 return True
-            desired = self._sizes.true(group.desired, self._loop.time())
-            # Meanwhile a larger size may have been asked for: then the group replaces this one.
+            desired = self._accepted.actual(group.desired, self._loop.time())
+            # A larger size may have been requested meanwhile: then the group replaces this one.
             fewer = desired > max(group.minimum, desired if self._goal is None else self._goal)
             await self._change(
                 "TerminateInstanceInAutoScalingGroup",
@@ -429,20 +431,20 @@ class Target:
                 once=True,
             )
         except UnavailableError as error:
-            self._tell(f"{instance} is not terminated yet: {error}")
+            self._report(f"{instance} is not terminated yet: {error}")
             return False
         except EdgeError as error:
-            self._tell(f"{instance} cannot be terminated: {error}")
+            self._report(f"{instance} cannot be terminated: {error}")
             return True
-        self._sizes.accepted(desired - fewer, desired, self._loop.time())
+        self._accepted.accept(desired - fewer, desired, self._loop.time())
         self._terminated.add(instance)
         return True
 
     # ------------------------------------------------------------------------------------------------------
-    # how instances go with `scale_in: hook`
+    # removing instances with `scale_in: hook`
 
-    def _watch(self, group: Group) -> None:
-        """Take care of the instances that the lifecycle hook keeps waiting."""
+    def _release_waiting(self, group: Group) -> None:
+        """Drain and release the instances that the lifecycle hook keeps waiting."""
         waiting = [instance.id for instance in group.instances if instance.state == "Terminating:Wait"]
         for instance in waiting:
             if instance not in self._leaving:
@@ -451,49 +453,49 @@ class Target:
     async def _release(self, instance: str) -> None:
         name, timeout = await self._hook_of_group()
         parameters = {"LifecycleHookName": name, "AutoScalingGroupName": self._parameters.group, "InstanceId": instance}
-        beaten = -math.inf  # at once: nobody knows how long it has waited before this daemon began
+        last = -math.inf  # at once: how long it has waited before this daemon started is unknown
 
-        async def beat() -> None:
-            nonlocal beaten
-            if self._loop.time() - beaten >= min(timeout / 3, LONGEST_BEAT):
-                beaten = self._loop.time()
+        async def heartbeat() -> None:
+            nonlocal last
+            if self._loop.time() - last >= min(timeout / 3, MAX_HEARTBEAT_INTERVAL):
+                last = self._loop.time()
                 try:
                     await self._change("RecordLifecycleActionHeartbeat", parameters)
                 except EdgeError as error:
-                    self._tell(f"the lifecycle hook {name!r} got no heartbeat for {instance}: {error}")
+                    self._report(f"the lifecycle hook {name!r} got no heartbeat for {instance}: {error}")
 
         try:
-            why = await self._drained(instance, beat)
+            why = await self._drained(instance, heartbeat)
         except RefusedError as error:
-            self._tell(f"workers are not drained: {error}")
+            self._report(f"workers are not drained: {error}")
         else:
-            if why:
-                self._tell(f"the worker on {instance} was released before it had let go: {why}")
+            if why is not None:
+                self._report(f"the worker on {instance} was released before it had finished: {why}")
         try:
             await self._change("CompleteLifecycleAction", {**parameters, "LifecycleActionResult": "CONTINUE"})
         except RefusedError:
             self._hook = None  # it may have been replaced
             raise
-        # Until AWS shows that it goes on; a second answer would be refused.
-        await asyncio.sleep(self._sizes.echo)
+        # Until AWS shows that it continues: a second completion would be refused.
+        await asyncio.sleep(self._accepted.echo)
 
-    async def _drained(self, instance: str, beat: Callable[[], Awaitable[None]]) -> str:
+    async def _drained(self, instance: str, heartbeat: Callable[[], Awaitable[None]]) -> str | None:
         deadline = self._loop.time() + self._parameters.drain.total_seconds()
         while True:
             try:
-                workers = await self._staff.on(instance)
+                workers = await self._workers.on(instance)
             except RefusedError:
                 raise
             except EdgeError as error:
                 if self._loop.time() >= deadline:
                     return str(error)
-                await beat()
+                await heartbeat()
                 await asyncio.sleep(1.0)
             else:
-                return await self._staff.leave(workers, max(0.0, deadline - self._loop.time()), beat)
+                return await self._workers.leave(workers, max(0.0, deadline - self._loop.time()), heartbeat)
 
     async def _hook_of_group(self) -> tuple[str, float]:
-        """Name and heartbeat time-out in seconds of the hook for terminating instances. Raises EdgeError."""
+        """Name and heartbeat time-out (seconds) of the hook for terminating instances. Raises EdgeError."""
         if self._hook is None:
             answer = await self._groups.aws.call(
                 "autoscaling", "DescribeLifecycleHooks", {"AutoScalingGroupName": self._parameters.group}
@@ -526,14 +528,14 @@ class Target:
         if not self._leaving:
             self._goal = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._tell(f"{instance} could not be let go: {error}", error)
+            self._report(f"{instance} could not be removed: {error}", error)
 
-    def _tell(self, text: str, error: BaseException | None = None) -> None:
-        """Remark it for some time; the log hears of it once."""
-        if text not in self._told:
+    def _report(self, text: str, error: BaseException | None = None) -> None:
+        """Make it a remark for some time; it is logged once."""
+        if text not in self._failures:
             expected = error is None or isinstance(error, EdgeError)
             _log.warning(text, extra={"group": self._parameters.group}, exc_info=None if expected else error)
-        self._told[text] = self._loop.time()
+        self._failures[text] = self._loop.time()
 
 
 def progress(group: Group, desired: int) -> list[str]:
@@ -565,7 +567,7 @@ def progress(group: Group, desired: int) -> list[str]:
 
 
 def suspended(group: Group) -> dict[str, str]:
-    """The suspended processes that keep the group from changing its size, and why, as ` (reason)`."""
+    """The suspended processes that prevent changes of the size, and why, as ` (reason)`."""
     return {
         process: f" ({why})" if (why := group.suspended[process]) else ""
         for process in ("Launch", "Terminate")
@@ -573,8 +575,8 @@ def suspended(group: Group) -> dict[str, str]:
     }
 
 
-def bounds(group: Group, desired: int, refreshing: str) -> tuple[Bound, Bound]:
-    """The least and the most the group can have now, and why."""
+def bounds(group: Group, desired: int, refresh: str | None) -> tuple[Bound, Bound]:
+    """The smallest and the largest size the group can have at present, and why."""
     floors = [Bound(group.minimum, f"the group's own minimum is {group.minimum}")]
     ceilings = [Bound(group.maximum, f"the group's own maximum is {group.maximum}")]
     stopped = suspended(group)
@@ -585,9 +587,9 @@ def bounds(group: Group, desired: int, refreshing: str) -> tuple[Bound, Bound]:
     protected = sum(1 for instance in group.instances if instance.state == "InService" and instance.protected)
     if protected:
         floors.append(Bound(protected, f"{protected} instances are protected from scale-in"))
-    if refreshing:
-        floors.append(Bound(desired, refreshing))
-        ceilings.append(Bound(desired, refreshing))
+    if refresh:
+        floors.append(Bound(desired, refresh))
+        ceilings.append(Bound(desired, refresh))
     floor = max(floors, key=lambda bound: bound.replicas)
     ceiling = min(ceilings, key=lambda bound: bound.replicas)
     return floor, ceiling

@@ -1,4 +1,4 @@
-"""Which worker of the engine runs on which EC2 instance, and letting one go."""
+"""Which worker of the engine runs on which EC2 instance, and draining it."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from autoscaler.clients.aws import Aws
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, Worker, Workforce
 from autoscaler.targets.aws_asg.groups import Instance
 
-FILTERED = 200  # values in one filter: EC2's limit
-POLL = 1.0  # seconds between two looks whether a worker has gone
+FILTER_VALUES = 200  # in one filter: EC2's limit
+POLL_INTERVAL = 1.0  # seconds between two checks whether a worker has gone
 
 
-class Staff:
+class GroupWorkers:
     """The engine's workers on the instances of one group.
 
     Attributes:
         workforce: gives the live engine; raises EdgeError while there is none.
     """
 
-    def __init__(self, aws: Aws, poll: float = POLL) -> None:
+    def __init__(self, aws: Aws, poll: float = POLL_INTERVAL) -> None:
         self._aws = aws
         self._poll = poll
         self._names: dict[str, frozenset[str]] = {}
-        self.workforce: Callable[[], Workforce] = _nobody
+        self.workforce: Callable[[], Workforce] = _no_engine
 
     async def choose(self, instances: Sequence[Instance], count: int) -> list[tuple[Instance, frozenset[str]]]:
         """The instances whose loss costs least, and the ids of their workers.
 
-        An instance without a worker goes first: it has not begun to work, or has let go already.
+        An instance without a worker is first: it has not started to work, or has finished already.
 
         Raises:
-            AnswerError: no worker can be found on any instance, so nobody knows which one is whose.
-            EdgeError: the engine or EC2 cannot be asked.
+            AnswerError: no worker can be assigned to any instance.
+            EdgeError: the engine or EC2 failed or cannot be reached.
         """
         workers = await self.workforce().workers()
         names = await self._addresses([instance.id for instance in instances])
-        staff = {instance.id: _on(names[instance.id], workers) for instance in instances}
+        by_instance = {instance.id: _on(names[instance.id], workers) for instance in instances}
         if not workers:
-            raise AnswerError("the engine shows no worker at all")
-        if not any(staff.values()):
+            raise AnswerError("the engine has no workers")
+        if not any(by_instance.values()):
             raise AnswerError(
                 "no worker of the engine is on an instance of the group: workers are at "
                 f"{_some(w.hosts for w in workers)}, instances at {_some(names.values())}"
             )
 
         def cost(instance: Instance) -> tuple[bool, bool, float, str]:
-            mine = staff[instance.id]
+            mine = by_instance[instance.id]
             return instance.healthy, bool(mine), sum(worker.cost for worker in mine), instance.id
 
         chosen = sorted(instances, key=cost)[:count]
-        return [(instance, frozenset(worker.id for worker in staff[instance.id])) for instance in chosen]
+        return [(instance, frozenset(worker.id for worker in by_instance[instance.id])) for instance in chosen]
 
     async def on(self, instance: str) -> frozenset[str]:
         """The ids of the workers on an instance. Raises EdgeError."""
@@ -60,55 +60,55 @@ class Staff:
         return frozenset(worker.id for worker in _on((await self._addresses([instance]))[instance], workers))
 
     async def leave(
-        self, workers: Collection[str], seconds: float, beat: Callable[[], Awaitable[None]] | None = None
-    ) -> str:
-        """Let workers finish, and wait until the engine has none of them.
+        self, workers: Collection[str], seconds: float, heartbeat: Callable[[], Awaitable[None]] | None = None
+    ) -> str | None:
+        """Drain workers, and wait until the engine has none of them.
 
         Args:
             workers: their ids.
-            seconds: how long they are waited for.
-            beat: called again and again while they are waited for.
+            seconds: how long to wait.
+            heartbeat: called repeatedly while waiting.
 
         Returns:
-            Why they have not gone in time, or the empty text.
+            Why they have not gone in time; None: they have.
 
         Raises:
             RefusedError: the engine cannot drain workers.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        asked: set[str] = set()
-        trouble = ""
+        draining: set[str] = set()
+        problem = ""
         while True:
             try:
                 workforce = self.workforce()
                 left = [worker for worker in await workforce.workers() if worker.id in workers]
                 if not left:
-                    return ""
-                trouble = ""
+                    return None
+                problem = ""
                 for worker in left:
-                    if worker.id not in asked:
+                    if worker.id not in draining:
                         await workforce.drain(worker)
-                        asked.add(worker.id)
+                        draining.add(worker.id)
             except RefusedError:
                 raise
             except EdgeError as error:
-                trouble = f": {error}"
+                problem = f": {error}"
             if loop.time() >= deadline:
-                return f"not gone within {seconds:g} s{trouble}"
-            if beat is not None:
-                await beat()
+                return f"not gone within {seconds:g} s{problem}"
+            if heartbeat is not None:
+                await heartbeat()
             await asyncio.sleep(self._poll)
 
     def forget(self, present: Collection[str]) -> None:
-        """Drop what is known of instances that are no more."""
+        """Drop the names of instances that no longer exist."""
         self._names = {instance: names for instance, names in self._names.items() if instance in present}
 
     async def _addresses(self, instances: Sequence[str]) -> Mapping[str, frozenset[str]]:
         unknown = [instance for instance in instances if instance not in self._names]
-        for start in range(0, len(unknown), FILTERED):
-            # By a filter, since an id that is no more would spoil the whole question.
-            wanted = [{"Name": "instance-id", "Values": unknown[start : start + FILTERED]}]
+        for start in range(0, len(unknown), FILTER_VALUES):
+            # By a filter, as an id that no longer exists would make the whole request fail.
+            wanted = [{"Name": "instance-id", "Values": unknown[start : start + FILTER_VALUES]}]
             reservations = await self._aws.pages("ec2", "DescribeInstances", {"Filters": wanted}, "Reservations")
             for reservation in reservations:
                 for found in reservation.get("Instances") or ():
@@ -117,7 +117,7 @@ class Staff:
 
 
 def names_of(instance: Mapping[str, Any]) -> frozenset[str]:
-    """What a worker on an instance may call its host: addresses, DNS names and their first labels, the id."""
+    """The names that a worker may report as its host: addresses, DNS names and their first labels, the id."""
     names = {instance.get(key) for key in ("InstanceId", "PrivateIpAddress", "PublicIpAddress")}
     domains = {instance.get(key) for key in ("PrivateDnsName", "PublicDnsName")}
     for interface in instance.get("NetworkInterfaces") or ():
@@ -138,10 +138,10 @@ def _on(names: frozenset[str], workers: Sequence[Worker]) -> list[Worker]:
     ]
 
 
-def _some(groups: Any) -> str:  # noqa: ANN401 - an iterable of sets of texts
+def _some(groups: Any) -> str:  # noqa: ANN401 - an iterable of sets of strings
     known = sorted({name for names in groups for name in names})
     return ", ".join(known[:4]) + (" …" if len(known) > 4 else "")  # noqa: PLR2004
 
 
-def _nobody() -> Workforce:
-    raise RefusedError("no engine is attached that could name its workers")
+def _no_engine() -> Workforce:
+    raise RefusedError("no engine is attached that can name its workers")
