@@ -1,71 +1,45 @@
-"""The client of Flink's REST API, shared by the source, the engine and the target that speak to it.
+"""The client of Flink's REST API, shared by the source, the engine and the target of a JobManager.
 
-Answers are kept for a moment, so that what several metrics of one tick need is asked once, and callers that come
-together await the same request. A job is followed by its name, since each start gives it another id.
-
-Flink 1.18 to 2.x answer alike; where they differ, the model says how.
+A job is followed by its name, since each start gives it another id. Flink 1.18 to 2.x answer alike; where they
+differ, the model says how.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import math
 import re
-import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Annotated, Protocol
+from urllib.parse import quote
 
-import aiohttp
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+from pydantic import BeforeValidator, Field, TypeAdapter
 
+from autoscaler.clients.http import Answer, Endpoint, JsonClient
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import (
-    AnswerError,
-    EdgeTimeoutError,
-    RefusedError,
-    Secret,
-    Shared,
-    UnavailableError,
-)
+from autoscaler.ports import AnswerError, RefusedError, Secret, Shared
 
-T = TypeVar("T")
-
-LARGEST_ANSWER = 32 * 1024 * 1024
-KEPT = 0.5
-CONNECTIONS = 512  # to all JobManagers together: below the 1,024 open files that a process usually may have
-TOGETHER = 8  # requests to one JobManager at a time
-ATTEMPTS = 2
-SHARE = 0.45  # of the time-out for one answer: the job's number is asked before the job
+SHARE = 0.45  # of the time-out for one answer: the job's id is requested before the job
 PAUSE = 0.1
-GATHERINGS = 5
-GATHERED_EVERY = 10.0
-FRESH = 1.5
-SETTLED = 60.0
+GATHERING_ATTEMPTS = 5
+GATHERING_INTERVAL = 10.0
+CLOCK_TOLERANCE = 1.5
+SETTINGS_KEPT = 60.0
 LONGEST_QUERY = 3000  # Flink's server refuses a request line of more than 4096 characters
-ANSWERED = 300
+LONGEST_CAUSE = 300
 
 TERMINAL = frozenset({"FAILED", "CANCELED", "FINISHED"})
-"""States of Flink's JobStatus in which a job is over for good."""
+"""States of Flink's JobStatus in which a job has ended for good."""
 
 # The bounds keep sums and dates of wrong answers from overflowing.
 Millis = Annotated[int, Field(ge=-1, lt=10**14)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Amount = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-
-
-class Answer(BaseModel):
-    """Part of an answer: only what is used is read, and that strictly."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
 
 class Overview(Answer):
@@ -114,7 +88,7 @@ class Vertex(Answer):
     parallelism: Annotated[int, Field(ge=-1, le=2**31)]
     status: str
     start: Annotated[Millis, Field(alias="start-time")] = -1
-    tasks: dict[str, Count] = {}
+    tasks: dict[str, Count] = Field(default_factory=dict)
     slot_sharing_group: Annotated[str | None, Field(alias="slotSharingGroupId")] = None
 
     @property
@@ -160,7 +134,7 @@ class Job(Answer):
     start: Annotated[Millis, Field(alias="start-time")]
     end: Annotated[Millis, Field(alias="end-time")] = -1
     now: Millis
-    timestamps: dict[str, Millis] = {}
+    timestamps: dict[str, Millis] = Field(default_factory=dict)
     vertices: tuple[Vertex, ...] = ()
     plan: Plan = Plan()
     kind: Annotated[str | None, Field(alias="job-type")] = None
@@ -351,7 +325,6 @@ TASKMANAGERS = TypeAdapter(TaskManagers)
 AGGREGATES = TypeAdapter(list[ToldAggregate])
 VALUES = TypeAdapter(list[MetricValue])
 REQUIREMENTS = TypeAdapter(dict[str, Requirement])
-ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 class Access(Protocol):
@@ -372,133 +345,48 @@ class Access(Protocol):
 
 
 def validate_access(access: Access) -> None:
-    """Check the common parameters. Raises ValueError naming what is wrong."""
-    try:
-        parts = urlsplit(access.url)
-        usable = (
-            parts.scheme in {"http", "https"}
-            and bool(parts.hostname)
-            and parts.port != 0
-            and not (parts.query or parts.fragment)
-            and not re.search(r"\s", access.url)
-        )
-    except ValueError:
-        usable, parts = False, urlsplit("")
-    if "@" in parts.netloc:
-        # Not quoted: what stands there may be a password, and addresses show in messages.
-        raise ParameterError("url", "must not contain a user or password; use username and password, or token")
-    if not usable:
-        raise ParameterError(
-            "url", f"must be the JobManager's REST address such as http://host:8081, not {access.url!r}"
-        )
-    _validate_login(access)
-    if access.ca_file is not None and parts.scheme != "https":
+    """Check the common parameters. Raises ParameterError."""
+    _endpoint(access)
+    if access.ca_file is not None and not access.url.startswith("https:"):
         raise ParameterError("ca_file", "needs a url that begins with https://")
-    if access.timeout <= timedelta(0):
-        raise ParameterError("timeout", "must be above 0")
 
 
-def _validate_login(access: Access) -> None:
-    if (access.username is None) != (access.password is None):
-        raise ParameterError("username", "must be given together with password")
-    if access.token is not None and access.username is not None:
-        raise ParameterError("token", "must not be given together with username and password")
-    if access.token is not None and not re.fullmatch(r"[!-~]+", access.token):
-        raise ParameterError("token", "must be ASCII without spaces (is there a line break at its end?)")
-    if access.username is not None and (":" in access.username or not access.username.strip()):
-        raise ParameterError("username", "must not be empty or contain a colon")
-    if access.password is not None and not (access.password and access.password.isprintable()):
-        raise ParameterError("password", "must not be empty or contain a line break (is there one at its end?)")
-
-
-@dataclass(frozen=True, slots=True)
-class FlinkKey:
-    """Under this the client of one JobManager is shared."""
-
-    url: str
-    username: str | None
-    password: Secret | None
-    token: Secret | None
-    ca_file: Path | None
-    timeout: timedelta
+def _endpoint(access: Access) -> Endpoint:
+    return Endpoint(
+        url=access.url.rstrip("/"),
+        username=access.username,
+        password=access.password,
+        token=access.token,
+        ca_file=access.ca_file,
+        timeout=access.timeout,
+        follow_redirects=True,
+    )
 
 
 async def shared_api(shared: Shared, access: Access) -> FlinkApi:
-    """The client for these parameters, over the HTTP session that all Flink clients share."""
-    session: aiohttp.ClientSession = await shared.enter("autoscaler.clients.flink.session", _session)
-    key = FlinkKey(
-        access.url.rstrip("/"), access.username, access.password, access.token, access.ca_file, access.timeout
-    )
-
-    def factory() -> AbstractAsyncContextManager[FlinkApi]:
-        return _api(key, session)
-
-    return await shared.enter(key, factory)
+    """The client for these parameters."""
+    return await FlinkApi.open(shared, replace(_endpoint(access), timeout=access.timeout * SHARE))
 
 
-@asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
-    # Nothing is decompressed, so an answer cannot grow beyond what came over the wire.
-    async with aiohttp.ClientSession(
-        headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),  # whose login one would be is not told apart
-        # Not limited by host: many JobManagers may be behind one proxy, and one that hangs must not cost the others.
-        connector=aiohttp.TCPConnector(limit=CONNECTIONS),
-    ) as session:
-        yield session
+class FlinkApi(JsonClient):
+    """The client of one JobManager. All methods raise EdgeError; what a job does not have (404) is a RefusedError."""
 
-
-@asynccontextmanager
-async def _api(key: FlinkKey, session: aiohttp.ClientSession) -> AsyncIterator[FlinkApi]:
-    api = FlinkApi(key, session)
-    try:
-        yield api
-    finally:
-        await api.close()
-
-
-class FlinkApi:
-    """Asks one JobManager. All methods raise EdgeError; what a job does not have (404) is a RefusedError.
-
-    Attributes:
-        key: what it was opened with.
-        requests: how many requests it has sent.
-    """
-
-    def __init__(self, key: FlinkKey, session: aiohttp.ClientSession) -> None:
-        self.key = key
-        self.requests = 0
-        self._session = session
-        self._timeout = key.timeout.total_seconds() * SHARE
-        self._asked: dict[str, asyncio.Task[Any]] = {}
-        self._until: dict[str, float] = {}
-        self._turns = asyncio.Semaphore(TOGETHER)
-        self._headers = _authorization(key)
-        self._tls = _tls(key)
-
-    async def close(self) -> None:
-        """Give up what is still being asked."""
-        tasks = [task for task in self._asked.values() if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._asked.clear()
+    expected = "JSON of Flink's REST API"
 
     # ------------------------------------------------------------------------------------------------------
     # the cluster
 
     async def overview(self) -> Overview:
         """Slots and TaskManagers in numbers, and Flink's version."""
-        return await self._ask("/overview", OVERVIEW)
+        return await self.get("/overview", OVERVIEW)
 
     async def taskmanagers(self) -> tuple[TaskManager, ...]:
         """Those that are registered now."""
-        return (await self._ask("/taskmanagers", TASKMANAGERS)).taskmanagers
+        return (await self.get("/taskmanagers", TASKMANAGERS)).taskmanagers
 
     async def cluster_config(self) -> dict[str, str]:
         """The JobManager's settings: what it was started with, without Flink's defaults."""
-        settings = await self._ask("/jobmanager/config", SETTINGS, kept=SETTLED)
+        settings = await self.get("/jobmanager/config", SETTINGS, fresh=SETTINGS_KEPT)
         return {setting.key: setting.value for setting in settings}
 
     async def taskmanager_metrics(self, names: Iterable[str]) -> dict[str, Aggregate]:
@@ -510,7 +398,7 @@ class FlinkApi:
 
     async def jobs(self) -> tuple[JobLine, ...]:
         """All jobs that the JobManager remembers, ended ones included."""
-        return (await self._ask("/jobs/overview", JOB_LINES)).jobs
+        return (await self.get("/jobs/overview", JOB_LINES)).jobs
 
     async def find_job(self, name: str | None) -> JobLine | None:
         """The job of that name (or id): the one that is not over, else the one that ended last, else None.
@@ -520,20 +408,20 @@ class FlinkApi:
         Raises:
             AnswerError: several jobs that are not over answer to it.
         """
-        return choose_job(await self.jobs(), name, self.key.url)
+        return choose_job(await self.jobs(), name, self.endpoint.url)
 
     async def job(self, jid: str) -> Job:
         """One job with its vertices and its plan."""
-        return await self._ask(f"/jobs/{jid}", JOB)
+        return await self.get(f"/jobs/{jid}", JOB)
 
     async def job_config(self, jid: str) -> JobConfig:
         """How the job is executed."""
-        return await self._ask(f"/jobs/{jid}/config", JOB_CONFIG, kept=SETTLED)
+        return await self.get(f"/jobs/{jid}/config", JOB_CONFIG, fresh=SETTINGS_KEPT)
 
     async def checkpoint_config(self, jid: str) -> CheckpointConfig | None:
         """How the job checkpoints; None when it does not."""
         try:
-            return await self._ask(f"/jobs/{jid}/checkpoints/config", CHECKPOINT_CONFIG, kept=SETTLED)
+            return await self.get(f"/jobs/{jid}/checkpoints/config", CHECKPOINT_CONFIG, fresh=SETTINGS_KEPT)
         except RefusedError as error:
             if "heckpointing" in str(error):
                 return None
@@ -542,7 +430,7 @@ class FlinkApi:
     async def checkpoints(self, jid: str) -> Checkpoints | None:
         """Counts and the latest checkpoints; None when the job does not checkpoint."""
         try:
-            return await self._ask(f"/jobs/{jid}/checkpoints", CHECKPOINTS)
+            return await self.get(f"/jobs/{jid}/checkpoints", CHECKPOINTS)
         except RefusedError as error:
             if "heckpointing" in str(error):
                 return None
@@ -550,7 +438,7 @@ class FlinkApi:
 
     async def job_metrics(self, jid: str, names: Iterable[str]) -> dict[str, float]:
         """Numbers of the job as a whole; one that is not reported or not a number is left out."""
-        values = await self._ask(f"/jobs/{jid}/metrics?get={_list(names)}", VALUES)
+        values = await self.get(f"/jobs/{jid}/metrics?get={_list(names)}", VALUES)
         found: dict[str, float] = {}
         for value in values:
             try:
@@ -572,29 +460,29 @@ class FlinkApi:
             The age, or None while there are no metrics of this run of the job.
         """
         key = f"age {job.jid} {job.since('RUNNING')}"
-        return await self._once(key, lambda: self._gathered(job))
+        return await self.share(key, lambda: self._gathered(job))
 
     async def _gathered(self, job: Job) -> float | None:
         asked = time.monotonic()
         said = (await self.cluster_config()).get("metrics.fetcher.update-interval")
         every = seconds(said) if said else None
-        every = GATHERED_EVERY if every is None else every
+        every = GATHERING_INTERVAL if every is None else every
         age: float | None = None
-        for attempt in range(GATHERINGS):
-            found = await self._fetch_json(f"/jobs/{job.jid}/metrics?get=uptime", VALUES)
+        for attempt in range(GATHERING_ATTEMPTS):
+            found = await self.get(f"/jobs/{job.jid}/metrics?get=uptime", VALUES, fresh=0)
             age = _age(job, found, job.now / 1000 + time.monotonic() - asked)
-            if age is not None and age <= max(FRESH, every):
+            if age is not None and age <= max(CLOCK_TOLERANCE, every):
                 # Younger than that Flink gathers none; if it just has, the TaskManagers' come a moment later.
                 await asyncio.sleep(PAUSE if attempt else 0)
                 break
-            if attempt < GATHERINGS - 1:
+            if attempt < GATHERING_ATTEMPTS - 1:
                 await asyncio.sleep(PAUSE)
         return age
 
     async def vertex_metric_names(self, jid: str, vertex: str) -> frozenset[str]:
         """Names of the metrics that at least one subtask of the vertex reports."""
         return frozenset(
-            value.id for value in await self._ask(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", VALUES)
+            value.id for value in await self.get(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", VALUES)
         )
 
     async def vertex_metrics(self, jid: str, vertex: str, names: Iterable[str]) -> dict[str, Aggregate]:
@@ -607,7 +495,7 @@ class FlinkApi:
 
     async def requirements(self, jid: str) -> dict[str, Requirement]:
         """Least and most parallelism by vertex; only jobs of the adaptive scheduler have them (Flink 1.18 on)."""
-        return await self._ask(f"/jobs/{jid}/resource-requirements", REQUIREMENTS)
+        return await self.get(f"/jobs/{jid}/resource-requirements", REQUIREMENTS)
 
     async def put_requirements(self, jid: str, bounds: Mapping[str, tuple[int, int]]) -> None:
         """Set least and most parallelism of every vertex: vertex -> (lower, upper). Flink expects all of them."""
@@ -618,131 +506,36 @@ class FlinkApi:
                 for vertex, (lower, upper) in bounds.items()
             },
         )
-        self.forget()
-
-    # ------------------------------------------------------------------------------------------------------
-    # anything else
-
-    async def get(self, path: str) -> Any:  # noqa: ANN401 - whatever it answers
-        """The JSON under a path such as `/jobs/overview`."""
-        return await self._ask(path, ANYTHING)
-
-    async def put(self, path: str, document: object) -> Any:  # noqa: ANN401 - whatever it answers
-        """Put a JSON document under a path, once: it is not tried again.
-
-        Raises:
-            RefusedError: Flink said no. It does so with 400, 404 and 409, and with 500 too when the job's scheduler
-                cannot do it (`UnsupportedOperationException`); the message has its words.
-            UnavailableError: it could not be reached, or said that it cannot now.
-            AnswerError: somebody else answered, such as a proxy with its login page: nobody knows who took it.
-        """
-        body = await self._fetch("PUT", path, json.dumps(document).encode())
-        return self._read(path, body, ANYTHING) if body.strip() else None
-
-    def forget(self) -> None:
-        """Let the next question be asked anew, whatever was answered a moment ago."""
-        for path, task in list(self._asked.items()):
-            if task.done():
-                del self._asked[path]
 
     async def _aggregates(self, path: str, names: Iterable[str]) -> dict[str, Aggregate]:
         found: dict[str, Aggregate] = {}
         for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
-            told = {one.id: one for one in await self._ask(f"{path}?get={_list(part)}", AGGREGATES)}
+            told = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", AGGREGATES)}
             # Under the names as they were given: samples of many clusters are kept, and texts take room.
             found |= {name: Aggregate(*(getattr(told[name], key) for key in FIGURES)) for name in part if name in told}
         return found
 
-    async def _ask(self, path: str, shape: TypeAdapter[T], kept: float = KEPT) -> T:
-        return await self._once(path, lambda: self._fetch_json(path, shape), kept)
-
-    async def _once(self, key: str, ask: Callable[[], Coroutine[Any, Any, T]], kept: float = KEPT) -> T:
-        """Ask once for all who come while the answer is on its way or was given less than `kept` seconds ago."""
-        task = self._asked.get(key)
-        if task is None or (task.done() and time.monotonic() > self._until.get(key, 0.0)):
-            task = self._asked[key] = asyncio.create_task(ask())
-            task.add_done_callback(lambda done: self._note(key, done, kept))
-        # One caller's cancellation must not take the answer from the others.
-        answer: T = await asyncio.shield(task)
-        return answer
-
-    def _note(self, key: str, task: asyncio.Task[Any], kept: float) -> None:
-        now = time.monotonic()
-        # Somebody may have stopped waiting for an error; it is raised to whoever still does.
-        failed = task.cancelled() or task.exception() is not None
-        self._until[key] = now + (KEPT if failed else kept)
-        for old, until in list(self._until.items()):
-            known = self._asked.get(old)
-            if now > until + KEPT and (known is None or known.done()):
-                self._asked.pop(old, None)
-                del self._until[old]
-
-    async def _fetch_json(self, path: str, shape: TypeAdapter[T]) -> T:
-        url = self.key.url + path
+    def describe_error(self, body: bytes) -> str:
+        """The innermost cause in an error of Flink, without the stack trace."""
         try:
-            async with asyncio.timeout(self._timeout):
-                async for attempt in AsyncRetrying(
-                    stop=stop_after_attempt(ATTEMPTS),
-                    wait=wait_fixed(PAUSE),
-                    retry=retry_if_exception_type(UnavailableError),
-                    reraise=True,
-                ):
-                    with attempt:
-                        body = await self._fetch("GET", path, None)
-        except TimeoutError:
-            raise EdgeTimeoutError(f"{url} did not answer in full within {self._timeout:g} s") from None
-        return self._read(path, body, shape)
+            errors = json.loads(body)["errors"]
+        except (ValueError, TypeError, LookupError, RecursionError):
+            errors = None
+        if not isinstance(errors, list):
+            return super().describe_error(body)
+        causes = [
+            line.strip().removeprefix("Caused by: ")
+            for error in errors
+            if isinstance(error, str)
+            for line in error.splitlines()
+            if line.strip() and not re.match(r"\s*(at |\.\.\. \d+|<Exception on server side|End of exception)", line)
+        ]
+        specific = [cause for cause in causes if cause != "Internal server error."] or causes
+        return (specific[-1] if specific else "")[:LONGEST_CAUSE]
 
-    def _read(self, path: str, body: bytes, shape: TypeAdapter[T]) -> T:
-        url = self.key.url + path
-        try:
-            return shape.validate_json(body)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            if first["type"] == "json_invalid" or body.lstrip()[:1] not in {b"{", b"["}:
-                raise AnswerError(
-                    f"{url}: expected JSON of Flink's REST API, got {body[:60].decode(errors='replace')!r}"
-                ) from None
-            where = ".".join(map(str, first["loc"])) or "answer"
-            raise AnswerError(f"{url}: expected an answer of Flink's REST API, but {where}: {first['msg']}") from None
-
-    async def _fetch(self, method: str, path: str, document: bytes | None) -> bytes:
-        async with self._turns:
-            return await self._exchange(method, path, document)
-
-    async def _exchange(self, method: str, path: str, document: bytes | None) -> bytes:
-        url = self.key.url + path
-        self.requests += 1
-        headers = self._headers if document is None else {**self._headers, "Content-Type": "application/json"}
-        try:
-            async with self._session.request(
-                method,
-                url,
-                data=document,
-                headers=headers,
-                ssl=self._tls,
-                timeout=aiohttp.ClientTimeout(total=self._timeout),
-            ) as response:
-                body = bytearray()
-                async for chunk in response.content.iter_chunked(64 * 1024):
-                    body += chunk
-                    if len(body) > LARGEST_ANSWER:
-                        raise AnswerError(f"{url} answered more than {LARGEST_ANSWER // 2**20} MB")
-                if response.status // 100 == 2:  # noqa: PLR2004 - HTTP
-                    return bytes(body)
-                said = _said(bytes(body)) or str(response.reason)
-                text = f"{url} answered {response.status}: {said}"
-                if response.status in {408, 429} or (
-                    response.status >= 500 and "UnsupportedOperationException" not in said  # noqa: PLR2004 - HTTP
-                ):
-                    raise UnavailableError(text)
-                raise RefusedError(text)
-        except TimeoutError:
-            raise EdgeTimeoutError(f"{url} did not answer in full within {self._timeout:g} s") from None
-        except (aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
-            raise AnswerError(f"{url} cannot be asked: {error}") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
+    def is_refusal(self, status: int, said: str) -> bool:
+        """Flink answers 500 too when the job's scheduler does not support the request."""
+        return super().is_refusal(status, said) or "UnsupportedOperationException" in said
 
 
 def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine | None:
@@ -761,24 +554,6 @@ def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine |
     return max(alive or mine, key=lambda job: (job.start, job.end), default=None)
 
 
-def _authorization(key: FlinkKey) -> dict[str, str]:
-    if key.token is not None:
-        return {"Authorization": f"Bearer {key.token!s}"}
-    if key.username is not None and key.password is not None:
-        pair = f"{key.username}:{key.password!s}".encode()
-        return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
-    return {}
-
-
-def _tls(key: FlinkKey) -> ssl.SSLContext | bool:
-    if key.ca_file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=key.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise RefusedError(f"ca_file {key.ca_file} cannot be used: {error}") from None
-
-
 def _age(job: Job, values: Sequence[MetricValue], clock: float) -> float | None:
     """Age of the metrics at a time of the JobManager's clock, or None when they are not of the job's present run."""
     since = job.since("RUNNING")
@@ -789,7 +564,7 @@ def _age(job: Job, values: Sequence[MetricValue], clock: float) -> float | None:
     if since is None or uptime <= 0:
         return None
     age = clock - since / 1000 - uptime / 1000
-    return None if age < -FRESH else max(0.0, age)
+    return None if age < -CLOCK_TOLERANCE else max(0.0, age)
 
 
 def _list(names: Iterable[str]) -> str:
@@ -808,26 +583,6 @@ def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
         parts[-1].append(name)
         length += size
     return parts
-
-
-def _said(body: bytes) -> str:
-    """What an error of Flink says, without the stack trace."""
-    try:
-        errors = json.loads(body)["errors"]
-    except (ValueError, TypeError, LookupError, RecursionError):
-        errors = None
-    if not isinstance(errors, list):
-        return body[:80].decode(errors="replace").strip()
-    lines = [error for error in errors if isinstance(error, str)]
-    causes = [
-        line.strip().removeprefix("Caused by: ")
-        for text in lines
-        for line in text.splitlines()
-        if line.strip() and not re.match(r"\s*(at |\.\.\. \d+|<Exception on server side|End of exception)", line)
-    ]
-    # The last cause says it best; what is before is wrapping.
-    kept = [cause for cause in causes if cause != "Internal server error."] or causes
-    return (kept[-1] if kept else "")[:ANSWERED]
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -1,29 +1,24 @@
 """What the Spark source and the Spark engine share: their parameters and one client of Spark's REST answers.
 
-Three endpoints are asked: the Master (`/json/`), the driver (`/api/v1/...`) and the report that
-`autoscaler.injob.report(spark)` serves in the driver. Answers are kept for a moment, so that the metrics of
-one tick cost one request per address, and callers that come together await the same request.
+Three servers are polled: the Master (`/json/`), the driver (`/api/v1/...`) and the report that
+`autoscaler.injob.report(spark)` serves in the driver.
 """
 
 from __future__ import annotations
 
-import asyncio
 import html
 import re
-import time
-from collections.abc import AsyncIterator, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any, Generic, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Annotated, TypeVar
+from urllib.parse import quote
 
-import aiohttp
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+from pydantic import Field, TypeAdapter
 
+from autoscaler.clients.http import Answer, Endpoint, Fetched, JsonClient, StatusError, check_url
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Shared, UnavailableError
+from autoscaler.ports import AnswerError, RefusedError, Shared
 
 T = TypeVar("T")
 
@@ -31,21 +26,12 @@ FORMAT = 1
 """Version of the report's format that is understood."""
 
 LARGEST_ANSWER = 16 * 1024 * 1024
-KEPT = 0.5
-ATTEMPTS = 2
-SHARE = 0.45  # of the time-out for one answer: what is asked of the driver is asked after the report
-PAUSE = 0.1
+SHARE = 0.45  # of the time-out for one answer: the driver is polled after the report
 
 # The bounds keep sums and dates of wrong answers from overflowing.
 Instant = Annotated[float, Field(allow_inf_nan=False, ge=0, lt=1e11)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Position = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-
-
-class Answer(BaseModel):
-    """Part of an answer: only what is used is read, and that strictly."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class SourceProgress(Answer):
@@ -82,7 +68,7 @@ class Batch(Answer):
     steady: Instant | None = None
     idle: Instant | None = None
     rows: Count | None = None
-    durations: Annotated[dict[str, Position], Field(alias="durationMs")] = {}
+    durations: Annotated[dict[str, Position], Field(alias="durationMs", default_factory=dict)]
     sources: tuple[SourceProgress, ...] = ()
     state: tuple[StateProgress, ...] = ()
 
@@ -136,9 +122,10 @@ class Batch(Answer):
         return max((operator.partitions for operator in self.state if operator.partitions), default=None)
 
 
-def _sum(values: Any) -> int | None:  # noqa: ANN401 - an iterable of int | None
-    known = list(values)
-    return None if not known or any(value is None for value in known) else sum(known)
+def _sum(values: Iterable[int | None]) -> int | None:
+    given = list(values)
+    known = [value for value in given if value is not None]
+    return sum(known) if known and len(known) == len(given) else None
 
 
 class Run(Answer):
@@ -193,7 +180,7 @@ class Report(Answer):
     steady: Instant | None = None
     spark: str = ""
     application: ReportedApplication
-    settings: dict[str, str] = {}
+    settings: dict[str, str] = Field(default_factory=dict)
     queries: tuple[Run, ...] = ()
 
 
@@ -264,127 +251,33 @@ class Master(Answer):
     completed: Annotated[tuple[MasterApplication, ...], Field(alias="completedapps")] = ()
 
 
-class Parameters(Protocol):
-    """The parameters that the source and the engine have in common."""
-
-    @property
-    def app(self) -> str: ...  # noqa: D102
-    @property
-    def report(self) -> str: ...  # noqa: D102
-    @property
-    def master(self) -> str | None: ...  # noqa: D102
-    @property
-    def driver(self) -> str | None: ...  # noqa: D102
-    @property
-    def query(self) -> str | None: ...  # noqa: D102
-    @property
-    def window(self) -> timedelta: ...  # noqa: D102
-    @property
-    def timeout(self) -> timedelta: ...  # noqa: D102
-    @property
-    def master_conf(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def worker_conf(self) -> tuple[str, ...]: ...  # noqa: D102
-
-
-def validate(parameters: Parameters) -> None:
-    """Check the common parameters. Raises ValueError naming what is wrong."""
-    if not parameters.app:
-        raise ParameterError("app", "must be the application's name or id")
-    for name in ("report", "master", "driver"):
-        url: str | None = getattr(parameters, name)
-        if url is not None and "@" in urlsplit(url).netloc:
-            # Not quoted: what stands there may be a password, and addresses show in messages.
-            raise ParameterError(name, "must not contain a user or password: Spark's pages ask for none")
-        if not _usable(url) and (url is not None or name == "report"):
-            raise ParameterError(name, f"must be an address such as http://host:port, not {url!r}")
-    for name in ("window", "timeout"):
-        span: timedelta = getattr(parameters, name)
-        if span <= timedelta(0):
-            raise ParameterError(name, "must be above 0")
-    for name in ("master_conf", "worker_conf"):
-        for setting in getattr(parameters, name):
-            if not re.fullmatch(r"spark\.[\w.]+=.+", str(setting)):
-                raise ParameterError(name, f"must be settings such as spark.worker.timeout=60, not {setting!r}")
-
-
-def _usable(url: str | None) -> bool:
-    try:
-        parts = urlsplit(url or "")
-        (parts.hostname or "").encode("idna")
-        return (
-            parts.scheme in {"http", "https"}
-            and bool(parts.hostname)
-            and parts.port != 0
-            and not (parts.query or parts.fragment)
-            and not re.search(r"\s", url or "")
-        )
-    except ValueError:
-        return False
-
-
-@dataclass(frozen=True, slots=True)
-class SparkKey:
-    """Under this the client of one application is shared between the source and the engine."""
+@dataclass(frozen=True)
+class SparkParameters:
+    """The parameters of the source and of the engine, which describe them."""
 
     app: str
     report: str
-    master: str | None
-    driver: str | None
-    query: str | None
-    timeout: timedelta
+    master: str | None = None
+    driver: str | None = None
+    query: str | None = None
+    window: timedelta = timedelta(seconds=15)
+    timeout: timedelta = timedelta(seconds=3)
+    master_conf: tuple[str, ...] = ()
+    worker_conf: tuple[str, ...] = ()
 
-
-@dataclass(slots=True)
-class Fetched(Generic[T]):
-    """An answer and when it came, on the event loop's monotonic clock."""
-
-    value: T
-    at: float
-
-    @property
-    def age(self) -> float:
-        """Seconds since it came."""
-        return time.monotonic() - self.at
-
-
-async def shared_api(shared: Shared, parameters: Parameters) -> SparkApi:
-    """The client for these parameters, over the one HTTP session that all Spark clients share."""
-    session: aiohttp.ClientSession = await shared.enter("autoscaler.clients.spark.session", _session)
-    key = SparkKey(
-        parameters.app,
-        parameters.report.rstrip("/"),
-        parameters.master and parameters.master.rstrip("/"),
-        parameters.driver and parameters.driver.rstrip("/"),
-        parameters.query,
-        parameters.timeout,
-    )
-
-    def factory() -> AbstractAsyncContextManager[SparkApi]:
-        return _api(key, session)
-
-    hashable: Hashable = key
-    return await shared.enter(hashable, factory)
-
-
-@asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
-    # Nothing is decompressed, so an answer cannot grow beyond what came over the wire.
-    async with aiohttp.ClientSession(
-        headers={"Accept": "application/json", "Accept-Encoding": "identity"},
-        auto_decompress=False,
-        connector=aiohttp.TCPConnector(limit=64),
-    ) as session:
-        yield session
-
-
-@asynccontextmanager
-async def _api(key: SparkKey, session: aiohttp.ClientSession) -> AsyncIterator[SparkApi]:
-    api = SparkApi(key, session)
-    try:
-        yield api
-    finally:
-        await api.close()
+    def __post_init__(self) -> None:
+        if not self.app:
+            raise ParameterError("app", "must be the application's name or id")
+        for name, url in (("report", self.report), ("master", self.master), ("driver", self.driver)):
+            if url is not None:
+                check_url(name, url)
+        for name, length in (("window", self.window), ("timeout", self.timeout)):
+            if length <= timedelta(0):
+                raise ParameterError(name, "must be above 0")
+        for name in ("master_conf", "worker_conf"):
+            for setting in getattr(self, name):
+                if not re.fullmatch(r"spark\.[\w.]+=.+", str(setting)):
+                    raise ParameterError(name, f"must be settings such as spark.worker.timeout=60, not {setting!r}")
 
 
 REPORT = TypeAdapter(Report)
@@ -395,52 +288,41 @@ STAGES = TypeAdapter(list[Stage])
 
 
 class SparkApi:
-    """Asks one application's Master, driver and report. All methods raise EdgeError."""
+    """The client of one application's Master, driver and report. All methods raise EdgeError."""
 
-    def __init__(self, key: SparkKey, session: aiohttp.ClientSession) -> None:
-        self.key = key
-        self._session = session
-        self._timeout = key.timeout.total_seconds() * SHARE
-        self._asked: dict[str, asyncio.Task[Fetched[Any]]] = {}
-        self._ended: dict[str, float] = {}
-
-    async def close(self) -> None:
-        """Give up what is still being asked."""
-        tasks = [task for task in self._asked.values() if not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._asked.clear()
+    def __init__(self, shared: Shared, parameters: SparkParameters) -> None:
+        self.parameters = parameters
+        self._shared = shared
 
     async def report(self) -> Fetched[Report]:
         """What the driver's report says, checked to be of this application."""
-        url = f"{self.key.report}/v1/progress"
-        fetched = await self._ask(url, REPORT, "the report; does the job call autoscaler.injob.report(spark)?")
-        report = fetched.value
+        base, app = self.parameters.report.rstrip("/"), self.parameters.app
+        expected = "the report (does the job call autoscaler.injob.report(spark)?)"
+        fetched = await self._fetch(base, "/v1/progress", REPORT, expected)
+        report, url = fetched.value, f"{base}/v1/progress"
         if report.format != FORMAT:
             raise AnswerError(
                 f"{url}: the report has format {report.format}, expected {FORMAT}; "
                 "use the same version of the autoscaler in the job and in the daemon"
             )
-        if self.key.app not in {report.application.name, report.application.id}:
+        if app not in {report.application.name, report.application.id}:
             raise AnswerError(
                 f"{url}: the report is of application {report.application.name!r} ({report.application.id}), "
-                f"expected {self.key.app!r}; is its port used by another job?"
+                f"expected {app!r}; is its port used by another job?"
             )
         return fetched
 
     async def master(self) -> Master | None:
         """What the Master shows, or None when no Master is configured."""
-        if self.key.master is None:
+        if self.parameters.master is None:
             return None
-        return (await self._ask(f"{self.key.master}/json/", MASTER, "a Spark Master's JSON")).value
+        return (await self._fetch(self.parameters.master, "/json/", MASTER, "a Spark Master")).value
 
     async def master_settings(self) -> dict[str, str] | None:
         """The settings the Master was started with, or None when it does not show them (Spark before 4.0)."""
-        if self.key.master is None:
+        if self.parameters.master is None:
             return None
-        url = f"{self.key.master}/environment/"
-        page = (await self._fetch(url)).decode(errors="replace")
+        page = await (await self._client(self.parameters.master)).text("/environment/")
         if "Spark Properties" not in page:
             return None
         rows = re.findall(r"<td>(spark\.[^<]*)</td>\s*<td>([^<]*)</td>", page)
@@ -452,125 +334,70 @@ class SparkApi:
         Raises:
             RefusedError: no Master is configured, it does not allow it, or it has no such host.
         """
-        if self.key.master is None:
+        if self.parameters.master is None:
             raise RefusedError("workers can be drained only with the parameter master, the Master's web UI")
-        url = f"{self.key.master}/workers/kill/?host={quote(host)}"
-        try:
-            async with self._session.post(
-                url, allow_redirects=False, timeout=aiohttp.ClientTimeout(total=self._timeout)
-            ) as response:
-                status = response.status
-        except TimeoutError:
-            raise EdgeTimeoutError(f"{url} did not answer within {self._timeout:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
-        if status == 200:  # noqa: PLR2004 - HTTP
-            return
-        why = {
-            403: "it may not be used from here; start the Master with "
+        hints = {
+            403: "requests from this host are not allowed; start the Master with "
             "-Dspark.master.ui.decommission.allow.mode=ALLOW in SPARK_MASTER_OPTS, and guard its port",
             404: "the Master has no alive worker there",
-            405: "the Master has no such door; start it with -Dspark.decommission.enabled=true in SPARK_MASTER_OPTS",
-        }.get(status, "expected 200")
-        if status in {408, 429} or status >= 500:  # noqa: PLR2004 - HTTP
-            raise UnavailableError(f"{url} answered {status}")
-        raise RefusedError(f"{url} answered {status}: {why}")
-
-    async def driver(self) -> str:
-        """Address of the application in the driver's REST API."""
-        application = (await self.report()).value.application
-        ui = self.key.driver or application.ui
-        if not ui:
-            raise AnswerError(
-                f"application {self.key.app!r} has no UI (spark.ui.enabled=false), so its executors cannot be seen"
-            )
-        return f"{ui.rstrip('/')}/api/v1/applications/{application.id}"
+            405: "the Master does not offer decommissioning; start it with -Dspark.decommission.enabled=true in "
+            "SPARK_MASTER_OPTS",
+        }
+        try:
+            await (await self._client(self.parameters.master)).post(f"/workers/kill/?host={quote(host)}")
+        except StatusError as error:
+            if error.status not in hints:
+                raise
+            raise RefusedError(f"{error}: {hints[error.status]}") from None
 
     async def executors(self) -> Fetched[list[Executor]]:
         """All executors of the application, the driver left out and dead ones included."""
-        fetched = await self._ask(f"{await self.driver()}/allexecutors", EXECUTORS, "the driver's executors")
+        fetched = await self._driver("/allexecutors", EXECUTORS)
         return Fetched([executor for executor in fetched.value if executor.id != "driver"], fetched.at)
 
     async def running_jobs(self) -> list[Job]:
         """Jobs that are running now."""
-        return (await self._ask(f"{await self.driver()}/jobs?status=running", JOBS, "the driver's jobs")).value
+        return (await self._driver("/jobs?status=running", JOBS)).value
 
     async def completed_jobs(self) -> list[Job]:
-        """Jobs that have completed, newest first: up to a megabyte, so not for every tick."""
-        return (await self._ask(f"{await self.driver()}/jobs?status=succeeded", JOBS, "the driver's jobs")).value
+        """Jobs that have completed, newest first: up to a megabyte, so not for every poll."""
+        return (await self._driver("/jobs?status=succeeded", JOBS)).value
 
     async def active_stages(self) -> list[Stage]:
         """Stages that are running now."""
-        url = f"{await self.driver()}/stages?status=active"
-        return (await self._ask(url, STAGES, "the driver's stages")).value
+        return (await self._driver("/stages?status=active", STAGES)).value
 
     async def stage(self, number: int) -> list[Stage]:
         """One stage: its attempts."""
-        url = f"{await self.driver()}/stages/{number}?details=false"
-        return (await self._ask(url, STAGES, "a stage of the driver")).value
+        return (await self._driver(f"/stages/{number}?details=false", STAGES)).value
 
-    async def _ask(self, url: str, shape: TypeAdapter[T], expected: str) -> Fetched[T]:
-        """Ask once for all who come while the answer is on its way or has just come."""
-        task = self._asked.get(url)
-        if task is None or (task.done() and time.monotonic() - self._ended.get(url, 0.0) > KEPT):
-            task = self._asked[url] = asyncio.create_task(self._answer(url, shape, expected))
-            task.add_done_callback(lambda done: self._note(url, done))
-        # One caller's cancellation must not take the answer from the others.
-        return await asyncio.shield(task)
-
-    def _note(self, url: str, task: asyncio.Task[Fetched[Any]]) -> None:
-        self._ended[url] = time.monotonic()
-        if not task.cancelled():
-            task.exception()  # somebody may have stopped waiting for it; it is raised to whoever still does
-        for old, ended in list(self._ended.items()):
-            known = self._asked.get(old)
-            if self._ended[url] - ended > 10 * KEPT and (known is None or known.done()):
-                self._asked.pop(old, None)
-                del self._ended[old]
-
-    async def _answer(self, url: str, shape: TypeAdapter[T], expected: str) -> Fetched[T]:
+    async def _driver(self, path: str, shape: TypeAdapter[T]) -> Fetched[T]:
+        """What the driver's REST API answers for the application."""
+        application = (await self.report()).value.application
+        ui = self.parameters.driver or application.ui
+        if not ui:
+            raise AnswerError(
+                f"application {self.parameters.app!r} has no UI (spark.ui.enabled=false), "
+                "so its executors cannot be seen"
+            )
         try:
-            async with asyncio.timeout(self._timeout):
-                async for attempt in AsyncRetrying(
-                    stop=stop_after_attempt(ATTEMPTS),
-                    wait=wait_fixed(PAUSE),
-                    retry=retry_if_exception_type(UnavailableError),
-                    reraise=True,
-                ):
-                    with attempt:
-                        body = await self._fetch(url)
-        except TimeoutError:
-            raise EdgeTimeoutError(f"{url} did not answer in full within {self._timeout:g} s") from None
-        try:
-            return Fetched(shape.validate_json(body), time.monotonic())
-        except ValidationError as error:
-            if body.lstrip()[:1] not in {b"{", b"["}:
-                raise AnswerError(
-                    f"{url}: expected JSON ({expected}), got {body[:60].decode(errors='replace')!r}"
-                ) from None
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "answer"
-            raise AnswerError(f"{url}: expected {expected}, but {where}: {first['msg']}") from None
+            check_url("driver", ui)
+        except ParameterError as error:
+            raise AnswerError(f"the report's address of the driver's UI cannot be used; {error}") from None
+        path = f"/api/v1/applications/{application.id}{path}"
+        return await self._fetch(ui, path, shape, "the driver's REST API")
 
-    async def _fetch(self, url: str) -> bytes:
-        try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=self._timeout)) as response:
-                if response.status in {408, 429} or response.status >= 500:  # noqa: PLR2004 - HTTP
-                    raise UnavailableError(f"{url} answered {response.status} {response.reason}")
-                if response.status != 200:  # noqa: PLR2004 - HTTP
-                    raise RefusedError(f"{url} answered {response.status} {response.reason}")
-                body = bytearray()
-                async for chunk in response.content.iter_chunked(64 * 1024):
-                    body += chunk
-                    if len(body) > LARGEST_ANSWER:
-                        raise AnswerError(f"{url} answered more than {LARGEST_ANSWER // 2**20} MB")
-                return bytes(body)
-        except TimeoutError:
-            raise EdgeTimeoutError(f"{url} did not answer in full within {self._timeout:g} s") from None
-        except (aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
-            raise AnswerError(f"{url} cannot be asked: {error}") from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
+    async def _client(self, url: str) -> JsonClient:
+        endpoint = Endpoint(
+            url=url.rstrip("/"),
+            timeout=self.parameters.timeout * SHARE,
+            max_bytes=LARGEST_ANSWER,
+            follow_redirects=True,
+        )
+        return await JsonClient.open(self._shared, endpoint)
+
+    async def _fetch(self, base: str, path: str, shape: TypeAdapter[T], expected: str) -> Fetched[T]:
+        return await (await self._client(base)).fetch(path, shape, expected=f"JSON of {expected}")
 
 
 def seconds(text: str | None, default: float) -> float | None:

@@ -126,7 +126,9 @@ class FlinkEngine:
             async with asyncio.timeout(limit):
                 yield
         except TimeoutError:
-            raise EdgeTimeoutError(f"{self._api.key.url} did not answer all questions within {limit:g} s") from None
+            raise EdgeTimeoutError(
+                f"{self._api.endpoint.url} did not answer all questions within {limit:g} s"
+            ) from None
 
     async def _facts(self, line: JobLine) -> Facts:
         api, jid = self._api, line.jid

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 from autoscaler.clients.spark import (
@@ -17,13 +17,12 @@ from autoscaler.clients.spark import (
     Report,
     Run,
     SparkApi,
+    SparkParameters,
     Stage,
     find_application,
     find_run,
     milliseconds,
     seconds,
-    shared_api,
-    validate,
 )
 from autoscaler.core.model import EngineStatus, JobState
 from autoscaler.ports import AnswerError, EdgeError, Finding, RefusedError, Severity, Shared, Worker
@@ -37,7 +36,7 @@ log = logging.getLogger("autoscaler.engines")
 
 
 @dataclass(frozen=True)
-class Spark:
+class Spark(SparkParameters):
     """A Spark Structured Streaming query, on a standalone cluster, whose job calls `autoscaler.injob.report(spark)`.
 
     The source `spark` has the same parameters.
@@ -54,29 +53,16 @@ class Spark:
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """
 
-    app: str
-    report: str
-    master: str | None = None
-    driver: str | None = None
-    query: str | None = None
-    window: timedelta = timedelta(seconds=15)
-    timeout: timedelta = timedelta(seconds=3)
-    master_conf: tuple[str, ...] = ()
-    worker_conf: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        validate(self)
-
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[SparkEngine]:
         """Open it; nothing is asked before the first description is."""
-        yield SparkEngine(await shared_api(shared, self), self)
+        yield SparkEngine(SparkApi(shared, self), self)
 
 
 class SparkEngine:
     """The live engine."""
 
-    def __init__(self, api: SparkApi, parameters: Spark) -> None:
+    def __init__(self, api: SparkApi, parameters: SparkParameters) -> None:
         self._api = api
         self._parameters = parameters
         self._widest = Widest()

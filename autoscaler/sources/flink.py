@@ -885,7 +885,7 @@ class FlinkSource:
                 seen, at = await self._seen(metric, now)
         except TimeoutError:
             raise EdgeTimeoutError(
-                f"{self._api.key.url} did not answer all questions within {self._limit:g} s"
+                f"{self._api.endpoint.url} did not answer all requests within {self._limit:g} s"
             ) from None
         value = PURE[metric](seen, query)
         if not math.isfinite(value) or value < 0:
@@ -922,7 +922,7 @@ class FlinkSource:
         line = await self._api.find_job(self._parameters.job)
         name = self._parameters.job
         if line is None:
-            raise AnswerError(f"{self._api.key.url} runs no job" + (f" named {name!r}" if name else ""))
+            raise AnswerError(f"{self._api.endpoint.url} runs no job" + (f" named {name!r}" if name else ""))
         if line.over:
             raise AnswerError(f"job {line.name!r} is {line.state}")
         job = await self._api.job(line.jid)

@@ -28,10 +28,9 @@ from autoscaler.clients.spark import (
     Report,
     Run,
     SparkApi,
+    SparkParameters,
     find_run,
     milliseconds,
-    shared_api,
-    validate,
 )
 from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
@@ -553,7 +552,7 @@ class SparkQuery:
 
 
 @dataclass(frozen=True)
-class Spark:
+class Spark(SparkParameters):
     """Metrics of a Spark Structured Streaming query whose job calls `autoscaler.injob.report(spark)`.
 
     The engine `spark` has the same parameters.
@@ -570,25 +569,12 @@ class Spark:
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """
 
-    app: str
-    report: str
-    master: str | None = None
-    driver: str | None = None
-    query: str | None = None
-    window: timedelta = timedelta(seconds=15)
-    timeout: timedelta = timedelta(seconds=3)
-    master_conf: tuple[str, ...] = ()
-    worker_conf: tuple[str, ...] = ()
-
     Query: ClassVar[type] = SparkQuery
-
-    def __post_init__(self) -> None:
-        validate(self)
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[SparkSource]:
         """Open it; nothing is asked before the first metric is."""
-        yield SparkSource(await shared_api(shared, self), self.window.total_seconds())
+        yield SparkSource(SparkApi(shared, self), self.window.total_seconds())
 
 
 class SparkSource:
@@ -610,7 +596,7 @@ class SparkSource:
             # The executors of a new driver count from 0 and have the numbers of the old one's.
             self._application = report.application.id
             self._samples.clear()
-        run = find_run(report, self._api.key.query)
+        run = find_run(report, self._api.parameters.query)
         if run is None:
             raise AnswerError(f"application {report.application.name!r} has not started a streaming query yet")
         metric = Metric(query.metric)
@@ -641,12 +627,12 @@ class SparkSource:
             if not self._blind:
                 log.warning(
                     "the driver's UI cannot be asked; metrics come from the report alone",
-                    extra={"app": self._api.key.app, "error": str(error)},
+                    extra={"app": self._api.parameters.app, "error": str(error)},
                 )
             self._blind = str(error)
             return None, ()
         if self._blind:
-            log.info("the driver's UI can be asked again", extra={"app": self._api.key.app})
+            log.info("the driver's UI can be asked again", extra={"app": self._api.parameters.app})
             self._blind = ""
         return any(job.group == run.run for job in jobs), changes
 
@@ -680,5 +666,5 @@ class SparkSource:
             value = saturation(Seen(run, report.now, self._window, steady=report.steady))
             return value.value, max(0.0, report.now - value.at)
         if not last.executors:
-            raise AnswerError(f"application {self._api.key.app!r} has no executor, so no busy share")
+            raise AnswerError(f"application {self._api.parameters.app!r} has no executor, so no busy share")
         raise NotYetError("the busy share of the slots needs two looks at the executors; this was the first")

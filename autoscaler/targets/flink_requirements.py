@@ -15,9 +15,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
 from pathlib import Path
 
 from autoscaler.clients.flink import FlinkApi, Job, Overview, Requirement, Vertex, shared_api, validate_access
+from autoscaler.clients.http import StatusError
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -242,7 +244,11 @@ class _Requirements:
                 f"{self._named} is not run by the adaptive scheduler, so its parallelism cannot be changed while it "
                 f"runs: set jobmanager.scheduler: adaptive, or scale its TaskManagers in Reactive Mode. Flink: {said}"
             )
-        if "/resource-requirements answered 404" in said:
+        if (
+            isinstance(refusal, StatusError)
+            and refusal.status == HTTPStatus.NOT_FOUND
+            and "/resource-requirements" in said
+        ):
             return RefusedError(
                 f"{self._named}: bounds can be set from Flink 1.18 on, this one knows none. Flink: {said}"
             )

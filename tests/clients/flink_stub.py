@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from autoscaler.clients.flink import FlinkApi
+from autoscaler.clients.http import JsonClient
 
 T = TypeVar("T")
 DATA = Path(__file__).parent / "data" / "flink"
@@ -47,7 +47,7 @@ class Shared:
     def forget(self) -> None:
         """Let the answers that are kept for a moment be asked for anew."""
         for live in self.live.values():
-            if isinstance(live, FlinkApi):
+            if isinstance(live, JsonClient):
                 live.forget()
 
 

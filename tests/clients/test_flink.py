@@ -16,7 +16,6 @@ import pytest
 from aiohttp import web
 
 from autoscaler.clients.flink import (
-    KEPT,
     LONGEST_QUERY,
     FlinkApi,
     JobLine,
@@ -116,7 +115,6 @@ async def test_what_is_asked_together_is_asked_once(newest: Rig) -> None:
     api.forget()
     await api.overview()
     assert len(newest.flink.asked) == 2
-    assert api.requests == 2
 
 
 async def test_one_who_gives_up_does_not_take_the_answer_from_others(newest: Rig) -> None:
@@ -186,7 +184,8 @@ async def test_a_json_document_is_put_once_and_a_refusal_has_flinks_words(newest
     newest.flink.special[path] = refuse
     api = await newest.api()
     with pytest.raises(
-        RefusedError, match=r"answered 500: java.lang.UnsupportedOperationException: Cannot change it\.$"
+        RefusedError,
+        match=r"answered 500 Internal Server Error: java.lang.UnsupportedOperationException: Cannot change it\.$",
     ):
         await api.put_requirements(newest.flink.jid, {SOURCE: (1, 4)})
     assert bodies == [{SOURCE: {"parallelism": {"lowerBound": 1, "upperBound": 4}}}]
@@ -197,7 +196,7 @@ async def test_a_json_document_is_put_once_and_a_refusal_has_flinks_words(newest
     [
         (404, {"errors": ["org.apache.flink.runtime.rest.NotFoundException: Job x not found\n\tat a.b"]}, RefusedError,
          "Job x not found"),
-        (401, "who are you", RefusedError, "401: who are you"),
+        (401, "who are you", RefusedError, "401 Unauthorized: who are you; no token or password was sent"),
         (503, {"errors": ["Service temporarily unavailable due to an ongoing leader election. Please refresh."]},
          UnavailableError, "leader election"),
         (429, {"errors": []}, UnavailableError, "429"),
@@ -227,7 +226,7 @@ async def test_an_error_without_flinks_words_is_an_error_all_the_same(newest: Ri
         return web.json_response(said, status=404)
 
     newest.flink.special["/jobs/overview"] = refuse
-    with pytest.raises(RefusedError, match="/jobs/overview answered 404: "):
+    with pytest.raises(RefusedError, match="/jobs/overview answered 404 Not Found"):
         await (await newest.api()).jobs()
 
 
@@ -259,7 +258,7 @@ async def test_a_job_manager_that_hangs_takes_nothing_from_others_behind_the_sam
     newest.flink.answers["/good/overview"] = newest.flink.answers["/overview"]
     slow = await shared_api(newest.shared, Access(newest.url + "/hanging", timeout=timedelta(minutes=5)))
     good = await shared_api(newest.shared, Access(newest.url + "/good"))
-    waiting = [asyncio.create_task(slow.get(path.removeprefix("/hanging"))) for path in asked]
+    waiting: list[asyncio.Task[Any]] = [asyncio.create_task(slow.get(path.removeprefix("/hanging"))) for path in asked]
     async with asyncio.timeout(10):
         while len(newest.flink.asked) < 8:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
@@ -322,7 +321,7 @@ async def test_it_says_who_it_is(newest: Rig, changes: dict[str, Any], expected:
     api = await newest.api(**changes)
     assert await api.jobs() == ()
     assert seen == [expected]
-    assert "t0ken" not in repr(api.key)
+    assert "t0ken" not in repr(api.endpoint)
 
 
 async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
@@ -344,7 +343,7 @@ async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
 
 
 async def test_a_certificate_file_that_is_not_there_is_named(newest: Rig) -> None:
-    with pytest.raises(RefusedError, match=r"ca_file /nowhere/ca.pem cannot be used"):
+    with pytest.raises(AnswerError, match=r"ca_file /nowhere/ca.pem cannot be used"):
         await shared_api(newest.shared, Access("https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")))
 
 
@@ -380,10 +379,10 @@ def test_two_jobs_of_one_name_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"url": "jobmanager:8081"}, "must be the JobManager's REST address"),
-        ({"url": "http://"}, "must be the JobManager's REST address"),
-        ({"url": "http://h:99999"}, "must be the JobManager's REST address"),
-        ({"url": "http://h:1/?a=b"}, "must be the JobManager's REST address"),
+        ({"url": "jobmanager:8081"}, "url: must be an address such as http://host:8081"),
+        ({"url": "http://"}, "url: must be an address such as http://host:8081"),
+        ({"url": "http://h:99999"}, "url: must be an address such as http://host:8081"),
+        ({"url": "http://h:1/?a=b"}, "url: must be an address such as http://host:8081"),
         ({"url": "http://ann:hunter2@h:1"}, "^url: must not contain a user or password"),
         ({"username": "ann"}, "must be given together"),
         ({"username": "ann", "password": Secret("x"), "token": Secret("y")}, "must not be given together"),
@@ -393,7 +392,7 @@ def test_two_jobs_of_one_name_are_an_error() -> None:
         ({"username": "", "password": Secret("x")}, "username: must not be empty"),
         ({"username": "ann", "password": Secret("x\n")}, "password: must not be empty or contain a line break"),
         ({"ca_file": Path("ca.pem")}, "needs a url that begins with https"),
-        ({"timeout": timedelta(0)}, "timeout: must be above 0"),
+        ({"timeout": timedelta(0)}, "timeout: must be above 0s"),
     ],
 )
 def test_wrong_parameters_are_named(changes: dict[str, Any], text: str) -> None:
@@ -433,7 +432,3 @@ def test_versions_are_read() -> None:
     assert version("2.3-SNAPSHOT") == (2, 3)
     with pytest.raises(AnswerError, match="got ''"):
         version("")
-
-
-def test_answers_are_kept_for_less_than_a_tick() -> None:
-    assert KEPT <= 1

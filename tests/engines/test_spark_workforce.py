@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from autoscaler.engines.spark import Spark, SparkEngine
-from autoscaler.ports import EdgeError, RefusedError, UnavailableError, Worker, Workforce
+from autoscaler.ports import AnswerError, EdgeError, RefusedError, UnavailableError, Worker, Workforce
 from autoscaler.testing.contracts import LocalShared
 from tests.sources.test_spark_server import APP, FakeSpark
 
@@ -148,7 +148,7 @@ async def test_draining_again_asks_nothing(cluster: Cluster, state: str) -> None
         (403, RefusedError, "decommission.allow.mode=ALLOW"),
         (404, RefusedError, "no alive worker there"),
         (405, RefusedError, "spark.decommission.enabled=true in SPARK_MASTER_OPTS"),
-        (302, RefusedError, "expected 200"),
+        (302, AnswerError, "redirected to ''; configure the final address"),
         (503, UnavailableError, "answered 503"),
     ],
 )

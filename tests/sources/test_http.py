@@ -153,7 +153,7 @@ async def test_what_an_expression_stumbles_over_is_missing(path: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"<html>login</html>", b"{", b"[" * 100_000, b"\xff\xfe\x00"])
 async def test_what_is_no_json_is_missing(body: bytes) -> None:
     async with serving(Server(body)) as server:
-        with pytest.raises(AnswerError, match=f"{server.url}: expected JSON, got what begins with"):
+        with pytest.raises(AnswerError, match=f"{server.url}: expected JSON, got "):
             await reading(Http(server.url), "lag")
 
 
@@ -201,11 +201,11 @@ async def test_the_token_goes_where_it_is_wanted() -> None:
 @pytest.mark.parametrize(
     ("status", "error", "says"),
     [
-        (302, AnswerError, "HTTP 302 Found: redirected to '/login'; give the final address"),
-        (401, RefusedError, "HTTP 401 Unauthorized; check token and token_header"),
-        (403, RefusedError, "check token"),
-        (404, RefusedError, "HTTP 404 Not Found"),
-        (204, RefusedError, "HTTP 204"),
+        (302, AnswerError, "answered 302 Found: redirected to '/login'; configure the final address"),
+        (401, RefusedError, "answered 401 Unauthorized: .*; no token or password was sent"),
+        (403, RefusedError, "answered 403 Forbidden: .*; no token or password was sent"),
+        (404, RefusedError, "answered 404 Not Found"),
+        (204, AnswerError, "expected JSON, got ''"),
     ],
 )
 async def test_other_answers_are_errors_and_are_not_asked_again(status: int, error: type[EdgeError], says: str) -> None:
@@ -221,7 +221,7 @@ async def test_a_server_that_is_busy_is_asked_again(status: int) -> None:
     async with serving(Server(statuses=[status])) as server:
         assert (await reading(Http(server.url), "busy")).value == (0.25, 1.0, 0.5)
     async with serving(Server(statuses=[status] * 9)) as server:
-        with pytest.raises(UnavailableError, match=f"HTTP {status}"):
+        with pytest.raises(UnavailableError, match=f"answered {status}"):
             await reading(Http(server.url), "busy")
         assert len(server.headers) == 3
 
@@ -229,14 +229,14 @@ async def test_a_server_that_is_busy_is_asked_again(status: int) -> None:
 async def test_a_server_that_hangs_is_missing_in_time() -> None:
     async with serving(Server(pause=60)) as server:
         begun = time.monotonic()
-        with pytest.raises(EdgeTimeoutError, match=f"{server.url}: no answer to its end within 0.3s"):
+        with pytest.raises(EdgeTimeoutError, match=f"{server.url} did not answer in full within 0.285 s"):
             await reading(Http(server.url, timeout=timedelta(seconds=0.3)), "busy")
         assert time.monotonic() - begun < 10
 
 
 async def test_a_document_that_is_too_large_is_refused() -> None:
     async with serving(Server(b" " * 2000)) as server:
-        with pytest.raises(AnswerError, match="more than 1,000 bytes; raise max_bytes"):
+        with pytest.raises(AnswerError, match="answered more than 1,000 bytes, the limit max_bytes"):
             await reading(Http(server.url, max_bytes=1000), "busy")
 
 
@@ -254,16 +254,16 @@ async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given_", "says"),
     [
-        ({"url": "ftp://host/stats"}, "url: must look like"),
-        ({"url": "http:///stats"}, "url: must look like"),
-        ({"url": "http://ann:secret@host/"}, "url: must not contain a user or password: give a token"),
-        ({"url": "http://host:port/"}, "[Pp]ort"),
+        ({"url": "ftp://host/stats"}, "url: must be an address such as"),
+        ({"url": "http:///stats"}, "url: must be an address such as"),
+        ({"url": "http://ann:secret@host/"}, "url: must not contain a user or password"),
+        ({"url": "http://host:port/"}, "url: must be an address such as"),
         ({"token": Secret("two words")}, "token: must be ASCII without spaces"),
         ({"token_header": "X-Api-Key"}, "token_header: needs token"),
         ({"headers": {"authorization": "x"}}, "headers: must not contain Authorization: use token"),
         ({"headers": {"a b": "x"}}, "'a b' is not a valid HTTP header"),
         ({"headers": {"a": "x\r\ny"}}, "'a' is not a valid HTTP header"),
-        ({"ca_file": Path("ca.pem"), "verify": False}, "ca_file: is of no use"),
+        ({"ca_file": Path("ca.pem"), "verify": False}, "ca_file: has no effect with verify: false"),
         ({"attempts": 0}, "attempts: must be 1 or more"),
         ({"max_bytes": 0}, "max_bytes: must be 1 or more"),
         ({"timeout": timedelta(0)}, "timeout: must be above 0s"),

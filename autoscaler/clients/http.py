@@ -1,0 +1,427 @@
+"""One client for every system with a REST API that answers JSON: Flink, Spark, the source `http`, and yours.
+
+    client = await JsonClient.open(shared, Endpoint(url="http://host:4646", token=self.token))
+    job = await client.get("/v1/job/orders", TypeAdapter(Job))
+    await client.post("/v1/job/orders/scale", {"Count": 3})
+
+A client is shared by all that open it with an equal `Endpoint`. Reads of one path are shared too: callers that come
+together wait for one request, and its answer is kept for a moment, so the metrics of one poll cost one request. All
+methods raise EdgeError, with the address, what was expected and what to do in its message, and never a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import math
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
+
+from autoscaler.core.parameters import ParameterError
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Secret, Shared, UnavailableError
+
+T = TypeVar("T")
+
+AUTHORIZATION = "Authorization"
+FRESH = 0.5
+"""Seconds for which an answer is kept unless the caller says otherwise: long enough for the metrics of one poll."""
+
+_CONNECTIONS = 512  # of all clients together: below the 1,024 open files that a process usually may have
+_CONCURRENT = 8  # requests of one client at a time
+_CHUNK = 64 * 1024
+_EXCERPT = 120  # characters of a foreign text that go into a message
+_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+class Answer(BaseModel):
+    """Base of the models of answers: only the fields that are used are read, and those strictly."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
+
+
+class StatusError(RefusedError):
+    """The server refused the request. `status` is the HTTP status."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Generic[T]):
+    """An answer and when it came, on the monotonic clock."""
+
+    value: T
+    at: float
+
+    @property
+    def age(self) -> float:
+        """Seconds since it came."""
+        return max(0.0, time.monotonic() - self.at)
+
+
+def check_url(name: str, url: str) -> None:
+    """Check the address of a server. Raises ParameterError for the parameter `name`."""
+    try:
+        parts = urlsplit(url)
+        usable = (
+            parts.scheme in {"http", "https"}
+            and bool((parts.hostname or "").encode("idna"))
+            and parts.port != 0
+            and not (parts.query or parts.fragment)
+            and not re.search(r"\s", url)
+        )
+    except ValueError:
+        usable, parts = False, urlsplit("")
+    if "@" in parts.netloc:
+        # Not quoted: what stands there may be a password, and addresses show in messages.
+        raise ParameterError(name, "must not contain a user or password; use the parameters for authentication")
+    if not usable:
+        raise ParameterError(name, f"must be an address such as http://host:8081, not {url!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A server, how to authenticate, and the limits of a request. Checked when it is made.
+
+    Attributes:
+        url: its address, without query. A path that begins with `/` is appended to it.
+        username, password: for HTTP basic authentication. Default: none.
+        token: sent as `Authorization: Bearer <token>`, or as it is in `token_header`. Default: none.
+        token_header: the header that carries the token, such as `X-Api-Key`.
+        headers: further HTTP headers, (name, value). They are not secret.
+        ca_file: PEM file with the certificates that sign the server's. Default: those of the system.
+        verify: whether the server's certificate is verified.
+        timeout: time for one answer, retries included.
+        attempts: how often a read is tried while the server is unavailable. A write is tried once.
+        max_bytes: a larger answer is an error.
+        follow_redirects: whether GET and PUT follow redirects. POST never does: it would become a GET.
+
+    Raises:
+        ParameterError: a value cannot be used.
+    """
+
+    url: str
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    token_header: str = AUTHORIZATION
+    headers: tuple[tuple[str, str], ...] = ()
+    ca_file: Path | None = None
+    verify: bool = True
+    timeout: timedelta = timedelta(seconds=3)
+    attempts: int = 2
+    max_bytes: int = 32 * 1024 * 1024
+    follow_redirects: bool = False
+
+    def __post_init__(self) -> None:
+        check_url("url", self.url)
+        self._check_login()
+        self._check_headers()
+        if self.ca_file is not None and not self.verify:
+            raise ParameterError("ca_file", "has no effect with verify: false")
+        for name in ("attempts", "max_bytes"):
+            if getattr(self, name) < 1:
+                raise ParameterError(name, f"must be 1 or more, not {getattr(self, name)}")
+        if self.timeout <= timedelta(0):
+            raise ParameterError("timeout", "must be above 0s")
+
+    def _check_login(self) -> None:
+        if (self.username is None) != (self.password is None):
+            raise ParameterError("username", "must be given together with password")
+        if self.token is not None and self.username is not None:
+            raise ParameterError("token", "must not be given together with username and password")
+        if self.token is not None and not re.fullmatch(r"[!-~]+", self.token):
+            raise ParameterError("token", "must be ASCII without spaces (is there a line break at its end?)")
+        if self.username is not None and (":" in self.username or not self.username.strip()):
+            raise ParameterError("username", "must not be empty or contain a colon")
+        if self.password is not None and not (self.password and self.password.isprintable()):
+            raise ParameterError("password", "must not be empty or contain a line break (is there one at its end?)")
+
+    def _check_headers(self) -> None:
+        if self.token is None and self.token_header != AUTHORIZATION:
+            raise ParameterError("token_header", "needs token")
+        for name, value in (*self.headers, (self.token_header, "")):
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[ -~]*", value):
+                raise ParameterError("headers", f"{name!r} is not a valid HTTP header")
+        if {name.lower() for name, _ in self.headers} & {AUTHORIZATION.lower(), self.token_header.lower()}:
+            raise ParameterError("headers", f"must not contain {self.token_header}: use token")
+
+    def request_headers(self) -> dict[str, str]:
+        """The headers of every request, those of authentication included."""
+        # Answers are not compressed, so they cannot grow beyond what came over the wire.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", **dict(self.headers)}
+        if self.token is not None:
+            headers[self.token_header] = ("Bearer " if self.token_header == AUTHORIZATION else "") + str(self.token)
+        elif self.username is not None:
+            pair = f"{self.username}:{self.password!s}".encode()
+            headers[AUTHORIZATION] = f"Basic {base64.b64encode(pair).decode()}"
+        return headers
+
+    def tls(self) -> ssl.SSLContext | bool:
+        """How certificates are verified. Reads `ca_file`; raises AnswerError when it cannot be used."""
+        if self.ca_file is None:
+            return self.verify
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise AnswerError(f"ca_file {self.ca_file} cannot be used: {error}") from None
+
+
+@asynccontextmanager
+async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),  # a proxy's login session of one client is not for the others
+        # Not limited by host: many servers may be behind one proxy, and one that hangs must not delay the others.
+        connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+    ) as session:
+        yield session
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A request under way, or its answer and until when it is reused."""
+
+    task: asyncio.Task[Any]
+    until: float = math.inf
+
+
+class JsonClient:
+    """A client of one endpoint. A system with errors of its own overrides `expected`, `describe_error`, `is_refusal`.
+
+    Attributes:
+        endpoint: what it was opened with.
+    """
+
+    expected: ClassVar[str] = "JSON"
+    """What an answer that cannot be read is said not to be."""
+
+    def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession, tls: ssl.SSLContext | bool) -> None:
+        self.endpoint = endpoint
+        self._session = session
+        self._tls = tls
+        self._headers = endpoint.request_headers()
+        self._timeout = endpoint.timeout.total_seconds()
+        self._slots = asyncio.Semaphore(_CONCURRENT)
+        self._kept: dict[str, _Kept] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    async def open(cls, shared: Shared, endpoint: Endpoint) -> Self:
+        """The client of an endpoint, over one HTTP session that all clients share. Nothing is sent yet."""
+        session = await shared.enter(f"{__name__}.session", _session)
+
+        @asynccontextmanager
+        async def opened() -> AsyncIterator[Self]:
+            tls = await asyncio.to_thread(endpoint.tls) if endpoint.ca_file else endpoint.verify
+            client = cls(endpoint, session, tls)
+            try:
+                yield client
+            finally:
+                await client.close()
+
+        return await shared.enter((cls, endpoint), opened)
+
+    async def close(self) -> None:
+        """Cancel the requests that are under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def url(self, path: str) -> str:
+        """The address of a path."""
+        return (self.endpoint.url.rstrip("/") if path.startswith("/") else self.endpoint.url) + path
+
+    async def get(
+        self, path: str, shape: TypeAdapter[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
+    ) -> T:
+        """The answer under a path.
+
+        Args:
+            path: appended to the endpoint's `url`; quoted, with its query.
+            shape: what the answer must be; default: any JSON.
+            fresh: seconds for which the answer is reused for others. A failure is reused for at most 0.5 s.
+            expected: what the message of an unreadable answer names; default: the class's `expected`.
+        """
+        return (await self.fetch(path, shape, fresh=fresh, expected=expected)).value
+
+    async def fetch(
+        self, path: str, shape: TypeAdapter[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
+    ) -> Fetched[T]:
+        """Like `get`, with the time at which the answer came."""
+
+        async def read() -> Fetched[T]:
+            body = await self._request("GET", path)
+            return Fetched(self._parse(path, body, shape, expected), time.monotonic())
+
+        return await self.share(path, read, fresh)
+
+    async def text(self, path: str) -> str:
+        """The page under a path, as it is: for what a system shows nowhere as JSON."""
+        return (await self._request("GET", path)).decode(errors="replace")
+
+    async def put(self, path: str, document: object) -> Any:  # noqa: ANN401 - any JSON
+        """Put a JSON document under a path, once. Returns the JSON that is answered, or None without one.
+
+        Raises:
+            RefusedError: the server refused it; the message has its words.
+            UnavailableError: it could not be reached, or reported that it cannot do it now.
+            AnswerError: something else answered, such as a proxy's login page: the outcome is unknown.
+        """
+        return await self._write("PUT", path, document)
+
+    async def post(self, path: str, document: object = None) -> Any:  # noqa: ANN401 - any JSON
+        """Like `put`, with POST."""
+        return await self._write("POST", path, document)
+
+    def forget(self) -> None:
+        """Ask anew from now on. A write does this by itself."""
+        self._kept.clear()
+
+    async def share(self, key: str, ask: Callable[[], Coroutine[Any, Any, T]], fresh: float = FRESH) -> T:
+        """Share one call of `ask` among all who come while it is under way or ended less than `fresh` seconds ago."""
+        now = time.monotonic()
+        kept = self._kept.get(key)
+        if kept is None or now >= kept.until:
+            self._kept = {known: other for known, other in self._kept.items() if now < other.until}
+            kept = self._kept[key] = _Kept(asyncio.create_task(ask()))
+            self._tasks.add(kept.task)
+            kept.task.add_done_callback(lambda _, kept=kept: self._ended(kept, fresh))  # type: ignore[misc]
+        if not kept.task.done():
+            # Unlike awaiting the task, this does not cancel it for the others when this caller is cancelled.
+            await asyncio.wait((kept.task,))
+        if kept.task.cancelled():
+            raise UnavailableError(f"{self.endpoint.url}: the client was closed")
+        error = kept.task.exception()
+        if isinstance(error, EdgeError):
+            raise copy.copy(error)  # a shared exception would gather the tracebacks of all who raise it
+        answer: T = kept.task.result()
+        return answer
+
+    def _ended(self, kept: _Kept, fresh: float) -> None:
+        self._tasks.discard(kept.task)
+        failed = kept.task.cancelled() or kept.task.exception() is not None
+        kept.until = time.monotonic() + (min(fresh, FRESH) if failed else fresh)
+
+    def describe_error(self, body: bytes) -> str:
+        """What the server says is wrong, from the body of an answer that is not 2xx; empty when it says nothing."""
+        text = body[:1000].decode(errors="replace").strip()
+        return "" if text.startswith("<") else _excerpt(text)
+
+    def is_refusal(self, status: int, said: str) -> bool:  # noqa: ARG002 - for systems whose statuses mislead
+        """Whether a retry is useless, by the status and what `describe_error` made of the body."""
+        return status < 500 and status not in {408, 429}  # noqa: PLR2004 - HTTP
+
+    async def _write(self, method: str, path: str, document: object) -> Any:  # noqa: ANN401 - any JSON
+        try:
+            body = await self._request(method, path, document)
+        finally:
+            self.forget()
+        return self._parse(path, body, _ANYTHING, None) if body.strip() else None
+
+    def _parse(self, path: str, body: bytes, shape: TypeAdapter[T], expected: str | None) -> T:
+        try:
+            return shape.validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = f"{self.url(path)}: expected {expected or self.expected}"
+            if first["type"] == "json_invalid":
+                begin = repr(_excerpt(body[: 4 * _EXCERPT].decode(errors="replace")))
+                raise AnswerError(f"{where}, got {begin} ({first['msg']})") from None
+            place = ".".join(map(str, first["loc"])) or "the answer"
+            raise AnswerError(f"{where}, but {place}: {first['msg']}") from None
+
+    async def _request(self, method: str, path: str, document: object = None) -> bytes:
+        """One answer within the time-out. A read is tried again while the server is unavailable."""
+        before = ""
+
+        def note(state: RetryCallState) -> None:
+            nonlocal before
+            before = f"; before that: {state.outcome and state.outcome.exception()}"
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                async for attempt in AsyncRetrying(
+                    stop=stop_after_attempt(self.endpoint.attempts if method == "GET" else 1),
+                    wait=wait_exponential(multiplier=0.1, max=1) + wait_random(0, 0.1),
+                    retry=retry_if_exception_type(UnavailableError),
+                    before_sleep=note,
+                    reraise=True,
+                ):
+                    with attempt:
+                        async with self._slots:
+                            body = await self._exchange(method, path, document)
+        except TimeoutError:
+            raise EdgeTimeoutError(
+                f"{self.url(path)} did not answer in full within {self._timeout:g} s{before}"
+            ) from None
+        return body
+
+    async def _exchange(self, method: str, path: str, document: object) -> bytes:
+        url, endpoint = self.url(path), self.endpoint
+        try:
+            async with self._session.request(
+                method,
+                url,
+                json=document,
+                headers=self._headers,
+                ssl=self._tls,
+                allow_redirects=endpoint.follow_redirects and method != "POST",
+                timeout=aiohttp.ClientTimeout(total=None),  # the caller's time-out covers the retries too
+            ) as response:
+                body = bytearray()
+                async for chunk in response.content.iter_chunked(_CHUNK):
+                    body += chunk
+                    if len(body) > endpoint.max_bytes:
+                        raise AnswerError(f"{url} answered more than {endpoint.max_bytes:,} bytes, the limit max_bytes")
+        except aiohttp.ClientSSLError as error:
+            trusted = endpoint.ca_file or "the system"
+            raise AnswerError(f"{url}: TLS failed: {error}; certificates are trusted by {trusted}") from None
+        except (aiohttp.InvalidURL, aiohttp.TooManyRedirects) as error:
+            raise AnswerError(f"{url} cannot be requested: {error}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise UnavailableError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from None
+        if response.status // 100 == 2:  # noqa: PLR2004 - HTTP
+            return bytes(body)
+        raise self._failure(url, response, bytes(body))
+
+    def _failure(self, url: str, response: aiohttp.ClientResponse, body: bytes) -> EdgeError:
+        status = response.status
+        message = f"{url} answered {status} {response.reason}"
+        if status // 100 == 3:  # noqa: PLR2004 - HTTP
+            there = _excerpt(response.headers.get("Location", "").partition("?")[0])
+            return AnswerError(f"{message}: redirected to {there!r}; configure the final address (a login page?)")
+        said = self.describe_error(body)
+        message += f": {said}" if said else ""
+        if not self.is_refusal(status, said):
+            return UnavailableError(message)
+        if status in {401, 403}:
+            known = self._headers.keys() & {AUTHORIZATION, self.endpoint.token_header}
+            message += "; check the token or password" if known else "; no token or password was sent"
+        return StatusError(message, status)
+
+
+def _excerpt(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
