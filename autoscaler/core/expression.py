@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NoReturn, TypeAlias
 
-from autoscaler.core.evaluate import MAX_REPLICAS
+from autoscaler.core.model import MAX_REPLICAS
 
 LONGEST = 1000
 """Characters of an expression."""
