@@ -21,6 +21,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from autoscaler.plugins import install_hint
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -184,7 +185,7 @@ class Aws:
             from botocore.config import Config  # noqa: PLC0415 - likewise
         except ImportError as error:
             raise PluginError(
-                f"AWS needs the package boto3 ({error}); install it with: pip install 'reactive-autoscaler[aws]'"
+                f"AWS needs the package boto3 ({error}); install it with: {install_hint('aws')}"
             ) from error
         self.place = place
         self._errors: Any = botocore.exceptions

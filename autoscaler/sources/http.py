@@ -34,6 +34,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
+from autoscaler.plugins import install_hint
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -166,7 +167,7 @@ class Http:
         del shared  # equal sources are connected once, and others ask other addresses
         jmespath = _jmespath()
         if jmespath is None:
-            raise PluginError("the source http needs jmespath: pip install 'reactive-autoscaler[http]'")
+            raise PluginError(f"the source http needs jmespath: {install_hint('http')}")
         # Nothing is decompressed, so an answer cannot grow beyond what came over the wire.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", **self.headers}
         if self.token is not None:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 from autoscaler.core.durations import format_duration
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
+from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Secret, Shared
 
 if TYPE_CHECKING:
@@ -261,9 +262,7 @@ class Kafka:
         try:
             from autoscaler.clients.kafka import Brokers  # noqa: PLC0415 - it needs an extra
         except ImportError as error:
-            raise PluginError(
-                f"the source kafka needs aiokafka ({error}): pip install 'reactive-autoscaler[kafka]'"
-            ) from error
+            raise PluginError(f"the source kafka needs aiokafka ({error}): {install_hint('kafka')}") from error
         brokers = Brokers(self)
         try:
             yield _Source(brokers)

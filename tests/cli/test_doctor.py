@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler import cli
+from autoscaler.cli import check
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.core.model import ClusterSpec, EngineStatus, JobState, Limits
 from autoscaler.ports import Finding, NotYetError, Severity, UnavailableError
@@ -55,7 +56,7 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, source: FakeSource 
     }
     plugged = Fake(source or FakeSource({"lag": 7.0}))
     config = Config(Path("config.yaml"), DaemonSpec(Path("nowhere")), {"source": plugged}, clusters)
-    monkeypatch.setattr(cli, "_load", lambda _: config)
+    monkeypatch.setattr(check, "load_live", lambda _: config)
 
 
 def test_findings_are_told_once_with_cost_and_remedy(

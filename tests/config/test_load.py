@@ -167,7 +167,7 @@ def test_one_description_serves_as_source_and_engine_by_alias(accepted: Accepted
 
 def test_equal_plug_ins_are_equal(accepted: Accepted, good: str) -> None:
     second = good.split("clusters:\n")[1].replace("demo:", "other:")
-    config = accepted((good + second).replace("type: stub-target", "type: null, size: 3"))
+    config = accepted((good + second).replace("type: stub-target", "type: advice, size: 3"))
     assert config.clusters["demo"].target == config.clusters["other"].target
 
 

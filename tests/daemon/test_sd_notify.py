@@ -450,7 +450,7 @@ class Place:
 
     def configure(self, *names: str) -> None:
         clusters = "".join(
-            f"  {name}:\n    interval: 100ms\n    timeout: 80ms\n    target: {{type: 'null'}}\n    min: 1\n    max: 9\n"
+            f"  {name}:\n    interval: 100ms\n    timeout: 80ms\n    target: {{type: advice}}\n    min: 1\n    max: 9\n"
             "    metrics: {load: {source: blocking}}\n"
             "    policies: {rate: {type: target-tracking, metric: load, target: 100, mode: total}}\n"
             for name in names

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autoscaler.config.frame import LONGEST_TIMEOUT
+from autoscaler.config.sections import LONGEST_TIMEOUT
 from autoscaler.daemon.connections import OPENING
 from autoscaler.daemon.controller import SCALE_TIMEOUT
 from autoscaler.daemon.sd_notify import LOOK
