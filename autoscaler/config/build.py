@@ -224,8 +224,8 @@ class Builder:
         key = (kind, chosen.text)
         if key not in self._classes:
             try:
-                cls = usable(plugins.load(kind, chosen.text), kind)
-                self._classes[key] = cls, plugins.current_name(kind, chosen.text)
+                found = usable(plugins.load(kind, chosen.text), kind)
+                self._classes[key] = found, plugins.current_name(kind, chosen.text)
             except PluginError as error:
                 self._classes[key] = error, chosen.text
         cls, name = self._classes[key]

@@ -123,21 +123,29 @@ def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | N
         else:
             schema["default"] = plain(value)
         properties[field.name] = schema
-    made: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    if required:
-        made["required"] = required
-    for alias, name in plugins.aliases(cls).items():
-        properties[alias] = {**properties[name], "deprecated": True, "description": f"Now called `{name}`."}
-        properties[alias].pop("default", None)
-        # At most one of the two, and exactly one where it is required.
-        if name in required:
-            required.remove(name)
-            made.setdefault("allOf", []).append({"oneOf": [{"required": [name]}, {"required": [alias]}]})
-        else:
-            made.setdefault("allOf", []).append({"not": {"required": [name, alias]}})
+    made: Schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    _add_aliases(made, plugins.aliases(cls))
+    if not required:
+        del made["required"]
     if summary := plugins.summary(cls):
         made["description"] = summary
     return made
+
+
+def _add_aliases(schema: Schema, aliases: abc.Mapping[str, str]) -> None:
+    """Allow one of the names of each field that has former ones, and require one if it is required."""
+    properties, required = schema["properties"], schema["required"]
+    for name in dict.fromkeys(aliases.values()):
+        former = [alias for alias, field in aliases.items() if field == name]
+        for alias in former:
+            properties[alias] = {**properties[name], "deprecated": True, "description": f"Now called `{name}`."}
+            properties[alias].pop("default", None)
+        one: list[Schema] = [{"required": [key]} for key in (name, *former)]
+        if name in required:
+            required.remove(name)
+        else:
+            one.append({"not": {"anyOf": list(one)}})
+        schema.setdefault("allOf", []).append({"oneOf": one})
 
 
 def _default(field: dataclasses.Field[Any]) -> object:

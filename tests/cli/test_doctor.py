@@ -45,17 +45,17 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, source: FakeSource 
     plugin = Fake(engine)
     clusters = {
         name: Cluster(
-            ClusterSpec(name, Limits(1, 5), (), metrics=("lag",), engine=True),
-            Fake(FakeTarget(remarks=("be careful",))),
-            plugin,
-            {"lag": Metric("source", FakeQuery("lag"))},
-            2 * second,
-            second,
+            spec=ClusterSpec(name, Limits(1, 5), (), metrics=("lag",), engine=True),
+            target=Fake(FakeTarget(remarks=("be careful",))),
+            engine=plugin,
+            metrics={"lag": Metric("source", FakeQuery("lag"))},
+            interval=2 * second,
+            timeout=second,
         )
         for name in ("a", "b")
     }
     plugged = Fake(source or FakeSource({"lag": 7.0}))
-    config = Config(Path("config.yaml"), DaemonSpec(Path("nowhere")), {"source": plugged}, clusters)
+    config = Config(Path("config.yaml"), DaemonSpec(directory=Path("nowhere")), {"source": plugged}, clusters)
     monkeypatch.setattr(check, "load_live", lambda _: config)
 
 
