@@ -2,7 +2,11 @@
 
 A plug-in is a frozen stdlib dataclass that a package announces under one of the four entry-point groups
 `autoscaler.policies`, `autoscaler.sources`, `autoscaler.engines` and `autoscaler.targets`. It is imported
-only when it is used by name. The built-in plug-ins come in by the same door.
+only when it is used by name. The built-in plug-ins are announced in the same way.
+
+What was renamed is still accepted under its former names, with a warning: a parameter has the former names in
+`field(default=..., metadata={"aliases": ("old",)})`; a plug-in has them in its class attribute `former_names`, and an
+entry point for each.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ import dataclasses
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points, version
 from typing import Any
 
 from autoscaler.core.durations import format_duration
@@ -46,15 +50,8 @@ class Kind(StrEnum):
         return f"{'an' if self is Kind.ENGINE else 'a'} {self.noun}"
 
 
-# What a plug-in of each kind must have besides being a frozen dataclass.
-_METHODS: Mapping[Kind, str] = {
-    Kind.POLICY: "evaluate",
-    Kind.SOURCE: "connect",
-    Kind.ENGINE: "connect",
-    Kind.TARGET: "connect",
-}
-
 _REQUIREMENT = re.compile(r"""^\s*(?P<name>[A-Za-z0-9._-]+).*\bextra\s*==\s*["'](?P<extra>[^"']+)["']""")
+_OWN = "reactive-autoscaler"
 _SECTION = re.compile(r"^\s*(Attributes|Args|Parameters):\s*$")
 _ENTRY = re.compile(r"^(?P<names>\w+(?:\s*,\s*\w+)*)\s*(?:\([^)]*\))?:\s*(?P<text>.*)$")
 
@@ -67,16 +64,18 @@ class Parameter:
         name: the key in the configuration.
         type: its type as it is written in the plug-in.
         default: the default as text, or None when the parameter is required.
-        doc: what its docstring says of it.
+        doc: its description in the docstring.
+        aliases: its former names.
     """
 
     name: str
     type: str
     default: str | None
     doc: str
+    aliases: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """One installed plug-in, for people.
 
@@ -89,7 +88,8 @@ class Description:
         summary: first line of its docstring.
         parameters: its parameters in order.
         query: for a source, the parameters of one metric.
-        problem: why it cannot be used, else empty.
+        problem: why it cannot be used, or None.
+        former_names: the names it had before, which are still accepted.
     """
 
     kind: Kind
@@ -100,7 +100,8 @@ class Description:
     summary: str = ""
     parameters: tuple[Parameter, ...] = ()
     query: tuple[Parameter, ...] = ()
-    problem: str = ""
+    problem: str | None = None
+    former_names: tuple[str, ...] = ()
 
 
 def names(kind: Kind) -> list[str]:
@@ -126,19 +127,36 @@ def load(kind: Kind, name: str) -> type[Any]:
     return _checked(kind, found[0])
 
 
+def current_name(kind: Kind, name: str) -> str:
+    """The present name of a plug-in that is found under this name. Raises PluginError, as `load`."""
+    cls = load(kind, name)
+    if name in _former_names(cls):
+        points = {point.name: point.value for point in entry_points(group=kind.group)}
+        for other, value in points.items():
+            if value == points[name] and other not in _former_names(cls):
+                return other
+    return name
+
+
 def installed() -> list[Description]:
-    """Describe every installed plug-in, by kind and name; a broken one with its problem."""
-    descriptions: list[Description] = []
+    """Describe every installed plug-in under its present name, by kind and name; a broken one with its problem."""
+    descriptions = []
     for kind in Kind:
-        points = list(entry_points(group=kind.group))
-        for point in sorted(points, key=lambda point: (point.name, _owner(point))):
-            package, version = _package(point)
-            description = Description(kind, point.name, package, version, point.value)
+        points = sorted(entry_points(group=kind.group), key=lambda point: (point.name, _owner(point)))
+        for point in points:
+            package, release = _package(point)
+            description = Description(
+                kind=kind, name=point.name, package=package, version=release, reference=point.value
+            )
             try:
                 _refuse_clash(kind, point.name, [other for other in points if other.name == point.name])
                 plugin = _checked(kind, point)
+                former = _former_names(plugin)
+                if point.name in former:
+                    continue
                 description = dataclasses.replace(
                     description,
+                    former_names=former,
                     summary=summary(plugin),
                     parameters=parameters(plugin),
                     query=parameters(plugin.Query) if kind is Kind.SOURCE else (),
@@ -152,6 +170,26 @@ def installed() -> list[Description]:
     return descriptions
 
 
+def _former_names(cls: type[Any]) -> tuple[str, ...]:
+    return tuple(getattr(cls, "former_names", ()))
+
+
+def aliases(cls: type[Any]) -> dict[str, str]:
+    """Former name of a parameter -> its present name."""
+    return {alias: field.name for field in dataclasses.fields(cls) for alias in field_aliases(field)}
+
+
+def field_aliases(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """The former names of one parameter."""
+    return tuple(field.metadata.get("aliases", ()))
+
+
+def install_hint(extra: str) -> str:
+    """How to install an extra of this package, which is not on the package index."""
+    wheel = f"dist/reactive_autoscaler-{version(_OWN)}-py3-none-any.whl"
+    return f"pip install '.[{extra}]' in a clone, or pip install '{wheel}[{extra}]' with a built wheel"
+
+
 def guess(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when one of the known words is close, else nothing."""
     lowered = {candidate.lower(): candidate for candidate in known}
@@ -160,7 +198,7 @@ def guess(word: str, known: Iterable[str]) -> str:
 
 
 def summary(cls: type[Any]) -> str:
-    """First paragraph of a class's own docstring on one line; empty when it has none."""
+    """The first paragraph of a class's own docstring on one line, empty without one."""
     doc = cls.__doc__ or ""
     if doc.startswith(f"{cls.__name__}("):  # what @dataclass writes when there is no docstring
         return ""
@@ -168,7 +206,7 @@ def summary(cls: type[Any]) -> str:
 
 
 def attribute_docs(cls: type[Any]) -> dict[str, str]:
-    """What the docstring of a class says of each attribute, under `Attributes:` or `Args:` (google style)."""
+    """The description of each attribute in the docstring, under `Attributes:` or `Args:` (Google style)."""
     docs: dict[str, str] = {}
     current: list[str] = []
     indent: int | None = None
@@ -198,7 +236,9 @@ def parameters(cls: type[Any]) -> tuple[Parameter, ...]:
     """Describe the fields of a dataclass that can be set."""
     docs = attribute_docs(cls)
     return tuple(
-        Parameter(field.name, _type_text(field.type), _default_text(field), docs.get(field.name, ""))
+        Parameter(
+            field.name, _type_text(field.type), _default_text(field), docs.get(field.name, ""), field_aliases(field)
+        )
         for field in dataclasses.fields(cls)
         if field.init
     )
@@ -233,7 +273,7 @@ def _owner(point: EntryPoint) -> str:
 
 
 def _refuse_clash(kind: Kind, name: str, found: list[EntryPoint]) -> None:
-    # One distribution seen twice (editable and installed) announces the same object twice: that is no clash.
+    # One distribution seen twice (editable and installed) announces the same object twice: not a clash.
     owners = {(_package(point)[0].lower().replace("_", "-"), point.value): _owner(point) for point in found}
     if len(owners) > 1:
         raise PluginError(
@@ -250,17 +290,18 @@ def _checked(kind: Kind, point: EntryPoint) -> type[Any]:
         cause = f"{type(error).__name__}: {error}"
         raise PluginError(f"{title} cannot be imported: {cause}{_extra_for(point, error)}") from error
     fault = _fault(kind, plugin)
-    if fault:
+    if fault is not None:
         raise PluginError(f"{title} is not {kind.phrase}: {fault}")
-    assert isinstance(plugin, type)  # noqa: S101 - for the type checker; `_fault` has looked
+    assert isinstance(plugin, type)  # noqa: S101 - for the type checker; `_fault` has checked it
     return plugin
 
 
-def _fault(kind: Kind, plugin: object) -> str:
+def _fault(kind: Kind, plugin: object) -> str | None:
+    """What is wrong with a plug-in, or None."""
     fault = _dataclass_fault(plugin, reserved="type")
-    if fault:
+    if fault is not None:
         return fault
-    method = _METHODS[kind]
+    method = "evaluate" if kind is Kind.POLICY else "connect"
     if not callable(getattr(plugin, method, None)):
         return f"it has no method {method}()"
     if kind is Kind.SOURCE:
@@ -268,11 +309,11 @@ def _fault(kind: Kind, plugin: object) -> str:
         if query is None:
             return "it has no class attribute Query, the frozen dataclass of one metric's parameters"
         fault = _dataclass_fault(query, reserved="source")
-        return f"its Query is not usable: {fault}" if fault else ""
-    return ""
+        return None if fault is None else f"its Query is not usable: {fault}"
+    return None
 
 
-def _dataclass_fault(plugin: object, reserved: str) -> str:
+def _dataclass_fault(plugin: object, reserved: str) -> str | None:
     if not isinstance(plugin, type) or not dataclasses.is_dataclass(plugin):
         return f"expected a frozen dataclass whose fields are its parameters, not {plugin!r}"
     # Set by @dataclass itself and by nothing else; there is no public way to ask.
@@ -280,7 +321,7 @@ def _dataclass_fault(plugin: object, reserved: str) -> str:
         return f"the dataclass {plugin.__name__} must be frozen: @dataclass(frozen=True)"
     if any(field.name == reserved for field in dataclasses.fields(plugin)):
         return f"no parameter may be called {reserved!r}; that key of the configuration is taken"
-    return ""
+    return None
 
 
 def _extra_for(point: EntryPoint, error: Exception) -> str:
@@ -293,6 +334,8 @@ def _extra_for(point: EntryPoint, error: Exception) -> str:
     for requirement in dist.requires or ():
         match = _REQUIREMENT.match(requirement)
         if match and match["name"].lower().replace("_", "-") == module:
-            return f"; install it with: pip install '{dist.name}[{match['extra']}]'"
-    ours = point.module.partition(".")[0] == missing.partition(".")[0]  # then the package itself is broken
-    return "" if ours else f"; install the package that brings the module {missing!r}"
+            own = dist.name == _OWN
+            hint = install_hint(match["extra"]) if own else f"pip install '{dist.name}[{match['extra']}]'"
+            return f"; install it with: {hint}"
+    its_own = point.module.partition(".")[0] == missing.partition(".")[0]  # then its package itself is broken
+    return "" if its_own else f"; install the package that brings the module {missing!r}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import spark_options, trials
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, say, table
 from autoscaler.cli.tables import FEW, omitted
 from autoscaler.core.explain import count_of, format_span
@@ -29,6 +30,13 @@ OK = 0
 Row = Mapping[str, Any]
 
 HEAD = ("days", "replica-hours", "to static", "to demand", "violation", "p99 s", "worst s", "rescales/h", "J", "front")
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("backtest")
+    add_arguments(parser)
+    parser.set_defaults(command=run)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

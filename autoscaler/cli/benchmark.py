@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from autoscaler.cli import options as arguments
+from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, progress, say, table
 from autoscaler.config import document
 from autoscaler.config.build import Builder, Plugin
@@ -59,6 +60,13 @@ DEFAULT = "adaptive"
 
 # The core's own defaults, so that each is written in one place.
 _CORE: dict[str, Any] = {item.name: item.default for item in fields(ClusterSpec)}
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("benchmark")
+    add_arguments(parser)
+    parser.set_defaults(command=run)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

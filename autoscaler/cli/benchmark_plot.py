@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoscaler.plugins import install_hint
+
 try:
     import matplotlib as mpl
 
@@ -13,9 +15,7 @@ try:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "pictures need matplotlib: pip install 'reactive-autoscaler[plot]'", name=error.name
-    ) from error
+    raise ModuleNotFoundError(f"pictures need matplotlib: {install_hint('plot')}", name=error.name) from error
 
 from autoscaler.simulation.baselines import BASELINES
 from autoscaler.simulation.benchmark import LOW, Means, Row, Timeline

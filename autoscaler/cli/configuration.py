@@ -1,4 +1,4 @@
-"""A configuration file as it is read where nothing is connected to."""
+"""Configuration files, read for the daemon or where nothing is connected to."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from autoscaler.plugins import guess
 from autoscaler.ports import ConfigurationError
 
 UNUSED = "not-set-and-not-used-offline"
-"""What stands for an environment variable that is not set: nobody is ever shown it."""
+"""The value of an environment variable that is not set. It is never shown."""
 
 
 class _Environment(Mapping[str, str]):
-    """The environment, in which every variable is set: secrets open connections, and there are none."""
+    """The environment, with every variable set: secrets open connections, and there are none."""
 
     def __getitem__(self, name: str) -> str:
         return os.environ.get(name) or UNUSED
@@ -29,12 +29,17 @@ class _Environment(Mapping[str, str]):
         return len(os.environ)
 
 
+def load_live(path: Path) -> Config:
+    """Read a configuration with the secrets of the environment. Raises ConfigurationError."""
+    return config.load(path, os.environ)
+
+
 def load(path: Path, root: Node | None = None) -> Config:
-    """Read a configuration; secrets that are not there do not matter.
+    """Read a configuration for a command that connects to nothing: secrets that are not set do not matter.
 
     Args:
         path: the file.
-        root: what stands in it, changed since it was read.
+        root: its content, changed since it was read.
 
     Raises:
         ConfigurationError: it is not usable.
@@ -43,10 +48,10 @@ def load(path: Path, root: Node | None = None) -> Config:
 
 
 def cluster(read: Config, name: str | None) -> Cluster:
-    """One of its clusters: the one of that name, or the only one.
+    """The cluster of that name, or the only one.
 
     Raises:
-        ConfigurationError: there is none of that name, or there are several and none is named.
+        ConfigurationError: there is no such cluster, or there are several and no name is given.
     """
     if name is None:
         if len(read.clusters) > 1:
@@ -56,17 +61,13 @@ def cluster(read: Config, name: str | None) -> Cluster:
 
 
 def known(name: str, names: Iterable[str], what: str) -> str:
-    """A name that must be one of some.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
+    """Return the name. Raises ConfigurationError when it is not one of the names."""
     names = sorted(names)
     if name not in names:
-        raise wrong(f"{name!r} is no {what}, expected one of {', '.join(names)}{guess(name, names)}")
+        raise wrong(f"{name!r} is not a {what}, expected one of {', '.join(names)}{guess(name, names)}")
     return name
 
 
 def wrong(*problems: str) -> ConfigurationError:
-    """What was asked for cannot be done, and why."""
+    """An error for arguments or settings that cannot be used."""
     return ConfigurationError(problems)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
 from autoscaler.cli import options as arguments
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, say, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -31,6 +32,12 @@ OK, FAILED = 0, 1
 LEDGER = "imported.json"
 _TAIL = 1 << 20
 """A last line without an end is looked for so many bytes back."""
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("history", description="Collect the history of a fleet in a dataset, and query it.")
+    add_commands(parser)
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:

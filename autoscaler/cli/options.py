@@ -1,4 +1,4 @@
-"""The options of the commands in this room; what the commands themselves need is loaded when one runs."""
+"""Options that several commands have, and types of options. What a command needs is imported when it runs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ import math
 import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import TypeAlias
 
 from autoscaler.core.durations import parse_duration
 
 TRACES = "AUTOSCALER_TRACES"
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
+"""Where a command adds its parser."""
+
+
+def config_argument(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, the configuration file."""
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+
+
+def json_option(parser: argparse._ActionsContainer) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def simulate(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +120,7 @@ def _telling(parser: argparse.ArgumentParser) -> None:
 
 
 def count(text: str) -> int:
-    """A whole number from 1. Like all of these, for `type=` of an option: a text that is none is told by argparse."""
+    """A whole number from 1. Like the functions below, for `type=` of an option: argparse reports the errors."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
     return int(text)
@@ -124,7 +138,7 @@ def above(text: str) -> float:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """What a metric is called, and what it is of what is shown."""
+    """A metric and what it shows, NAME=SHOWN."""
     name, equals, shown = text.partition("=")
     if not (name and equals and shown):
         raise argparse.ArgumentTypeError(f"{text!r} is not like NAME=SHOWN")
@@ -132,7 +146,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def renamed(text: str) -> tuple[str, str]:
-    """What a cluster was called, and what it is called now."""
+    """The old and the new name of a cluster, OLD=NEW."""
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise argparse.ArgumentTypeError(f"{text!r} is not like OLD=NEW")
@@ -140,7 +154,7 @@ def renamed(text: str) -> tuple[str, str]:
 
 
 def moment(text: str) -> datetime:
-    """A time, in UTC where it does not say."""
+    """A time, in UTC unless it names another time zone."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError as error:

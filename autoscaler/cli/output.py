@@ -1,18 +1,22 @@
-"""What the commands print: lines, tables, JSON. Nothing here knows what it is about."""
+"""Exit codes, and printing of lines, tables and JSON."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes of the commands."""
+
 _GAP = 2  # spaces between two columns of a table
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: folded to fit a terminal, as wide as it needs to be anywhere else."""
+    """Print a table, folded to fit where the output is a terminal, else as wide as it needs to be."""
     from rich.console import Console  # noqa: PLC0415 - a command that prints no table need not load it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -25,7 +29,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for number, title in enumerate(head):
         drawn.add_column(title, overflow="fold", min_width=widths[number] if widths else None)
     for row in rows:
-        # As text: names and messages may contain what rich takes for markup.
+        # As Text: names and messages may contain what rich takes for markup.
         drawn.add_row(*(Text(cell) for cell in row))
     with console.capture() as written:
         console.print(drawn)
@@ -33,9 +37,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Widths below which columns must not be folded: that of their words, or of their titles if there is no more room.
+    """The least widths of columns: of their longest words, or of their titles where there is no room for that.
 
-    None when there is not even room for the titles: then whole lines read better, wherever the terminal breaks them.
+    None when there is no room for the titles: then whole lines read better, wherever the terminal breaks them.
     """
     titles = [len(title) for title in head]
     words = [
@@ -47,39 +51,45 @@ def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> li
 
 
 def hang(label: str, text: str) -> str:
-    """A paragraph after a label, its lines under each other."""
+    """A label and a paragraph with a hanging indent."""
     return textwrap.fill(text, 100, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
 
 
 def print_json(value: object) -> None:
-    """A value as JSON."""
+    """Print a value as JSON."""
     say(json.dumps(value, indent=2))
 
 
+def log_nothing() -> None:
+    """Silence the log of a command that prints the same problems with their details."""
+    for name in ("autoscaler", "kubernetes_asyncio"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+
+
 def say(*lines: str) -> None:
-    """Lines to the standard output."""
+    """Print lines to the standard output."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
 def complain(*lines: str) -> None:
-    """Lines to the standard error."""
+    """Print lines to the standard error."""
     sys.stderr.write("\n".join(lines) + "\n")
 
 
 @contextmanager
 def progress(what: str, total: float) -> Iterator[Callable[[float], object]]:
-    """A bar on the standard error while something long goes on; none where that is no terminal.
+    """Show a progress bar on the standard error, if that is a terminal.
 
     Yields:
-        a function to be told how much of `total` is done.
+        a function that takes how much of `total` is done.
     """
     from rich.console import Console  # noqa: PLC0415
     from rich.progress import Progress  # noqa: PLC0415
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        # Not `disable=True`: rich before 13.8 ends even a disabled bar with an empty line.
+        # Not `disable=True`: rich before 13.8 prints an empty line after a disabled bar.
         yield lambda _done: None
         return
     with Progress(console=console, transient=True) as bar:

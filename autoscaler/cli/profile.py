@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import options as arguments
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, hang, print_json, say, table
 from autoscaler.cli.tables import FEW, omitted
 from autoscaler.core.explain import count_of, format_number
@@ -30,6 +31,13 @@ TOLD = 5
 """The findings of so many clusters are printed whole; of more, the most expensive ones only."""
 
 Row = Mapping[str, Any]
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("profile")
+    add_arguments(parser)
+    parser.set_defaults(command=run)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from autoscaler.cli import configuration
+from autoscaler.cli import options as typed
 from autoscaler.cli.configuration import known, wrong
+from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, progress, say, table
 from autoscaler.cli.spark_options import needed
 from autoscaler.cli.tables import FEW, omitted
@@ -28,6 +30,13 @@ OPEN = (
     "The sizes seen are those recorded: nothing follows from a decision that differs, and the next one is made again "
     "in the situation that really was. What another size would have led to, `autoscaler simulate` shows."
 )
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("replay")
+    typed.replay(parser)
+    parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.cli import configuration, plants
+from autoscaler.cli import options as typed
 from autoscaler.cli import simulate_plot as plot
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_json, progress, say, table
 from autoscaler.cli.plants import SHOWN
 from autoscaler.cli.recorder import recording
@@ -76,6 +78,13 @@ class Asked:
 
     record: Record
     failed: str = ""
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("simulate")
+    typed.simulate(parser)
+    parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.cli.configuration import wrong
 from autoscaler.core.model import Decision
+from autoscaler.plugins import install_hint
 from autoscaler.ports import AutoscalerError
 from autoscaler.simulation.loop import Run
 from autoscaler.simulation.plant import START, STEP
@@ -29,7 +30,7 @@ def check(path: Path) -> None:
         ConfigurationError: the file has no folder, or is no PNG.
     """
     if find_spec("matplotlib") is None:
-        raise AutoscalerError("--plot needs matplotlib: pip install 'reactive-autoscaler[plot]'")
+        raise AutoscalerError(f"--plot needs matplotlib: {install_hint('plot')}")
     if path.suffix.lower() != ".png":
         raise wrong(f"--plot {path}: is no PNG file, expected a name that ends with .png")
     if not path.absolute().parent.is_dir():

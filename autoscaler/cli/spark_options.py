@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.output import complain
+from autoscaler.plugins import install_hint
 from autoscaler.ports import AutoscalerError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 # ruff: noqa: PLC0415 - PySpark is loaded when a command runs: `--help` is quick, and goes without it
 
-EXTRA = "pip install 'reactive-autoscaler[spark]'"
 _OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -75,7 +75,7 @@ def needed(command: str) -> None:
         try:
             __import__(package)
         except ImportError as error:
-            raise AutoscalerError(f"{command} needs PySpark: {EXTRA} ({error})") from error
+            raise AutoscalerError(f"{command} needs PySpark: {install_hint('spark')} ({error})") from error
 
 
 @contextmanager

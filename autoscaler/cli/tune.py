@@ -16,6 +16,7 @@ import yaml
 from autoscaler.cli import spark_options, trials
 from autoscaler.cli.backtest import made, parameters, prepared, tell_left_out
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_json, say, table
 from autoscaler.cli.tables import FEW, omitted
 from autoscaler.core.durations import format_duration
@@ -43,6 +44,13 @@ RESERVES = ("0.02", "0.05", "0.1")
 configured, and reserves."""
 
 Row = Mapping[str, Any]
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("tune")
+    add_arguments(parser)
+    parser.set_defaults(command=run)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

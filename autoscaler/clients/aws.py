@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 from autoscaler.clients.shared_requests import one_line
 from autoscaler.core.parameters import ParameterError
+from autoscaler.plugins import install_hint
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -160,7 +161,7 @@ class Aws:
             from botocore.config import Config  # noqa: PLC0415 - likewise
         except ImportError as error:
             raise PluginError(
-                f"AWS needs the package boto3 ({error}); install it with: pip install 'reactive-autoscaler[aws]'"
+                f"AWS needs the package boto3 ({error}); install it with: {install_hint('aws')}"
             ) from error
         self.place = place
         self._errors: Any = botocore.exceptions

@@ -33,6 +33,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeTimeoutError, PluginError, RefusedError, UnavailableError
 
 _log = logging.getLogger("autoscaler.targets")
@@ -357,8 +358,7 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
         config.exec_provider.ExecProvider.run = _run_plugin
     except ModuleNotFoundError as error:
         raise PluginError(
-            "the target kubernetes needs the package kubernetes_asyncio; install it with: "
-            "pip install 'reactive-autoscaler[kubernetes]'"
+            f"the target kubernetes needs the package kubernetes_asyncio; install it with: {install_hint('kubernetes')}"
         ) from error
     settings = library.Configuration()
     settings.connection_pool_maxsize = 0  # no limit: a watch holds its connection

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from autoscaler import plugins
-from autoscaler.config.document import Invalid, Mapping, Node, Odd, Problems, Scalar, Sequence, join
+from autoscaler.config.document import Entry, Invalid, Mapping, Node, Odd, Problems, Scalar, Sequence, join
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
@@ -68,13 +68,17 @@ class Builder:
         problems: where problems are recorded.
         directory: what relative paths are relative to.
         environ: the variables that `${NAME}` may name.
+
+    Attributes:
+        warnings: where former names that are still used are recorded.
     """
 
     def __init__(self, problems: Problems, directory: Path, environ: abc.Mapping[str, str]) -> None:
         self.problems = problems
+        self.warnings = Problems(problems.file)
         self._directory = directory
         self._environ = environ
-        self._classes: dict[tuple[Kind, str], type[Any] | PluginError] = {}
+        self._classes: dict[tuple[Kind, str], tuple[type[Any] | PluginError, str]] = {}
 
     def fail(self, node: Node, path: str, message: str) -> Invalid:
         """Record a problem at a node and return what to raise."""
@@ -86,7 +90,7 @@ class Builder:
         Raises:
             Invalid: it could not be built; all its problems are recorded.
         """
-        mapping = self.mapping(node, path)
+        mapping = self.mapping(node, path, cls)
         read = self.fields(cls, mapping, path, base=default)
         if not read.complete:
             raise Invalid
@@ -123,7 +127,7 @@ class Builder:
         values: dict[str, Any] = {}
         for name, field in known.items():
             if name in mapping.entries:
-                inner, where = mapping.entries[name].node, join(path, name)
+                inner, where = mapping.entries[name].node, mapping.place(name, path)[1]
                 default = field.default if base is None else getattr(base, name)
                 try:
                     reader = readers.get(name)
@@ -151,9 +155,7 @@ class Builder:
             return cls(**values)
         except ParameterError as error:
             if error.name in mapping.entries:
-                raise self.problems.fail(
-                    mapping.entries[error.name].line, join(path, error.name), error.message
-                ) from error
+                raise self.problems.fail(*mapping.place(error.name, path), error.message) from error
             raise self.fail(mapping, path, str(error)) from error
         except ValueError as error:
             message = str(error) or "these values are refused without a reason"
@@ -165,18 +167,33 @@ class Builder:
                     DeprecationWarning,
                     stacklevel=2,
                 )
-                entry = mapping.entries[word]
-                message = message.removeprefix(f"{word}:").strip()  # the path says the name already
-                raise self.problems.fail(entry.line, join(path, word), message) from error
+                message = message.removeprefix(f"{word}:").strip()  # the path has the name already
+                raise self.problems.fail(*mapping.place(word, path), message) from error
             raise self.fail(mapping, path, message) from error
         except Exception as error:  # foreign code: its failure must name it instead of ending us
             raise self.fail(mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}") from error
 
-    def mapping(self, node: Node, path: str) -> Mapping:
-        """The node as a mapping."""
+    def mapping(self, node: Node, path: str, cls: type[Any] | None = None) -> Mapping:
+        """The node as a mapping; with a dataclass, former names of its fields are replaced by the present ones."""
         if isinstance(node, Mapping):
-            return node
+            return node if cls is None else self._renamed(plugins.aliases(cls), node, path)
         raise self.fail(node, path, f"expected a mapping (key: value), not {shape(node)}")
+
+    def _renamed(self, aliases: abc.Mapping[str, str], mapping: Mapping, path: str) -> Mapping:
+        if aliases.keys().isdisjoint(mapping.entries):
+            return mapping
+        entries: dict[str, Entry] = {}
+        for key, entry in mapping.entries.items():
+            name = aliases.get(key, key)
+            if name != key:
+                self.warnings.add(entry.line, join(path, key), f"{key!r} is now called {name!r}")
+                entry = Entry(entry.line, entry.node, key)  # noqa: PLW2901 - the same entry under its present name
+            if name in entries:
+                other = entries[name].written or name
+                message = f"{key!r} and {other!r} are the same key: keep {name!r} only"
+                raise self.problems.fail(entry.line, join(path, key), message)
+            entries[name] = entry
+        return Mapping(mapping.line, entries, mapping.size)
 
     def entries(self, node: Node, path: str, read: Callable[[str, Node, str], T]) -> dict[str, T]:
         """Read each value of a mapping from names to values, all of them before any failure is told."""
@@ -201,24 +218,27 @@ class Builder:
             )
         chosen = mapping.entries["type"].node
         where = join(path, "type")
-        # As it is written: one built-in target is called null, which YAML reads as nothing.
+        # As it is written: a former name of a target is null, which YAML reads as nothing.
         if not isinstance(chosen, Scalar) or not chosen.text:
             raise self.fail(chosen, where, f"expected the name of {kind.phrase}, not {shape(chosen)}")
         key = (kind, chosen.text)
         if key not in self._classes:
             try:
-                self._classes[key] = usable(plugins.load(kind, chosen.text), kind)
+                found = usable(plugins.load(kind, chosen.text), kind)
+                self._classes[key] = found, plugins.current_name(kind, chosen.text)
             except PluginError as error:
-                self._classes[key] = error
-        cls = self._classes[key]
+                self._classes[key] = error, chosen.text
+        cls, name = self._classes[key]
         if isinstance(cls, PluginError):
             raise self.fail(chosen, where, str(cls)) from cls
+        if name != chosen.text:
+            self.warnings.add(chosen.line, where, f"{chosen.text!r} is now called {name!r}")
         return cls
 
     def plugin(self, kind: Kind, node: Node, path: str) -> Any:  # noqa: ANN401 - whatever the plug-in's class is
         """Build a plug-in from `type` and its parameters."""
         cls = self.plugin_class(kind, node, path)
-        mapping = self.mapping(node, path)
+        mapping = self.mapping(node, path, cls)
         read = self.fields(cls, mapping, path, taken=("type",))
         if not read.complete:
             raise Invalid
@@ -316,7 +336,7 @@ class Builder:
             return value
         if hint is Path and isinstance(value, str):
             if not value.strip() or "\0" in value:
-                raise self.fail(node, path, "expected the path of a file or directory, not an empty or broken text")
+                raise self.fail(node, path, "expected the path of a file or directory, not an empty or broken string")
             return self._directory / os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises for no home
         if hint is timedelta and isinstance(node, Scalar) and value is not None and not isinstance(value, bool):
             try:
@@ -324,7 +344,7 @@ class Builder:
             except ValueError as error:
                 raise self.fail(node, path, str(error)) from error
         if hint is Secret and isinstance(node, Scalar) and value is not None:
-            raise self.fail(node, path, "expected a text or ${NAME}; put what is written here in quotes")
+            raise self.fail(node, path, "expected a string or ${NAME}; put what is written here in quotes")
         raise self.fail(node, path, f"expected {describe(hint)}, not {shape(node)}{_quote(hint, node)}")
 
     def _secret(self, text: str, node: Node, path: str) -> Secret:
@@ -345,12 +365,12 @@ _HINTS: dict[type[Any], dict[str, Any]] = {}
 MAPPINGS = (dict, abc.Mapping)
 LISTS = (tuple, abc.Sequence)
 _NAMES: abc.Mapping[Any, str] = {
-    str: "a text",
+    str: "a string",
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     timedelta: "a duration like 30s, 5m or 1h30m",
-    Secret: "a text or ${NAME}",
+    Secret: "a string or ${NAME}",
     Path: "a path",
 }
 
@@ -450,7 +470,7 @@ def describe(hint: Any) -> str:  # noqa: ANN401 - a type of any form
 
 
 def shape(node: Node) -> str:
-    """What a node is, in words, without showing a text that might be a secret."""
+    """What a node is, in words, without showing a string that might be a secret."""
     if isinstance(node, Mapping):
         return "a mapping"
     if isinstance(node, Sequence):
@@ -459,7 +479,7 @@ def shape(node: Node) -> str:
         case None:
             return "nothing"
         case str():
-            return "a text" if node.value else "an empty text"
+            return "a string" if node.value else "an empty string"
         case Odd():
             meaning = node.value.meaning
             return meaning if len(node.text) > _LONGEST_ODD else f"{node.text}, which YAML reads as {meaning}"
@@ -472,7 +492,7 @@ def shape(node: Node) -> str:
 
 def _quote(hint: Any, node: Node) -> str:  # noqa: ANN401 - a type of any form
     if hint in (str, Path) and isinstance(node, Scalar) and node.value is not None:
-        return f"; if it is meant as a text, put it in quotes: '{node.text}'"
+        return f"; if it is meant as a string, put it in quotes: '{node.text}'"
     return ""
 
 

@@ -114,10 +114,11 @@ class Sequence:
 
 @dataclass(slots=True)
 class Entry:
-    """A key's line and its value."""
+    """A key's line and its value; the key as it is written where that is a former name."""
 
     line: int
     node: Node
+    written: str | None = None
 
 
 @dataclass(slots=True)
@@ -127,6 +128,11 @@ class Mapping:
     line: int
     entries: dict[str, Entry] = field(default_factory=dict)
     size: int = 1
+
+    def place(self, key: str, path: str) -> tuple[int, str]:
+        """Line and path of one of its keys, given its own path."""
+        entry = self.entries[key]
+        return entry.line, join(path, entry.written or key)
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
@@ -333,7 +339,7 @@ class _Composer:
             self._refuse_tag(event, path)
             # A key is taken as it is written: `on`, `no` and `1` are names here, whatever YAML makes of them.
             return str(event.value)
-        raise self._problems.fail(_line(event), path, "a key must be a text that is not empty")
+        raise self._problems.fail(_line(event), path, "a key must be a string that is not empty")
 
     def _scalar(self, event: yaml.ScalarEvent, path: str) -> Scalar:
         line = _line(event)

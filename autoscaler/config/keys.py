@@ -1,4 +1,4 @@
-"""The keys of a plug-in as a person writes them, those inside lists and mappings too."""
+"""The keys of a plug-in as they are written in a file, those inside lists and mappings too."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Key:
     """One key.
 
     Attributes:
-        path: where it stands, such as `metrics[].target`.
-        takes: what it takes, in words.
-        default: what holds when it is left out, as it would be written; `none`, or `required`.
-        meaning: what the docstring says of it.
+        path: such as `metrics[].target`.
+        takes: its type, in words.
+        default: the default as it would be written, `none`, or `required`.
+        meaning: its description in the docstring, and its former names.
     """
 
     path: str
@@ -32,14 +32,16 @@ class Key:
 
 
 def keys(cls: type[Any], default: object = None, above: str = "") -> Iterator[Key]:
-    """The keys of a dataclass in their order; what is left out comes from `default`, or else from the class."""
+    """The keys of a dataclass in their order; defaults are those of `default`, or else of the class."""
     hints, docs = build.type_hints(cls), plugins.attribute_docs(cls)
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
         value = getattr(default, field.name) if isinstance(default, cls) else _default(field)
         hint, path = hints[field.name], above + field.name
-        yield Key(path, build.describe(hint), _written(value), docs.get(field.name, ""))
+        former = ", ".join(f"`{alias}`" for alias in plugins.field_aliases(field))
+        meaning = f"{docs.get(field.name, '')} Formerly {former}.".lstrip() if former else docs.get(field.name, "")
+        yield Key(path, build.describe(hint), _written(value), meaning)
         inner, many = _inside(hint)
         if inner is not None:
             yield from keys(inner, value, f"{path}{many}.")

@@ -1,4 +1,4 @@
-"""The configuration file as a whole: frame, plug-ins, and the checks that look across fields."""
+"""The configuration file as a whole: its sections, plug-ins, and the checks across fields."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from autoscaler import plugins
 from autoscaler.config import combine, document
 from autoscaler.config.build import Builder
 from autoscaler.config.document import Invalid, Node, Problems, join
-from autoscaler.config.frame import DIRECTORY, LONGEST_TIMEOUT, ClusterFrame, FileFrame
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
+from autoscaler.config.sections import DIRECTORY, LONGEST_TIMEOUT, ClusterSection, FileSections
 from autoscaler.core.durations import format_duration
 from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
 
-# What may name a cluster, source, metric or policy: they become file names, URL parts and metric labels.
+# Names of clusters, sources, metrics and policies: they become file names, URL parts and metric labels.
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}"
 # Top-level keys that begin so are for the user's own anchors.
 OWN = "x-"
 
 _NAME = re.compile(NAME)
-_TAKEN = ("target", "engine")  # what `Observation.missing` calls the target and the engine
-# Settings that the core takes as they are.
+_RESERVED = ("target", "engine")  # their names in `Observation.missing`
+# Settings that the core takes unchanged.
 _PASSED_ON = (
     *("up", "down", "settle", "capacity", "slots_per_replica", "partitions"),
     *("interval", "max_age", "max_ahead"),
 )
-# Where the frame names metrics.
+# Settings that name a metric.
 _METRIC_NAMES = (
     *(("settle", "lag"), ("settle", "throughput")),
     *(("capacity", "throughput"), ("capacity", "saturation")),
@@ -48,8 +48,7 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Co
     Args:
         path: the YAML file. Relative paths in it are relative to its directory.
         environ: what `${NAME}` in secrets may name, usually `os.environ`.
-        root: what stands in the file, where it was read before and something was put in another's place
-            (`document.put`).
+        root: the content of the file, where it was read before and changed (`document.put`).
 
     Raises:
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
@@ -83,7 +82,7 @@ class _File:
 
     def read(self, node: Node) -> Config:
         build = self._build
-        root = build.mapping(node, "")
+        root = build.mapping(node, "", FileSections)
         own = tuple(key for key in root.entries if key.startswith(OWN))
         self._sources = self._source_classes(root)
         default = DaemonSpec(directory=self._directory / DIRECTORY)
@@ -92,7 +91,7 @@ class _File:
             "sources": lambda node, path: build.entries(node, path, self._source),
             "clusters": self._clusters,
         }
-        read = build.fields(FileFrame, root, "", taken=own, readers=readers)
+        read = build.fields(FileSections, root, "", taken=own, readers=readers)
         if not read.complete:
             raise Invalid
         values = read.values
@@ -105,7 +104,7 @@ class _File:
         for name, entry in root.entries["sources"].node.entries.items():
             try:
                 classes[name] = self._build.plugin_class(Kind.SOURCE, entry.node, join("sources", name))
-            except Invalid:  # recorded; told again, in the same words, when the source itself is read
+            except Invalid:  # recorded; and once more, in the same words, when the source itself is read
                 classes[name] = None
         return classes
 
@@ -126,7 +125,7 @@ class _File:
     def _cluster(self, name: str, node: Node, path: str) -> Cluster:
         self._name(name, node, path)
         build = self._build
-        mapping = build.mapping(node, path)
+        mapping = build.mapping(node, path, ClusterSection)
         known = _names("metrics", mapping)
         readers = {
             "metrics": lambda node, path: build.entries(node, path, self._metric),
@@ -134,26 +133,32 @@ class _File:
                 node, path, lambda name, node, path: self._policy(name, node, path, known)
             ),
         }
-        read = build.fields(ClusterFrame, mapping, path, readers=readers)
+        read = build.fields(ClusterSection, mapping, path, readers=readers)
         if "target" in read.values:
-            self._owned(read.values["target"], mapping.entries["target"].line, join(path, "target"), name)
-        written = mapping.entries.get("timeout")
-        self._timeouts[name] = (written.line, join(path, "timeout")) if written else (mapping.line, path)
+            self._check_owner(read.values["target"], *mapping.place("target", path), name)
+        self._timeouts[name] = mapping.place("timeout", path) if "timeout" in mapping.entries else (mapping.line, path)
         if "combine" in mapping.entries:
-            self._expressions[name] = (mapping.entries["combine"].line, join(path, "combine"))
-        frame = _Frame(mapping, path, read.values, self._problems)
-        sound = frame.check(known)
-        if not (read.complete and sound):
+            self._expressions[name] = mapping.place("combine", path)
+        settings = _Settings(mapping, path, read.values, self._problems)
+        valid = settings.check(known)
+        if not (read.complete and valid):
             raise Invalid
-        spec = build.construct(ClusterSpec, mapping, path, frame.spec(name))
+        spec = build.construct(ClusterSpec, mapping, path, settings.spec(name))
         down = mapping.entries.get("down")
         if down is not None and spec.stabilized and "window" not in build.mapping(down.node, path).entries:
             # What is left out keeps its default, also when another key is set beside it.
             spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
         metrics: Mapping[str, Metric] = read.values.get("metrics", {})
-        return Cluster(spec, frame["target"], frame["engine"], metrics, frame["interval"], frame.timeout)
+        return Cluster(
+            spec=spec,
+            target=settings["target"],
+            engine=settings["engine"],
+            metrics=metrics,
+            interval=settings["interval"],
+            timeout=settings.timeout,
+        )
 
-    def _owned(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
+    def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
         """Refuse a target that another cluster has: each would undo what the other does."""
         if getattr(target, "shareable", False):
             return
@@ -161,8 +166,8 @@ class _File:
             subject = (type(target), getattr(target, "subject", target))
             owner = next((owner for other, owner in self._targets if other == subject), None)
         except Exception as error:  # foreign code: its failure must name it instead of ending us
-            told = f"{type(target).__name__} failed: {type(error).__name__}: {error}"
-            raise self._problems.fail(line, path, told) from error
+            message = f"{type(target).__name__} failed: {type(error).__name__}: {error}"
+            raise self._problems.fail(line, path, message) from error
         if owner is not None:
             message = f"cluster {owner!r} has the same target: each would undo what the other does; give each its own"
             self._problems.add(line, path, message)
@@ -170,7 +175,7 @@ class _File:
 
     def warnings(self, config: Config) -> tuple[str, ...]:
         """What is probably not meant, in the form and order of problems."""
-        found = Problems(str(self._path))
+        found = self._build.warnings
         for name, cluster in config.clusters.items():
             line, path = self._timeouts[name]
             sources = {metric.source: config.sources[metric.source] for metric in cluster.metrics.values()}
@@ -194,12 +199,11 @@ class _File:
     def _metric(self, name: str, node: Node, path: str) -> Metric:
         self._name(name, node, path)
         build = self._build
-        if name in _TAKEN:
+        if name in _RESERVED:
             raise build.fail(node, path, f"a metric may not be called {name}: that is how the {name} itself is called")
-        mapping = build.mapping(node, path)
-        if "source" not in mapping.entries:
+        entry = build.mapping(node, path).entries.get("source")
+        if entry is None:
             raise build.fail(node, join(path, "source"), f"missing; sources: {self._source_names()}")
-        entry = mapping.entries["source"]
         source = build.value(str, entry.node, join(path, "source"))
         if source not in self._sources:
             hint = plugins.guess(source, self._sources)
@@ -207,7 +211,8 @@ class _File:
             raise build.fail(entry.node, join(path, "source"), message)
         cls = self._sources[source]
         if cls is None:
-            raise Invalid  # the source has a problem of its own; its queries cannot be judged
+            raise Invalid  # the source has a problem of its own; its queries cannot be checked
+        mapping = build.mapping(node, path, cls.Query)
         read = build.fields(cls.Query, mapping, path, taken=("source",))
         if not read.complete:
             raise Invalid
@@ -222,8 +227,8 @@ class _File:
         try:
             reads, _ = _reads(policy), _lookback(policy)
         except Exception as error:
-            told = f"{type(policy).__name__} failed: {type(error).__name__}: {error}"
-            raise self._build.fail(node, path, told) from error
+            message = f"{type(policy).__name__} failed: {type(error).__name__}: {error}"
+            raise self._build.fail(node, path, message) from error
         unknown = [metric for metric in reads if metric not in known]
         for metric in unknown:
             line, where = _parameter_with(metric, node, path) or (node.line, path)
@@ -234,16 +239,16 @@ class _File:
         return NamedPolicy(name, policy)
 
 
-class _Frame:
-    """A cluster's settings as far as they could be read, with what has to be checked across them."""
+class _Settings:
+    """A cluster's settings as far as they could be read, and the checks across them."""
 
     def __init__(self, mapping: document.Mapping, path: str, values: Mapping[str, Any], problems: Problems) -> None:
         self._mapping = mapping
         self._path = path
         self._values = values
         self._problems = problems
-        self._sound = True
-        self._defaults = {item.name: item.default for item in dataclasses.fields(ClusterFrame)}
+        self._valid = True
+        self._defaults = {item.name: item.default for item in dataclasses.fields(ClusterSection)}
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - settings have many types
         return self._values.get(name, self._defaults[name])
@@ -276,37 +281,37 @@ class _Frame:
         self._check_metrics(metrics)
         self._check_combine()
         if self._usable("policies") and "policies" in self._mapping.entries and not self["policies"]:
-            self._object("at least one policy is needed", "policies")
-        return self._sound
+            self._reject("at least one policy is needed", "policies")
+        return self._valid
 
     def _check_sizes(self) -> None:
         for name in ("slots_per_replica", "partitions"):
             if self._usable(name) and self[name] is not None and self[name] < 1:
-                self._object(f"must be 1 or more, not {self[name]}", name)
+                self._reject(f"must be 1 or more, not {self[name]}", name)
         if self._usable("max") and "max" in self._values and self["max"] > _MOST_REPLICAS:
-            self._object(f"must be at most {_MOST_REPLICAS:,}, not {self['max']}", "max")
+            self._reject(f"must be at most {_MOST_REPLICAS:,}, not {self['max']}", "max")
         if self._usable("min") and "max" in self._values:
             try:
                 Limits(self["min"], self["max"])
             except ParameterError as error:
-                self._object(error.message, error.name, "max")
+                self._reject(error.message, error.name, "max")
 
     def _check_times(self) -> None:
         if self._usable("interval") and self["interval"] < _SHORTEST_INTERVAL:
-            self._object(f"must be at least {format_duration(_SHORTEST_INTERVAL)}", "interval")
+            self._reject(f"must be at least {format_duration(_SHORTEST_INTERVAL)}", "interval")
             return
         if self._usable("timeout") and self["timeout"] is not None and self["timeout"] <= _ZERO:
-            self._object("must be above 0s", "timeout")
+            self._reject("must be above 0s", "timeout")
             return
         if not (self._usable("interval") and self._usable("timeout")):
             return
         timeout, interval = format_duration(self.timeout), format_duration(self["interval"])
         if self.timeout >= self["interval"]:
-            self._object(f"must be shorter than the interval ({interval}), not {timeout}", "timeout", "interval")
+            self._reject(f"must be shorter than the interval ({interval}), not {timeout}", "timeout", "interval")
         elif self._usable("max_age") and self["max_age"] < self.timeout:
             age = format_duration(self["max_age"])
             message = f"must be at least the timeout ({timeout}), not {age}: slow answers would be stale"
-            self._object(message, "max_age", "timeout")
+            self._reject(message, "max_age", "timeout")
         if self._usable("max_age") and self._usable("metrics"):
             self._check_ages()
 
@@ -315,7 +320,7 @@ class _Frame:
         for name, metric in self._values.get("metrics", {}).items():
             ages = getattr(metric.query, "ages", None)
             if ages is not None and self["max_age"] <= ages[0]:
-                self._object(
+                self._reject(
                     f"{format_duration(self['max_age'])} is too short for the metric {name}: just before its "
                     f"next value comes the newest is {format_duration(ages[0])} to {format_duration(ages[1])} old, and "
                     f"would count as missing; set max_age: {format_duration(ages[1])}",
@@ -334,7 +339,7 @@ class _Frame:
                 continue
             if isinstance(inner.node.value, str):
                 message = f"the cluster has no metric {inner.node.text!r}{_suggest(inner.node.text, metrics)}"
-                self._object(message, section, inside=key)
+                self._reject(message, section, inside=key)
 
     def _check_combine(self) -> None:
         expression: str | None = self["combine"]
@@ -345,22 +350,23 @@ class _Frame:
         try:
             combine.read(expression, names, combine.silent(read.values()))
         except ValueError as error:
-            self._object(str(error), "combine")
+            self._reject(str(error), "combine")
 
     def _usable(self, name: str) -> bool:
         """Whether the setting is either well-formed or left to its default."""
         return name in self._values or name not in self._mapping.entries
 
-    def _object(self, message: str, *names: str, inside: str = "") -> None:
+    def _reject(self, message: str, *names: str, inside: str | None = None) -> None:
         """Record a problem at the first of the keys that is in the file."""
-        self._sound = False
+        self._valid = False
         for name in names:
             if name not in self._mapping.entries:
                 continue
-            entry, path = self._mapping.entries[name], join(self._path, name)
-            if inside and isinstance(entry.node, document.Mapping) and inside in entry.node.entries:
-                entry, path = entry.node.entries[inside], join(path, inside)
-            self._problems.add(entry.line, path, message)
+            line, path = self._mapping.place(name, self._path)
+            node = self._mapping.entries[name].node
+            if inside is not None and isinstance(node, document.Mapping) and inside in node.entries:
+                line, path = node.place(inside, path)
+            self._problems.add(line, path, message)
             return
         self._problems.add(self._mapping.line, self._path, message)
 

@@ -22,17 +22,17 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSpec:
     """Settings of the daemon itself (`daemon:`).
 
     Attributes:
         directory: where state, decisions and history are kept; relative to the configuration file.
-        listen: address and port of the HTTP doors, `host:port`; port 0 takes a free one.
+        listen: address and port of the HTTP endpoints, `host:port`; port 0 takes a free one.
         log: format of the log lines.
-        decisions: how many decisions of each cluster the API and `explain` can look back.
+        decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.
-        pack: whether those of hours that are over are compressed.
+        pack: whether the files of past hours are compressed.
     """
 
     directory: Path
@@ -62,9 +62,9 @@ class Metric:
     query: object
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """One cluster: what the core decides with, and the edges to the world.
+    """One cluster: the specification for the core, and its plug-ins.
 
     Attributes:
         interval: time between two ticks.
@@ -84,7 +84,7 @@ class Config:
     """A whole configuration file, validated.
 
     Attributes:
-        warnings: what is probably not meant, each as `file:line: path: message`.
+        warnings: probable mistakes and former names, each as `file:line: path: message`.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration file, for editors, made from the same types as the reader."""
+"""The JSON Schema of the configuration file, for editors, generated from the types that the reader uses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 from autoscaler import plugins
 from autoscaler.config import build
 from autoscaler.config.document import read_plain
-from autoscaler.config.frame import FileFrame, MetricFrame
 from autoscaler.config.load import NAME, OWN
+from autoscaler.config.sections import FileSections, MetricSection
 from autoscaler.core.durations import PATTERN, format_duration
 from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
@@ -40,9 +40,9 @@ _SCALARS: abc.Mapping[Any, Schema] = {
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of the whole file, with the plug-ins that are installed and work.
 
-    What only the reader can check (sources that are referred to, limits across fields) is not in it.
+    It does not contain what only the reader can check: names of sources, and limits across fields.
     """
-    schema = _object(FileFrame, None)
+    schema = _object(FileSections, None)
     schema["patternProperties"] = {f"^{OWN}": {"description": "For your own anchors; not read."}}
     defs: Schema = {
         "duration": {
@@ -57,15 +57,18 @@ def json_schema() -> dict[str, Any]:
 
 
 def _plugins(kind: Kind) -> Schema:
-    """The definitions for one kind: each plug-in, and the choice among them by `type`."""
+    """The definitions of one kind: each plug-in, and the choice by `type`."""
     found: dict[str, Schema] = {}
     queries: dict[str, Schema] = {}
     for name in plugins.names(kind):
         try:
             cls = build.usable(plugins.load(kind, name), kind)
-        except PluginError:  # `autoscaler plugins` tells what is wrong with it; it cannot be used in a file
+        except PluginError:  # `autoscaler plugins` shows what is wrong with it; it cannot be used in a file
             continue
         found[name] = _object(cls, None, {"type": {"enum": _spellings(name)}})
+        current = plugins.current_name(kind, name)
+        if current != name:
+            found[name] |= {"deprecated": True, "description": f"Now called `{current}`."}
         if kind is Kind.SOURCE:
             source = {"source": {**_PLAIN_TEXT, "description": "The source, by its name under `sources`."}}
             queries[name] = _object(cls.Query, None, source)
@@ -92,13 +95,13 @@ def _plugins(kind: Kind) -> Schema:
 
 
 def _spellings(name: str) -> list[Any]:
-    """The name, and what an unquoted one is to a YAML reader: `null` is the name of a target, and nothing."""
+    """The name, and its value where it is not quoted: `null` is the former name of a target."""
     plain = read_plain(name)
     return [name, plain] if plain is None or isinstance(plain, bool) else [name]
 
 
 def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | None = None) -> Schema:
-    """The schema of a dataclass; what is left out comes from `default` or else from the class."""
+    """The schema of a dataclass; defaults are those of `default`, or else of the class."""
     extra = extra or {}
     hints = build.type_hints(cls)
     docs = plugins.attribute_docs(cls)
@@ -109,7 +112,7 @@ def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | N
             continue
         value = _default(field) if default is None else getattr(default, field.name)
         schema = _type(hints[field.name], value)
-        if field.name in _NAMED and cls.__module__ == FileFrame.__module__:
+        if field.name in _NAMED and cls.__module__ == FileSections.__module__:
             schema["propertyNames"] = {"pattern": f"^{NAME}$"}
             if field.name in _NEEDED:
                 schema["minProperties"] = 1
@@ -120,12 +123,29 @@ def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | N
         else:
             schema["default"] = plain(value)
         properties[field.name] = schema
-    made: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    if required:
-        made["required"] = required
+    made: Schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    _add_aliases(made, plugins.aliases(cls))
+    if not required:
+        del made["required"]
     if summary := plugins.summary(cls):
         made["description"] = summary
     return made
+
+
+def _add_aliases(schema: Schema, aliases: abc.Mapping[str, str]) -> None:
+    """Allow one of the names of each field that has former ones, and require one if it is required."""
+    properties, required = schema["properties"], schema["required"]
+    for name in dict.fromkeys(aliases.values()):
+        former = [alias for alias, field in aliases.items() if field == name]
+        for alias in former:
+            properties[alias] = {**properties[name], "deprecated": True, "description": f"Now called `{name}`."}
+            properties[alias].pop("default", None)
+        one: list[Schema] = [{"required": [key]} for key in (name, *former)]
+        if name in required:
+            required.remove(name)
+        else:
+            one.append({"not": {"anyOf": list(one)}})
+        schema.setdefault("allOf", []).append({"oneOf": one})
 
 
 def _default(field: dataclasses.Field[Any]) -> object:
@@ -141,7 +161,7 @@ def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any
         return {"anyOf": [reference, {"type": "null"}]} if build.allows_none(hint) else reference
     hint = build.bare(hint)
     origin, args = get_origin(hint), get_args(hint)
-    if hint is MetricFrame:
+    if hint is MetricSection:
         return {"$ref": "#/$defs/query"}
     if origin in (Union, types.UnionType):
         return {"anyOf": [_type(member, default) for member in args]}
@@ -166,7 +186,7 @@ def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any
 
 
 def plain(value: object) -> object:
-    """A default as it would stand in the file."""
+    """A default as it is written in a file."""
     match value:
         case timedelta():
             return format_duration(value)

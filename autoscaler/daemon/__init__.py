@@ -1,1 +1,1 @@
-"""The service: one controller per cluster, the journal, the HTTP doors."""
+"""The service: one controller per cluster, the state store, the HTTP endpoints."""

@@ -1,7 +1,7 @@
-"""Hours of the history that are over, compressed: a file under its last name is whole and never changes again.
+"""Compression of past hours of the history: a file under its final name is complete and never changes.
 
-Whoever collects history files reads such a file once (Spark's file source does), so one name never stands for two
-contents: what is written about an hour after it was packed (the clock was set back) goes to files of its own.
+Collectors of history files, such as Spark's file source, read a file once, so the content of a name never changes: what
+is written about an hour after it was compressed (the clock was set back) goes to files of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from autoscaler.trace.format import PACKED, SUFFIX, same
 
 log = logging.getLogger("autoscaler.daemon.history")
 
-OURS = re.compile(rf"(?P<hour>\d{{4}}-\d\d-\d\dT\d\d)(?:\.(?P<number>\d+))?{re.escape(SUFFIX)}(?P<packed>\.gz)?")
+HISTORY_FILE = re.compile(
+    rf"(?P<hour>\d{{4}}-\d\d-\d\dT\d\d)(?:\.(?P<number>\d+))?{re.escape(SUFFIX)}(?P<packed>\.gz)?"
+)
 """Names of history files: `2026-01-31T17.jsonl`, `2026-01-31T17.jsonl.gz`, and `2026-01-31T17.1.jsonl` for more."""
 
 _PART = ".part"
@@ -29,102 +31,103 @@ _LEVEL = 6
 
 
 def names(directory: Path, hour: str) -> Iterable[Path]:
-    """The names that the lines of an hour may have, one after the other; without end."""
+    """The names of files of an hour, in order, without end."""
     yield directory / f"{hour}{SUFFIX}"
     for number in itertools.count(1):
         yield directory / f"{hour}.{number}{SUFFIX}"
 
 
-def packed_name(path: Path) -> Path:
-    """What a file is called when it is packed."""
+def compressed_path(path: Path) -> Path:
+    """The path of the compressed file."""
     return path.with_name(f"{path.name}.gz")
 
 
-class Packer:
-    """Packs files in a thread of its own, so that nobody waits for it.
+class Compressor:
+    """Compresses files in a thread of its own.
 
     Attributes:
-        failure: why the last file could not be packed; empty when it could. The plain file stays then.
+        failure: why the last file could not be compressed, or None. The plain file is then kept.
     """
 
     def __init__(self) -> None:
-        self.failure = ""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="history-packing")
-        self._given: set[Path] = set()
+        self.failure: str | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="history-compression")
+        self._pending: set[Path] = set()
         self._ending = threading.Event()
 
     def has(self, path: Path) -> bool:
-        """Whether a plain file was given to it and is not done with: no line may be added to it."""
-        return path in self._given
+        """Whether a plain file waits or is being compressed: no line may be added to it."""
+        return path in self._pending
 
-    def give(self, path: Path) -> None:
-        """Have a file packed that is complete. It may be told again."""
-        if path not in self._given:
-            self._given.add(path)
-            self._thread.submit(self._pack, path)
+    def add(self, path: Path) -> None:
+        """Compress a complete file, unless it waits already."""
+        if path not in self._pending:
+            self._pending.add(path)
+            self._thread.submit(self._compress, path)
 
     def close(self) -> None:
-        """End it, and leave what is not packed yet as it is."""
+        """End it; files that are not compressed yet stay as they are."""
         self._ending.set()
         self._thread.shutdown(cancel_futures=True)
 
-    def _pack(self, path: Path) -> None:
+    def _compress(self, path: Path) -> None:
         try:
-            pack(path, self._ending)
+            compress(path, self._ending)
         except FileNotFoundError:
-            pass  # too old to be kept, and removed
+            pass  # removed, as it was too old
         except OSError as error:
-            if not self.failure:
+            if self.failure is None:
                 log.warning(
-                    "history cannot be packed, and stays as it is", extra={"path": str(path), "error": error.strerror}
+                    "cannot compress history: the plain file is kept",
+                    extra={"path": str(path), "error": error.strerror},
                 )
             self.failure = error.strerror or str(error)
         else:
-            if self.failure:
-                log.info("history can be packed again", extra={"path": str(path)})
-            self.failure = ""
+            if self.failure is not None:
+                log.info("history is compressed again", extra={"path": str(path)})
+            self.failure = None
         finally:
-            self._given.discard(path)
+            self._pending.discard(path)
 
 
-def pack(path: Path, ending: threading.Event) -> None:
-    """Compress a file that is complete, and remove it. Until its packed form is safe on the disk, the plain one stays.
+def compress(path: Path, ending: threading.Event) -> None:
+    """Compress a complete file, and remove it once the compressed one is safe on the disk.
 
     Args:
         path: the file.
         ending: when this is set, it is given up.
 
     Raises:
-        OSError: it cannot be read, or its packed form not be written; then nothing has changed.
+        OSError: a file cannot be read or written; then nothing has changed.
     """
-    packed = packed_name(path)
-    if packed.exists() and not same(path, packed):
-        packed = packed_name(_another(path))
+    compressed = compressed_path(path)
+    if compressed.exists() and not same(path, compressed):
+        compressed = compressed_path(_unused_name(path))
     # If it exists now, a kill came before the plain one was removed.
-    if packed.exists() or _write(path, packed, ending):
+    if compressed.exists() or _write(path, compressed, ending):
         path.unlink(missing_ok=True)
 
 
-def _another(path: Path) -> Path:
-    """A name for the lines of the same hour that is not taken."""
+def _unused_name(path: Path) -> Path:
+    """An unused name for lines of the same hour."""
     hour = path.name.split(".")[0]
-    return next(name for name in names(path.parent, hour) if not name.exists() and not packed_name(name).exists())
+    return next(name for name in names(path.parent, hour) if not name.exists() and not compressed_path(name).exists())
 
 
-def _write(path: Path, packed: Path, ending: threading.Event) -> bool:
-    # A dot in front: readers of the directory, Spark's too, do not see it. Its ending is nobody's either.
-    part = packed.with_name(f".{packed.name}{_PART}")
+def _write(path: Path, compressed: Path, ending: threading.Event) -> bool:
+    # Hidden by the dot: readers of the directory, also Spark, ignore it.
+    part = compressed.with_name(f".{compressed.name}{_PART}")
     try:
         with path.open("rb") as plain, open(part, "wb", opener=_private) as file:
-            with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as compressed:
+            with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as archive:
                 while piece := plain.read(_PIECE):
                     if ending.is_set():
                         return False
-                    compressed.write(piece)
+                    archive.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        part.rename(packed)
-        _sync(packed.parent)
+        part.rename(compressed)
+        _sync(compressed.parent)
     finally:
         part.unlink(missing_ok=True)
     return True
@@ -135,7 +138,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _sync(directory: Path) -> None:
-    """Have the names in a directory on the disk before one of them is taken away."""
+    """Write the names in a directory to the disk."""
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -143,7 +146,7 @@ def _sync(directory: Path) -> None:
         os.close(opened)
 
 
-def forget_parts(directory: Path) -> None:
-    """Remove what a kill has left half packed. Raises OSError."""
+def remove_partial(directory: Path) -> None:
+    """Remove partial files that a kill has left. Raises OSError."""
     for part in directory.glob(f".*{PACKED}{_PART}"):
         part.unlink(missing_ok=True)

@@ -1,54 +1,70 @@
-"""Live plug-ins and what they share: equal plug-ins are connected once, and one that cannot connect is retried.
+"""Connected plug-ins and what they share: equal plug-ins are connected once, and failed connections are retried.
 
 A context must be left by the task that entered it, so every connection is held by a task of its own. One that fails
-keeps nobody else waiting: its clusters see it as missing, with the reason.
+delays no other: its clusters see it as missing, with the reason.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Any, Protocol, TypeVar, cast
 
-from autoscaler.ports import EdgeError, Shared, UnavailableError
+from autoscaler.config.model import Cluster, Config
+from autoscaler.core.model import EngineStatus, Reading
+from autoscaler.ports import (
+    EdgeError,
+    PicksWorkers,
+    RefusedError,
+    ScaleTarget,
+    Shared,
+    TargetStatus,
+    UnavailableError,
+    Workforce,
+)
 
 T = TypeVar("T")
 
 log = logging.getLogger("autoscaler.daemon.connections")
 
-OPENING = 30.0
+CONNECT_TIMEOUT = 30.0
 """Seconds a plug-in may take to connect."""
 
-CLOSING = 10.0
-"""Seconds it may take to let go."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds it may take to close."""
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
+"""Seconds between two attempts to connect: the first and the longest pause."""
+
+TARGET = "target"
+ENGINE = "engine"
 
 
 class Plugin(Protocol):
-    """What sources, engines and targets have in common."""
+    """The common part of sources, engines and targets."""
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
-        """Open it."""
+        """Connect."""
         ...
 
 
 def format_error(error: BaseException) -> str:
-    """An error as one line of text: our own by their message, others with their type."""
+    """An error on one line: our own by their message, others with their type."""
     text = " ".join(str(error).split())
     if isinstance(error, EdgeError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-INSIDE = "it was cancelled from inside"
+CANCELLED = "the plug-in cancelled itself"
 
 
-def cancelled_inside() -> bool:
-    """Whether a CancelledError that was caught is a plug-in's own affair, and nobody has cancelled this task."""
+def cancelled_itself() -> bool:
+    """Whether a CancelledError that was caught came from a plug-in, and not from a cancellation of this task."""
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
 
@@ -73,7 +89,7 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """The plug-in's type, for people."""
+        """The plug-in's type, for messages."""
         return type(self.plugin).__name__
 
     def get(self) -> Any:  # noqa: ANN401 - a source, an engine or a target
@@ -83,20 +99,20 @@ class Connection:
         return self._live
 
     @property
-    def problem(self) -> str:
-        """Why there is no live object, or empty."""
-        return "" if self._connected else self._error
+    def problem(self) -> str | None:
+        """Why there is no live object, or None."""
+        return None if self._connected else self._error
 
     async def tried(self) -> None:
-        """Wait until the first attempt to connect has ended, well or not."""
+        """Wait until the first attempt to connect has succeeded or failed."""
         await self._tried.wait()
 
     async def close(self) -> None:
-        """Let go of it. One that does not even end when it is cancelled is left behind."""
+        """Close it. One that does not end when it is cancelled is abandoned."""
         self._stop.set()
-        _, hanging = await asyncio.wait((self._task,), timeout=2 * CLOSING)
+        _, hanging = await asyncio.wait((self._task,), timeout=2 * CLOSE_TIMEOUT)
         if hanging:
-            log.warning("plug-in does not let go", extra={"plugin": self.name})
+            log.warning("plug-in does not close", extra={"plugin": self.name})
 
     async def _hold(self) -> None:
         pause = FIRST_PAUSE
@@ -105,17 +121,17 @@ class Connection:
             if error is not None and not self._stop.is_set():
                 text = f"{self.name} cannot be connected: {error}"
                 if text != self._error:
-                    log.warning("plug-in cannot be connected", extra={"plugin": self.name, "error": error})
+                    log.warning("plug-in cannot connect", extra={"plugin": self.name, "error": error})
                 self._error = text
                 self._tried.set()
-                await pass_time(self._stop, pause)
+                await sleep_until_stopped(self._stop, pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _connect(self) -> str | None:
         """Hold the connection until it is released. Returns why it could not be opened or kept."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(OPENING) as limit, self.plugin.connect(self._shared) as live:
+            async with asyncio.timeout(CONNECT_TIMEOUT) as limit, self.plugin.connect(self._shared) as live:
                 limit.reschedule(None)
                 if self._error != "not connected yet":
                     log.info("plug-in connected", extra={"plugin": self.name})
@@ -125,14 +141,14 @@ class Connection:
                     await self._stop.wait()
                 finally:
                     self._connected = False
-                    limit.reschedule(loop.time() + CLOSING)
+                    limit.reschedule(loop.time() + CLOSE_TIMEOUT)
         except TimeoutError:
-            return f"no success within {OPENING:.0f} s"
+            return f"not connected within {CONNECT_TIMEOUT:.0f} s"
         except asyncio.CancelledError:
-            if not cancelled_inside():
+            if not cancelled_itself():
                 raise
-            return INSIDE
-        except Exception as error:  # noqa: BLE001 - a plug-in is somebody else's code: it may fail in any way
+            return CANCELLED
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
             return format_error(error)
         return None
 
@@ -141,7 +157,7 @@ class Connections:
     """All connections of a daemon, and the `Shared` that its plug-ins are given.
 
     Attributes:
-        dry_run: nothing may be changed: for plug-ins that do something without being asked to scale.
+        dry_run: nothing may be changed, also by plug-ins that act without a scale call.
     """
 
     def __init__(self, *, dry_run: bool = False) -> None:
@@ -155,7 +171,7 @@ class Connections:
         if holder is None:
             holder = self._shared[key] = _Holder(factory)
         try:
-            # Another plug-in may wait for the same object, so the impatience of one must not take it away.
+            # Another plug-in may wait for the same object: a time-out of this one must not cancel it.
             live: T = await asyncio.shield(holder.live)
         except asyncio.CancelledError:
             raise
@@ -166,10 +182,10 @@ class Connections:
         return live
 
     def lease(self, plugin: Plugin, *, of: str = "") -> Connection:
-        """The connection of this plug-in or of an equal one; give it back with `release`.
+        """The connection of this plug-in or of an equal one; `release` returns it.
 
-        With `of`, the name of a cluster, it is only shared within that cluster: a target that keeps something of its
-        own, as `null` keeps the advice it was given, must not be that of another cluster with equal parameters.
+        With `of`, the name of a cluster, it is only shared within that cluster: a target may have state, as `advice`
+        has, that must not be that of another cluster with equal parameters.
         """
         key = self._key(plugin, of)
         connection = self._open.get(key)
@@ -179,18 +195,18 @@ class Connections:
         return connection
 
     async def release(self, connection: Connection) -> None:
-        """Give a leased connection back; the last user closes it."""
+        """Return a leased connection; the last user closes it."""
         connection.users -= 1
         if connection.users == 0:
             self._open = {key: other for key, other in self._open.items() if other is not connection}
             await connection.close()
 
     async def tried(self) -> None:
-        """Wait until every plug-in has been tried once."""
+        """Wait until every plug-in has tried to connect once."""
         await asyncio.gather(*(connection.tried() for connection in self._open.values()))
 
     async def close(self) -> None:
-        """Let go of everything: plug-ins first, then what they shared, newest first."""
+        """Close everything: plug-ins first, then what they shared, newest first."""
         await asyncio.gather(*(connection.close() for connection in self._open.values()))
         self._open.clear()
         for holder in reversed(self._shared.values()):
@@ -198,7 +214,7 @@ class Connections:
         self._shared.clear()
 
     def _key(self, plugin: Plugin, of: str) -> tuple[Hashable, ...]:
-        """What equal plug-ins have in common. One that cannot be hashed is looked for among those that are open."""
+        """The same key for equal plug-ins. One that cannot be hashed is compared with those that are open."""
         try:
             hash(plugin)
         except TypeError:
@@ -224,28 +240,88 @@ class _Holder:
                 self.live.set_result(live)
                 await self._stop.wait()
         except asyncio.CancelledError:
-            inside = cancelled_inside()
+            inside = cancelled_itself()
             if inside and not self.live.done():
-                self.live.set_exception(UnavailableError(INSIDE))
+                self.live.set_exception(UnavailableError(CANCELLED))
             if not inside:
                 self.live.cancel()
                 raise
-        except Exception as error:  # noqa: BLE001 - told to those who wait for it, or to the log when it was open
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited, or logged when it was open
             if self.live.done():
-                log.warning("a shared client did not close cleanly", extra={"error": format_error(error)})
+                log.warning("shared client failed while closing", extra={"error": format_error(error)})
             else:
                 self.live.set_exception(error)
 
     async def close(self) -> None:
-        """Let go of it. One that does not even end when it is cancelled is left behind."""
+        """Close it. One that does not end when it is cancelled is abandoned."""
         self._stop.set()
-        _, hanging = await asyncio.wait((self._task,), timeout=CLOSING)
+        _, hanging = await asyncio.wait((self._task,), timeout=CLOSE_TIMEOUT)
         if hanging:
-            log.warning("a shared client does not let go")
+            log.warning("shared client does not close")
 
 
-async def pass_time(stop: asyncio.Event, seconds: float) -> bool:
-    """Wait, unless told to stop. Returns whether that is so."""
+class ClusterConnections:
+    """The connections that one cluster uses."""
+
+    def __init__(self, config: Config, cluster: Cluster, connections: Connections) -> None:
+        self._connections = connections
+        self._attached: ScaleTarget | None = None
+        self._target = connections.lease(cluster.target, of=cluster.spec.name)
+        self._engine = None if cluster.engine is None else connections.lease(cluster.engine)
+        self._sources: dict[str, Connection] = {
+            name: connections.lease(config.sources[name])
+            for name in {metric.source: None for metric in cluster.metrics.values()}
+        }
+
+    def target(self) -> ScaleTarget:
+        """The live target, given the engine if it picks workers. Raises UnavailableError while it is not connected."""
+        target: ScaleTarget = self._target.get()
+        if target is not self._attached:
+            if isinstance(target, PicksWorkers):
+                target.attach(self.workforce)
+            self._attached = target
+        return target
+
+    def workforce(self) -> Workforce:
+        """The live engine, if it can name its workers. Raises EdgeError when there is none that can."""
+        if self._engine is None:
+            raise RefusedError("the cluster has no engine that could name its workers")
+        engine = self._engine.get()
+        if not isinstance(engine, Workforce):
+            raise RefusedError("the cluster's engine cannot name its workers")
+        return engine
+
+    async def describe_target(self) -> TargetStatus:
+        """The status of the target."""
+        await self._target.tried()
+        return await self.target().describe()
+
+    async def describe_engine(self) -> EngineStatus | None:
+        """The status of the engine; None when there is none."""
+        if self._engine is None:
+            return None
+        await self._engine.tried()
+        status: EngineStatus = await self._engine.get().describe()
+        return status
+
+    async def collect(self, source: str, query: Any, now: datetime) -> Reading:  # noqa: ANN401 - see MetricSource
+        """Read one metric."""
+        await self._sources[source].tried()
+        reading: Reading = await self._sources[source].get().collect(query, now)
+        return reading
+
+    def connections(self) -> Mapping[str, Connection]:
+        """All of them, by their part in the cluster."""
+        engine = {} if self._engine is None else {ENGINE: self._engine}
+        return {TARGET: self._target, **engine, **{f"source {name}": c for name, c in self._sources.items()}}
+
+    async def release(self) -> None:
+        """Return them."""
+        await asyncio.gather(*(self._connections.release(connection) for connection in self.connections().values()))
+
+
+async def sleep_until_stopped(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait so long, or until stopped. Returns whether it was stopped."""
     try:
         async with asyncio.timeout(seconds):
             await stop.wait()

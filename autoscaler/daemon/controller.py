@@ -1,4 +1,4 @@
-"""One cluster under control: observe, decide, keep, act, at a fixed rate."""
+"""The control loop of one cluster: observe, decide, persist, act, at a fixed rate."""
 
 from __future__ import annotations
 
@@ -24,44 +24,50 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.state import call_failed, call_withheld
 from autoscaler.core.step import step
-from autoscaler.daemon.connections import INSIDE, cancelled_inside, format_error, pass_time
-from autoscaler.daemon.observer import Edges, Observer
+from autoscaler.daemon.connections import (
+    CANCELLED,
+    ClusterConnections,
+    cancelled_itself,
+    format_error,
+    sleep_until_stopped,
+)
+from autoscaler.daemon.observer import Observer
 from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
 SCALE_TIMEOUT = 30.0
-"""Seconds a scale call may take before nobody knows whether it was accepted."""
+"""Seconds a scale call may take before it is unknown whether it was accepted."""
 
 UNANSWERED = "the daemon was stopped before the scale call was answered"
 
-_BACK = 3
-"""Ticks a reading has to be there again before that is told: one that comes and goes must not fill the log."""
+_TICKS_UNTIL_BACK = 3
+"""Ticks a reading must be available again before that is logged: an unstable one must not fill the log."""
 
-_MOST_REFUSED = 100
+_MAX_REFUSALS = 100
 
 Step = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
 
 
 class Pace(Protocol):
-    """Takes how late ticks begin and how long they take, in seconds."""
+    """Records how late ticks begin and how long they take, in seconds."""
 
-    def ticked(self, late: float, took: float) -> None:
-        """Note one tick."""
+    def record_tick(self, late: float, took: float) -> None:
+        """Record one tick."""
         ...
 
 
 @dataclass
-class Told:
-    """What the log has been told of a cluster, so that it hears of changes only.
+class LogState:
+    """What has been logged of a cluster, so that only changes are logged.
 
     Attributes:
-        missing: readings that went missing -> ticks they have been there again.
+        missing: readings that went missing -> ticks they have been available again.
         sizes: current and desired of the last decision.
         reasons: of the decisions since these sizes.
-        refused: why scale calls have failed since the last one that did not.
-        beyond_use: the maximum that was more than the job could use: a Spark job's stages may be as wide as the last
-            batch was large, which is no news with every batch.
+        refused: why scale calls have failed since the last success.
+        beyond_use: the maximum that was logged to be more than the job can use; logged once, as what a Spark job can
+            use changes with every batch.
     """
 
     missing: dict[str, int] = field(default_factory=dict)
@@ -70,27 +76,27 @@ class Told:
     refused: set[str] = field(default_factory=set)
     beyond_use: int | None = None
 
-    def refusal(self, why: str) -> bool:
-        """Whether this is new."""
+    def is_new_refusal(self, why: str) -> bool:
+        """Whether this was not logged yet."""
         if why in self.refused:
             return False
-        if len(self.refused) >= _MOST_REFUSED:
+        if len(self.refused) >= _MAX_REFUSALS:
             self.refused.clear()
         self.refused.add(why)
         return True
 
 
 @dataclass
-class Tally:
-    """What is counted of a cluster; it outlives a controller that a reload replaces.
+class Counters:
+    """The counters of a cluster, kept when a reload replaces its controller.
 
     Attributes:
         decisions: reason -> decisions.
         rescales: direction -> rescales requested.
         phases: direction and phase -> number and total seconds.
-        errors: what could not be read or trusted -> how often.
+        errors: reading that was missing -> how often.
         failed_calls: scale calls that failed.
-        skipped: ticks that were left out because the one before took too long.
+        skipped: ticks that were skipped because the one before took too long.
     """
 
     decisions: dict[Reason, int] = field(default_factory=dict)
@@ -102,7 +108,7 @@ class Tally:
 
 
 def splay(name: str, interval: float) -> float:
-    """Where in the interval a cluster's ticks lie, in seconds; the same in every process."""
+    """The offset of a cluster's ticks within the interval, in seconds; the same in every process."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 * interval
 
@@ -111,19 +117,17 @@ class Controller:
     """Drives one cluster.
 
     Attributes:
-        observation, decision: the last ones that were kept.
-        state: what the next step starts from; None until it could be read.
-        tally: what is counted.
-        told: what the log has been told.
-        status: what the target showed last.
-        finished: loop time when the last tick ended well; at first when the controller began.
-        problem: why the last tick did not come to a kept decision, or empty.
+        observation, decision: the last ones that were persisted.
+        state: the start of the next step; None until it could be loaded.
+        status: the last status of the target.
+        finished: loop time when the last tick ended without a failure, or when the controller was made.
+        problem: why the last tick has no persisted decision, or None.
     """
 
     def __init__(
         self,
         cluster: Cluster,
-        edges: Edges,
+        connections: ClusterConnections,
         store: StateStore,
         sink: DecisionSink,
         *,
@@ -134,45 +138,45 @@ class Controller:
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
-        self.edges = edges
+        self.connections = connections
         self.dry_run = dry_run
-        self.tally = Tally()
-        self.told = Told()
+        self.counters = Counters()
+        self.logged = LogState()
         self.state: ClusterState | None = None
         self.observation: Observation | None = None
         self.decision: Decision | None = None
         self.status: TargetStatus | None = None
-        self.problem = "not observed yet"
+        self.problem: str | None = "not observed yet"
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
         self._pace = pace
         self._decide = decide
-        self._observer = Observer(cluster, edges, utc)
-        self._warned = ""
+        self._observer = Observer(cluster, connections, utc)
+        self._logged_problem: str | None = None
         self._scaling = False
 
-    def take_over(self, before: Controller) -> None:
-        """Go on where another controller of the same cluster has ended."""
-        self.tally, self.told = before.tally, before.told
+    def adopt_state_of(self, before: Controller) -> None:
+        """Continue where another controller of the same cluster has ended."""
+        self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
         self.status, self.problem = before.status, before.problem
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the target says to people."""
+        """The remarks of the target."""
         return () if self.status is None else self.status.remarks
 
     def overdue(self, now: float) -> bool:
-        """Whether no tick has ended well for three intervals and a time-out, and the scale call's if there is one."""
-        patience = (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
-        return now - self.finished > patience + (SCALE_TIMEOUT if self._scaling else 0.0)
+        """Whether no tick has succeeded for three intervals and a time-out, and that of a scale call in progress."""
+        limit = (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
+        return now - self.finished > limit + (SCALE_TIMEOUT if self._scaling else 0.0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick until told to stop, which takes effect between two ticks.
+        """Tick until stopped, which takes effect between two ticks.
 
-        Ticks lie on a grid of the loop's clock, moved by the cluster's splay: whatever a tick takes, they do not
-        drift, and those that were missed are skipped.
+        Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
+        takes, and those that were missed are skipped.
         """
         loop = asyncio.get_running_loop()
         interval = self.cluster.interval.total_seconds()
@@ -180,35 +184,34 @@ class Controller:
         number = math.floor((loop.time() - offset) / interval) + 1
         while not stop.is_set():
             due = number * interval + offset
-            if await pass_time(stop, due - loop.time()):
+            if await sleep_until_stopped(stop, due - loop.time()):
                 return
             begun = loop.time()
             try:
                 await self.tick()
             except Exception as error:
-                # One cluster's trouble, even a defect of ours, must not end the others.
+                # A failure of one cluster, even a defect of ours, must not end the others.
                 self.problem = format_error(error)
-                log.exception("a tick failed", extra={"cluster": self.name})
+                log.exception("tick failed", extra={"cluster": self.name})
             else:
                 self.finished = loop.time()
             ended = loop.time()
-            self._pace.ticked(begun - due, ended - begun)
+            self._pace.record_tick(begun - due, ended - begun)
             following = max(number + 1, math.floor((ended - offset) / interval) + 1)
-            self.tally.skipped += following - number - 1
+            self.counters.skipped += following - number - 1
             number = following
 
     async def tick(self) -> None:
-        """Observe, decide, keep, act: once.
+        """Observe, decide, persist and act once.
 
-        A tick whose state cannot be kept has not happened: nothing is done, and the next one starts from the state
-        that was kept last.
+        A tick whose state cannot be persisted has no effect: the next one starts from the last persisted state.
         """
         try:
             state = await self._state()
             observation = await self._observer.observe()
             status = self._observer.status
             after, decision = self._decide(self.cluster.spec, state, observation)
-            # As the core trusted it: a stale reading is missing, and says so wherever the observation is shown.
+            # As the core trusted it: a stale reading is missing wherever the observation is shown.
             observation = after.past[-1]
             if self.dry_run and decision.rescale:
                 after = call_withheld(after)
@@ -218,10 +221,10 @@ class Controller:
         except StoreError as error:
             self._set_problem(str(error))
             return
-        self._set_problem("")
-        self._tell(state, after, observation, decision, status)
+        self._set_problem(None)
+        self._report(state, after, observation, decision, status)
         self.state, self.observation, self.decision, self.status = after, observation, decision, status
-        # At the same time: what is acted on is in the store, and no request waits for the sink's disk.
+        # Concurrently: the decision is in the store, and no scale call waits for the sink's disk.
         written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:
             await self._scale(decision.desired)
@@ -240,45 +243,45 @@ class Controller:
         try:
             await self._sink.write(record)
         except StoreError:
-            log.debug("a record is not in the history", extra={"cluster": self.name})  # The sink has told why.
+            log.debug("record not written to the history", extra={"cluster": self.name})  # The sink has logged why.
 
     async def _scale(self, replicas: int) -> None:
         self._scaling = True
         try:
             async with asyncio.timeout(SCALE_TIMEOUT):
-                await self.edges.target().scale(replicas)
+                await self.connections.target().scale(replicas)
         except TimeoutError:
             await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
         except asyncio.CancelledError:
-            if not cancelled_inside():
+            if not cancelled_itself():
                 raise
-            await self._scale_failed(replicas, INSIDE)
-        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation tells what holds
+            await self._scale_failed(replicas, CANCELLED)
+        except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
             await self._scale_failed(replicas, format_error(error))
         else:
-            self.told.refused.clear()
+            self.logged.refused.clear()
         finally:
             self._scaling = False
 
     async def _scale_failed(self, replicas: int, error: str) -> None:
-        self.tally.failed_calls += 1
-        if self.told.refusal(error):
+        self.counters.failed_calls += 1
+        if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
         assert self.state is not None  # noqa: S101 - there was a decision, hence a state
         self.state = call_failed(self.state, error)
         try:
             await self._store.save(self.name, self.state, None)
-        except StoreError as trouble:
-            self._set_problem(str(trouble))
+        except StoreError as store_error:
+            self._set_problem(str(store_error))
 
-    def _set_problem(self, text: str) -> None:
-        if text and text != self._warned:
-            log.error("no decision: state cannot be kept", extra={"cluster": self.name, "error": text})
-        elif self._warned and not text:
-            log.info("deciding again", extra={"cluster": self.name})
-        self.problem = self._warned = text
+    def _set_problem(self, problem: str | None) -> None:
+        if problem is not None and problem != self._logged_problem:
+            log.error("decision skipped: cannot persist state", extra={"cluster": self.name, "error": problem})
+        elif self._logged_problem is not None and problem is None:
+            log.info("decisions resumed", extra={"cluster": self.name})
+        self.problem = self._logged_problem = problem
 
-    def _tell(
+    def _report(
         self,
         before: ClusterState,
         after: ClusterState,
@@ -287,23 +290,22 @@ class Controller:
         status: TargetStatus | None,
     ) -> None:
         """Count the decision, and log what differs from the one before."""
-        self._tell_readings(observation, status)
+        self._report_readings(observation, status)
         for reason, text in decision.notes:
-            if reason is Reason.UNCONFIRMED and not self.told.refusal(text):
+            if reason is Reason.UNCONFIRMED and not self.logged.is_new_refusal(text):
                 continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
-        self._tell_decision(decision)
+        self._report_decision(decision)
         maximum = self.cluster.spec.limits.maximum
-        problem = (
-            "" if self.told.beyond_use == maximum else beyond_use(self.cluster.spec, observation.engine, after.past)
-        )
-        if problem:
-            self.told.beyond_use = maximum
-            log.warning("the maximum is beyond use: %s", problem, extra={"cluster": self.name})
+        if self.logged.beyond_use != maximum:
+            problem = beyond_use(self.cluster.spec, observation.engine, after.past)
+            if problem:
+                self.logged.beyond_use = maximum
+                log.warning("max is more than the job can use: %s", problem, extra={"cluster": self.name})
         self._count_phases(before, after)
 
-    def _tell_readings(self, observation: Observation, status: TargetStatus | None) -> None:
-        missing, errors = self.told.missing, self.tally.errors
+    def _report_readings(self, observation: Observation, status: TargetStatus | None) -> None:
+        missing, errors = self.logged.missing, self.counters.errors
         for name, why in observation.missing.items():
             errors[name] = errors.get(name, 0) + 1
             if name not in missing:
@@ -311,25 +313,25 @@ class Controller:
             missing[name] = 0
         for name in missing.keys() - observation.missing.keys():
             missing[name] += 1
-            if missing[name] == _BACK:
+            if missing[name] == _TICKS_UNTIL_BACK:
                 del missing[name]
-                log.info("reading is back", extra={"cluster": self.name, "reading": name})
+                log.info("reading is available again", extra={"cluster": self.name, "reading": name})
         for remark in () if status is None else status.remarks:
             if remark not in self.remarks:
-                log.info("target remarks", extra={"cluster": self.name, "remark": remark})
+                log.info("remark of the target", extra={"cluster": self.name, "remark": remark})
 
-    def _tell_decision(self, decision: Decision) -> None:
-        tally, told = self.tally, self.told
-        tally.decisions[decision.reason] = tally.decisions.get(decision.reason, 0) + 1
+    def _report_decision(self, decision: Decision) -> None:
+        counters, logged = self.counters, self.logged
+        counters.decisions[decision.reason] = counters.decisions.get(decision.reason, 0) + 1
         if decision.rescale:
             direction = Direction.UP if decision.desired > decision.current else Direction.DOWN
-            tally.rescales[direction] = tally.rescales.get(direction, 0) + 1
+            counters.rescales[direction] = counters.rescales.get(direction, 0) + 1
         sizes = (decision.current, decision.desired)
-        if sizes != told.sizes:
-            told.sizes = sizes
-            told.reasons.clear()
-        if decision.reason not in told.reasons:
-            told.reasons.add(decision.reason)
+        if sizes != logged.sizes:
+            logged.sizes = sizes
+            logged.reasons.clear()
+        if decision.reason not in logged.reasons:
+            logged.reasons.add(decision.reason)
             what = "rescale" if decision.rescale else "decision"
             log.info(
                 f"{what} (dry run)" if self.dry_run else what,
@@ -346,14 +348,14 @@ class Controller:
         for direction, phases in after.learned.durations.items():
             known = before.learned.durations.get(direction, {})
             for phase, seconds in phases.items():
-                # Identity: the same durations may come again, and what was not learned anew is the same object.
+                # Identity: equal durations may repeat, and what was not learned now is the same object.
                 if seconds is not known.get(phase):
-                    number, total = self.tally.phases.get((direction, phase), (0, 0.0))
-                    self.tally.phases[direction, phase] = (number + 1, total + seconds[-1])
+                    number, total = self.counters.phases.get((direction, phase), (0, 0.0))
+                    self.counters.phases[direction, phase] = (number + 1, total + seconds[-1])
 
 
 def _level(reason: Reason) -> int:
-    return logging.WARNING if reason in _TROUBLE else logging.INFO
+    return logging.WARNING if reason in _WARNINGS else logging.INFO
 
 
-_TROUBLE = frozenset({Reason.DEADLINE, Reason.UNCONFIRMED, Reason.SUPERSEDED, Reason.CLOCK})
+_WARNINGS = frozenset({Reason.DEADLINE, Reason.UNCONFIRMED, Reason.SUPERSEDED, Reason.CLOCK})

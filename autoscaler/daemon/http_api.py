@@ -1,4 +1,4 @@
-"""The daemon's doors: health, metrics and a JSON API. Everything is read-only, and every error is JSON."""
+"""The HTTP endpoints: health, metrics and a JSON API. All of them are read-only, and every error is JSON."""
 
 from __future__ import annotations
 
@@ -8,33 +8,31 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
 from autoscaler.core.model import Learned, Rescale
+from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.metrics import exposition
-from autoscaler.daemon.sd_notify import alive_and_status
+from autoscaler.daemon.status import DaemonStatus, health
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import to_json
 
-if TYPE_CHECKING:
-    from autoscaler.daemon.controller import Controller
-    from autoscaler.daemon.service import Daemon
-
 log = logging.getLogger("autoscaler.daemon.http_api")
 
-MOST = 10_000
-"""Most decisions given in one answer."""
+MAX_DECISIONS = 10_000
+"""Most decisions in one answer."""
 
-_DAEMON: web.AppKey[Daemon] = web.AppKey("daemon")
+_STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
+_REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
 
-# Whoever knocks with something else than HTTP is answered, and must not be able to fill the log.
+# A client that does not speak HTTP gets an answer, and cannot fill the log.
 _protocol = logging.getLogger("autoscaler.daemon.http_api.protocol")
 _protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError)))
 
@@ -46,18 +44,18 @@ class ListenError(AutoscalerError):
 
 
 @asynccontextmanager
-async def doors(daemon: Daemon, listen: str) -> AsyncIterator[str]:
-    """Open the doors on `host:port` and give the URL they are at; port 0 takes a free one.
+async def serve_http(status: DaemonStatus, registry: CollectorRegistry, listen: str) -> AsyncIterator[str]:
+    """Serve the endpoints on `host:port` and give their URL; port 0 takes a free one.
 
     Raises:
-        ListenError: the address is taken, not ours or not an address.
+        ListenError: the address is in use, not of this machine or not an address.
     """
     runner = web.AppRunner(
-        application(daemon), access_log=None, logger=_protocol, handle_signals=False, shutdown_timeout=1.0
+        application(status, registry), access_log=None, logger=_protocol, handle_signals=False, shutdown_timeout=1.0
     )
     await runner.setup()
     try:
-        host, port = split(listen)
+        host, port = split_address(listen)
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
@@ -71,18 +69,18 @@ async def doors(daemon: Daemon, listen: str) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def split(listen: str) -> tuple[str, int]:
-    """`host:port` as its parts; brackets around an IPv6 address are taken off."""
+def split_address(listen: str) -> tuple[str, int]:
+    """Host and port of `host:port`, without the brackets around an IPv6 address. Raises ListenError."""
     host, _, port = listen.rpartition(":")
     if not port.isdecimal() or not host:
         raise ListenError(f"daemon.listen: {listen!r} is not an address, expected host:port like 127.0.0.1:8765")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def application(daemon: Daemon) -> web.Application:
-    """The web application for a daemon."""
+def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Application:
+    """The web application of a daemon."""
     app = web.Application(middlewares=[_json_errors])
-    app[_DAEMON] = daemon
+    app[_STATUS], app[_REGISTRY] = status, registry
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -108,90 +106,89 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except StoreError as error:
         return web.json_response({"error": str(error)}, status=503)
     except Exception:
-        log.exception("a request failed", extra={"path": request.path})
+        log.exception("HTTP request failed", extra={"path": request.path})
         return web.json_response({"error": "internal error; the daemon's log has it"}, status=500)
 
 
 async def _health(request: web.Request) -> web.Response:
-    daemon = request.app[_DAEMON]
+    status = request.app[_STATUS]
     now = asyncio.get_running_loop().time()
-    overdue = sorted(c.name for c in daemon.controllers.values() if c.overdue(now))
-    # One bad cluster must not have all the others restarted: that is what /readyz is for.
-    alive, _ = alive_and_status(daemon, now)
-    body = {"ok": alive, "clusters": len(daemon.controllers), "overdue": overdue}
+    overdue = sorted(c.name for c in status.controllers.values() if c.overdue(now))
+    # One failing cluster does not trigger a restart; /readyz shows it.
+    alive, _ = health(status, now)
+    body = {"ok": alive, "clusters": len(status.controllers), "overdue": overdue}
     return web.json_response(body, status=200 if alive else 503)
 
 
 async def _ready(request: web.Request) -> web.Response:
-    daemon = request.app[_DAEMON]
-    waiting = sorted(c.name for c in daemon.controllers.values() if c.decision is None)
-    problems = {c.name: c.problem for c in daemon.controllers.values() if c.problem and c.decision is not None}
-    store = daemon.journal.failure
-    ok = not (waiting or problems or store)
+    status = request.app[_STATUS]
+    waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
+    problems = {c.name: c.problem for c in status.controllers.values() if c.problem and c.decision is not None}
+    ok = not (waiting or problems or status.store_failure)
     body = {
         "ok": ok,
         "not_observed": waiting,
         "problems": problems,
-        "store": store or "ok",
-        "history": daemon.history.failure or "ok",
-        "reload": list(daemon.reload_problems) or "ok",
+        "store": status.store_failure or "ok",
+        "history": status.history_failure or "ok",
+        "reload": list(status.reload_problems) or "ok",
     }
     return web.json_response(body, status=200 if ok else 503)
 
 
 async def _metrics(request: web.Request) -> web.Response:
     # In a thread: the text of a thousand clusters takes longer than a tick may be late.
-    body = await asyncio.to_thread(exposition, request.app[_DAEMON])
+    body = await asyncio.to_thread(exposition, request.app[_STATUS], request.app[_REGISTRY])
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _clusters(request: web.Request) -> web.Response:
-    daemon = request.app[_DAEMON]
-    rows = [_row(daemon, daemon.controllers[name]) for name in sorted(daemon.controllers)]
-    return web.json_response({"dry_run": daemon.dry_run, "clusters": rows})
+    status = request.app[_STATUS]
+    rows = [_row(status, status.controllers[name]) for name in sorted(status.controllers)]
+    return web.json_response({"dry_run": status.dry_run, "clusters": rows})
 
 
 async def _cluster(request: web.Request) -> web.Response:
-    daemon = request.app[_DAEMON]
-    controller = _controller(daemon, request.match_info["name"])
+    status = request.app[_STATUS]
+    controller = _controller(status, request.match_info["name"])
     observation, decision, state = controller.observation, controller.decision, controller.state
     body = {
-        **_row(daemon, controller),
+        **_row(status, controller),
         "remarks": list(controller.remarks),
         "connections": {
-            name: connection.problem or "ok" for name, connection in controller.edges.connections().items()
+            name: connection.problem or "ok" for name, connection in controller.connections.connections().items()
         },
-        "learned": None if state is None else _learned(state.learned, daemon.utc()),
+        "learned": None if state is None else _learned(state.learned, status.utc()),
         "state": None if state is None else to_json(state),
         "observation": None if observation is None else to_json(observation),
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=daemon.dry_run),
+        else explain(observation, decision, dry_run=status.dry_run),
     }
     return web.json_response(body)
 
 
 async def _decisions(request: web.Request) -> web.Response:
-    daemon = request.app[_DAEMON]
-    name = _controller(daemon, request.match_info["name"]).name
-    records = await daemon.journal.records(name, _limit(request), _until(request))
-    return web.json_response({"cluster": name, "decisions": [_told(record) for record in records]})
+    status = request.app[_STATUS]
+    name = _controller(status, request.match_info["name"]).name
+    records = await status.records(name, _limit(request), _until(request))
+    return web.json_response({"cluster": name, "decisions": [_record(record) for record in records]})
 
 
-def _controller(daemon: Daemon, name: str) -> Controller:
-    controller = daemon.controllers.get(name)
+def _controller(status: DaemonStatus, name: str) -> Controller:
+    controller = status.controllers.get(name)
     if controller is None:
-        known = ", ".join(sorted(daemon.controllers)[:20]) or "none"
+        known = ", ".join(sorted(status.controllers)[:20]) or "none"
         raise web.HTTPNotFound(text=f"there is no cluster {name!r}; there are: {known}")
     return controller
 
 
 def _limit(request: web.Request) -> int:
     text = request.query.get("limit", "20")
-    # Long ones are not even read: Python refuses numbers of thousands of digits by another error.
-    if not text.isdecimal() or len(text) > len(str(MOST)) or not 1 <= int(text) <= MOST:
-        raise web.HTTPBadRequest(text=f"limit is {text!r}, expected a number from 1 to {MOST}")
+    # Long ones are not converted: Python raises another error for thousands of digits.
+    if not text.isdecimal() or len(text) > len(str(MAX_DECISIONS)) or not 1 <= int(text) <= MAX_DECISIONS:
+        raise web.HTTPBadRequest(text=f"limit is {text!r}, expected a number from 1 to {MAX_DECISIONS}")
     return int(text)
 
 
@@ -206,7 +203,7 @@ def _until(request: web.Request) -> datetime | None:
     return until if until.tzinfo else until.replace(tzinfo=UTC)
 
 
-def _told(record: Record) -> dict[str, object]:
+def _record(record: Record) -> dict[str, object]:
     return {
         "observation": to_json(record.observation),
         "decision": to_json(record.decision),
@@ -215,15 +212,15 @@ def _told(record: Record) -> dict[str, object]:
     }
 
 
-def _row(daemon: Daemon, controller: Controller) -> dict[str, object]:
+def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
     observation, decision, state = controller.observation, controller.decision, controller.state
     spec = controller.cluster.spec
     limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
     return {
         "name": controller.name,
-        "dry_run": daemon.dry_run,
+        "dry_run": status.dry_run,
         "at": None if decision is None else decision.at.isoformat(),
-        "age": None if decision is None else (daemon.utc() - decision.at).total_seconds(),
+        "age": None if decision is None else (status.utc() - decision.at).total_seconds(),
         "min": limits.minimum,
         "max": limits.maximum,
         "current": None if decision is None or observation is None else observation.desired,
@@ -233,12 +230,12 @@ def _row(daemon: Daemon, controller: Controller) -> dict[str, object]:
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
         "missing": {} if observation is None else dict(observation.missing),
-        "problem": controller.problem or None,
+        "problem": controller.problem,
     }
 
 
 def _learned(learned: Learned, now: datetime) -> dict[str, object]:
-    """What was learned, for people: ages in place of times, medians in place of lists."""
+    """What was learned: ages instead of times, medians instead of lists."""
     seconds = now.timestamp()
     return {
         "capacity": [

@@ -1,4 +1,4 @@
-"""Log lines for people or for machines. What is passed as `extra` becomes fields of the line."""
+"""Log lines as text or JSON. What is passed as `extra` becomes fields of the line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 def setup(log: LogFormat, stream: TextIO | None = None) -> None:
-    """Send all log lines to `stream` (stderr) in the given format, replacing what an earlier call has set up."""
+    """Send all log lines to `stream` (stderr) in the given format, replacing the setup of an earlier call."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if log is LogFormat.JSON else ConsoleFormatter())
     handler.set_name("autoscaler")

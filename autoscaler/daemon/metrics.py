@@ -1,4 +1,4 @@
-"""The daemon's own metrics, read from the controllers' last state when somebody asks."""
+"""The daemon's own metrics, read from the last state of the controllers at every scrape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from datetime import datetime
 from importlib.metadata import version
 from itertools import islice
 from statistics import median
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -16,15 +15,13 @@ from prometheus_client.registry import Collector
 
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.model import MOST_LEARNED, Learned, Reading, Recommendation
-
-if TYPE_CHECKING:
-    from autoscaler.daemon.controller import Controller
-    from autoscaler.daemon.service import Daemon
+from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.status import DaemonStatus
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
-class Ticks:
+class TickHistograms:
     """How late ticks begin and how long they take, over all clusters."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -36,42 +33,41 @@ class Ticks:
         )
         self._took = Histogram(
             "autoscaler_tick_duration_seconds",
-            "How long a tick took, from the first question to the answer of the target.",
+            "How long a tick took, from the first request to the answer of the target.",
             buckets=_BUCKETS,
             registry=registry,
         )
 
-    def ticked(self, late: float, took: float) -> None:
-        """Note one tick."""
+    def record_tick(self, late: float, took: float) -> None:
+        """Record one tick."""
         self._late.observe(max(0.0, late))
         self._took.observe(took)
 
 
 def registry() -> CollectorRegistry:
     """A registry of the daemon's own, with the figures of its process."""
-    # Left out: a second series for each histogram, which tells nothing that is not known.
+    # No second series for each histogram, which has no new information.
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no annotation there
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     return registry
 
 
-def exposition(daemon: Daemon) -> bytes:
+def exposition(status: DaemonStatus, registry: CollectorRegistry) -> bytes:
     """All metrics as Prometheus text. It may run in another thread than the daemon."""
-    return generate_latest(daemon.registry) + "".join(_numbers(_in_order(daemon), daemon.utc())).encode(
-        errors="replace"
-    )
+    text = "".join(_numbers(_in_order(status), status.utc()))
+    return generate_latest(registry) + text.encode(errors="replace")
 
 
 class DaemonCollector(Collector):
-    """What is known of the clusters, but for what was learned. It may run in another thread than the daemon."""
+    """The metrics of the clusters, except for what was learned. It may run in another thread than the daemon."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, status: DaemonStatus) -> None:
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """Produce all families."""
-        controllers = _in_order(self._daemon)
+        controllers = _in_order(self._status)
         yield from self._of_daemon(len(controllers))
         yield from _of_sizes(controllers)
         yield from self._of_readings(controllers)
@@ -79,29 +75,29 @@ class DaemonCollector(Collector):
         yield from _of_rescales(controllers)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: the families are those that `collect` gives."""
+        """Nothing in advance: `collect` gives the families."""
         return ()
 
     def _of_daemon(self, clusters: int) -> Iterator[Metric]:
-        daemon = self._daemon
+        status = self._status
         info = GaugeMetricFamily("autoscaler_build_info", "Always 1; the version is the label.", labels=["version"])
         info.add_metric([version("reactive-autoscaler")], 1)
         yield info
         for name, text, value in (
             ("clusters", "Clusters under control.", clusters),
-            ("dry_run", "1 when the targets are not called.", daemon.dry_run),
-            ("store_ok", "1 when the last state was kept; at 0 nothing is scaled.", not daemon.journal.failure),
-            ("history_ok", "1 when the last decision was written to the history.", not daemon.history.failure),
-            ("last_reload_successful", "0 when the last reload was refused.", not daemon.reload_problems),
-            ("last_reload_timestamp_seconds", "When the configuration was last taken.", daemon.loaded.timestamp()),
+            ("dry_run", "1 when the targets are not called.", status.dry_run),
+            ("store_ok", "1 when the last state was persisted; at 0 nothing is scaled.", status.store_failure is None),
+            ("history_ok", "1 when the last decision was written to the history.", status.history_failure is None),
+            ("last_reload_successful", "0 when the last reload was refused.", not status.reload_problems),
+            ("last_reload_timestamp_seconds", "When the configuration was last loaded.", status.loaded_at.timestamp()),
         ):
             yield GaugeMetricFamily(f"autoscaler_{name}", text, value=float(value))
 
     def _of_readings(self, controllers: list[Controller]) -> Iterator[Metric]:
-        now = self._daemon.utc()
+        now = self._status.utc()
         value = GaugeMetricFamily(
             "autoscaler_metric_value",
-            "A metric as it was read last; the mean, if it has one number per replica.",
+            "The last value of a metric; the mean, if it has one number per replica.",
             labels=["cluster", "metric"],
         )
         age = GaugeMetricFamily(
@@ -119,7 +115,7 @@ class DaemonCollector(Collector):
             if observation is None:
                 continue
             for name, reading in observation.metrics.items():
-                value.add_metric([controller.name, name], _one(reading))
+                value.add_metric([controller.name, name], _mean(reading))
                 age.add_metric([controller.name, name], (now - reading.at).total_seconds())
             for name in ("target", *(("engine",) if controller.cluster.engine else ()), *controller.cluster.metrics):
                 missing.add_metric([controller.name, name], float(name in observation.missing))
@@ -128,13 +124,13 @@ class DaemonCollector(Collector):
         yield missing
 
 
-def _in_order(daemon: Daemon) -> list[Controller]:
-    return sorted(daemon.controllers.values(), key=lambda controller: controller.name)
+def _in_order(status: DaemonStatus) -> list[Controller]:
+    return sorted(status.controllers.values(), key=lambda controller: controller.name)
 
 
 def _of_sizes(controllers: list[Controller]) -> Iterator[Metric]:
     current = GaugeMetricFamily(
-        "autoscaler_current_replicas", "The size the target was told to have when it was asked.", labels=["cluster"]
+        "autoscaler_current_replicas", "The size that the target was last set to.", labels=["cluster"]
     )
     ready = GaugeMetricFamily("autoscaler_ready_replicas", "Replicas that are up.", labels=["cluster"])
     proposed = GaugeMetricFamily(
@@ -142,7 +138,7 @@ def _of_sizes(controllers: list[Controller]) -> Iterator[Metric]:
     )
     desired = GaugeMetricFamily("autoscaler_desired_replicas", "What was decided.", labels=["cluster"])
     at = GaugeMetricFamily(
-        "autoscaler_last_decision_timestamp_seconds", "When the last decision was kept.", labels=["cluster"]
+        "autoscaler_last_decision_timestamp_seconds", "When the last decision was made.", labels=["cluster"]
     )
     for controller in controllers:
         observation, decision = controller.observation, controller.decision
@@ -162,7 +158,7 @@ def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
     decisions = CounterMetricFamily("autoscaler_decisions", "Decisions by reason.", labels=["cluster", "reason"])
     errors = CounterMetricFamily(
         "autoscaler_read_errors",
-        "Readings that could not be had; source is the name of the metric's source, or target or engine.",
+        "Readings that failed; source is the name of the metric's source, or target or engine.",
         labels=["cluster", "source", "reading"],
     )
     skipped = CounterMetricFamily(
@@ -170,32 +166,32 @@ def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
     )
     calls = CounterMetricFamily("autoscaler_scale_call_failures", "Scale calls that failed.", labels=["cluster"])
     for controller in controllers:
-        tally = controller.tally
+        counters = controller.counters
         # Copies: the loop goes on counting while another thread reads.
-        for reason, number in tally.decisions.copy().items():
+        for reason, number in counters.decisions.copy().items():
             decisions.add_metric([controller.name, reason.value], number)
-        for name, number in tally.errors.copy().items():
+        for name, number in counters.errors.copy().items():
             metric = controller.cluster.metrics.get(name)
             errors.add_metric([controller.name, metric.source if metric else name, name], number)
-        skipped.add_metric([controller.name], tally.skipped)
-        calls.add_metric([controller.name], tally.failed_calls)
+        skipped.add_metric([controller.name], counters.skipped)
+        calls.add_metric([controller.name], counters.failed_calls)
     yield from (decisions, errors, skipped, calls)
 
 
 def _of_rescales(controllers: list[Controller]) -> Iterator[Metric]:
-    flying = GaugeMetricFamily("autoscaler_rescale_in_flight", "1 while a rescale is on its way.", labels=["cluster"])
+    flying = GaugeMetricFamily("autoscaler_rescale_in_flight", "1 while a rescale is in progress.", labels=["cluster"])
     rescales = CounterMetricFamily("autoscaler_rescales", "Rescales requested.", labels=["cluster", "direction"])
     phases = SummaryMetricFamily(
         "autoscaler_rescale_phase_seconds",
-        "How long the phases of settled rescales took, each counted from the one before.",
+        "How long the phases of settled rescales took, each from the end of the one before.",
         labels=["cluster", "direction", "phase"],
     )
     for controller in controllers:
         if controller.state is not None:
             flying.add_metric([controller.name], float(controller.state.rescale is not None))
-        for direction, number in controller.tally.rescales.copy().items():
+        for direction, number in controller.counters.rescales.copy().items():
             rescales.add_metric([controller.name, direction.value], number)
-        for (direction, phase), (count, total) in controller.tally.phases.copy().items():
+        for (direction, phase), (count, total) in controller.counters.phases.copy().items():
             phases.add_metric([controller.name, direction.value, phase.value], count, total)
     yield from (flying, rescales, phases)
 
@@ -205,17 +201,17 @@ _LEARNED = {
     "autoscaler_learned_capacity_age_seconds": "How long ago that was seen last.",
     "autoscaler_learned_capacity_samples": "How often it was seen.",
     "autoscaler_learned_phase_seconds": "How long a phase takes by the last few rescales: their median.",
-    "autoscaler_learned_restart_seconds": "How long it takes by them from a request until the job runs with it.",
+    "autoscaler_learned_restart_seconds": "How long the last few rescales took from the request until the job ran.",
     "autoscaler_learned": "A number that a policy has learned.",
     "autoscaler_learned_age_seconds": "How long ago a time is that a policy has learned.",
-    "autoscaler_recommendation_input": "A number that a policy has made its last recommendation of.",
+    "autoscaler_recommendation_input": "A number that the last recommendation of a policy is based on.",
 }
 
 
 def _numbers(controllers: list[Controller], now: datetime) -> Iterator[str]:
-    """What was learned and what was recommended on, as text.
+    """What was learned, and the inputs of recommendations, as Prometheus text.
 
-    By hand: there may be a hundred thousand of these, and for each the library takes about ten times as long.
+    Without the library, which takes about ten times as long: there may be a hundred thousand of these.
     """
     families: dict[str, list[str]] = {name: [] for name in _LEARNED}
     for controller in controllers:
@@ -269,7 +265,7 @@ def _add_learned(families: dict[str, list[str]], cluster: str, learned: Learned,
 def _add_inputs(families: dict[str, list[str]], cluster: str, recommendation: Recommendation) -> None:
     name = "autoscaler_recommendation_input"
     labels = f'{cluster},policy="{_escaped(recommendation.policy)}",name="'
-    # A policy may use as many as it likes: the text must not grow with that.
+    # A policy may use any number of inputs: the size of the text is limited.
     families[name] += _joined(
         f'{name}{labels}{_escaped(str(key))}"}} {float(number)!r}\n'
         for key, number in islice(recommendation.inputs.items(), MOST_LEARNED)
@@ -277,15 +273,15 @@ def _add_inputs(families: dict[str, list[str]], cluster: str, recommendation: Re
 
 
 def _joined(lines: Iterable[str]) -> tuple[str]:
-    """As one text: a hundred thousand short ones take as much memory again."""
+    """As one string: a hundred thousand short ones would double the memory."""
     return ("".join(lines),)
 
 
 def _escaped(value: str) -> str:
-    """A label's value as the text format wants it."""
+    """A label's value, escaped for the text format."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-def _one(reading: Reading) -> float:
+def _mean(reading: Reading) -> float:
     value = reading.value
     return sum(value) / len(value) if isinstance(value, tuple) else value

@@ -1,9 +1,9 @@
-"""One look at every cluster of a configuration, with nothing changed: what `plan` and `check --online` do."""
+"""Observes every cluster of a configuration once, changing nothing: for `plan` and `check --online`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,31 +12,30 @@ from autoscaler.core.capacity import beyond_use
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import step
 from autoscaler.core.trust import trusted
-from autoscaler.daemon.connections import Connection, Connections, format_error
-from autoscaler.daemon.observer import Edges, Observer
-from autoscaler.daemon.service import utc_now
+from autoscaler.daemon.connections import ClusterConnections, Connection, Connections, format_error
+from autoscaler.daemon.observer import Observer, utc_now
 from autoscaler.daemon.state_store import read_state
 from autoscaler.ports import Doctor, Finding, Record, Severity
 
-_PATIENCE = 60.0
+_EXAMINE_TIMEOUT = 60.0
 """Seconds a plug-in may take to examine itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a doctor said of one plug-in.
+    """The findings of one plug-in.
 
     Attributes:
         cluster: one of the clusters that use it.
-        part: what it is there: target, engine or a source.
+        part: its part there: target, engine or a source.
         findings: what it found.
-        error: why it could not look, else empty.
+        error: why it could not be examined, or None.
     """
 
     cluster: str
     part: str
     findings: tuple[Finding, ...]
-    error: str = ""
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +43,28 @@ class Checked:
     """The outcome of an online check.
 
     Attributes:
-        observations: cluster -> what was seen.
-        doubts: cluster -> name -> why it could not be read or cannot be trusted.
-        awaited: cluster -> those of them that have no value yet, though nothing is wrong.
-        remarks: cluster -> what its target says to people.
-        examined: what the doctors said.
+        observations: cluster -> its observation.
+        untrusted: cluster -> name -> why it could not be read or cannot be trusted.
+        awaited: cluster -> those of them that have no value yet, without anything being wrong.
+        remarks: cluster -> the remarks of its target.
+        examined: the findings of plug-ins.
     """
 
     observations: dict[str, Observation]
-    doubts: dict[str, dict[str, str]]
+    untrusted: dict[str, dict[str, str]]
     awaited: dict[str, frozenset[str]]
     remarks: dict[str, tuple[str, ...]]
     examined: tuple[Examined, ...]
 
 
 async def plan(config: Config) -> list[Record]:
-    """Observe and decide once for every cluster, from the state a daemon has kept, if there is one.
+    """Observe and decide once for every cluster, from the state that a daemon has persisted, if any.
 
     Raises:
-        StoreError: a kept state cannot be read.
+        StoreError: a persisted state cannot be read.
     """
-    async with _edges(config) as edges:
-        observations = await _observe(config, edges)
+    async with _observers(config) as (observers, _):
+        observations = await _observe(observers)
     records = []
     for name, observation in observations.items():
         state = read_state(config.daemon.directory, name) or ClusterState()
@@ -75,46 +74,44 @@ async def plan(config: Config) -> list[Record]:
 
 
 async def check(config: Config) -> Checked:
-    """Connect everything, read everything once, and let everything that can examine itself do so."""
-    async with _edges(config) as edges:
-        observers = {name: Observer(config.clusters[name], edges[name], utc_now) for name in sorted(config.clusters)}
-        observed = await asyncio.gather(*(observer.observe() for observer in observers.values()))
-        observations = dict(zip(observers, observed, strict=True))
-        doubts = {
-            name: trusted(config.clusters[name].spec, observation)[1] for name, observation in observations.items()
-        }
-        remarks = {name: observer.status.remarks if observer.status else () for name, observer in observers.items()}
+    """Connect everything, read everything once, and let every plug-in that can do so examine itself."""
+    async with _observers(config) as (observers, connections):
+        observations = await _observe(observers)
         parts: dict[Connection, tuple[str, str]] = {}
-        for name, used in edges.items():
+        for name, used in connections.items():
             for part, connection in used.connections().items():
                 parts.setdefault(connection, (name, part))
         examined = await asyncio.gather(*(_examine(connection, *parts[connection]) for connection in parts))
     limits = [_limits(config.clusters[name], observation) for name, observation in observations.items()]
-    awaited = {name: observer.awaited for name, observer in observers.items()}
     return Checked(
-        observations, doubts, awaited, remarks, tuple(found for found in (*limits, *examined) if found is not None)
+        observations,
+        {name: trusted(config.clusters[name].spec, observation)[1] for name, observation in observations.items()},
+        {name: observer.awaited for name, observer in observers.items()},
+        {name: observer.status.remarks if observer.status else () for name, observer in observers.items()},
+        tuple(found for found in (*limits, *examined) if found is not None),
     )
 
 
 @asynccontextmanager
-async def _edges(config: Config) -> AsyncIterator[dict[str, Edges]]:
+async def _observers(config: Config) -> AsyncIterator[tuple[dict[str, Observer], dict[str, ClusterConnections]]]:
+    """An observer for each cluster, and its connections, in the order of the names."""
     connections = Connections(dry_run=True)
     try:
-        edges = {name: Edges(config, config.clusters[name], connections) for name in sorted(config.clusters)}
+        clusters = {name: config.clusters[name] for name in sorted(config.clusters)}
+        used = {name: ClusterConnections(config, cluster, connections) for name, cluster in clusters.items()}
         await connections.tried()
-        yield edges
+        yield {name: Observer(cluster, used[name], utc_now) for name, cluster in clusters.items()}, used
     finally:
         await connections.close()
 
 
-async def _observe(config: Config, edges: dict[str, Edges]) -> dict[str, Observation]:
-    names: Sequence[str] = sorted(config.clusters)
-    found = await asyncio.gather(*(Observer(config.clusters[name], edges[name], utc_now).observe() for name in names))
-    return dict(zip(names, found, strict=True))
+async def _observe(observers: dict[str, Observer]) -> dict[str, Observation]:
+    found = await asyncio.gather(*(observer.observe() for observer in observers.values()))
+    return dict(zip(observers, found, strict=True))
 
 
 def _limits(cluster: Cluster, observation: Observation) -> Examined | None:
-    """Whether the cluster may grow beyond what its job can use."""
+    """A finding if max is more than the job can use."""
     problem = beyond_use(cluster.spec, observation.engine, (observation,))
     if not problem:
         return None
@@ -122,20 +119,20 @@ def _limits(cluster: Cluster, observation: Observation) -> Examined | None:
         Severity.WARNING,
         "max",
         problem,
-        "the caps keep the size below that, so the maximum is never reached, however great the load",
+        "the caps keep the size below max, whatever the load",
         "lower max, or give the job more partitions or a greater maximum parallelism",
     )
     return Examined(cluster.spec.name, "limits", (finding,))
 
 
 async def _examine(connection: Connection, cluster: str, part: str) -> Examined | None:
-    if connection.problem:
+    if connection.problem is not None:
         return Examined(cluster, part, (), connection.problem)
     live = connection.get()
     if not isinstance(live, Doctor):
         return None
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_EXAMINE_TIMEOUT):
             return Examined(cluster, part, tuple(await live.diagnose()))
-    except Exception as error:  # noqa: BLE001 - a plug-in is somebody else's code: it may fail in any way
+    except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
         return Examined(cluster, part, (), format_error(error))

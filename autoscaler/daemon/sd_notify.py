@@ -1,7 +1,7 @@
-"""Telling a service manager how the daemon is, by systemd's protocol: sd_notify(3), sd_watchdog_enabled(3).
+"""Reports the status of the daemon to systemd: sd_notify(3), sd_watchdog_enabled(3).
 
-Written here: it is one datagram, and the packages for it do not do better. `sdnotify` (last released in 2017) blocks
-when the manager is slow, and either hides every error or raises it; others need libsystemd and a compiler.
+Implemented here, as it is one datagram: `sdnotify` (last released in 2017) blocks when the manager is slow, and either
+hides every error or raises it; other packages need libsystemd and a compiler.
 """
 
 from __future__ import annotations
@@ -11,41 +11,36 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
-from autoscaler.daemon.connections import OPENING
-
-if TYPE_CHECKING:
-    from autoscaler.daemon.service import Daemon
+from autoscaler.daemon.connections import CONNECT_TIMEOUT
+from autoscaler.daemon.status import DaemonStatus, health
 
 log = logging.getLogger("autoscaler.daemon.sd_notify")
 
-LOOK = 5.0
-"""Most seconds between two looks at the controllers; a short watchdog time asks for more."""
+POLL_INTERVAL = 5.0
+"""Most seconds between two polls of the controllers; half the watchdog time, if that is shorter."""
 
-SENDING = 1.0
+SEND_TIMEOUT = 1.0
 """Seconds one message may take to be accepted."""
-
-_MOST_NAMED = 5
 
 
 class Notifier:
-    """Speaks to the service manager; where there is none, says nothing.
+    """Sends messages to the service manager, if there is one.
 
-    Nothing the daemon does fails because a message cannot be sent: that is logged, once.
+    A message that cannot be sent is logged once and affects nothing else.
 
     Attributes:
-        address: path of the manager's datagram socket, or @name of an abstract one; empty when there is no manager.
+        address: path of the manager's datagram socket, or @name of an abstract one; None when there is no manager.
         watchdog: seconds without a sign of life after which the manager restarts the daemon; None when it does not.
     """
 
-    def __init__(self, address: str = "", watchdog: float | None = None) -> None:
+    def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
         self.address = address
         self.watchdog = watchdog
-        self._trouble = ""
-        self._status = ""
+        self._failure: str | None = None
+        self._status: str | None = None
         self._owes_ready = False
         self._withheld = False
 
@@ -53,7 +48,7 @@ class Notifier:
     def from_environment(cls, environ: MutableMapping[str, str]) -> Notifier:
         """The notifier that `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` ask for.
 
-        They are taken out of the environment: they are meant for this process, not for those that it starts.
+        They are removed from the environment: they are meant for this process, not for those that it starts.
         """
         address = environ.pop("NOTIFY_SOCKET", "")
         period = environ.pop("WATCHDOG_USEC", "")
@@ -65,47 +60,52 @@ class Notifier:
             log.warning("WATCHDOG_USEC is not used: expected microseconds", extra={"value": period})
             period = ""
         watched = address and period and process in {"", str(os.getpid())}
-        return cls(address, int(period) / 1e6 if watched else None)
+        return cls(address or None, int(period) / 1e6 if watched else None)
 
     async def ready(self) -> None:
-        """Say that the start, or a reload, is over."""
+        """Report that the start, or a reload, is complete."""
         self._owes_ready = not await self._send("READY=1")
 
     async def reloading(self) -> None:
-        """Say that the configuration is read again, until `ready`."""
-        # By the time a manager that waits for it (Type=notify-reload) knows which reload this is.
+        """Report that the configuration is reloaded, until `ready`."""
+        # By this time a manager that waits for it (Type=notify-reload) identifies the reload.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         await self._send("RELOADING=1", f"MONOTONIC_USEC={now}")
 
     async def stopping(self) -> None:
-        """Say that the daemon is ending."""
+        """Report that the daemon is stopping."""
         await self._send("STOPPING=1", "STATUS=stopping")
 
     @asynccontextmanager
-    async def watching(self, daemon: Daemon) -> AsyncIterator[None]:
-        """Inside, the manager hears when the start is over, how the clusters are, and signs of life."""
+    async def watching(self, daemon: DaemonStatus, connected: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Inside, report the completed start, the status of the clusters, and signs of life.
+
+        Args:
+            daemon: whose status is reported.
+            connected: returns when every plug-in has tried to connect.
+        """
         if not self.address:
             yield
             return
-        watch = asyncio.create_task(self._watch(daemon), name="systemd")
+        watch = asyncio.create_task(self._watch(daemon, connected), name="sd_notify")
         try:
             yield
         finally:
             watch.cancel()
             await asyncio.wait((watch,))
 
-    async def _watch(self, daemon: Daemon) -> None:
-        # A plug-in that does not even let itself be given up must not keep the others from being served.
+    async def _watch(self, daemon: DaemonStatus, connected: Callable[[], Awaitable[None]]) -> None:
+        # A plug-in that cannot be cancelled must not delay the others.
         with suppress(TimeoutError):
-            async with asyncio.timeout(OPENING + SENDING):
-                await daemon.fleet.connections.tried()
+            async with asyncio.timeout(CONNECT_TIMEOUT + SEND_TIMEOUT):
+                await connected()
         self._owes_ready = True
         while True:
-            await self._look(daemon)
-            await asyncio.sleep(LOOK if self.watchdog is None else min(LOOK, self.watchdog / 2))
+            await self._poll(daemon)
+            await asyncio.sleep(POLL_INTERVAL if self.watchdog is None else min(POLL_INTERVAL, self.watchdog / 2))
 
-    async def _look(self, daemon: Daemon) -> None:
-        alive, text = alive_and_status(daemon, asyncio.get_running_loop().time())
+    async def _poll(self, daemon: DaemonStatus) -> None:
+        alive, text = health(daemon, asyncio.get_running_loop().time())
         lines = ["READY=1"] if self._owes_ready else []
         if text != self._status:
             lines.append(f"STATUS={text}")
@@ -117,12 +117,12 @@ class Notifier:
                 if alive:
                     log.info("ticks finish again")
                 else:
-                    log.error("no tick finishes: the watchdog is told nothing", extra={"watchdog": self.watchdog})
+                    log.error("no tick finishes: no sign of life for the watchdog", extra={"watchdog": self.watchdog})
         if lines and await self._send(*lines):
             self._owes_ready, self._status = False, text
 
     async def _send(self, *lines: str) -> bool:
-        """Send a message. Returns whether it was accepted; where nobody listens, it counts as that."""
+        """Send a message. Returns whether it was accepted; True when there is no manager."""
         if not self.address:
             return True
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
@@ -131,39 +131,13 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
                 out.setblocking(False)
                 out.connect(address)
-                async with asyncio.timeout(SENDING):
+                async with asyncio.timeout(SEND_TIMEOUT):
                     await asyncio.get_running_loop().sock_sendall(out, "\n".join(lines).encode())
         except OSError as error:  # a time-out is one
-            trouble = str(error) or f"not accepted within {SENDING:g} s"
-            if trouble != self._trouble:
-                self._trouble = trouble
-                log.warning("the service manager cannot be told", extra={"address": self.address, "error": trouble})
+            failure = str(error) or f"not accepted within {SEND_TIMEOUT:g} s"
+            if failure != self._failure:
+                self._failure = failure
+                log.warning("cannot notify the service manager", extra={"address": self.address, "error": failure})
             return False
-        self._trouble = ""
+        self._failure = None
         return True
-
-
-def alive_and_status(daemon: Daemon, now: float) -> tuple[bool, str]:
-    """Whether ticks finish, and how the clusters are in one line.
-
-    One cluster whose ticks finish is enough to be alive: the daemon is not restarted for the trouble of the others.
-
-    Args:
-        daemon: whose controllers to look at.
-        now: the loop's time.
-    """
-    controllers = daemon.controllers.values()
-    overdue = {c.name for c in controllers if c.overdue(now)}
-    waiting = {c.name for c in controllers if c.decision is None} - overdue
-    trouble = sorted(overdue | {c.name for c in controllers if c.problem and c.name not in waiting})
-    parts = [f"{len(controllers)} cluster{'' if len(controllers) == 1 else 's'}"]
-    if daemon.dry_run:
-        parts[0] += " (dry run)"
-    if waiting:
-        parts.append(f"{len(waiting)} not observed yet")
-    if trouble:
-        more = ", …" if len(trouble) > _MOST_NAMED else ""
-        parts.append(f"{len(trouble)} in trouble: {', '.join(trouble[:_MOST_NAMED])}{more}")
-    if daemon.reload_problems:
-        parts.append("the configuration file was refused, the old one stays")
-    return len(overdue) < len(controllers) or not controllers, "; ".join(parts)

@@ -1,8 +1,7 @@
-"""State and decisions in SQLite: kept before they are acted on, and there again after a SIGKILL.
+"""State and decisions in SQLite: persisted before they are acted on, and available after a SIGKILL.
 
 The database is in WAL mode with `synchronous=NORMAL`: a kill of the process loses nothing that was committed, a loss
-of power may lose the last moments but leaves the file sound. One thread writes, all saves that wait at one moment in
-one transaction.
+of power may lose the last moments but leaves the file intact. One thread writes all waiting saves in one transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TypeVar
 
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.state import rebase
-from autoscaler.daemon.write_batcher import Batches
+from autoscaler.daemon.write_batcher import WriteBatcher
 from autoscaler.ports import Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state
 
@@ -64,28 +63,28 @@ class _Save:
     record: bytes | None
 
 
-class Journal:
-    """The state store of the daemon. Open it with `open_journal`.
+class SqliteStateStore:
+    """The state store of the daemon. Open it with `open_state_store`.
 
     Attributes:
-        failure: why the last attempt to keep something failed; empty when it was kept.
+        failure: why the last save failed, or None.
         decisions: how many decisions of each cluster are kept.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, decisions: int) -> None:
         self.path = path
         self.decisions = decisions
-        self.failure = ""
+        self.failure: str | None = None
         self._connection = connection
-        self._batches: Batches[_Save] = Batches("journal", self._commit)
+        self._batcher: WriteBatcher[_Save] = WriteBatcher("state-store", self._commit)
         self._numbers: dict[str, tuple[int, int]] = {}
 
     async def load(self, cluster: str) -> ClusterState | None:
         """The state last saved, its past included, or None. Raises StoreError."""
-        return await self._ask(lambda: _load(self._connection, cluster), f"the state of cluster {cluster!r}")
+        return await self._read(lambda: _load(self._connection, cluster), f"the state of cluster {cluster!r}")
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
-        """Keep state and record together, durably against a kill. Raises StoreError, having kept neither."""
+        """Persist state and record together. Raises StoreError, and then neither is persisted."""
         save = _Save(
             cluster,
             dump_state(state),
@@ -94,37 +93,37 @@ class Journal:
             None if record is None else dump_record(record),
         )
         try:
-            await self._batches.put(save)
+            await self._batcher.put(save)
         except sqlite3.Error as error:
-            text = _told(error, self.path)
-            if not self.failure:
-                log.error("state cannot be kept", extra={"error": text})  # noqa: TRY400 - the text says it all
-            self.failure = text
-            raise StoreError(text) from error
-        if self.failure:
-            log.info("state can be kept again", extra={"path": str(self.path)})
-            self.failure = ""
+            message = _message(error, self.path)
+            if self.failure is None:
+                log.error("cannot persist state", extra={"error": message})  # noqa: TRY400 - the message is complete
+            self.failure = message
+            raise StoreError(message) from error
+        if self.failure is not None:
+            log.info("state is persisted again", extra={"path": str(self.path)})
+            self.failure = None
 
     async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
         """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        return await self._ask(
+        return await self._read(
             lambda: [load_record(text) for text in _records(self._connection, cluster, limit, until)],
             f"the decisions of cluster {cluster!r}",
         )
 
     async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
         """Call something with the connection, in the writer's thread."""
-        return await self._batches.call(lambda: function(self._connection))
+        return await self._batcher.call(lambda: function(self._connection))
 
     async def close(self) -> None:
-        """Finish what waits and close the file."""
-        await self._batches.close(self._connection.close)
+        """Write what waits and close the file."""
+        await self._batcher.close(self._connection.close)
 
-    async def _ask(self, question: Callable[[], R], what: str) -> R:
+    async def _read(self, read: Callable[[], R], what: str) -> R:
         try:
-            return await self._batches.call(question)
+            return await self._batcher.call(read)
         except sqlite3.Error as error:
-            raise StoreError(_told(error, self.path)) from error
+            raise StoreError(_message(error, self.path)) from error
         except ValueError as error:
             raise StoreError(f"{self.path}: {what} cannot be read: {error}") from error
 
@@ -172,14 +171,14 @@ class Journal:
 
 
 @asynccontextmanager
-async def open_journal(directory: Path, *, decisions: int) -> AsyncIterator[Journal]:
-    """Open the journal in a directory, which is made when it is not there. One process at a time has it.
+async def open_state_store(directory: Path, *, decisions: int) -> AsyncIterator[SqliteStateStore]:
+    """Open the state store in a directory, which is created if needed. One process at a time can use it.
 
     Raises:
         StoreError: the directory or the file cannot be used; the message says why and what to do.
     """
     path = directory / FILE
-    lock = _enter(directory)
+    lock = _open_lock(directory)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -190,18 +189,18 @@ async def open_journal(directory: Path, *, decisions: int) -> AsyncIterator[Jour
                 f"{directory} is in use by another autoscaler (process {_owner(lock)}): stop that one, "
                 "or give this one its own daemon.directory"
             ) from error
-        _sign(lock, directory)
-        journal = Journal(await asyncio.to_thread(_open, path), path, decisions)
+        _write_owner(lock, directory)
+        store = SqliteStateStore(await asyncio.to_thread(_open, path), path, decisions)
         try:
-            yield journal
+            yield store
         finally:
-            await journal.close()
+            await store.close()
     finally:
         os.close(lock)
 
 
-def _enter(directory: Path) -> int:
-    """Make the directory for our own user only, unless it is there, and open its lock file."""
+def _open_lock(directory: Path) -> int:
+    """Create the directory, if needed, for our user only, and open its lock file."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -209,8 +208,8 @@ def _enter(directory: Path) -> int:
         raise StoreError(f"{directory} cannot be used for state: {error.strerror}") from error
 
 
-def _sign(lock: int, directory: Path) -> None:
-    """Write who we are into the lock file."""
+def _write_owner(lock: int, directory: Path) -> None:
+    """Write our process id into the lock file."""
     try:
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
@@ -219,7 +218,7 @@ def _sign(lock: int, directory: Path) -> None:
 
 
 def read_state(directory: Path, cluster: str) -> ClusterState | None:
-    """The state that a daemon has kept there, running or not; None when there is none. Changes nothing.
+    """The state that a daemon, running or not, has persisted there, or None. Changes nothing.
 
     Raises:
         StoreError: there is a file and it cannot be read.
@@ -228,14 +227,14 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
     try:
         path.stat()
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # 0: the daemon was killed before it had made its tables.
+            # 0: the daemon was killed before it had created its tables.
             return _load(connection, cluster) if _version(connection, path) else None
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except sqlite3.Error as error:
-        raise StoreError(_told(error, path)) from error
+        raise StoreError(_message(error, path)) from error
     except ValueError as error:
         raise StoreError(f"{path}: the state of cluster {cluster!r} cannot be read: {error}") from error
 
@@ -248,12 +247,12 @@ def _open(path: Path) -> sqlite3.Connection:
     except OSError as error:
         raise StoreError(f"{path} cannot be used: {error.strerror}") from error
     except sqlite3.Error as error:
-        raise StoreError(_told(error, path)) from error
+        raise StoreError(_message(error, path)) from error
     try:
         _prepare(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        raise StoreError(_told(error, path)) from error
+        raise StoreError(_message(error, path)) from error
     except StoreError:
         connection.close()
         raise
@@ -272,8 +271,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA):
         raise StoreError(
-            f"{path} has schema {version}, this version knows {SCHEMA}: "
-            "use the version that wrote it, or move the file away"
+            f"{path} has schema {version}, expected {SCHEMA}: use the version that wrote it, or move the file away"
         )
     return version
 
@@ -291,7 +289,7 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
 
 
 def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """The past as the core had it: where the clock was set back, what came before was moved along with it."""
+    """The past as the core had it: where the clock was set back, earlier observations were moved with it."""
     past: tuple[Observation, ...] = ()
     before: datetime | None = None
     for observation in observations:
@@ -315,13 +313,13 @@ def _owner(lock: int) -> str:
     return os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
 
 
-def _told(error: sqlite3.Error, path: Path) -> str:
+def _message(error: sqlite3.Error, path: Path) -> str:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return f"{path} cannot be written: the disk is full. Decisions are not acted on until there is space"
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return (
             f"{path} is damaged ({error}): stop the daemon and move the file away together with its -wal and -shm; "
-            "it starts afresh then and scales nothing down before it has watched one stabilization window"
+            "it then starts without state, and scales down only after one stabilization window"
         )
     return f"{path} cannot be used: {error}"

@@ -1,4 +1,4 @@
-"""Work for one thread, all that waits at a moment in one go: group commit."""
+"""Group commit: everything that waits is written by one thread in one batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Batches(Generic[T]):
+class WriteBatcher(Generic[T]):
     """Hands items to `apply` in a thread of its own, one batch after the other.
 
-    What arrives while a batch is being worked on makes the next one. Everybody waits for the batch of their item, and
-    an error of it is everybody's.
+    Items that arrive while a batch is applied make the next one. Every caller waits for the batch of its item, and gets
+    its error.
     """
 
     def __init__(self, name: str, apply: Callable[[Sequence[T]], None]) -> None:
@@ -25,7 +25,7 @@ class Batches(Generic[T]):
         self._work: asyncio.Task[None] | None = None
 
     async def put(self, item: T) -> None:
-        """Wait until the item has been worked on. Raises what `apply` raised."""
+        """Wait until the item has been applied. Raises what `apply` raised."""
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((item, done))
         if self._work is None:
@@ -37,7 +37,7 @@ class Batches(Generic[T]):
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
 
     async def close(self, last: Callable[[], None]) -> None:
-        """Finish what waits, do one last thing in the thread, and end it."""
+        """Apply what waits, call `last` in the thread, and end it."""
         if self._work is not None:
             await self._work
         await self.call(last)
@@ -50,7 +50,7 @@ class Batches(Generic[T]):
                 error: Exception | None = None
                 try:
                     await self.call(lambda items=[item for item, _ in batch]: self._apply(items))  # type: ignore[misc]
-                except Exception as raised:  # noqa: BLE001 - handed to everybody whose item was in the batch
+                except Exception as raised:  # noqa: BLE001 - raised for every item of the batch
                     error = raised
                 for _, done in batch:
                     if done.done():

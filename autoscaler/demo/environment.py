@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from autoscaler.demo.config import Parts
 from autoscaler.demo.processes import DemoError
 from autoscaler.demo.sink import Arrival
+from autoscaler.plugins import install_hint
 
 PARTITIONS = 6
 """Of the log: useful sizes are 1, 2, 3 and 6 workers."""
@@ -98,7 +99,7 @@ def require(packages: Sequence[str], extra: str) -> None:
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise DemoError(f"the package {package} is not installed; say pip install 'reactive-autoscaler[{extra}]'")
+            raise DemoError(f"the package {package} is not installed: {install_hint(extra)}")
 
 
 def get(url: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of any shape

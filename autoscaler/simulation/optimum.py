@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autoscaler.plugins import install_hint
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.plant import STEP, PlantSpec
 
@@ -19,9 +20,7 @@ try:
     import numpy as np
     from numpy.lib.stride_tricks import as_strided
 except ModuleNotFoundError as error:  # pragma: no cover - tests run with every extra
-    raise ModuleNotFoundError(
-        "the optimum needs numpy: pip install 'reactive-autoscaler[simulate]'", name=error.name
-    ) from error
+    raise ModuleNotFoundError(f"the optimum needs numpy: {install_hint('simulate')}", name=error.name) from error
 
 Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 

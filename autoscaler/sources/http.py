@@ -28,6 +28,7 @@ from typing import ClassVar
 from autoscaler.clients.http import AUTHORIZATION, Endpoint, Fetched, JsonClient
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
+from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, PluginError, Secret, Shared
 
 SHOWN = 120  # characters of a foreign text that go into an error message
@@ -135,7 +136,7 @@ class Http:
         """
         jmespath = _jmespath()
         if jmespath is None:
-            raise PluginError("the source http needs jmespath: pip install 'reactive-autoscaler[http]'")
+            raise PluginError(f"the source http needs jmespath: {install_hint('http')}")
         yield HttpSource(self, await JsonClient.open(shared, self._endpoint()), jmespath)
 
 

@@ -28,6 +28,7 @@ from autoscaler.clients.kafka_types import ConnectionSettings, Isolation, TopicS
 from autoscaler.core.durations import format_duration
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
+from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, PluginError, Shared
 
 if TYPE_CHECKING:
@@ -146,9 +147,7 @@ class Kafka(ConnectionSettings):
         try:
             from autoscaler.clients.kafka import KafkaClient  # noqa: PLC0415 - it needs an extra
         except ImportError as error:
-            raise PluginError(
-                f"the source kafka needs aiokafka ({error}): pip install 'reactive-autoscaler[kafka]'"
-            ) from error
+            raise PluginError(f"the source kafka needs aiokafka ({error}): {install_hint('kafka')}") from error
         client = KafkaClient(self)
         try:
             yield _Source(client)

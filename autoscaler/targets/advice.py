@@ -1,4 +1,4 @@
-"""Target `null`: nothing is scaled; the daemon only gives advice."""
+"""Target `advice`: nothing is scaled; the daemon only gives advice."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _log = logging.getLogger("autoscaler.targets")
 
 
 @dataclass(frozen=True, slots=True)
-class Null:
-    """Nothing is scaled: what is decided is advice, to be read in the log, `explain` and the metrics.
+class Advice:
+    """Nothing is scaled: decisions are advice, shown in the log, by `explain` and in the metrics.
 
-    A decision is always relative to a size. By default the advice counts as taken at once: the size shown is
-    `size` until there is advice, and then what was advised last. That is right where somebody acts on the
-    advice. Where nobody does, say `follow: false`: the size stays what the configuration says, and the same
-    advice comes again as long as it holds (a change of `size` takes effect at the next reload). To be advised
-    on a cluster whose size can be read, configure its real target and run the daemon with `--dry-run`.
+    A decision is always relative to a size. By default the advice counts as followed at once: the size is `size` until
+    there is advice, then the last advice. With `follow: false`, for advice that nobody acts on, the size stays `size`
+    (a change takes effect at the next reload), and the same advice repeats as long as it holds. For advice on a
+    cluster whose size can be read, configure its real target and run the daemon with `--dry-run`.
 
-    Nothing is kept over a restart of the daemon: it then begins at `size` again.
+    Nothing is kept over a restart of the daemon, which begins at `size` again.
 
     Attributes:
         size: the number of replicas there are, 0 or more. Default 1.
-        follow: whether advice counts as taken. Default true.
+        follow: whether advice counts as followed. Default true.
     """
 
+    former_names: ClassVar[tuple[str, ...]] = ("null",)
     shareable: ClassVar[bool] = True
     size: int = 1
     follow: bool = True
@@ -41,18 +41,18 @@ class Null:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:  # noqa: ARG002 - part of the port
-        """There is nothing to open."""
-        yield _Advice(self)
+        """Connect to nothing."""
+        yield _Target(self)
 
 
-class _Advice:
-    def __init__(self, spec: Null) -> None:
+class _Target:
+    def __init__(self, spec: Advice) -> None:
         self._spec = spec
         self._size = spec.size
         self._advised: int | None = None
 
     async def describe(self) -> TargetStatus:
-        """The size there is taken to be, all of it up."""
+        """The configured or advised size, all replicas ready."""
         remarks: tuple[str, ...] = ("nothing is scaled here: advice only",)
         if self._advised is not None:
             remarks += (f"last advice: {self._advised}",)

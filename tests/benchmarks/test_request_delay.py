@@ -13,9 +13,10 @@ import pytest
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation
 from autoscaler.core.step import step
+from autoscaler.daemon.fleet import Fleet
 from autoscaler.daemon.history import History
-from autoscaler.daemon.service import Fleet, utc_now
-from autoscaler.daemon.state_store import open_journal
+from autoscaler.daemon.observer import utc_now
+from autoscaler.daemon.state_store import open_state_store
 from autoscaler.testing.fakes import Fake, FakeSource, FakeTarget
 from tests.daemon.conftest import Ticked, make_cluster, make_config
 
@@ -59,10 +60,10 @@ async def test_a_request_reaches_the_target_soon_after_its_decision(tmp_path: Pa
     }
     source = FakeSource({"load": 100.0})
     async with AsyncExitStack() as stack:
-        journal = await stack.enter_async_context(open_journal(tmp_path / "state", decisions=50))
+        store = await stack.enter_async_context(open_state_store(tmp_path / "state", decisions=50))
         history = History(tmp_path / "history", timedelta(days=1))
         await history.start()
-        fleet = Fleet(journal, history, Ticked(), utc=utc_now, dry_run=False, decide=decide)
+        fleet = Fleet(store, history, Ticked(), utc=utc_now, dry_run=False, decide=decide)
         await fleet.apply(make_config(clusters, Fake(source), tmp_path))
         for size in range(2, 2 + ROUNDS):
             source.values["load"] = 100.0 * size
@@ -70,7 +71,7 @@ async def test_a_request_reaches_the_target_soon_after_its_decision(tmp_path: Pa
         for number in range(50):
             # What keeping alone takes: the disk's part of the delay.
             begun = time.perf_counter()
-            await journal.save(f"extra-{number}", ClusterState(), None)
+            await store.save(f"extra-{number}", ClusterState(), None)
             kept.append(time.perf_counter() - begun)
         await fleet.stop()
         await history.close()

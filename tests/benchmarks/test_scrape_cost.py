@@ -22,7 +22,7 @@ from autoscaler.core.model import (
     Recommendation,
     SizeCapacity,
 )
-from autoscaler.daemon.controller import Tally
+from autoscaler.daemon.controller import Counters
 from autoscaler.daemon.metrics import DaemonCollector, exposition, registry
 from autoscaler.daemon.service import Daemon
 
@@ -45,7 +45,7 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
             decision=Decision(name, NOW, 3, 3, 3, Reason.STEADY, (asked,)),
             state=ClusterState(learned=learned),
             cluster=SimpleNamespace(engine=None, metrics=readings),
-            tally=Tally(
+            counters=Counters(
                 {Reason.STEADY: 5, Reason.ABOVE: 1}, {Direction.UP: 1}, {(Direction.UP, Phase.READY): (1, 4.5)}
             ),
         )
@@ -53,10 +53,10 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
         controllers=controllers,
         utc=lambda: NOW + timedelta(seconds=7),
         dry_run=False,
-        journal=SimpleNamespace(failure=""),
-        history=SimpleNamespace(failure=""),
+        store_failure=None,
+        history_failure=None,
         reload_problems=(),
-        loaded=NOW,
+        loaded_at=NOW,
         registry=registry(),
     )
     daemon.registry.register(DaemonCollector(cast("Any", daemon)))
@@ -89,8 +89,8 @@ def test_a_learned_number_costs_a_scrape_less_than_half_of_another_line() -> Non
     )
     inputs = {f"input_{number}": number / 3 for number in range(20)}
     bare, full = fleet(Learned(), {}), fleet(learned, inputs)
-    without, much = best(lambda: exposition(bare)), best(lambda: exposition(full))
-    short, text = exposition(bare), exposition(full)
+    without, much = best(lambda: exposition(bare, bare.registry)), best(lambda: exposition(full, full.registry))
+    short, text = exposition(bare, bare.registry), exposition(full, full.registry)
     loop = best(lambda: sum(number & 7 for number in range(1_000_000)))
     lines = short.count(b"\n")
     added = text.count(b"\n") - lines

@@ -122,7 +122,7 @@ def test_an_extra_that_is_missing_is_said_before_anything_is_run(
     assert main([*SMALL, "--plot", str(tmp_path / "costs.png")]) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert f"pip install 'reactive-autoscaler[{extra}]'" in told.err
+    assert f"pip install '.[{extra}]'" in told.err
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ clusters:
   orders:
     interval: 2s
     timeout: 1500ms
-    target: {type: 'null', size: 2, follow: false}
+    target: {type: advice, size: 2, follow: false}
     min: 3
     max: 5
     metrics: {cpu: {source: prom, query: cpu}}
@@ -31,7 +31,7 @@ clusters:
   idle:
     interval: 2s
     timeout: 1500ms
-    target: {type: 'null', size: 2}
+    target: {type: advice, size: 2}
     min: 1
     max: 5
     metrics: {cpu: {source: prom, query: cpu, empty: zero}}
@@ -41,7 +41,7 @@ clusters:
 BAD = """
 clusters:
   orders:
-    targt: {type: 'null'}
+    targt: {type: advice}
     min: 5
     max: 3
 """
@@ -63,7 +63,7 @@ def bad(tmp_path: Path) -> Path:
 
 def test_check_says_that_a_good_file_is_fine(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", str(good)]) == 0
-    assert capsys.readouterr().out == f"{good} is fine: 2 clusters: idle, orders\n"
+    assert capsys.readouterr().out == f"{good} is valid: 2 clusters: idle, orders\n"
     assert cli.main(["check", str(good), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "ok": True,
@@ -77,7 +77,7 @@ def test_check_warns_of_what_is_probably_not_meant(good: Path, capsys: pytest.Ca
     good.write_text(good.read_text().replace("timeout: 1s}", "timeout: 1600ms}"))
     assert cli.main(["check", str(good)]) == 0
     told = capsys.readouterr().out
-    assert "is fine" in told
+    assert "is valid" in told
     assert f"warning: {good}:" in told
     assert "the timeout of the source prom (1s600ms) is above that of the cluster (1s500ms)" in told
     assert cli.main(["check", str(good), "--json"]) == 0
@@ -159,7 +159,12 @@ def test_plugins_are_listed_whole_when_the_output_is_not_a_terminal(capsys: pyte
     out = capsys.readouterr().out
     assert "…" not in out
     words = [line.split()[:2] for line in out.splitlines()]
-    for kind, name in (("policy", "backlog-drain"), ("source", "prometheus"), ("target", "null"), ("engine", "spark")):
+    for kind, name in (
+        ("policy", "backlog-drain"),
+        ("source", "prometheus"),
+        ("target", "advice"),
+        ("engine", "spark"),
+    ):
         assert [kind, name] in words
     assert cli.main(["plugins", "--json"]) == 0
     found = {(plugin["kind"], plugin["name"]): plugin for plugin in json.loads(capsys.readouterr().out)}
@@ -186,6 +191,24 @@ def test_a_source_is_shown_with_the_keys_of_a_metric_and_beside_the_engine_of_it
     assert "key of a metric" not in engine
     assert cli.main(["plugins", "flink", "--json"]) == 0
     assert [plugin["kind"] for plugin in json.loads(capsys.readouterr().out)] == ["source", "engine"]
+
+
+def test_the_keys_of_a_plugin_are_printed_as_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plugins", "advice", "--markdown"]) == 0
+    out = capsys.readouterr().out
+    assert out == (
+        "| key | type | default | description |\n"
+        "|---|---|---|---|\n"
+        "| `size` | a whole number | `1` | the number of replicas there are, 0 or more. Default 1. |\n"
+        "| `follow` | true or false | `true` | whether advice counts as followed. Default true. |\n"
+    )
+    assert cli.main(["plugins", "flink", "--markdown"]) == 0
+    source, engine = capsys.readouterr().out.split("\n\nThe engine `flink`:\n\n")
+    assert source.startswith("The source `flink`:\n\n| key | type |")
+    assert "\n\n| key of a metric | type | default | description |\n" in source
+    assert all(line.count("|") == 5 for line in engine.splitlines())
+    assert cli.main(["plugins", "--markdown"]) == 1
+    assert "give its NAME" in capsys.readouterr().err
 
 
 def test_a_plugin_that_is_not_installed_is_named_with_what_was_meant(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler import cli
+from autoscaler.cli import check
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.core.model import ClusterSpec, EngineStatus, JobState, Limits
 from autoscaler.ports import Finding, NotYetError, Severity, UnavailableError
@@ -44,18 +45,18 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, source: FakeSource 
     plugin = Fake(engine)
     clusters = {
         name: Cluster(
-            ClusterSpec(name, Limits(1, 5), (), metrics=("lag",), engine=True),
-            Fake(FakeTarget(remarks=("be careful",))),
-            plugin,
-            {"lag": Metric("source", FakeQuery("lag"))},
-            2 * second,
-            second,
+            spec=ClusterSpec(name, Limits(1, 5), (), metrics=("lag",), engine=True),
+            target=Fake(FakeTarget(remarks=("be careful",))),
+            engine=plugin,
+            metrics={"lag": Metric("source", FakeQuery("lag"))},
+            interval=2 * second,
+            timeout=second,
         )
         for name in ("a", "b")
     }
     plugged = Fake(source or FakeSource({"lag": 7.0}))
-    config = Config(Path("config.yaml"), DaemonSpec(Path("nowhere")), {"source": plugged}, clusters)
-    monkeypatch.setattr(cli, "_load", lambda _: config)
+    config = Config(Path("config.yaml"), DaemonSpec(directory=Path("nowhere")), {"source": plugged}, clusters)
+    monkeypatch.setattr(check, "load_live", lambda _: config)
 
 
 def test_findings_are_told_once_with_cost_and_remedy(

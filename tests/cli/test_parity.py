@@ -13,7 +13,7 @@ import pytest
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.core.model import ClusterSpec, EngineStatus, Limits, NamedPolicy, Observation, Reading
 from autoscaler.daemon.controller import UNANSWERED, splay
-from autoscaler.daemon.service import Fleet
+from autoscaler.daemon.fleet import Fleet
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import RefusedError, TargetStatus, UnavailableError
 from autoscaler.simulation import faults
@@ -126,7 +126,7 @@ class Clock:
 
 
 class Pace:
-    def ticked(self, late: float, took: float) -> None:
+    def record_tick(self, late: float, took: float) -> None:
         pass
 
 
@@ -136,8 +136,15 @@ async def _daemon(spec: ClusterSpec, offered: Load, wrong: faults.Faults, restar
     world = World(spec, offered, wrong)
     metrics = {name: Metric("source", FakeQuery(name)) for name in spec.metrics}
     target, engine, source = (Fake(part(world, clock)) for part in (Target, Engine, Source))
-    cluster = Cluster(spec, target, engine, metrics, TICK, timedelta(seconds=10))  # type: ignore[arg-type]
-    config = Config(Path("x"), DaemonSpec(Path("x")), {"source": source}, {"x": cluster})  # type: ignore[dict-item]
+    cluster = Cluster(
+        spec=spec,
+        target=target,  # type: ignore[arg-type]
+        engine=engine,  # type: ignore[arg-type]
+        metrics=metrics,
+        interval=TICK,
+        timeout=timedelta(seconds=10),
+    )
+    config = Config(Path("x"), DaemonSpec(directory=Path("x")), {"source": source}, {"x": cluster})  # type: ignore[dict-item]
     fleet = None
     ticks = 0
     while not world.ended:

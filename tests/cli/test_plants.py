@@ -81,8 +81,8 @@ def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tm
             "one: 0\nmetrics: {a: lags}\nslow: 2\n",
             ["1: one: is 0, expected above 0", "2: metrics.a: 'lags' is not sho"],
         ),
-        ("one: much\nstartup: soon\n", ["1: one: expected a number, not a text", "2: startup: expected a number"]),
-        ("scheduler: flink\n", ["1: scheduler: expected a mapping (key: value), not a text"]),
+        ("one: much\nstartup: soon\n", ["1: one: expected a number, not a string", "2: startup: expected a number"]),
+        ("scheduler: flink\n", ["1: scheduler: expected a mapping (key: value), not a string"]),
         ("scheduler:\n  version: 2.3\n", ["1: scheduler.type: expected flink or spark, not nothing"]),
         ("scheduler: {type: storm}\n", ["1: scheduler.type: expected flink or spark, not storm"]),
         (

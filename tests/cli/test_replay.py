@@ -15,7 +15,7 @@ sources:
   prom: {type: prometheus, url: 'http://127.0.0.1:9', token: '${NOBODY_HAS_SET_THIS}'}
 clusters:
   orders:
-    target: {type: 'null'}
+    target: {type: advice}
     min: 1
     max: 12
     metrics: {cpu: {source: prom, query: cpu}}

@@ -24,7 +24,7 @@ sources:
 clusters:
   orders:
     interval: 10s
-    target: {type: 'null'}
+    target: {type: advice}
     min: 1
     max: 12
     metrics:
@@ -390,13 +390,13 @@ def test_extras_that_are_not_there_are_named(
     assert told(*given, "--plot", tmp_path / "x.png") == 1
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "pip install 'reactive-autoscaler[plot]'" in shown.err
+    assert "pip install '.[plot]'" in shown.err
     # As though it had never been imported, and could not be.
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.delitem(sys.modules, "autoscaler.simulation.optimum", raising=False)
     monkeypatch.delattr("autoscaler.simulation.optimum", raising=False)
     assert told(*given, "--optimum") == 1
-    assert "pip install 'reactive-autoscaler[simulate]'" in capsys.readouterr().err
+    assert "pip install '.[simulate]'" in capsys.readouterr().err
 
 
 def test_nothing_in_the_json_is_no_number(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

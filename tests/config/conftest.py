@@ -28,6 +28,8 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "any-type": f"{module}:AnyType",
                 "unresolved": f"{module}:Unresolved",
                 "endless": f"{module}:Endless",
+                "new-policy": f"{module}:Renamed",
+                "old-policy": f"{module}:Renamed",
             },
             "sources": {"stub-source": f"{module}:StubSource"},
             "engines": {"stub-engine": f"{module}:StubEngine"},
@@ -45,7 +47,7 @@ def _stub_plugins(stub_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def accepted(tmp_path: Path) -> Callable[..., Config]:
-    """Load a text that must be accepted."""
+    """Load a string that must be accepted."""
 
     def read(text: str, environ: Mapping[str, str] | None = None) -> Config:
         path = tmp_path / "autoscaler.yaml"
@@ -57,7 +59,7 @@ def accepted(tmp_path: Path) -> Callable[..., Config]:
 
 @pytest.fixture
 def refused(tmp_path: Path) -> Callable[..., list[str]]:
-    """Load a text (or bytes) that must be refused; gives the problems without the file's name."""
+    """Load a string (or bytes) that must be refused; gives the problems without the file's name."""
 
     def read(text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
         path = tmp_path / "autoscaler.yaml"

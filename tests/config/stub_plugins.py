@@ -107,7 +107,7 @@ class StubTarget:
         points: where it is.
         pair: a name and a number.
         words: some words.
-        either: a number or a text.
+        either: a number or a string.
         labels: labels.
         origin: the first point.
     """
@@ -243,6 +243,27 @@ class Endless:
     """A policy with itself as a parameter."""
 
     inner: Endless | None = None
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A policy with parameters that had other names.
+
+    Attributes:
+        replicas: the size it asks for, 1 or more.
+        window: how far it looks back.
+    """
+
+    former_names: ClassVar[tuple[str, ...]] = ("old-policy",)
+    replicas: int = field(metadata={"aliases": ("count", "size")})
+    window: timedelta = field(default=timedelta(seconds=5), metadata={"aliases": ("within",)})
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ParameterError("replicas", f"must be 1 or more, not {self.replicas}")
 
     def evaluate(self, view: View) -> Recommendation:
         raise NotImplementedError

@@ -378,7 +378,7 @@ def test_a_schedule_is_neither_missed_nor_a_size(
     [
         ("max(clm, urgent)", "column 5: there is no policy 'clm'; did you mean 'calm'?"),
         ("max(calm, urgent", "column 17: expected ',' or ')', not the end"),
-        ("12", "expected a text, not the number 12; if it is meant as a text, put it in quotes: '12'"),
+        ("12", "expected a string, not the number 12; if it is meant as a string, put it in quotes: '12'"),
         ("''", "is empty, expected an expression such as max(lag, cpu)"),
         ("calm.real", "column 5: expected an operator or the end, not '.'"),
     ],

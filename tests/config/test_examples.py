@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from autoscaler.config import json_schema, load
-from autoscaler.config.frame import ClusterFrame, FileFrame
 from autoscaler.config.model import DaemonSpec
+from autoscaler.config.sections import ClusterSection, FileSections
 from autoscaler.core.model import Behaviour, CapacitySpec, Rate, SettleSpec
 from autoscaler.plugins import installed
 from autoscaler.ports import ConfigurationError
@@ -43,7 +43,7 @@ def test_the_spark_example_says_what_it_means() -> None:
 def test_the_spark_example_shows_every_key_of_the_frame() -> None:
     text = (ROOT / "examples" / "spark-local.yaml").read_text()
     shown = set(re.findall(r"(\w+):", text))
-    for cls in (FileFrame, ClusterFrame, DaemonSpec, Behaviour, Rate, SettleSpec, CapacitySpec):
+    for cls in (FileSections, ClusterSection, DaemonSpec, Behaviour, Rate, SettleSpec, CapacitySpec):
         assert {field.name for field in dataclasses.fields(cls)} <= shown
 
 

@@ -57,7 +57,7 @@ class Outer:
 
 def test_each_key_has_what_it_takes_its_default_and_its_meaning() -> None:
     found = {key.path: key for key in keys(Outer)}
-    assert found["name"] == Key("name", "a text", "required", "what it is called by people.")
+    assert found["name"] == Key("name", "a string", "required", "what it is called by people.")
     assert found["maybe.share"] == Key("maybe.share", "a number", "0.5", "how much, 0 to 1; default 0.5.")
     assert found["maybe.colour"].takes == "one of red, blue"
     assert {path: key.default for path, key in found.items()} == {

@@ -71,7 +71,9 @@ def test_setting_one_guard_of_a_direction_keeps_the_defaults_of_the_others(accep
 
 def test_the_daemon_section_arrives(accepted: Accepted, good: str, tmp_path: Path) -> None:
     text = "daemon: {directory: var, listen: '0.0.0.0:0', log: json, decisions: 7, history: 1d}\n" + good
-    assert accepted(text).daemon == DaemonSpec(tmp_path / "var", "0.0.0.0:0", LogFormat.JSON, 7, timedelta(days=1))
+    assert accepted(text).daemon == DaemonSpec(
+        directory=tmp_path / "var", listen="0.0.0.0:0", log=LogFormat.JSON, decisions=7, history=timedelta(days=1)
+    )
 
 
 def test_parameters_of_every_type_arrive(accepted: Accepted, good: str, tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_one_description_serves_as_source_and_engine_by_alias(accepted: Accepted
 
 def test_equal_plug_ins_are_equal(accepted: Accepted, good: str) -> None:
     second = good.split("clusters:\n")[1].replace("demo:", "other:")
-    config = accepted((good + second).replace("type: stub-target", "type: null, size: 3"))
+    config = accepted((good + second).replace("type: stub-target", "type: advice, size: 3"))
     assert config.clusters["demo"].target == config.clusters["other"].target
 
 

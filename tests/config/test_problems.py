@@ -48,29 +48,29 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             "name: lag",
             "name: lag, match: {a: [b]}",
-            ["10: clusters.demo.metrics.lag.match.a: expected a text, not a list"],
+            ["10: clusters.demo.metrics.lag.match.a: expected a string, not a list"],
         ),
-        (", name: lag", "", ["10: clusters.demo.metrics.lag.name: missing; expected a text"]),
+        (", name: lag", "", ["10: clusters.demo.metrics.lag.name: missing; expected a string"]),
         (
             ", within: 60s",
             "",
             [("12: clusters.demo.policies.calm.within: missing; expected a duration like 30s, 5m or 1h30m")],
         ),
         # types
-        ("max: 4", "max: four", ["7: clusters.demo.max: expected a whole number, not a text"]),
+        ("max: 4", "max: four", ["7: clusters.demo.max: expected a whole number, not a string"]),
         ("max: 4", "max: 4.5", ["7: clusters.demo.max: expected a whole number, not the number 4.5"]),
         ("max: 4", "max:", ["7: clusters.demo.max: expected a whole number, not nothing"]),
         ("max: 4", "max: {a: 1}", ["7: clusters.demo.max: expected a whole number, not a mapping"]),
         ("max: 4", "max: ${MAX}", ["7: clusters.demo.max: ${...} is for secrets only; write the value itself here"]),
-        (TARGET, TARGET + ", share: '0.5'", ["5: clusters.demo.target.share: expected a number, not a text"]),
+        (TARGET, TARGET + ", share: '0.5'", ["5: clusters.demo.target.share: expected a number, not a string"]),
         (TARGET, TARGET + ", share: true", ["5: clusters.demo.target.share: expected a number, not true"]),
         (
             TARGET,
             TARGET + ", name: 5",
             [
                 (
-                    "5: clusters.demo.target.name: expected a text, not the number 5; if it is "
-                    "meant as a text, put it in quotes: '5'"
+                    "5: clusters.demo.target.name: expected a string, not the number 5; if it is "
+                    "meant as a string, put it in quotes: '5'"
                 )
             ],
         ),
@@ -85,7 +85,7 @@ POLICY = "{type: stub-policy, within: 60s"
             [
                 (
                     "5: clusters.demo.target.directory: expected the path of a file or "
-                    "directory, not an empty or broken text"
+                    "directory, not an empty or broken string"
                 )
             ],
         ),
@@ -95,7 +95,7 @@ POLICY = "{type: stub-policy, within: 60s"
             [
                 (
                     "5: clusters.demo.target.directory: expected the path of a file "
-                    "or directory, not an empty or broken text"
+                    "or directory, not an empty or broken string"
                 )
             ],
         ),
@@ -110,14 +110,14 @@ POLICY = "{type: stub-policy, within: 60s"
             TARGET + ", colour: [red]",
             [("5: clusters.demo.target.colour: expected one of red, green, not a list")],
         ),
-        (TARGET, TARGET + ", words: one", ["5: clusters.demo.target.words: expected a list, not a text"]),
+        (TARGET, TARGET + ", words: one", ["5: clusters.demo.target.words: expected a list, not a string"]),
         (
             TARGET,
             TARGET + ", words: [a, 1]",
             [
                 (
-                    "5: clusters.demo.target.words[1]: expected a text, not the number 1; "
-                    "if it is meant as a text, put it in quotes: '1'"
+                    "5: clusters.demo.target.words[1]: expected a string, not the number 1; "
+                    "if it is meant as a string, put it in quotes: '1'"
                 )
             ],
         ),
@@ -125,7 +125,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             TARGET,
             TARGET + ", either: [a]",
-            [("5: clusters.demo.target.either: expected a number or a text, not a list")],
+            [("5: clusters.demo.target.either: expected a number or a string, not a list")],
         ),
         (
             TARGET,
@@ -195,7 +195,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             TARGET + "}",
             "target: stub-target",
-            [("5: clusters.demo.target: expected a mapping (key: value), not a text")],
+            [("5: clusters.demo.target: expected a mapping (key: value), not a string")],
         ),
         (
             TARGET + "}",
@@ -215,8 +215,8 @@ POLICY = "{type: stub-policy, within: 60s"
             "source: 3",
             [
                 (
-                    "10: clusters.demo.metrics.lag.source: expected a text, not the number 3; if "
-                    "it is meant as a text, put it in quotes: '3'"
+                    "10: clusters.demo.metrics.lag.source: expected a string, not the number 3; if "
+                    "it is meant as a string, put it in quotes: '3'"
                 )
             ],
         ),
@@ -370,7 +370,7 @@ clusters:
             "3: sources.job.type: unknown source 'stub-sourse'; "
             f"installed: {', '.join(plugins.names(Kind.SOURCE))}; did you mean 'stub-source'?"
         ),
-        "4: sources.ok.url: missing; expected a text",
+        "4: sources.ok.url: missing; expected a string",
         "4: sources.ok.token: the environment variable NOPE is not set; set it for this process",
         "6: clusterz: unknown key; did you mean 'clusters'?",
         "8: clusters.demo.target: missing; expected a target: a mapping with `type` and its parameters",
@@ -397,7 +397,7 @@ def test_a_target_belongs_to_one_cluster(refused: Refused, good: str) -> None:
             "14: clusters.other.target: cluster 'demo' has the same target: "
             "each would undo what the other does; give each its own"
         ),
-        "16: clusters.other.max: expected a whole number, not a text",
+        "16: clusters.other.max: expected a whole number, not a string",
     ]
 
 
@@ -459,7 +459,7 @@ class TestSecrets:
     @pytest.mark.parametrize("written", ["1234567", "yes", "[hunter22]", "{hunter22: x}", "2020-01-01", "0x1234567"])
     def test_a_secret_of_the_wrong_type_is_not_shown(self, refused: Refused, good: str, written: str) -> None:
         (problem,) = refused(good.replace(self.SOURCE, f"{self.SOURCE} token: {written},"))
-        assert problem.startswith("2: sources.main.token: expected a text or ${NAME}")
+        assert problem.startswith("2: sources.main.token: expected a string or ${NAME}")
         assert written.strip("[]{}: x") not in problem
 
     def test_secrets_are_hidden_in_what_plug_ins_say(self, refused: Refused, good: str) -> None:
@@ -480,7 +480,7 @@ class TestSecrets:
 
     def test_a_secret_that_is_a_usual_word_garbles_no_path(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: clusters,").replace("max: 4", "max: x")
-        assert refused(text) == ["7: clusters.demo.max: expected a whole number, not a text"]
+        assert refused(text) == ["7: clusters.demo.max: expected a whole number, not a string"]
 
     def test_secrets_are_hidden_wherever_they_were_pasted(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${WORD}',").replace("60s", "hunter22")

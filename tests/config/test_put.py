@@ -16,14 +16,14 @@ x-policy: &policy {type: adaptive}
 sources: {k: {type: http, url: 'http://127.0.0.1:9'}}
 clusters:
   one: &one
-    target: {type: 'null'}
+    target: {type: advice}
     max: 4
     metrics: &metrics
       lag: {source: k, path: a}
       arrivals: {source: k, path: b}
       throughput: {source: k, path: c}
     policies: {main: *policy}
-  two: {<<: *one, target: {type: 'null'}}
+  two: {<<: *one, target: {type: advice}}
 """
 
 
@@ -70,4 +70,4 @@ def test_it_is_refused_in_the_same_words_as_in_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as found:
         config.load(tmp_path / "x.yaml", {}, changed)
     (problem,) = found.value.problems
-    assert problem == f"{tmp_path}/x.yaml:7: clusters.two.max: expected a whole number, not a text"
+    assert problem == f"{tmp_path}/x.yaml:7: clusters.two.max: expected a whole number, not a string"

@@ -25,7 +25,7 @@ FLINK = "type: flink-requirements, url"
         (f"{KUBERNETES}: w, resource: g.io/v1/things", f"{KUBERNETES}: w, resource: g.io/v2/things", True),
         (f"{KUBERNETES}: w", f"{KUBERNETES}: w, namespace: other", False),
         (f"{KUBERNETES}: w", f"{KUBERNETES}: w, resource: statefulsets", False),
-        ("type: 'null', size: 2", "type: 'null', size: 2", False),
+        ("type: advice, size: 2", "type: advice, size: 2", False),
     ],
 )
 def test_two_clusters_may_not_scale_one_thing(tmp_path: Path, one: str, other: str, same: bool) -> None:

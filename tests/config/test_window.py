@@ -20,7 +20,7 @@ sources:
   prom: {type: prometheus, url: "http://127.0.0.1:9090"}
 clusters:
   c:
-    target: {type: "null"}
+    target: {type: advice}
     max: 10
     metrics:
       cpu: {source: prom, query: cpu}

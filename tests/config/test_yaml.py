@@ -26,7 +26,7 @@ def test_an_empty_file_says_so(refused: Refused, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "shape"),
-    [("- one\n- two\n", "a list"), ("hello\n", "a text"), ("\n42\n", "the number 42"), ("null\n", "nothing")],
+    [("- one\n- two\n", "a list"), ("hello\n", "a string"), ("\n42\n", "the number 42"), ("null\n", "nothing")],
 )
 def test_a_file_that_is_not_a_mapping_says_what_it_is(refused: Refused, text: str, shape: str) -> None:
     line = 2 if text.startswith("\n") else 1
@@ -153,7 +153,7 @@ def test_the_first_of_several_merged_mappings_wins(accepted: Accepted, good: str
 
 def test_a_merged_value_is_blamed_on_the_line_where_it_stands(refused: Refused, good: str) -> None:
     text = "x-common: &common\n  max: many\n" + good.replace("    max: 4\n", "    <<: *common\n")
-    assert refused(text) == ["2: clusters.demo.max: expected a whole number, not a text"]
+    assert refused(text) == ["2: clusters.demo.max: expected a whole number, not a string"]
 
 
 @pytest.mark.parametrize(("value", "line"), [("3", 7), ("[1]", 7), ("", 7)])
@@ -191,7 +191,7 @@ def test_keys_are_taken_as_they_are_written(accepted: Accepted, good: str, key: 
 @pytest.mark.parametrize("key", ["? [a]\n", "? {a: b}\n", "'': x\n", "? \n: x\n"])
 def test_keys_must_be_texts(refused: Refused, key: str) -> None:
     (problem,) = refused(f"clusters: {{}}\n{key}")
-    assert problem == "2: (file): a key must be a text that is not empty"
+    assert problem == "2: (file): a key must be a string that is not empty"
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_a_text_that_yaml_takes_for_something_else_needs_quotes(
 ) -> None:
     assert refused(good.replace("name: lag", f"name: {written}")) == [
         (
-            f"10: clusters.demo.metrics.lag.name: expected a text, not {written}, which YAML reads as {read_as}; "
-            f"if it is meant as a text, put it in quotes: '{written}'"
+            f"10: clusters.demo.metrics.lag.name: expected a string, not {written}, which YAML reads as {read_as}; "
+            f"if it is meant as a string, put it in quotes: '{written}'"
         )
     ]
     quoted = accepted(good.replace("name: lag", f"name: '{written}'"))

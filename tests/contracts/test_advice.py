@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autoscaler.targets.advice import Null
+from autoscaler.targets.advice import Advice
 from autoscaler.testing import TargetContract
 
 
-class TestNull(TargetContract):
+class TestAdvice(TargetContract):
     @pytest.fixture
-    def plugin(self) -> Null:
-        return Null(size=4)
+    def plugin(self) -> Advice:
+        return Advice(size=4)

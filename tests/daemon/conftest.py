@@ -23,7 +23,7 @@ from autoscaler.core.model import (
     Recommendation,
     View,
 )
-from autoscaler.daemon.service import Fleet
+from autoscaler.daemon.fleet import Fleet
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeQuery, FakeSource, FakeStore, FakeTarget
 from autoscaler.testing.virtual_time import WallClock
 
@@ -98,17 +98,17 @@ def make_cluster(name: str, target: object, engine: object | None = None, **chan
     interval = changes.pop("interval", INTERVAL)
     timeout = changes.pop("timeout", timedelta(seconds=4))
     return Cluster(
-        spec(name, engine=engine is not None, interval=interval, **changes),
-        target,  # type: ignore[arg-type]
-        engine,  # type: ignore[arg-type]
-        {"load": Metric("source", FakeQuery("load"))},
-        interval,
-        timeout,
+        spec=spec(name, engine=engine is not None, interval=interval, **changes),
+        target=target,  # type: ignore[arg-type]
+        engine=engine,  # type: ignore[arg-type]
+        metrics={"load": Metric("source", FakeQuery("load"))},
+        interval=interval,
+        timeout=timeout,
     )
 
 
 def make_config(clusters: Mapping[str, Cluster], source: object, directory: Path = Path("unused")) -> Config:
-    daemon = DaemonSpec(directory, listen="127.0.0.1:0")
+    daemon = DaemonSpec(directory=directory, listen="127.0.0.1:0")
     return Config(Path("config.yaml"), daemon, {"source": source}, dict(clusters))  # type: ignore[dict-item]
 
 
@@ -119,7 +119,7 @@ class Ticked:
     late: list[float] = field(default_factory=list)
     took: list[float] = field(default_factory=list)
 
-    def ticked(self, late: float, took: float) -> None:
+    def record_tick(self, late: float, took: float) -> None:
         self.late.append(late)
         self.took.append(took)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.daemon.compression import pack
-from autoscaler.daemon.history import GRACE, History, mend
+from autoscaler.daemon.compression import compress
+from autoscaler.daemon.history import GRACE, History, remove_incomplete_line
 from autoscaler.ports import StoreError
 from autoscaler.trace.codec import dump_record
 from autoscaler.trace.format import read
@@ -55,7 +55,7 @@ async def test_old_files_are_removed_when_an_hour_begins_and_others_are_left(tmp
     others = ["2020-01-01.jsonl", "notes.txt"]
     for name in (*(f"2026-01-31T{hour:02}.jsonl" for hour in range(17)), *others):
         (tmp_path / name).touch()
-    history = History(tmp_path, timedelta(hours=2), pack=False)
+    history = History(tmp_path, timedelta(hours=2), compress=False)
     await history.start()
     await history.write(a_record(AT))
     await history.close()
@@ -85,7 +85,7 @@ async def test_a_file_that_cannot_be_removed_costs_no_line(tmp_path: Path, caplo
     await history.write(a_record(AT))
     await history.close()
     assert len(list(read(tmp_path / "2026-01-31T17.jsonl"))) == 1
-    assert [record.message for record in caplog.records] == ["old history cannot be removed"]
+    assert [record.message for record in caplog.records] == ["cannot remove old history"]
 
 
 @pytest.mark.parametrize("torn", [b'{"observation":{"at"', b"x" * 200_000, b""])
@@ -103,8 +103,8 @@ async def test_a_torn_last_line_is_removed_at_the_start(tmp_path: Path, torn: by
 def test_mending_tells_how_much_was_lost(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\ntwo\nthr")
-    assert mend(path) == 3
-    assert mend(path) == 0
+    assert remove_incomplete_line(path) == 3
+    assert remove_incomplete_line(path) == 0
     assert path.read_bytes() == b"one\ntwo\n"
 
 
@@ -117,9 +117,9 @@ async def test_a_full_disk_leaves_whole_lines_and_it_goes_on_when_there_is_space
         await history.write(a_record(AT))
         with pytest.raises(StoreError, match="cannot be written"):
             await history.write(a_record(AT))
-        assert "cannot be written" in history.failure
+        assert "cannot be written" in str(history.failure)
     await history.write(a_record(AT))
-    assert history.failure == ""
+    assert history.failure is None
     await history.close()
     assert len(list(read(tmp_path))) == 3
 
@@ -240,13 +240,13 @@ async def test_packing_keeps_no_decision_waiting_and_a_stop_neither(tmp_path: Pa
     def hold() -> None:
         with slow.open("wb") as writing:  # returns once it is being packed
             waiting.set()
-            history._packer._ending.wait(60)
+            history._compressor._ending.wait(60)
             with suppress(BrokenPipeError):
                 writing.write(b"x" * 100)
 
     holder = threading.Thread(target=hold)
     # A pipe is no file, so it is given to be packed by hand.
-    history._packer.give(slow)
+    history._compressor.add(slow)
     holder.start()
     try:
         await until(waiting.is_set)
@@ -268,13 +268,13 @@ async def test_a_full_disk_keeps_the_plain_file_and_is_told_once(
     history = History(tmp_path, timedelta(days=2))
     with largest_file(1_000_000):
         await history.write(a_record(AT))
-        await until(lambda: not any(history._packer.has(path) for path in tmp_path.glob("*T1[345]*")))
+        await until(lambda: not any(history._compressor.has(path) for path in tmp_path.glob("*T1[345]*")))
     assert named(tmp_path) == [f"2026-01-31T{hour}.jsonl" for hour in (13, 14, 15, 17)]
-    assert [record.message for record in caplog.records] == ["history cannot be packed, and stays as it is"]
+    assert [record.message for record in caplog.records] == ["cannot compress history: the plain file is kept"]
     await history.write(a_record(LATER))
     await until(lambda: len(list(tmp_path.glob("*.gz"))) == 4)
     await history.close()
-    assert [record.message for record in caplog.records][1:] == ["history can be packed again"]
+    assert [record.message for record in caplog.records][1:] == ["history is compressed again"]
 
 
 async def test_packed_files_are_forgotten_like_plain_ones_and_an_hour_counts_once(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ async def test_packed_files_are_forgotten_like_plain_ones_and_an_hour_counts_onc
 
 
 async def test_packing_can_be_left_out(tmp_path: Path) -> None:
-    history = History(tmp_path, timedelta(days=2), pack=False)
+    history = History(tmp_path, timedelta(days=2), compress=False)
     await history.start()
     await history.write(a_record(AT))
     await history.write(a_record(LATER))
@@ -301,5 +301,5 @@ def test_packing_that_is_given_up_leaves_the_plain_file_alone(tmp_path: Path) ->
     path.write_bytes(b"line\n")
     ending = threading.Event()
     ending.set()
-    pack(path, ending)
+    compress(path, ending)
     assert named(tmp_path) == [path.name]

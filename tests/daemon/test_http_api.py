@@ -21,9 +21,9 @@ from autoscaler import cli
 from autoscaler.config.model import Config
 from autoscaler.core.model import Direction, Limits, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
 from autoscaler.daemon.history import History
-from autoscaler.daemon.http_api import ListenError, doors, split
+from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.service import Daemon
-from autoscaler.daemon.state_store import open_journal
+from autoscaler.daemon.state_store import open_state_store
 from autoscaler.ports import ConfigurationError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 
@@ -47,8 +47,13 @@ class House:
     source: FakeSource
     targets: dict[str, FakeTarget]
 
+    @property
+    def url(self) -> str:
+        assert self.daemon.url is not None
+        return self.daemon.url
+
     async def get(self, path: str, status: int = 200) -> Any:
-        async with self.session.get(self.daemon.url + path) as response:
+        async with self.session.get(self.url + path) as response:
             assert response.status == status, await response.text()
             assert response.content_type == "application/json"
             return await response.json()
@@ -56,7 +61,7 @@ class House:
     async def ready(self) -> None:
         async with asyncio.timeout(PATIENCE):
             while True:
-                async with self.session.get(self.daemon.url + "/readyz") as response:
+                async with self.session.get(self.url + "/readyz") as response:
                     if response.status == 200:
                         return
                 await asyncio.sleep(0.01)
@@ -67,7 +72,7 @@ class House:
                 await asyncio.sleep(0.01)
 
     async def samples(self) -> dict[tuple[str, ...], float]:
-        async with self.session.get(self.daemon.url + "/metrics") as response:
+        async with self.session.get(self.url + "/metrics") as response:
             text = await response.text()
         return {
             (sample.name, *sample.labels.values()): sample.value
@@ -90,10 +95,10 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
     def load() -> Config:
         raise problems
 
-    async with open_journal(tmp_path, decisions=100) as journal, aiohttp.ClientSession() as session:
+    async with open_state_store(tmp_path, decisions=100) as store, aiohttp.ClientSession() as session:
         history = History(tmp_path / "history", timedelta(days=1))
         await history.start()
-        daemon = Daemon(config, load, journal, history)
+        daemon = Daemon(config, load, store, history)
         work = asyncio.create_task(daemon.run())
         while not daemon.url:  # noqa: ASYNC110 - the daemon tells nobody but the log
             await asyncio.sleep(0.001)
@@ -106,13 +111,13 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) -> None:
     await house.ready()
     disk = threading.Event()
-    hanging = asyncio.create_task(house.daemon.journal.call(lambda _: disk.wait(PATIENCE)))
+    hanging = asyncio.create_task(house.daemon.store.call(lambda _: disk.wait(PATIENCE)))
     added = make_cluster("c", Fake(FakeTarget()), interval=TICK, timeout=TIMEOUT)
     house.daemon._load = lambda: replace(house.config, clusters={**house.config.clusters, "c": added})
     house.daemon.reload()
 
     async def waits() -> bool:
-        async with house.session.get(house.daemon.url + "/readyz") as response:
+        async with house.session.get(house.url + "/readyz") as response:
             body = await response.json()
             return (response.status, body["ok"], body["not_observed"]) == (503, False, ["c"])
 
@@ -140,7 +145,7 @@ async def test_one_cluster_whose_ticks_do_not_finish_is_named_and_has_nobody_res
     house.daemon.controllers["a"]._decide = broken
 
     async def named() -> bool:
-        async with house.session.get(house.daemon.url + "/healthz") as response:
+        async with house.session.get(house.url + "/healthz") as response:
             return response.status == 200 and (await response.json())["overdue"] == ["a"]
 
     await house.until(named)
@@ -150,15 +155,15 @@ async def test_it_is_healthy_while_ticks_are_finishing(house: House) -> None:
     await house.ready()
 
     async def well() -> bool:
-        async with house.session.get(house.daemon.url + "/healthz") as response:
+        async with house.session.get(house.url + "/healthz") as response:
             return response.status == 200 and await response.json() == {"ok": True, "clusters": 2, "overdue": []}
 
     await house.until(well)
     disk = threading.Event()
-    hanging = asyncio.create_task(house.daemon.journal.call(lambda _: disk.wait(PATIENCE)))
+    hanging = asyncio.create_task(house.daemon.store.call(lambda _: disk.wait(PATIENCE)))
 
     async def overdue() -> bool:
-        async with house.session.get(house.daemon.url + "/healthz") as response:
+        async with house.session.get(house.url + "/healthz") as response:
             return response.status == 503 and (await response.json())["overdue"] == ["a", "b"]
 
     await house.until(overdue)
@@ -233,7 +238,7 @@ async def test_errors_are_json(house: House, path: str, status: int, text: str) 
 
 async def test_only_reading_is_allowed(house: House) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
-        async with house.session.request(method, house.daemon.url + "/api/v1/clusters") as response:
+        async with house.session.request(method, house.url + "/api/v1/clusters") as response:
             assert response.status == 405
             assert "error" in await response.json()
 
@@ -274,7 +279,7 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
     samples = await house.samples()
     assert samples[("autoscaler_metric_value", "a", "load")] == 300
     assert 0 <= samples[("autoscaler_metric_age_seconds", "a", "load")] < 5
-    async with house.session.get(house.daemon.url + "/metrics") as response:
+    async with house.session.get(house.url + "/metrics") as response:
         families = list(text_string_to_metric_families(await response.text()))
     documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     for family in families:
@@ -382,7 +387,7 @@ async def test_the_api_tells_what_was_learned(house: House) -> None:
 
 
 async def shown(house: House, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    arguments = ["status", "--url", house.daemon.url, "--cluster", "a", *options]
+    arguments = ["status", "--url", house.url, "--cluster", "a", *options]
     assert await asyncio.to_thread(cli.main, arguments) == 0
     return capsys.readouterr().out
 
@@ -452,7 +457,7 @@ async def test_status_of_a_cluster_of_which_nothing_is_known_says_so(
     assert "How long a rescale takes was not learned yet" in text
     assert "What the policies" not in text
     assert json.loads(await shown(house, capsys, "--json"))["learned"] is None
-    options = ["status", "--url", house.daemon.url, "--cluster", "nobody"]
+    options = ["status", "--url", house.url, "--cluster", "nobody"]
     assert await asyncio.to_thread(cli.main, options) == 1
     assert "there is no cluster 'nobody'; there are: a, b" in capsys.readouterr().err
 
@@ -470,34 +475,34 @@ async def test_a_refused_reload_is_shown(house: House) -> None:
 
 
 async def test_a_taken_port_is_a_clear_error(house: House) -> None:
-    taken = house.daemon.url.removeprefix("http://")
+    taken = house.url.removeprefix("http://")
     with pytest.raises(ListenError, match=f"{taken} cannot be listened on"):
-        async with doors(house.daemon, taken):
+        async with serve_http(house.daemon, house.daemon.registry, taken):
             pass
 
 
 async def test_a_stop_is_clean_when_nothing_was_observed_yet(tmp_path: Path) -> None:
     config = make_config({}, Fake(FakeSource()), tmp_path)
-    async with open_journal(tmp_path, decisions=100) as journal:
+    async with open_state_store(tmp_path, decisions=100) as store:
         history = History(tmp_path / "history", timedelta(days=1))
-        daemon = Daemon(replace(config, clusters={}), lambda: config, journal, history)
+        daemon = Daemon(replace(config, clusters={}), lambda: config, store, history)
         daemon.stop()
         await daemon.run()
         await history.close()
 
 
 def test_addresses_are_taken_apart() -> None:
-    assert split("127.0.0.1:8765") == ("127.0.0.1", 8765)
-    assert split("[::1]:0") == ("::1", 0)
+    assert split_address("127.0.0.1:8765") == ("127.0.0.1", 8765)
+    assert split_address("[::1]:0") == ("::1", 0)
     for bad in ("8765", "localhost", "localhost:", ":8765", "host:port"):
         with pytest.raises(ListenError, match="expected host:port"):
-            split(bad)
+            split_address(bad)
 
 
 async def test_what_is_not_http_is_refused_and_does_not_fill_the_log(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = int(house.daemon.url.rpartition(":")[2])
+    port = int(house.url.rpartition(":")[2])
     for garbage in (
         b"\x16\x03\x01\x02\x00\x01",
         b"SSH-2.0-x\r\n\r\n",
@@ -529,7 +534,7 @@ async def test_a_reload_that_fails_for_another_reason_keeps_the_old_configuratio
 
     await house.until(refused)
     assert (await house.get("/readyz"))["reload"] == ["RecursionError: a plug-in's own affair"]
-    assert any("the old one stays" in record.message for record in caplog.records)
+    assert any("the previous one stays" in record.message for record in caplog.records)
 
 
 async def test_warnings_of_the_configuration_are_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:

@@ -358,7 +358,7 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
     largest = max(path.stat().st_size for path in (place.directory / "var").rglob("*") if path.is_file())
     unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (max(largest, 8192), unlimited[1]))
-    place.told("state cannot be kept")
+    place.told("cannot persist state")
     calls = (place.directory / "a.calls").read_text() if (place.directory / "a.calls").exists() else ""
     answer = eventually(lambda: found if (found := get(f"{url}/readyz"))[0] == 503 else None, lambda: "it stays ready")
     assert answer is not None
@@ -369,7 +369,7 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
     assert after == calls
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
     eventually(lambda: get(f"{url}/readyz")[0] == 200, lambda: f"not ready: {get(f'{url}/readyz')}")
-    place.told("state can be kept again")
+    place.told("state is persisted again")
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 0
 
@@ -398,7 +398,7 @@ def test_what_was_learned_and_is_damaged_is_learned_anew_or_told(place: Place) -
     called = calls.read_bytes() if calls.exists() else b""
     before = len(records_of(place, "a"))
     daemon = place.start()
-    line = place.told("no decision")
+    line = place.told("decision skipped")
     assert line["cluster"] == "b"
     assert "the state of cluster 'b' cannot be read: learned.memory.ticks" in line["error"]
     # The other goes on, with what could be read.
@@ -502,4 +502,4 @@ def test_a_plug_in_that_will_not_end_does_not_hold_up_the_process(place: Place) 
         daemon.wait(0.5)
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 130
-    assert place.lines()[-1]["message"] == "plug-ins left behind"
+    assert place.lines()[-1]["message"] == "tasks of plug-ins do not end"

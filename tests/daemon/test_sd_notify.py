@@ -23,10 +23,11 @@ from typing import cast
 import pytest
 
 from autoscaler.core.model import ClusterState
-from autoscaler.daemon.connections import OPENING
+from autoscaler.daemon.connections import CONNECT_TIMEOUT
 from autoscaler.daemon.controller import Controller
-from autoscaler.daemon.sd_notify import LOOK, SENDING, Notifier
-from autoscaler.daemon.service import Daemon, Fleet
+from autoscaler.daemon.fleet import Fleet
+from autoscaler.daemon.sd_notify import POLL_INTERVAL, SEND_TIMEOUT, Notifier
+from autoscaler.daemon.status import DaemonStatus
 from autoscaler.ports import Record
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import FakeStore
@@ -127,7 +128,7 @@ def test_nobody_watches_without_a_manager_or_when_another_process_is_meant(
     environ: dict[str, str], address: str, warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     notifier = Notifier.from_environment(environ)
-    assert (notifier.address, notifier.watchdog) == (address, None)
+    assert (notifier.address, notifier.watchdog) == (address or None, None)
     assert not environ
     assert [warning in line for line in caplog.messages] == ([True] if warning else [])
 
@@ -207,7 +208,7 @@ def test_a_manager_that_does_not_read_keeps_the_loop_free(manager: Manager) -> N
         for _ in range(kept + 3):
             await notifier.ready()
         waited = asyncio.get_running_loop().time() - begun
-        assert waited >= SENDING
+        assert waited >= SEND_TIMEOUT
         assert turns >= waited / 0.1 - 2
         manager.hear()
         await notifier.ready()
@@ -240,7 +241,7 @@ async def watched(world: World, notifier: Notifier, manager: Manager | None = No
         # Read at once: the kernel keeps only a few messages, and virtual time runs fast.
         asyncio.get_running_loop().add_reader(manager.socket, manager.read)
     await world.start()
-    async with notifier.watching(cast("Daemon", part)):
+    async with notifier.watching(cast("DaemonStatus", part), world.fleet.connections.tried):
         yield part
     await world.fleet.cancel()
     await world.fleet.connections.close()
@@ -284,7 +285,9 @@ def test_it_is_ready_once_every_plug_in_was_tried_and_says_how_the_clusters_are(
             part.dry_run = True
             await world.until(70)
             (message,) = manager.hear()
-            assert message["STATUS"] == ("2 clusters (dry run); the configuration file was refused, the old one stays")
+            assert message["STATUS"] == (
+                "2 clusters (dry run); new configuration invalid, the previous one stays in use"
+            )
             await world.until(500)
             assert not manager.hear()  # on transitions only
 
@@ -308,9 +311,9 @@ def test_a_plug_in_that_will_not_be_given_up_delays_ready_only_for_so_long(manag
         world = World("a", "b")
         stubborn = world.fleet.connections.lease(Stubborn())
         async with watched(world, Notifier(manager.address), manager):
-            await world.until(OPENING - 1)
+            await world.until(CONNECT_TIMEOUT - 1)
             assert not manager.hear()
-            await world.until(OPENING + 2 * SENDING)
+            await world.until(CONNECT_TIMEOUT + 2 * SEND_TIMEOUT)
             assert manager.hear() == [{"READY": "1", "STATUS": "2 clusters"}]
             over = True
             await stubborn.tried()
@@ -318,7 +321,9 @@ def test_a_plug_in_that_will_not_be_given_up_delays_ready_only_for_so_long(manag
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize(("watchdog", "period"), [(4.0, 2.0), (2 * LOOK, LOOK), (600.0, LOOK)])
+@pytest.mark.parametrize(
+    ("watchdog", "period"), [(4.0, 2.0), (2 * POLL_INTERVAL, POLL_INTERVAL), (600.0, POLL_INTERVAL)]
+)
 def test_signs_of_life_come_at_half_the_watchdog_s_time_or_sooner(
     manager: Manager, watchdog: float, period: float
 ) -> None:
@@ -345,7 +350,7 @@ def test_one_cluster_in_trouble_has_nobody_restarted(manager: Manager) -> None:
             heard = manager.hear()
             assert [message["WATCHDOG"] for message in heard] == ["1"] * 135
             assert [message["STATUS"] for message in heard if "STATUS" in message][-1] == (
-                "3 clusters; 2 in trouble: hangs, raises"
+                "3 clusters; 2 failing: hangs, raises"
             )
             store.hanging.clear()
             store.raising.clear()
@@ -366,7 +371,7 @@ def test_no_sign_of_life_while_no_tick_finishes(manager: Manager, caplog: pytest
             await world.until(30 + 10 + 3 * 10 + 4 + 2)  # a tick that is not stuck yet, and the patience
             manager.hear()
             await world.until(300)
-            assert manager.hear() in ([], [{"STATUS": "2 clusters; 2 in trouble: a, b"}])
+            assert manager.hear() in ([], [{"STATUS": "2 clusters; 2 failing: a, b"}])
             store.hanging.clear()
             await world.until(315)
             assert all("WATCHDOG" in message for message in manager.hear())
@@ -374,7 +379,7 @@ def test_no_sign_of_life_while_no_tick_finishes(manager: Manager, caplog: pytest
 
     virtual_time.run(main())
     assert [line.message for line in caplog.records if line.name == "autoscaler.daemon.sd_notify"] == [
-        "no tick finishes: the watchdog is told nothing",
+        "no tick finishes: no sign of life for the watchdog",
         "ticks finish again",
     ]
 
@@ -450,7 +455,7 @@ class Place:
 
     def configure(self, *names: str) -> None:
         clusters = "".join(
-            f"  {name}:\n    interval: 100ms\n    timeout: 80ms\n    target: {{type: 'null'}}\n    min: 1\n    max: 9\n"
+            f"  {name}:\n    interval: 100ms\n    timeout: 80ms\n    target: {{type: advice}}\n    min: 1\n    max: 9\n"
             "    metrics: {load: {source: blocking}}\n"
             "    policies: {rate: {type: target-tracking, metric: load, target: 100, mode: total}}\n"
             for name in names
@@ -525,7 +530,7 @@ def test_a_manager_hears_the_life_of_the_daemon(
     daemon.send_signal(signal.SIGHUP)
     manager.wait(lambda message: "RELOADING" in message)
     manager.wait(lambda message: "READY" in message)
-    manager.wait(status("2 clusters; the configuration file was refused, the old one stays"))
+    manager.wait(status("2 clusters; new configuration invalid, the previous one stays in use"))
 
     daemon.send_signal(signal.SIGTERM)
     manager.wait(lambda message: "STOPPING" in message)
@@ -568,7 +573,7 @@ def test_a_manager_that_is_not_there_does_not_keep_the_daemon_from_running(
     place.configure("a")
     daemon = start()
     deadline = time.monotonic() + PATIENCE
-    while "the service manager cannot be told" not in place.log.read_text():
+    while "cannot notify the service manager" not in place.log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     with urllib.request.urlopen(f"{place.url()}/healthz", timeout=PATIENCE) as answer:  # noqa: S310 - this test's daemon

@@ -1,4 +1,4 @@
-"""The journal on a real disk: what it keeps, and how it fails."""
+"""The store on a real disk: what it keeps, and how it fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.state import rebase
 from autoscaler.core.step import step
-from autoscaler.daemon.state_store import FILE, Journal, open_journal, read_state
+from autoscaler.daemon.state_store import FILE, SqliteStateStore, open_state_store, read_state
 from autoscaler.ports import Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
 
@@ -95,19 +95,19 @@ def a_state(at: datetime = NOW) -> ClusterState:
 
 async def test_state_and_past_come_back_as_they_were(tmp_path: Path) -> None:
     state = ClusterState()
-    async with open_journal(tmp_path / "var", decisions=3) as journal:
-        assert await journal.load("a") is None
+    async with open_state_store(tmp_path / "var", decisions=3) as store:
+        assert await store.load("a") is None
         for number in range(100):
             observation = replace(a_record().observation, at=NOW + timedelta(seconds=10 * number))
             state, decision = step(spec("a"), state, observation)
-            await journal.save("a", state, Record(state.past[-1], decision))
+            await store.save("a", state, Record(state.past[-1], decision))
     full = replace(a_state(state.at or NOW), past=state.past)
-    async with open_journal(tmp_path / "var", decisions=3) as journal:
+    async with open_state_store(tmp_path / "var", decisions=3) as store:
         # More observations than decisions are kept: what decisions depend on comes first.
         assert len(state.past) == 31
-        assert await journal.load("a") == state
-        await journal.save("a", full, None)
-        assert await journal.load("a") == full
+        assert await store.load("a") == state
+        await store.save("a", full, None)
+        assert await store.load("a") == full
         assert read_state(tmp_path / "var", "a") == full
         assert read_state(tmp_path / "var", "b") is None
     assert read_state(tmp_path / "nowhere", "a") is None
@@ -115,12 +115,12 @@ async def test_state_and_past_come_back_as_they_were(tmp_path: Path) -> None:
 
 async def test_the_past_is_moved_along_when_the_clock_was_set_back(tmp_path: Path) -> None:
     state = ClusterState()
-    async with open_journal(tmp_path, decisions=100) as journal:
+    async with open_state_store(tmp_path, decisions=100) as store:
         for at in (0, 10, 20, -3580, -3570, 15, 5):
             observation = Observation(NOW + timedelta(seconds=at), 3, 3, {"load": Reading(300.0, NOW)})
             state, decision = step(spec("a", lookback=timedelta(hours=2)), state, observation)
-            await journal.save("a", state, Record(state.past[-1], decision))
-        loaded = await journal.load("a")
+            await store.save("a", state, Record(state.past[-1], decision))
+        loaded = await store.load("a")
     assert loaded == state
     assert rebase(state, timedelta(0)) == state
 
@@ -250,27 +250,27 @@ def test_what_is_no_record_is_refused_with_the_place(text: str, problem: str) ->
 
 
 async def test_decisions_are_given_newest_first_and_pruned(tmp_path: Path) -> None:
-    async with open_journal(tmp_path, decisions=20) as journal:
+    async with open_state_store(tmp_path, decisions=20) as store:
         for number in range(100):
             at = NOW + timedelta(seconds=number)
-            await journal.save("a", a_state(at), a_record(at))
-        await journal.save("b", a_state(), a_record(cluster="b"))
-        records = await journal.records("a", 5)
+            await store.save("a", a_state(at), a_record(at))
+        await store.save("b", a_state(), a_record(cluster="b"))
+        records = await store.records("a", 5)
         assert [(record.decision.at - NOW).total_seconds() for record in records] == [99, 98, 97, 96, 95]
-        records = await journal.records("a", 2, NOW + timedelta(seconds=90.5))
+        records = await store.records("a", 2, NOW + timedelta(seconds=90.5))
         assert [(record.decision.at - NOW).total_seconds() for record in records] == [90, 89]
-        assert 20 <= len(await journal.records("a", 1000)) < 40
-        assert len(await journal.records("b", 1000)) == 1
-        assert await journal.records("c", 1000) == []
+        assert 20 <= len(await store.records("a", 1000)) < 40
+        assert len(await store.records("b", 1000)) == 1
+        assert await store.records("c", 1000) == []
 
 
 async def test_what_waits_is_kept_in_one_transaction(tmp_path: Path) -> None:
-    async with open_journal(tmp_path, decisions=20) as journal:
+    async with open_state_store(tmp_path, decisions=20) as store:
         commits: list[str] = []
-        await journal.call(lambda connection: connection.set_trace_callback(commits.append))
-        await asyncio.gather(*(journal.save(f"c{n}", a_state(), a_record(cluster=f"c{n}")) for n in range(200)))
+        await store.call(lambda connection: connection.set_trace_callback(commits.append))
+        await asyncio.gather(*(store.save(f"c{n}", a_state(), a_record(cluster=f"c{n}")) for n in range(200)))
         assert commits.count("COMMIT") == 1
-        await journal.call(lambda connection: connection.set_trace_callback(None))
+        await store.call(lambda connection: connection.set_trace_callback(None))
 
 
 def fill(connection: sqlite3.Connection) -> None:
@@ -279,25 +279,25 @@ def fill(connection: sqlite3.Connection) -> None:
 
 
 async def test_a_full_disk_is_told_and_nothing_is_kept_by_half(tmp_path: Path) -> None:
-    async with open_journal(tmp_path, decisions=1000) as journal:
-        await journal.save("a", a_state(), a_record())
-        await journal.call(fill)
+    async with open_state_store(tmp_path, decisions=1000) as store:
+        await store.save("a", a_state(), a_record())
+        await store.call(fill)
         with pytest.raises(StoreError, match=r"the disk is full\. Decisions are not acted on until there is space"):
-            await keep_many(journal)
-        assert "disk is full" in journal.failure
-        assert len(await journal.records("new", 1000)) == 0
-        assert await journal.load("new") is None
-        assert await journal.load("a") is not None
-        await journal.call(lambda connection: connection.execute("PRAGMA max_page_count = 1000000"))
-        await keep_many(journal)
-        assert journal.failure == ""
-        assert len(await journal.records("new", 1000)) == 50
+            await keep_many(store)
+        assert "disk is full" in str(store.failure)
+        assert len(await store.records("new", 1000)) == 0
+        assert await store.load("new") is None
+        assert await store.load("a") is not None
+        await store.call(lambda connection: connection.execute("PRAGMA max_page_count = 1000000"))
+        await keep_many(store)
+        assert store.failure is None
+        assert len(await store.records("new", 1000)) == 50
 
 
-async def keep_many(journal: Journal) -> None:
+async def keep_many(store: SqliteStateStore) -> None:
     """All in one transaction, too much for the pages there are."""
     await asyncio.gather(
-        *(journal.save("new", a_state(), a_record(NOW + timedelta(seconds=n), "new")) for n in range(50))
+        *(store.save("new", a_state(), a_record(NOW + timedelta(seconds=n), "new")) for n in range(50))
     )
 
 
@@ -307,39 +307,39 @@ async def keep_many(journal: Journal) -> None:
 async def test_a_file_that_is_no_database_is_refused_with_what_to_do(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
     if not content:
-        async with open_journal(tmp_path, decisions=5) as journal:  # an empty file is a new database
-            assert await journal.load("a") is None
+        async with open_state_store(tmp_path, decisions=5) as store:  # an empty file is a new database
+            assert await store.load("a") is None
         return
     with pytest.raises(StoreError, match=f"{FILE} is damaged .* move the file away"):
-        async with open_journal(tmp_path, decisions=5):
+        async with open_state_store(tmp_path, decisions=5):
             pass
     assert (tmp_path / FILE).read_bytes() == content
 
 
 async def test_damage_in_the_middle_of_the_file_is_an_error_not_a_wrong_state(tmp_path: Path) -> None:
-    async with open_journal(tmp_path, decisions=500) as journal:
+    async with open_state_store(tmp_path, decisions=500) as store:
         for number in range(100):
             at = NOW + timedelta(seconds=number)
-            await journal.save("a", a_state(at), a_record(at))
+            await store.save("a", a_state(at), a_record(at))
     path = tmp_path / FILE
     content = bytearray(path.read_bytes())
     content[4096:] = os.urandom(len(content) - 4096)
     path.write_bytes(content)
-    async with open_journal(tmp_path, decisions=500) as journal:
+    async with open_state_store(tmp_path, decisions=500) as store:
         with pytest.raises(StoreError, match=r"is damaged"):
-            await journal.load("a")
+            await store.load("a")
         with pytest.raises(StoreError, match=r"is damaged"):
-            await journal.save("a", a_state(), a_record())
+            await store.save("a", a_state(), a_record())
     with pytest.raises(StoreError, match=r"is damaged"):
         read_state(tmp_path, "a")
 
 
 async def test_a_state_that_is_not_ours_is_an_error(tmp_path: Path) -> None:
-    async with open_journal(tmp_path, decisions=5) as journal:
-        await journal.save("a", a_state(), a_record())
-        await journal.call(lambda connection: connection.execute("UPDATE cluster SET state = ?", (b'{"at": 5, "x": ',)))
+    async with open_state_store(tmp_path, decisions=5) as store:
+        await store.save("a", a_state(), a_record())
+        await store.call(lambda connection: connection.execute("UPDATE cluster SET state = ?", (b'{"at": 5, "x": ',)))
         with pytest.raises(StoreError, match="the state of cluster 'a' cannot be read"):
-            await journal.load("a")
+            await store.load("a")
 
 
 async def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -347,23 +347,23 @@ async def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Pat
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(StoreError, match="has schema 99, this version knows 1"):
-        async with open_journal(tmp_path, decisions=5):
+        async with open_state_store(tmp_path, decisions=5):
             pass
 
 
 async def test_a_second_daemon_on_the_same_directory_is_refused(tmp_path: Path) -> None:
-    async with open_journal(tmp_path, decisions=5):
+    async with open_state_store(tmp_path, decisions=5):
         with pytest.raises(StoreError, match=rf"in use by another autoscaler \(process {os.getpid()}\)"):
-            async with open_journal(tmp_path, decisions=5):
+            async with open_state_store(tmp_path, decisions=5):
                 pass
-    async with open_journal(tmp_path, decisions=5):
+    async with open_state_store(tmp_path, decisions=5):
         pass
 
 
 async def test_only_our_user_can_read_what_is_kept(tmp_path: Path) -> None:
     directory = tmp_path / "deep" / "var"
-    async with open_journal(directory, decisions=5) as journal:
-        await journal.save("a", a_state(), a_record())
+    async with open_state_store(directory, decisions=5) as store:
+        await store.save("a", a_state(), a_record())
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {0o600}
 
@@ -371,7 +371,7 @@ async def test_only_our_user_can_read_what_is_kept(tmp_path: Path) -> None:
 async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be used for state: Not a directory"):
-        async with open_journal(tmp_path / "file" / "var", decisions=5):
+        async with open_state_store(tmp_path / "file" / "var", decisions=5):
             pass
 
 

@@ -97,7 +97,7 @@ def test_what_is_not_installed_is_named_with_what_to_do(
     assert run(parsed("--engine", engine, "--no-plot", "--output", str(tmp_path / "out"))) == 1
     said = capsys.readouterr().out
     assert package in said
-    assert "pip install 'reactive-autoscaler[" in said or "apt-get install openjdk-17-jdk-headless" in said
+    assert "pip install '.[" in said or "apt-get install openjdk-17-jdk-headless" in said
 
 
 MOMENT = Moment(51.0, 240.0, "surge", 48.0, 204, 3, 1, "3 [are] needed", ("46 s: 1 -> 3 workers",))

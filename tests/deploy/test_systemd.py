@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autoscaler.config.frame import LONGEST_TIMEOUT
-from autoscaler.daemon.connections import OPENING
+from autoscaler.config.sections import LONGEST_TIMEOUT
+from autoscaler.daemon.connections import CONNECT_TIMEOUT
 from autoscaler.daemon.controller import SCALE_TIMEOUT
-from autoscaler.daemon.sd_notify import LOOK
+from autoscaler.daemon.sd_notify import POLL_INTERVAL
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "systemd"
 UNIT = "autoscaler.service"
@@ -110,8 +110,8 @@ def seconds(text: str) -> float:
 
 def test_the_times_fit_the_daemon_s() -> None:
     service = settings(UNIT)
-    assert seconds(service["WatchdogSec"]) >= 2 * LOOK
-    assert seconds(service["TimeoutStartSec"]) > 2 * OPENING
+    assert seconds(service["WatchdogSec"]) >= 2 * POLL_INTERVAL
+    assert seconds(service["TimeoutStartSec"]) > 2 * CONNECT_TIMEOUT
     assert seconds(service["TimeoutStopSec"]) > SCALE_TIMEOUT + LONGEST_TIMEOUT.total_seconds()
 
 

@@ -281,7 +281,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
         ((many, "--cluster", "order"), "'order' is no cluster of"),
         (
             (config, "--set", "main.reserve=much"),
-            "policies.main.reserve: expected a number, not a text",
+            "policies.main.reserve: expected a number, not a string",
         ),
         (
             (config, "--set", "main.reserv=1"),

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from autoscaler.core.model import Decision, Observation, Reading, Reason
-from autoscaler.daemon.compression import pack
+from autoscaler.daemon.compression import compress
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.ingest_follow import Batch, Follower, FollowError, Following, together, url, waiting_of
 from autoscaler.history.ingest_records import Imported
@@ -41,7 +41,7 @@ def packed(directory: Path, hour: datetime, *more: bytes) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     plain = directory / f"{hour:%Y-%m-%dT%H}.jsonl"
     plain.write_bytes(b"".join([*lines(directory.parent.name, hour), *more]))
-    pack(plain, threading.Event())
+    compress(plain, threading.Event())
     return plain.with_name(f"{plain.name}.gz")
 
 

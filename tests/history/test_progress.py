@@ -90,7 +90,7 @@ def test_of_causes_the_innermost_is_told() -> None:
 
 def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(AutoscalerError, match=r"history needs PySpark: pip install 'reactive-autoscaler\[spark\]'"):
+    with pytest.raises(AutoscalerError, match=r"history needs PySpark: pip install '\.\[spark\]'"):
         spark_options.needed("history")
 
 

@@ -20,8 +20,8 @@ from autoscaler.config.load import load
 from autoscaler.config.model import Config
 from autoscaler.core.model import ClusterState, Decision, NamedPolicy, Observation, Reason, Recommendation, View
 from autoscaler.core.step import step
-from autoscaler.daemon.connections import Connections
-from autoscaler.daemon.observer import Edges, Observer
+from autoscaler.daemon.connections import ClusterConnections, Connections
+from autoscaler.daemon.observer import Observer
 from tests.sources.prometheus_server import EVALUATED, at, vector
 from tests.sources.test_spark_server import APP, FakeSpark, broken, drip, huge, refusing
 
@@ -170,7 +170,7 @@ async def watched(world: World, cluster: str) -> AsyncIterator[Watched]:
     known = config.clusters[cluster]
     connections = Connections()
     try:
-        edges = Edges(config, known, connections)
+        edges = ClusterConnections(config, known, connections)
         await connections.tried()
         yield Watched(Observer(known, edges, lambda: world.now), known.spec)
     finally:

@@ -118,7 +118,7 @@ def test_a_step_is_some_of_the_plants(seconds: float) -> None:
 def test_without_numpy_it_says_which_extra_to_install() -> None:
     code = "import sys; sys.modules['numpy'] = None; import autoscaler.simulation.optimum"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "the optimum needs numpy: pip install 'reactive-autoscaler[simulate]'" in found.stderr
+    assert "the optimum needs numpy: pip install '.[simulate]'" in found.stderr
 
 
 def test_simulating_needs_no_numpy() -> None:

@@ -285,7 +285,7 @@ async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "jmespath", None)
     Query("not [ an expression")  # nobody can tell
     async with LocalShared() as shared:
-        with pytest.raises(PluginError, match=r"pip install 'reactive-autoscaler\[http\]'"):
+        with pytest.raises(PluginError, match=r"pip install '\.\[http\]'"):
             async with Http("http://host/").connect(shared):
                 pass
 

@@ -501,6 +501,6 @@ async def test_without_the_package_the_error_names_what_to_install(monkeypatch: 
     monkeypatch.setitem(sys.modules, "aiokafka", None)
     monkeypatch.delitem(sys.modules, "autoscaler.clients.kafka", raising=False)
     async with LocalShared() as shared:
-        with pytest.raises(PluginError, match=r"pip install 'reactive-autoscaler\[kafka\]'"):
+        with pytest.raises(PluginError, match=r"pip install '\.\[kafka\]'"):
             async with Kafka("kafka:9092").connect(shared):
                 pass

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from autoscaler.ports import RefusedError
-from autoscaler.targets.advice import Null
+from autoscaler.targets.advice import Advice
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class Nothing:
 
 
 async def test_advice_counts_as_taken() -> None:
-    async with Null(size=2).connect(Nothing()) as target:
+    async with Advice(size=2).connect(Nothing()) as target:
         assert ((await target.describe()).desired, (await target.describe()).ready) == (2, 2)
         await target.scale(5)
         status = await target.describe()
@@ -29,7 +29,7 @@ async def test_advice_counts_as_taken() -> None:
 
 
 async def test_without_following_the_size_stays_as_configured() -> None:
-    async with Null(size=2, follow=False).connect(Nothing()) as target:
+    async with Advice(size=2, follow=False).connect(Nothing()) as target:
         await target.scale(5)
         status = await target.describe()
     assert (status.desired, status.ready) == (2, 2)
@@ -38,7 +38,7 @@ async def test_without_following_the_size_stays_as_configured() -> None:
 
 async def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="0 or more"):
-        Null(size=-1)
-    async with Null().connect(Nothing()) as target:
+        Advice(size=-1)
+    async with Advice().connect(Nothing()) as target:
         with pytest.raises(RefusedError):
             await target.scale(-1)

@@ -789,7 +789,7 @@ async def test_questions_about_single_groups_take_turns(
 
 async def test_without_boto3_the_extra_is_named(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
-    with pytest.raises(PluginError, match=r"pip install 'reactive-autoscaler\[aws\]'"):
+    with pytest.raises(PluginError, match=r"pip install '\.\[aws\]'"):
         async with connected(AwsAsg("group", **parameters)):
             pass
 

@@ -244,7 +244,7 @@ def test_a_directory_without_flink_is_refused(tmp_path: Path) -> None:
 
 def test_a_flink_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(RefusedError, match=r"pip install 'reactive-autoscaler\[flink-test\]' or set flink_home"):
+    with pytest.raises(RefusedError, match=r"set flink_home, or pip install '\.\[flink-test\]'"):
         flink_home()
 
 

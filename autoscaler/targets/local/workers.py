@@ -21,6 +21,7 @@ from pathlib import Path
 
 import aiohttp
 
+from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, UnavailableError
 from autoscaler.targets.local.pool import Place
 
@@ -275,8 +276,8 @@ def spark_home(named: str = "") -> Path:
             import pyspark  # noqa: PLC0415 - it belongs to an extra
         except ImportError as error:
             raise RefusedError(
-                "spark_home is not given and the package pyspark is not installed; say "
-                "pip install 'reactive-autoscaler[spark]' or set spark_home"
+                "spark_home is not given and the package pyspark is not installed; set spark_home, or "
+                f"{install_hint('spark')}"
             ) from error
         home = Path(pyspark.__file__).parent
     if not (home / "bin" / "spark-class").is_file():
@@ -297,8 +298,8 @@ def flink_home(named: str = "") -> Path:
         found = importlib.util.find_spec("pyflink")
         if found is None or not found.submodule_search_locations:
             raise RefusedError(
-                "flink_home is not given and the package apache-flink-libraries is not installed; say "
-                "pip install 'reactive-autoscaler[flink-test]' or set flink_home"
+                "flink_home is not given and the package apache-flink-libraries is not installed; set flink_home, or "
+                f"{install_hint('flink-test')}"
             )
         home = Path(next(iter(found.submodule_search_locations)))
     for part in ("lib/flink-dist*.jar", "bin/bash-java-utils.jar"):

@@ -24,7 +24,7 @@ _CORE: dict[str, Any] = {item.name: item.default for item in fields(ClusterSpec)
 
 
 @dataclass(frozen=True)
-class MetricFrame:
+class MetricSection:
     """One metric: where it comes from; every further key belongs to the source's query.
 
     Attributes:
@@ -35,7 +35,7 @@ class MetricFrame:
 
 
 @dataclass(frozen=True)
-class ClusterFrame:
+class ClusterSection:
     """One cluster: what is scaled, what it is decided by, and within which limits.
 
     Attributes:
@@ -71,7 +71,7 @@ class ClusterFrame:
     engine: Annotated[EnginePlugin, Plugin(Kind.ENGINE)] | None = None
     slots_per_replica: int = _CORE["slots_per_replica"]
     partitions: int | None = None
-    metrics: Mapping[str, MetricFrame] = field(default_factory=dict)
+    metrics: Mapping[str, MetricSection] = field(default_factory=dict)
     up: Behaviour = _CORE["up"]
     down: Behaviour = _CORE["down"]
     settle: SettleSpec = _CORE["settle"]
@@ -82,7 +82,7 @@ class ClusterFrame:
 
 
 @dataclass(frozen=True)
-class FileFrame:
+class FileSections:
     """The configuration of the autoscaler.
 
     Attributes:
@@ -91,6 +91,6 @@ class FileFrame:
         daemon: settings of the daemon itself.
     """
 
-    clusters: Mapping[str, ClusterFrame]
+    clusters: Mapping[str, ClusterSection]
     sources: Mapping[str, Annotated[SourcePlugin, Plugin(Kind.SOURCE)]] = field(default_factory=dict)
     daemon: DaemonSpec = DaemonSpec(directory=Path(DIRECTORY))  # noqa: RUF009 - it is frozen

@@ -1,0 +1,125 @@
+"""`autoscaler check`: validates a configuration, with `--online` also what it connects to."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+
+from autoscaler.cli.configuration import load_live
+from autoscaler.cli.options import Commands, config_argument, json_option
+from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_json, say, table
+from autoscaler.config.model import Config
+from autoscaler.core.explain import count_of, readings
+from autoscaler.daemon.one_shot import Checked, check
+from autoscaler.ports import ConfigurationError, Severity
+from autoscaler.trace.codec import to_json
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("check", description="Validate a configuration.")
+    config_argument(parser)
+    parser.add_argument(
+        "--online", action="store_true", help="also connect everything, read every metric once, and examine the jobs"
+    )
+    json_option(parser)
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    try:
+        config = load_live(arguments.config)
+    except ConfigurationError as error:
+        if arguments.json:
+            print_json({"ok": False, "problems": list(error.problems)})
+            return USAGE
+        raise
+    if arguments.online:
+        return _online(config, as_json=arguments.json)
+    names = sorted(config.clusters)
+    if arguments.json:
+        print_json({"ok": True, "problems": [], "warnings": list(config.warnings), "clusters": names})
+    else:
+        say(*(f"warning: {warning}" for warning in config.warnings))
+        say(f"{config.path} is valid: {count_of(len(names), 'cluster')}: {', '.join(names)}")
+    return OK
+
+
+def _online(config: Config, *, as_json: bool) -> int:
+    log_nothing()
+    checked = asyncio.run(check(config))
+    ok = not any(_failed(checked, name) for name in checked.untrusted) and not any(
+        examined.error or any(finding.severity is Severity.ERROR for finding in examined.findings)
+        for examined in checked.examined
+    )
+    if as_json:
+        print_json(_json(config, checked, ok=ok))
+    else:
+        _show(config, checked)
+    return OK if ok else FAILED
+
+
+def _failed(checked: Checked, cluster: str) -> set[str]:
+    """What could not be read there; what only has no value yet is not a failure."""
+    return set(checked.untrusted[cluster]) - checked.awaited[cluster]
+
+
+def _show(config: Config, checked: Checked) -> None:
+    say(*(f"warning: {warning}" for warning in config.warnings))
+    rows = []
+    for name, observation in checked.observations.items():
+        untrusted, awaited = checked.untrusted[name], checked.awaited[name]
+        shown = dict(readings(observation))
+        for what, text in shown.items():
+            problem = untrusted.get(what)
+            rows.append((name, what, "failed" if problem else "ok", problem or text))
+        for what, why in untrusted.items():
+            if what not in shown:
+                rows.append((name, what, "not yet" if what in awaited else "failed", why))
+        rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
+    table(("cluster", "what", "result", ""), rows)
+    for examined in checked.examined:
+        if examined.error:
+            say("", f"ERROR: {examined.part} of cluster {examined.cluster} could not be examined: {examined.error}")
+        for finding in examined.findings:
+            say(
+                "",
+                f"{finding.severity.upper()}: {finding.subject} ({examined.part} of cluster {examined.cluster})",
+                hang("  problem: ", finding.problem),
+                hang("  cost:    ", finding.cost),
+                hang("  remedy:  ", finding.remedy),
+            )
+    findings = sum(len(examined.findings) for examined in checked.examined)
+    failed = sum(len(_failed(checked, name)) for name in checked.untrusted)
+    say(
+        "",
+        f"{count_of(len(config.clusters), 'cluster')}, {count_of(failed, 'reading')} failed, "
+        f"{count_of(findings, 'finding')}.",
+    )
+
+
+def _json(config: Config, checked: Checked, *, ok: bool) -> object:
+    return {
+        "ok": ok,
+        "warnings": list(config.warnings),
+        "clusters": {
+            name: {
+                "observation": to_json(observation),
+                "doubts": checked.untrusted[name],
+                "awaited": sorted(checked.awaited[name]),
+                "remarks": list(checked.remarks[name]),
+            }
+            for name, observation in checked.observations.items()
+        },
+        "examined": [
+            {
+                "cluster": examined.cluster,
+                "part": examined.part,
+                "error": examined.error,
+                "findings": [dataclasses.asdict(finding) for finding in examined.findings],
+            }
+            for examined in checked.examined
+        ],
+    }

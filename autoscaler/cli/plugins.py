@@ -1,0 +1,131 @@
+"""`autoscaler plugins`: what is installed, and the keys of one plug-in."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from autoscaler import plugins
+from autoscaler.cli.options import Commands, json_option
+from autoscaler.cli.output import FAILED, OK, print_json, say, table
+from autoscaler.config.build import usable
+from autoscaler.config.keys import Key, keys
+from autoscaler.plugins import Description, Kind, Parameter
+from autoscaler.ports import AutoscalerError
+
+_WORDS = ("required", "none", "as below")  # defaults that are not written so
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "plugins", description="List the installed policies, sources, engines and targets, or describe one of them."
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="describe this one, with all its keys")
+    output = parser.add_mutually_exclusive_group()
+    json_option(output)
+    output.add_argument("--markdown", action="store_true", help="print the keys of NAME as Markdown tables")
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    if arguments.markdown and arguments.name is None:
+        raise AutoscalerError("--markdown describes one plug-in: give its NAME")
+    found = plugins.installed()
+    if arguments.name is not None:
+        found = _named(arguments.name, found)
+    if arguments.json:
+        print_json([_json(plugin) for plugin in found])
+        return OK
+    if arguments.markdown:
+        say("\n\n".join("\n".join(_markdown(plugin, titled=len(found) > 1)) for plugin in found))
+    elif arguments.name is not None:
+        for number, plugin in enumerate(found):
+            say(*([""] if number else []))
+            _show(plugin)
+    else:
+        rows = [
+            (
+                plugin.kind.noun,
+                plugin.name,
+                f"{plugin.package} {plugin.version}",
+                plugin.problem or plugin.summary,
+                ", ".join(
+                    parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
+                    for parameter in plugin.parameters
+                )
+                or "-",
+            )
+            for plugin in found
+        ]
+        table(("kind", "name", "package", "what it does", "parameters"), rows)
+    return FAILED if any(plugin.problem for plugin in found) else OK
+
+
+def _named(name: str, installed: Sequence[Description]) -> list[Description]:
+    found = [plugin for plugin in installed if name in (plugin.name, *plugin.former_names)]
+    if not found:
+        known = sorted({plugin.name for plugin in installed})
+        close = plugins.guess(name, known)
+        raise AutoscalerError(f"no plug-in is called {name!r}; installed: {', '.join(known)}{close}")
+    return found
+
+
+def _show(plugin: Description) -> None:
+    head = f"{plugin.kind.noun} {plugin.name} ({plugin.package} {plugin.version})"
+    former = f" (formerly {', '.join(plugin.former_names)})" if plugin.former_names else ""
+    say(f"{head}: {plugin.problem or plugin.summary}{former}")
+    for title, part in _parts(plugin):
+        say("")
+        table((title, "default", "takes", "meaning"), [(key.path, key.default, key.takes, key.meaning) for key in part])
+
+
+def _markdown(plugin: Description, *, titled: bool) -> Iterator[str]:
+    if plugin.problem:
+        raise AutoscalerError(plugin.problem)
+    if titled:
+        yield from (f"The {plugin.kind.noun} `{plugin.name}`:", "")
+    parts = list(_parts(plugin))
+    if not parts:
+        yield "No parameters."
+    for number, (title, part) in enumerate(parts):
+        yield from [""] if number else []
+        yield f"| {title} | type | default | description |"
+        yield "|---|---|---|---|"
+        for key in part:
+            default = key.default if key.default in _WORDS else f"`{key.default}`"
+            cells = (f"`{key.path}`", key.takes, default, key.meaning)
+            yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _parts(plugin: Description) -> Iterator[tuple[str, list[Key]]]:
+    """The keys of a plug-in, and those of a metric if it is a source."""
+    if plugin.problem:
+        return
+    cls = usable(plugins.load(plugin.kind, plugin.name), plugin.kind)
+    parts = [("key", list(keys(cls)))]
+    if plugin.kind is Kind.SOURCE:
+        parts.append(("key of a metric", list(keys(cls.Query))))
+    yield from ((title, found) for title, found in parts if found)
+
+
+def _json(plugin: Description) -> dict[str, Any]:
+    return {
+        "kind": plugin.kind.noun,
+        "name": plugin.name,
+        "former_names": list(plugin.former_names),
+        "package": plugin.package,
+        "version": plugin.version,
+        "reference": plugin.reference,
+        "summary": plugin.summary,
+        "problem": plugin.problem,
+        "parameters": [_parameter(parameter) for parameter in plugin.parameters],
+        "query": [_parameter(parameter) for parameter in plugin.query],
+    }
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    return {**dataclasses.asdict(parameter), "required": parameter.default is None}

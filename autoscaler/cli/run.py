@@ -1,0 +1,37 @@
+"""`autoscaler run`: the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+
+from autoscaler.cli.options import Commands, config_argument
+
+
+def register(commands: Commands) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "run",
+        description="Run the daemon until it is stopped. SIGTERM and SIGINT stop it between two ticks, a second one "
+        "at once; SIGHUP reloads the configuration.",
+    )
+    config_argument(parser)
+    parser.add_argument("--dry-run", action="store_true", help="decide and record everything, but call no target")
+    parser.set_defaults(command=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command. Returns the exit code."""
+    # Blocked until the daemon handles them: a reload must not end the process, nor a stop look like a failure.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+    try:
+        from autoscaler.cli.configuration import load_live  # noqa: PLC0415 - takes long: after the signals are blocked
+        from autoscaler.daemon.logging import setup  # noqa: PLC0415
+        from autoscaler.daemon.service import serve  # noqa: PLC0415
+
+        config = load_live(arguments.config)
+        setup(config.daemon.log)
+        return asyncio.run(serve(config, lambda: load_live(arguments.config), dry_run=arguments.dry_run))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

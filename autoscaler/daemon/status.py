@@ -1,0 +1,80 @@
+"""What the HTTP endpoints, the metrics and the service manager see of a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from autoscaler.daemon.controller import Controller
+from autoscaler.ports import Record
+
+_MAX_NAMED = 5
+
+
+class DaemonStatus(Protocol):
+    """The state of a daemon, to be read only."""
+
+    @property
+    def controllers(self) -> Mapping[str, Controller]:
+        """The controllers by the names of their clusters."""
+        ...
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether no target is called."""
+        ...
+
+    @property
+    def loaded_at(self) -> datetime:
+        """When the configuration was last loaded."""
+        ...
+
+    @property
+    def reload_problems(self) -> Sequence[str]:
+        """The problems of the configuration at the last reload; empty when it was accepted."""
+        ...
+
+    @property
+    def store_failure(self) -> str | None:
+        """Why the last state could not be persisted, or None."""
+        ...
+
+    @property
+    def history_failure(self) -> str | None:
+        """Why the last decision could not be written to the history, or None."""
+        ...
+
+    def utc(self) -> datetime:
+        """The time."""
+        ...
+
+    async def records(self, cluster: str, limit: int, until: datetime | None) -> list[Record]:
+        """The last decisions of a cluster, newest first. Raises StoreError."""
+        ...
+
+
+def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
+    """Whether the daemon is alive, and the state of the clusters in one line.
+
+    It is alive if the ticks of at least one cluster finish: one failing cluster does not trigger a restart.
+
+    Args:
+        status: of the daemon.
+        now: the loop's time.
+    """
+    controllers = status.controllers.values()
+    overdue = {c.name for c in controllers if c.overdue(now)}
+    waiting = {c.name for c in controllers if c.decision is None} - overdue
+    failing = sorted(overdue | {c.name for c in controllers if c.problem and c.name not in waiting})
+    parts = [f"{len(controllers)} cluster{'' if len(controllers) == 1 else 's'}"]
+    if status.dry_run:
+        parts[0] += " (dry run)"
+    if waiting:
+        parts.append(f"{len(waiting)} not observed yet")
+    if failing:
+        more = ", …" if len(failing) > _MAX_NAMED else ""
+        parts.append(f"{len(failing)} failing: {', '.join(failing[:_MAX_NAMED])}{more}")
+    if status.reload_problems:
+        parts.append("new configuration invalid, the previous one stays in use")
+    return len(overdue) < len(controllers) or not controllers, "; ".join(parts)
