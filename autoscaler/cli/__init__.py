@@ -123,15 +123,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
         demo.add_arguments(sub)
 
-    sub = command("simulate", _simulate, "try a configuration on a simulated cluster under a load")
-    if "simulate" in arguments:
-        typed.simulate(sub)
+    from autoscaler.cli import benchmark, replay, simulate
 
-    sub = command("replay", _replay, "tell what a configuration would have decided about what was recorded")
-    if "replay" in arguments:
-        typed.replay(sub)
-
-    _benchmark_options(command("benchmark", _benchmark, "compare policies on simulated clusters"), arguments)
+    for module in (simulate, replay, benchmark):
+        module.register(commands)
     _on_spark(command, arguments)
     return parser
 
@@ -640,12 +635,6 @@ def _demo(arguments: argparse.Namespace) -> int:
     return int(demo.run(arguments))
 
 
-def _simulate(arguments: argparse.Namespace) -> int:
-    from autoscaler.cli import simulate
-
-    return simulate.run(arguments)
-
-
 def _history(arguments: argparse.Namespace) -> int:
     from autoscaler.cli import history
 
@@ -668,22 +657,3 @@ def _tune(arguments: argparse.Namespace) -> int:
     from autoscaler.cli import tune
 
     return tune.run(arguments)
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from autoscaler.cli import replay
-
-    return replay.run(arguments)
-
-
-def _benchmark_options(sub: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    if "benchmark" in arguments:
-        from autoscaler.cli import benchmark
-
-        benchmark.add_arguments(sub)
-
-
-def _benchmark(arguments: argparse.Namespace) -> int:
-    from autoscaler.cli import benchmark
-
-    return benchmark.run(arguments)

@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from autoscaler.simulation.baselines import BASELINES
-from autoscaler.simulation.benchmark import LOW, Means, Row, Timeline
+from autoscaler.simulation.benchmark import LOW_VIOLATION, Means, Row, Timeline
 from autoscaler.simulation.plant import PLANTS
 
 _OURS, _ORACLE, _OTHERS = "#1e8449", "#7d3c98", "#2471a3"
@@ -59,7 +59,7 @@ def costs(found: Sequence[Means], path: Path) -> None:
         rows, columns, figsize=(6.6 * columns, 4.9 * rows), squeeze=False, layout="constrained", sharey=True
     )
     panels = list(grid.flat)
-    most = max([one.violation for one in found] + [10 * LOW])
+    most = max([one.violation for one in found] + [10 * LOW_VIOLATION])
     here = [[one for one in found if one.plant == plant and one.cost is not None] for plant in plants]
     for axes, plant, some in zip(panels, plants, here, strict=False):
         _panel(axes, plant, some, most)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autoscaler import config
-from autoscaler.config.document import Node
-from autoscaler.config.model import Cluster, Config
 from autoscaler.plugins import guess
 from autoscaler.ports import ConfigurationError
+
+if TYPE_CHECKING:
+    from autoscaler.config.document import Node
+    from autoscaler.config.model import Cluster, Config
 
 UNUSED = "not-set-and-not-used-offline"
 """What stands for an environment variable that is not set: nobody is ever shown it."""
@@ -39,6 +41,8 @@ def load(path: Path, root: Node | None = None) -> Config:
     Raises:
         ConfigurationError: it is not usable.
     """
+    from autoscaler import config  # noqa: PLC0415 - modules that only register options need no pydantic
+
     return config.load(path, _Environment(), root)
 
 

@@ -15,7 +15,7 @@ from autoscaler.simulation.plant import START, STEP
 from autoscaler.simulation.scoring import ages, needed
 
 if TYPE_CHECKING:
-    from autoscaler.cli.simulate import Setup
+    from autoscaler.cli.simulate_setup import Setup
 
 _OFFERED, _DONE, _WORKERS, _NEEDED, _LATE = "#7f8c8d", "#2471a3", "#1e8449", "#212f3d", "#c0392b"
 _UP, _DOWN = "#d35400", "#6c3483"
@@ -60,7 +60,7 @@ def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) ->
             axes.spines[side].set_visible(False)
 
     offered = [records / STEP for records in track.arrivals]
-    able = [run.one * size**plant.gamma for size in track.running]
+    able = [run.rate_per_worker * size**plant.gamma for size in track.running]
     rates.fill_between(hours, offered, step="post", color=_OFFERED, alpha=0.25, linewidth=0)
     rates.step(hours, offered, where="post", color=_OFFERED, linewidth=1, label="offered")
     rates.step(hours, able, where="post", color=_DONE, linewidth=1.5, label="what the workers can process")
@@ -71,7 +71,7 @@ def draw(prepared: Setup, run: Run, rescales: Sequence[Decision], path: Path) ->
     workers.step(hours, track.billed, where="post", color=_WORKERS, linewidth=1.5, label="paid for")
     workers.step(
         hours,
-        needed(track.arrivals, run.one, plant.gamma),
+        needed(track.arrivals, run.rate_per_worker, plant.gamma),
         where="post",
         color=_NEEDED,
         linewidth=1,

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autoscaler.trace.format import PACKED, SUFFIX, same
+from autoscaler.trace.format import COMPRESSED_SUFFIX, SUFFIX, same_content
 
 log = logging.getLogger("autoscaler.daemon.history")
 
@@ -98,7 +98,7 @@ def pack(path: Path, ending: threading.Event) -> None:
         OSError: it cannot be read, or its packed form not be written; then nothing has changed.
     """
     packed = packed_name(path)
-    if packed.exists() and not same(path, packed):
+    if packed.exists() and not same_content(path, packed):
         packed = packed_name(_another(path))
     # If it exists now, a kill came before the plain one was removed.
     if packed.exists() or _write(path, packed, ending):
@@ -145,5 +145,5 @@ def _sync(directory: Path) -> None:
 
 def forget_parts(directory: Path) -> None:
     """Remove what a kill has left half packed. Raises OSError."""
-    for part in directory.glob(f".*{PACKED}{_PART}"):
+    for part in directory.glob(f".*{COMPRESSED_SUFFIX}{_PART}"):
         part.unlink(missing_ok=True)

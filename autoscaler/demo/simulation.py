@@ -48,7 +48,7 @@ class Measured:
     """What a run tells of its workers: rates and times, all of them from before the lag was at its highest.
 
     Attributes:
-        one: records/s of a worker with more to do than it can, before more of them were asked for.
+        rate_per_worker: records/s of a worker with more to do than it can, before more of them were asked for.
         startup: seconds from the request for more until they were up.
         joined: seconds from then until the job had their slots.
         cold: seconds from then until the first batch was committed in which all of them had processed a record. It
@@ -56,7 +56,7 @@ class Measured:
         shortest: seconds of a batch with little in it, before the load rose; of any one if none ended until then.
     """
 
-    one: float
+    rate_per_worker: float
     startup: float
     joined: float
     cold: float
@@ -87,7 +87,7 @@ def measure(run: Run, batch: float) -> Measured | None:
     if math.inf in (ready, joined, used) or not done:
         return None
     return Measured(
-        one=done / (up.at - begin) / up.before,
+        rate_per_worker=done / (up.at - begin) / up.before,
         startup=ready - up.at,
         joined=max(0.0, joined - ready),
         cold=max(0.0, used - max(joined, ready)),
@@ -107,7 +107,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         window: seconds over which the source averages.
         phase: seconds from the load's beginning, or from any whole number of intervals after it, until a decision.
     """
-    plant = Plant(_plant(measured), measured.one * TICK / STEP, 0, spec.limits.minimum)
+    plant = Plant(_plant(measured), measured.rate_per_worker * TICK / STEP, 0, spec.limits.minimum)
     query = _Query(Pace(batch, 10 * PARTITIONS), window, measured.shortest)
     state = ClusterState()
     arrivals: list[Arrival] = []
@@ -157,7 +157,7 @@ def beside(run: Run, spec: ClusterSpec, batch: float, window: float) -> Mapping[
     phase = run.rescales[0].at % spec.interval.total_seconds()
     found = summary(simulate(spec, run.load, measured, batch, window, phase))
     return {
-        "one_worker_per_s": round(measured.one, 1),
+        "one_worker_per_s": round(measured.rate_per_worker, 1),
         "start_up_s": round(measured.startup, 1),
         "joined_after_s": round(measured.joined, 1),
         "cold_s": round(measured.cold, 1),

@@ -23,7 +23,7 @@ from autoscaler.history.backtest_job import arrived, known, slots, trials
 from autoscaler.history.session import session
 from autoscaler.plugins import Kind, load
 from autoscaler.simulation.plant import PLANTS
-from autoscaler.simulation.trial import Case, Variant, offered, tried
+from autoscaler.simulation.trial import Case, Variant, day_load, run_trial
 from autoscaler_policies.adaptive import forecast
 
 DAYS = int(os.environ.get("AUTOSCALER_BENCH_DAYS", "16"))
@@ -72,8 +72,8 @@ def test_days_tried_in_a_minute_by_each_core() -> None:
         for _ in range(ALONE):
             # A process's own time: on a busy machine it does not matter who else is at work.
             begin = time.process_time()
-            one = offered("x", row["slots"], row["rates"], 75.0)
-            done = tried(cases[row["cluster"]], cases[row["cluster"]].variants[0], one, midnight, 1)
+            one = day_load("x", row["slots"], row["rates"], 75.0)
+            done = run_trial(cases[row["cluster"]], cases[row["cluster"]].variants[0], one, midnight, 1)
             alone.append(time.process_time() - begin)
         begin = time.perf_counter()
         first = [replace(one, days=one.days[:1]) for one in found]

@@ -20,7 +20,7 @@ from autoscaler.ports import AutoscalerError
 
 SHORT = 110.0
 WINDOW = 10.0
-WORKERS = Measured(one=19.0, startup=6.0, joined=4.0, cold=2.0, shortest=1.0)
+WORKERS = Measured(rate_per_worker=19.0, startup=6.0, joined=4.0, cold=2.0, shortest=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def test_the_lag_is_what_the_workers_leave_until_there_are_more(run: Run) -> Non
     helped = up + WORKERS.startup + WORKERS.joined + WORKERS.cold
     assert result["last_new_worker_first_task_s"] == pytest.approx(helped, abs=0.5)
     # Nothing is done while the first batch waits for its cold workers.
-    expected = (46 - WORKERS.one) * (helped - rise) + WORKERS.one * WORKERS.cold
+    expected = (46 - WORKERS.rate_per_worker) * (helped - rise) + WORKERS.rate_per_worker * WORKERS.cold
     assert result["peak_lag"] == pytest.approx(expected, rel=0.05)
 
 
 def test_a_run_tells_what_its_workers_are(run: Run) -> None:
     found = measure(run, BATCH)
     assert found is not None
-    assert found.one == pytest.approx(WORKERS.one, rel=0.03)
+    assert found.rate_per_worker == pytest.approx(WORKERS.rate_per_worker, rel=0.03)
     assert found.startup == pytest.approx(WORKERS.startup, abs=0.3)
     assert found.joined == pytest.approx(WORKERS.joined, abs=0.3)
     # The batch that waited has something left to do then.
@@ -78,7 +78,7 @@ def test_workers_that_take_longer_to_come_cost_lag_and_time(spec: ClusterSpec, r
 
 
 def test_it_gives_up_waiting_for_a_query_that_never_catches_up(spec: ClusterSpec) -> None:
-    result = summary(simulate(spec, surge(SHORT), replace(WORKERS, one=1.0), BATCH, WINDOW))
+    result = summary(simulate(spec, surge(SHORT), replace(WORKERS, rate_per_worker=1.0), BATCH, WINDOW))
     assert not result["ok"]
     assert result["lost"] > 0
     assert result["drained_after_s"] is None
@@ -130,7 +130,7 @@ def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSp
     assert found["peak_lag"] == pytest.approx(real["peak_lag"], rel=0.1)
     assert found["drained_after_s"] == pytest.approx(real["drained_after_s"], rel=0.1)
     assert (found["scale_ups"], found["scale_downs"]) == (1, 1)
-    assert found["one_worker_per_s"] == pytest.approx(WORKERS.one, rel=0.03)
+    assert found["one_worker_per_s"] == pytest.approx(WORKERS.rate_per_worker, rel=0.03)
 
 
 def test_it_decides_when_the_daemon_of_the_run_did(spec: ClusterSpec) -> None:
