@@ -117,7 +117,11 @@ def test_an_extra_that_is_missing_is_said_before_anything_is_run(
     import autoscaler.simulation  # noqa: PLC0415
 
     monkeypatch.setitem(sys.modules, module, None)
-    for package, name in ((autoscaler.simulation, "optimum"), (autoscaler.cli, "benchmark_plot")):
+    for package, name in (
+        (autoscaler.simulation, "optimum"),
+        (autoscaler.cli, "benchmark_plot"),
+        (autoscaler, "plot_style"),
+    ):
         monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
         monkeypatch.delattr(package, name, raising=False)
     assert main([*SMALL, "--plot", str(tmp_path / "costs.png")]) == 1

@@ -367,7 +367,7 @@ def test_what_cannot_be_written_is_an_error(config: Path, tmp_path: Path, capsys
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_takes_long(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, expected in (("nowhere/x.png", "there is no folder"), ("x.pdf", "is no PNG file")):
+    for path, expected in (("nowhere/x.png", "there is no directory"), ("x.pdf", "is not a PNG file")):
         assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--plot", tmp_path / path) == 2
         shown = capsys.readouterr()
         assert expected in shown.err

@@ -12,10 +12,10 @@ from autoscaler.config import load
 from autoscaler.core.model import ClusterSpec
 from autoscaler.demo.config import CLUSTER, configuration
 from autoscaler.demo.load import Load, surge
-from autoscaler.demo.processes import Stage
+from autoscaler.demo.processes import Processes
 from autoscaler.demo.result import Run, summary
-from autoscaler.demo.simulation import Measured, beside, measure, sentence, simulate
-from autoscaler.demo.spark.environment import BATCH, SparkScene
+from autoscaler.demo.simulation import Measured, describe_simulation, measure, simulate, simulate_beside
+from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
 from autoscaler.ports import AutoscalerError
 
 SHORT = 110.0
@@ -28,7 +28,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ClusterSpec:
     """The demo's own configuration."""
     work = tmp_path_factory.mktemp("demo")
     try:
-        parts = SparkScene(Stage(work / "logs", work / "workers"), work).parts
+        parts = SparkEnvironment(Processes(work / "logs", work / "workers"), work).parts
     except AutoscalerError as error:
         pytest.skip(str(error))
     path = work / "autoscaler.yaml"
@@ -90,7 +90,7 @@ def test_a_load_that_one_worker_carries_needs_no_more(spec: ClusterSpec) -> None
     assert found.rescales == []
     assert found.drained
     assert measure(found, BATCH) is None
-    assert beside(found, spec, BATCH, WINDOW) is None
+    assert simulate_beside(found, spec, BATCH, WINDOW) is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_nothing_is_measured_when_nothing_was_done_until_there_were_more(run: Ru
 
 
 def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSpec, run: Run) -> None:
-    found, real = beside(run, spec, BATCH, WINDOW), summary(run)
+    found, real = simulate_beside(run, spec, BATCH, WINDOW), summary(run)
     assert found is not None
     # Up to a batch more: until the one that waited is committed, nobody knows that it waits no longer.
     assert found["peak_lag"] == pytest.approx(real["peak_lag"], rel=0.1)
@@ -136,17 +136,19 @@ def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSp
 def test_it_decides_when_the_daemon_of_the_run_did(spec: ClusterSpec) -> None:
     run = simulate(spec, surge(SHORT), WORKERS, BATCH, WINDOW, 1.5)
     assert {each.at % 2 for each in run.rescales} == {1.5}
-    found = beside(run, spec, BATCH, WINDOW)
+    found = simulate_beside(run, spec, BATCH, WINDOW)
     assert found is not None
     assert {each["at"] % 2 for each in found["rescales"]} == {1.5}
 
 
-def test_the_sentence_says_how_far_it_is_from_what_was() -> None:
+def test_the_sentence_has_the_deviation_from_the_real_run() -> None:
     simulated = {"peak_lag": 110, "drained_after_s": 45.0, "scale_ups": 1, "scale_downs": 2}
-    said = sentence({"peak_lag": 100, "drained_after_s": 50.0, "simulated": simulated})
-    assert said == "lag at most 110 records (+10%), back 45 s after the request (-10%), 1 up and 2 down"
-    never = sentence({"peak_lag": 100, "drained_after_s": None, "simulated": {**simulated, "drained_after_s": None}})
-    assert never == "lag at most 110 records (+10%), never back, 1 up and 2 down"
+    said = describe_simulation({"peak_lag": 100, "drained_after_s": 50.0, "simulated": simulated})
+    assert said == "lag at most 110 records (+10%), drained 45 s after the request (-10%), 1 up and 2 down"
+    never = describe_simulation(
+        {"peak_lag": 100, "drained_after_s": None, "simulated": {**simulated, "drained_after_s": None}}
+    )
+    assert never == "lag at most 110 records (+10%), never drained, 1 up and 2 down"
 
 
 def test_a_batch_that_leaves_something_takes_as_long_as_its_records(spec: ClusterSpec) -> None:
