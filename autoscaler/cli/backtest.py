@@ -13,9 +13,10 @@ from autoscaler.cli import spark_options, trials
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, say, table
-from autoscaler.cli.tables import FEW, omitted
+from autoscaler.cli.tables import DEFAULT_ROWS as FEW
+from autoscaler.cli.tables import omitted_rows as omitted
 from autoscaler.core.explain import count_of, format_span
-from autoscaler.simulation.trial import FILLED, Case
+from autoscaler.simulation.trial import MAX_GAP, Case
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -165,7 +166,7 @@ def _nothing(
         worst = [
             f"{one.cluster} {day}: nothing for {format_span(missing)}" for one in found for day, missing in one.left_out
         ]
-        filled = f"up to {format_span(FILLED.total_seconds())} are filled in"
+        filled = f"up to {format_span(MAX_GAP.total_seconds())} are filled in"
         return f"{options.dataset}: has no whole day of {asked}: {'; '.join(worst[:FEW])}; {filled}"
     rows = open_dataset(options.dataset).read(spark, "observations", clusters=sorted(given.names))
     there = rows.where("arrivals is not null").selectExpr("min(date) as first", "max(date) as last").collect()[0]
@@ -224,7 +225,7 @@ def tell_left_out(known: Sequence[Known]) -> None:
         for day, missing in one.left_out
     ]
     if lines:
-        few = format_span(FILLED.total_seconds())
+        few = format_span(MAX_GAP.total_seconds())
         complain(f"{count_of(len(lines), 'day')} left out, in which nothing was recorded for over {few}:")
         complain(*lines[:FEW], *omitted(lines[:FEW], lines, "days"))
 

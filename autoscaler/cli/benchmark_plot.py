@@ -1,4 +1,4 @@
-"""The pictures of the benchmark: cost against violation, and what happened over time."""
+"""The pictures of the benchmark: cost against violation, and timelines."""
 
 from __future__ import annotations
 
@@ -6,34 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoscaler.plugins import install_hint
-
-try:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"pictures need matplotlib: {install_hint('plot')}", name=error.name) from error
+# First: it reports how to install matplotlib.
+from autoscaler.plot_style import BLUE, GREEN, LIGHT_GREY, NAVY, PURPLE, RED, grid, save  # isort: skip
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from autoscaler.simulation.baselines import BASELINES
-from autoscaler.simulation.benchmark import LOW, Means, Row, Timeline
+from autoscaler.simulation.benchmark import LOW_VIOLATION, Means, Row, Timeline
 from autoscaler.simulation.plant import PLANTS
-
-_OURS, _ORACLE, _OTHERS = "#1e8449", "#7d3c98", "#2471a3"
-_NEED, _PAID, _LATE = "#aeb6bf", "#1b4f72", "#c0392b"
-_GRID = "#e5e8e8"
 
 GOOD_COST = 1.25
 GOOD_VIOLATION = 0.005
-"""What is aimed at: a policy in this corner is good."""
+"""A policy in this corner is good."""
 
 _POINTS = 72
 _HIGH, _WIDE = 9.0, 5.0
 """Points of a label's height, and of a letter."""
 _RISES = (-4.0, 5.0, -13.0, 14.0, -22.0, 23.0)
-"""How far above its point a label may stand, the best place first."""
+"""How far above its point a label may be, the best place first."""
 
 Box = tuple[float, float, float, float]
 """Left, right, bottom, top, in points."""
@@ -55,27 +45,23 @@ def costs(found: Sequence[Means], path: Path) -> None:
     plants = list(dict.fromkeys(one.plant for one in found))
     columns = min(len(plants), 2)
     rows = -(-len(plants) // columns)
-    figure, grid = plt.subplots(
+    figure, table = plt.subplots(
         rows, columns, figsize=(6.6 * columns, 4.9 * rows), squeeze=False, layout="constrained", sharey=True
     )
-    panels = list(grid.flat)
-    most = max([one.violation for one in found] + [10 * LOW])
+    panels = list(table.flat)
+    most = max([one.violation for one in found] + [10 * LOW_VIOLATION])
     here = [[one for one in found if one.plant == plant and one.cost is not None] for plant in plants]
     for axes, plant, some in zip(panels, plants, here, strict=False):
         _panel(axes, plant, some, most)
     for axes in panels[len(plants) :]:
         axes.set_visible(False)
     scenarios = max(one.of for one in found)
-    figure.suptitle(
-        f"Cost against violation, {scenarios} loads: lower left is better (rescales/h beside the name)",
-        fontsize=12,
-        fontweight="bold",
-    )
-    figure.canvas.draw()  # where things are is known only then
+    title = f"Cost against violation, {scenarios} loads: lower left is better (rescales/h beside the name)"
+    figure.suptitle(title, fontsize=12, fontweight="bold")
+    figure.canvas.draw()  # positions are known only then
     for axes, some in zip(panels, here, strict=False):
         _labels(axes, some)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-    plt.close(figure)
+    save(figure, path, title, dpi=100)
 
 
 def _panel(axes: Any, plant: str, found: Sequence[Means], most: float) -> None:  # noqa: ANN401 - matplotlib has no types
@@ -92,11 +78,8 @@ def _panel(axes: Any, plant: str, found: Sequence[Means], most: float) -> None: 
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:g} %"))
     axes.yaxis.set_tick_params(labelleft=True)
-    axes.grid(color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.fill_between([axes.get_xlim()[0], GOOD_COST], -0.0004, GOOD_VIOLATION, color=_OURS, alpha=0.12, linewidth=0)
+    grid([axes])
+    axes.fill_between([axes.get_xlim()[0], GOOD_COST], -0.0004, GOOD_VIOLATION, color=GREEN, alpha=0.12, linewidth=0)
     axes.set_xlabel("cost / optimum")
     axes.set_ylabel("time beyond the objective")
     for one in found:
@@ -104,7 +87,7 @@ def _panel(axes: Any, plant: str, found: Sequence[Means], most: float) -> None: 
 
 
 def _labels(axes: Any, found: Sequence[Means]) -> None:  # noqa: ANN401 - matplotlib has no types
-    """Name the points: each label at the first place near its point where nothing else is."""
+    """Label the points: each at the first free place near its point."""
     at = {one.policy: axes.transData.transform((one.cost, one.violation)) * _POINTS / axes.figure.dpi for one in found}
     edge = axes.bbox.x0 * _POINTS / axes.figure.dpi
     taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in at.values()]
@@ -127,7 +110,7 @@ def _labels(axes: Any, found: Sequence[Means]) -> None:  # noqa: ANN401 - matplo
             textcoords="offset points",
             fontsize=8.5,
             color=color,
-            fontweight="bold" if color == _OURS else "normal",
+            fontweight="bold" if color == GREEN else "normal",
             arrowprops=None if place[1] == _RISES[0] else {"arrowstyle": "-", "color": color, "linewidth": 0.6},
         )
 
@@ -139,8 +122,8 @@ def _meet(one: Box, other: Box) -> bool:
 def _color(policy: str) -> str:
     baseline = BASELINES.get(policy)
     if baseline is not None and baseline.oracle:
-        return _ORACLE
-    return _OTHERS if baseline is not None and baseline.bare else _OURS
+        return PURPLE
+    return BLUE if baseline is not None and baseline.bare else GREEN
 
 
 def _marker(policy: str) -> str:
@@ -149,7 +132,7 @@ def _marker(policy: str) -> str:
 
 
 def timelines(lines: Sequence[Timeline], rows: Sequence[Row], folder: Path) -> None:
-    """Draw what happened into a PNG file for each scenario and plant: workers needed, paid for, and when it was late.
+    """Draw a PNG file for each scenario and plant: workers needed, workers billed, and when records were late.
 
     Args:
         lines: what happened.
@@ -168,7 +151,7 @@ def timelines(lines: Sequence[Timeline], rows: Sequence[Row], folder: Path) -> N
 def _timeline(lines: Sequence[Timeline], numbers: Mapping[tuple[str, str, str], Row], path: Path) -> None:
     plant, scenario = lines[0].plant, lines[0].scenario
     slo = PLANTS[plant].slo
-    figure, grid = plt.subplots(
+    figure, table = plt.subplots(
         len(lines),
         1,
         figsize=(12, 1.0 + 1.05 * len(lines)),
@@ -178,12 +161,13 @@ def _timeline(lines: Sequence[Timeline], numbers: Mapping[tuple[str, str, str], 
         layout="constrained",
     )
     top = max(max(*line.billed, *line.needed) for line in lines) * 1.12
-    for axes, line in zip(grid.flat, lines, strict=True):
+    panels = list(table.flat)
+    for axes, line in zip(panels, lines, strict=True):
         hours = [minute / 60 for minute in range(len(line.needed))]
-        axes.fill_between(hours, line.needed, step="post", color=_NEED, alpha=0.6, linewidth=0)
-        axes.step(hours, line.billed, where="post", color=_PAID, linewidth=1.3)
+        axes.fill_between(hours, line.needed, step="post", color=LIGHT_GREY, alpha=0.6, linewidth=0)
+        axes.step(hours, line.billed, where="post", color=NAVY, linewidth=1.3)
         late = [age > slo for age in line.age]
-        axes.fill_between(hours, 0, top, where=late, step="post", color=_LATE, alpha=0.35, linewidth=0)
+        axes.fill_between(hours, 0, top, where=late, step="post", color=RED, alpha=0.35, linewidth=0)
         score = numbers[plant, scenario, line.policy].score
         ratio = "-" if score.to_optimum is None else f"{score.to_optimum:.2f}"
         axes.set_title(
@@ -196,16 +180,8 @@ def _timeline(lines: Sequence[Timeline], numbers: Mapping[tuple[str, str, str], 
         axes.set_ylim(0, top)
         axes.set_xlim(0, hours[-1] + 1 / 60)
         axes.tick_params(labelsize=8)
-        axes.grid(color=_GRID, linewidth=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    grid[-1, 0].set_xlabel("hours")
+    grid(panels, 0.6)
+    panels[-1].set_xlabel("hours")
     figure.supylabel("workers", fontsize=9)
-    figure.suptitle(
-        f"{scenario} on {plant}: needed (grey), paid for (line), oldest record beyond {slo:g} s (red)",
-        fontsize=11,
-        fontweight="bold",
-    )
-    figure.savefig(path, dpi=90, metadata={"Software": None})
-    plt.close(figure)
+    title = f"{scenario} on {plant}: needed (grey), billed (line), oldest record older than {slo:g} s (red)"
+    save(figure, path, title, dpi=90)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from autoscaler.cli.output import print_json, progress, say, table
 from autoscaler.core.model import ClusterSpec
-from autoscaler.simulation.loads import Load, named
-from autoscaler.simulation.validation import MEASURED, SETUPS, Found, Measured, Setup, simulated
+from autoscaler.simulation.loads import Load, load_by_name
+from autoscaler.simulation.validation import MEASURED, SETUPS, Measured, Setup, Simulated, simulated
 
 
 def validate(spec: ClusterSpec, traces: Path, seeds: Sequence[int], *, json: bool) -> None:
@@ -24,7 +24,7 @@ def validate(spec: ClusterSpec, traces: Path, seeds: Sequence[int], *, json: boo
     Raises:
         LoadError: a load cannot be read.
     """
-    loads = {measured.scenario: named(measured.scenario, 0, traces) for measured in MEASURED}
+    loads = {measured.scenario: load_by_name(measured.scenario, 0, traces) for measured in MEASURED}
     found = _run(spec, loads, seeds)
     if json:
         print_json([_plain(*each) for each in found])
@@ -66,7 +66,7 @@ def validate(spec: ClusterSpec, traces: Path, seeds: Sequence[int], *, json: boo
     )
 
 
-def _run(spec: ClusterSpec, loads: dict[str, Load], seeds: Sequence[int]) -> list[tuple[Measured, Setup, Found]]:
+def _run(spec: ClusterSpec, loads: dict[str, Load], seeds: Sequence[int]) -> list[tuple[Measured, Setup, Simulated]]:
     found = []
     with progress("validation", len(MEASURED) * len(SETUPS)) as tell:
         for measured in MEASURED:
@@ -76,7 +76,7 @@ def _run(spec: ClusterSpec, loads: dict[str, Load], seeds: Sequence[int]) -> lis
     return found
 
 
-def _plain(measured: Measured, setup: Setup, found: Found) -> dict[str, object]:
+def _plain(measured: Measured, setup: Setup, found: Simulated) -> dict[str, object]:
     return {
         "load": measured.scenario,
         "setup": setup.name,

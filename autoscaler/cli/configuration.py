@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autoscaler import config
-from autoscaler.config.document import Node
-from autoscaler.config.model import Cluster, Config
 from autoscaler.plugins import guess
 from autoscaler.ports import ConfigurationError
+
+if TYPE_CHECKING:
+    from autoscaler.config.document import Node
+    from autoscaler.config.model import Cluster, Config
 
 UNUSED = "not-set-and-not-used-offline"
 """The value of an environment variable that is not set. It is never shown."""
@@ -31,6 +33,8 @@ class _Environment(Mapping[str, str]):
 
 def load_live(path: Path) -> Config:
     """Read a configuration with the secrets of the environment. Raises ConfigurationError."""
+    from autoscaler import config  # noqa: PLC0415 - `--help` does not need it
+
     return config.load(path, os.environ)
 
 
@@ -44,6 +48,8 @@ def load(path: Path, root: Node | None = None) -> Config:
     Raises:
         ConfigurationError: it is not usable.
     """
+    from autoscaler import config  # noqa: PLC0415 - modules that only register options need no pydantic
+
     return config.load(path, _Environment(), root)
 
 

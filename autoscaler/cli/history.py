@@ -19,7 +19,7 @@ from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, say, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
-from autoscaler.trace.format import PACKED, SUFFIX
+from autoscaler.trace.format import COMPRESSED_SUFFIX, SUFFIX
 
 if TYPE_CHECKING:
     from autoscaler.history.dataset import Dataset
@@ -188,7 +188,7 @@ def _find(sources: Sequence[Path]) -> _Found:
             found.problems.append(f"{source}: cannot be read: {error.strerror}")
             continue
         if not here:
-            found.problems.append(f"{source}: has no file *{SUFFIX} or *{PACKED}")
+            found.problems.append(f"{source}: has no file *{SUFFIX} or *{COMPRESSED_SUFFIX}")
         plain = [file for file in here if not file.name.endswith(".gz")]
         for file in here:
             try:
@@ -204,7 +204,7 @@ def _files(source: Path) -> list[Path]:
         source.stat()
         # Spark takes `..` away without a look at links, and what a file's own name ends in tells how to read it.
         return [source.parent.resolve() / source.name]
-    return sorted(file for file in source.resolve().iterdir() if file.name.endswith((SUFFIX, PACKED)))
+    return sorted(file for file in source.resolve().iterdir() if file.name.endswith((SUFFIX, COMPRESSED_SUFFIX)))
 
 
 def _add(found: _Found, file: Path, *, newest: bool) -> None:

@@ -17,29 +17,32 @@ from autoscaler.plugins import guess
 from autoscaler.schedulers.flink import FlinkSettings, default_max_delay
 from autoscaler.schedulers.slots import Bounds
 from autoscaler.schedulers.spark import SparkSettings
-from autoscaler.simulation.plant import OTHERS, PLANTS, Plant, PlantSpec
+from autoscaler.simulation.plant import PLANTS, SCHEDULER_PLANTS, Plant, PlantSpec
 
 LIKE = "like"
-"""The key that names the plant whose parameters hold where a file says nothing."""
+"""The key that names the plant whose parameters are the defaults of a file."""
 
-KNOWN: Mapping[str, PlantSpec] = {**PLANTS, **OTHERS}
-"""The plants that have a name."""
+RATE, OLD_RATE = "rate_per_worker", "one"
+"""The key of the records/s that one worker processes, and its old name."""
+
+KNOWN: Mapping[str, PlantSpec] = {**PLANTS, **SCHEDULER_PLANTS}
+"""The plants by name."""
 
 Scheduler = FlinkSettings | SparkSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A plant, and what a file says of it besides.
+    """A plant, and what a file adds to it.
 
     Attributes:
         plant: how it behaves.
-        one: records/s that one worker processes; None: it is not said.
-        metrics: what metrics of a configuration are, by their names, of what the plant shows.
+        rate_per_worker: records/s that one worker processes; None: not set.
+        metrics: metric of a configuration -> which of the plant's metrics it is.
     """
 
     plant: PlantSpec
-    one: float | None = None
+    rate_per_worker: float | None = None
     metrics: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -50,25 +53,26 @@ def _shown() -> tuple[str, ...]:
 
 
 SHOWN = _shown()
-"""The metrics that a simulated cluster shows."""
+"""The metrics of a simulated cluster."""
 
 
 def plant(text: str) -> Described:
     """A plant by its name, or by the path of a file.
 
-    The file is a YAML mapping of the fields of `PlantSpec`, and of `Described`. A time is a number of seconds, or
-    written like 90s or 5m. `scheduler` is a mapping: `type: flink` with a `version` and what of `FlinkSettings` is not
-    as that version has it, or `type: spark` with `SparkSettings`.
+    The file is a YAML mapping of the fields of `PlantSpec` and `Described`. A time is a number of seconds, or written
+    like 90s or 5m. `scheduler` is a mapping: `type: flink` with a `version` and the `FlinkSettings` that differ from
+    its defaults, or `type: spark` with `SparkSettings`.
 
     Raises:
-        ConfigurationError: there is neither, or the file is not usable; all problems as `file:line: key: message`.
+        ConfigurationError: there is no such plant or file, or the file is wrong; all problems as `file:line: key:
+            message`.
     """
     if text in KNOWN:
         return Described(KNOWN[text])
     path = Path(text)
     if not path.exists():
         names = ", ".join(KNOWN)
-        raise wrong(f"--plant {text}: is no plant and no file, expected one of {names}{guess(text, KNOWN)}")
+        raise wrong(f"--plant {text}: is not a plant and not a file, expected one of {names}{guess(text, KNOWN)}")
     problems = Problems(text)
     try:
         return _read(path, problems)
@@ -84,11 +88,15 @@ def _read(path: Path, problems: Problems) -> Described:
         entry = mapping.entries[LIKE]
         like = build.value(str, entry.node, LIKE)
         if like not in KNOWN:
-            message = f"{like!r} is no plant, expected one of {', '.join(KNOWN)}{guess(like, KNOWN)}"
+            message = f"{like!r} is not a plant, expected one of {', '.join(KNOWN)}{guess(like, KNOWN)}"
             raise problems.fail(entry.line, LIKE, message)
         base = KNOWN[like]
     checkpoint = _checkpoint(mapping, base)
-    own: dict[str, Callable[[Node, str], Any]] = {"one": partial(_rate, build), "metrics": partial(_metrics, build)}
+    own: dict[str, Callable[[Node, str], Any]] = {
+        RATE: partial(_rate, build),
+        OLD_RATE: partial(_rate, build),
+        "metrics": partial(_metrics, build),
+    }
     read = build.fields(
         PlantSpec,
         mapping,
@@ -101,9 +109,13 @@ def _read(path: Path, problems: Problems) -> Described:
     for key, reader in own.items():
         if key in mapping.entries:
             try:
-                besides[key] = reader(mapping.entries[key].node, key)
+                besides[RATE if key == OLD_RATE else key] = reader(mapping.entries[key].node, key)
             except Invalid:
                 read.complete = False
+    if RATE in mapping.entries and OLD_RATE in mapping.entries:
+        raise problems.fail(
+            mapping.entries[OLD_RATE].line, OLD_RATE, f"is the old name of {RATE}, which is set as well"
+        )
     if not read.complete or problems:
         raise Invalid
     rules = base.scheduler
@@ -129,7 +141,7 @@ def _number(build: Builder, node: Node, path: str) -> float:
 
 
 def _checkpoint(mapping: document.Mapping, base: PlantSpec) -> float:
-    """Seconds between checkpoints; what is wrong with the key is told where all keys are read."""
+    """Seconds between checkpoints; an error of the key is reported where all keys are read."""
     if "checkpoint" not in mapping.entries:
         return base.checkpoint
     try:
@@ -150,7 +162,9 @@ def _metrics(build: Builder, node: Node, path: str) -> dict[str, str]:
         name: str = build.value(str, inner, where)
         if name not in SHOWN:
             raise build.fail(
-                inner, where, f"{name!r} is not shown, expected one of {', '.join(SHOWN)}{guess(name, SHOWN)}"
+                inner,
+                where,
+                f"{name!r} is not a metric of the plant, expected one of {', '.join(SHOWN)}{guess(name, SHOWN)}",
             )
         return name
 
@@ -172,7 +186,7 @@ def _scheduler(build: Builder, checkpoint: float, node: Node, path: str) -> Sche
 
 
 def _text(mapping: document.Mapping, key: str) -> str:
-    """A scalar as it is written: 2.3 is a version, and no number."""
+    """A scalar as it is written: 2.3 is a version, not a number."""
     node = mapping.entries[key].node if key in mapping.entries else None
     return node.text if isinstance(node, Scalar) else ""
 
@@ -195,11 +209,11 @@ def _flink(build: Builder, mapping: document.Mapping, path: str, checkpoint: flo
 def _settings(
     build: Builder, mapping: document.Mapping, path: str, base: Scheduler, taken: tuple[str, ...]
 ) -> Scheduler:
-    """A scheduler's settings, where a file gives them; others are as in `base`."""
+    """A scheduler's settings: those of the file, else those of `base`."""
     read = build.fields(type(base), mapping, path, taken=taken, base=base, readers=_numbers(build, type(base)))
     if "heartbeat" in mapping.entries:
         entry = mapping.entries["heartbeat"]
-        message = "how long killed workers go unnoticed is said by `heartbeat` and `crash_noticed` of the plant itself"
+        message = "set `heartbeat` and `crash_noticed` of the plant instead: how long killed workers go unnoticed"
         raise build.problems.fail(entry.line, join(path, "heartbeat"), message)
     if not read.complete:
         raise Invalid

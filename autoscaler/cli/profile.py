@@ -15,7 +15,8 @@ from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, hang, print_json, say, table
-from autoscaler.cli.tables import FEW, omitted
+from autoscaler.cli.tables import DEFAULT_ROWS as FEW
+from autoscaler.cli.tables import omitted_rows as omitted
 from autoscaler.core.explain import count_of, format_number
 from autoscaler.ports import AutoscalerError
 

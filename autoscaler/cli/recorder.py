@@ -1,4 +1,4 @@
-"""Writing what a simulation did as a daemon writes its history."""
+"""Write the decisions of a simulation as a daemon writes its history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import BinaryIO
 from autoscaler.cli.configuration import wrong
 from autoscaler.ports import AutoscalerError, Record
 from autoscaler.trace.codec import dump_record
-from autoscaler.trace.format import name
+from autoscaler.trace.format import file_name
 
 
 @contextmanager
@@ -18,21 +18,21 @@ def recording(directory: Path) -> Iterator[Callable[[Record], None]]:
     """Open a directory, new or empty, for records; each goes to the file of its hour.
 
     Yields:
-        what to give each record to.
+        a function that writes a record.
 
     Raises:
-        ConfigurationError: something is in the directory already.
+        ConfigurationError: the directory is not empty.
         AutoscalerError: it cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise wrong(f"{directory}: is not empty; what another run has recorded would be mixed with this one")
+            raise wrong(f"{directory}: is not empty; its records would be mixed with those of this run")
         with ExitStack() as opened:
             files: dict[str, BinaryIO] = {}
 
             def keep(record: Record) -> None:
-                hour = name(record.decision.at)
+                hour = file_name(record.decision.at)
                 if hour not in files:
                     files[hour] = opened.enter_context((directory / hour).open("wb"))
                 files[hour].write(dump_record(record) + b"\n")

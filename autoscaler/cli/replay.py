@@ -1,4 +1,4 @@
-"""`autoscaler replay`: a configuration decides again about what was recorded."""
+"""`autoscaler replay`: decide again, with a configuration, about what was recorded."""
 
 from __future__ import annotations
 
@@ -6,82 +6,107 @@ import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import configuration
-from autoscaler.cli import options as typed
+from autoscaler.cli import options as arguments
 from autoscaler.cli.configuration import known, wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, progress, say, table
 from autoscaler.cli.spark_options import needed
-from autoscaler.cli.tables import FEW, omitted
-from autoscaler.config.model import Config
+from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, explain, format_number, format_span
-from autoscaler.ports import Record
-from autoscaler.trace.format import TraceError, files, read
-from autoscaler.trace.replay import Comparison, Difference, Replay
 
-OK = 0
+if TYPE_CHECKING:
+    from autoscaler.config.model import Config
+    from autoscaler.ports import Record
+    from autoscaler.trace.replay import Comparison, Difference, Replay
+
+# ruff: noqa: PLC0415 - what the command needs is imported when it runs
 
 DATASET = "autoscaler-history.json"
-"""What a directory has that is a dataset: `autoscaler history import` made it."""
+"""The file that marks a directory as a dataset of `autoscaler history import`."""
 
-OPEN = (
-    "The sizes seen are those recorded: nothing follows from a decision that differs, and the next one is made again "
-    "in the situation that really was. What another size would have led to, `autoscaler simulate` shows."
+CAVEAT = (
+    "Every decision sees the recorded sizes: one that differs has no effect on the next. What another size would have "
+    "led to, `autoscaler simulate` shows."
 )
 
 
 def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("replay")
-    typed.replay(parser)
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "replay",
+        help="compare what a configuration would have decided with what was recorded",
+        description="Decide again, with a configuration, about what a daemon or `simulate` has recorded, and report "
+        "what would have been different, and why. Every decision sees the recorded sizes: what another size would have "
+        "led to, only `simulate` can show. Nothing is connected to.",
+    )
     parser.set_defaults(command=run)
+    add = parser.add_argument
+    add(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="a history file (.jsonl, .jsonl.gz), or a directory of them: history/ of a daemon's directory; or a "
+        "dataset of `autoscaler history` (extra spark)",
+    )
+    add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+    add("--cluster", metavar="NAME", help="only this cluster")
+    moment = arguments.moment
+    add("--from", dest="since", type=moment, metavar="TIME", help="compare from this time, like 2026-01-31T17:05:00Z")
+    add("--to", dest="until", type=moment, metavar="TIME", help="compare up to this time")
+    arguments.add_listing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
+    from autoscaler.trace.format import TraceError
+
     config = configuration.load(options.config)
     if options.cluster is not None and len(config.clusters) > 1:
         known(options.cluster, config.clusters, f"cluster of {config.path}")
-    unread: list[str] = []
+    unreadable: list[str] = []
     try:
-        replays, left_out = _replayed(options, config, unread)
+        replays, left_out = _replayed(options, config, unreadable)
     except TraceError as error:
         raise wrong(str(error)) from error
     if not replays:
-        raise wrong(_nothing(options, config, unread, left_out))
-    found = {name: one.result() for name, one in replays.items()}
-    if not any(one.decisions for one in found.values()):
-        raise wrong(f"{options.trace}: has no decision in the time asked for")
+        raise wrong(_nothing_to_compare(options, config, unreadable, left_out))
+    found = {name: replay.result() for name, replay in replays.items()}
+    if not any(comparison.decisions for comparison in found.values()):
+        raise wrong(f"{options.trace}: has no decision between --from and --to")
     if options.json:
         print_json(
             {
-                "clusters": {name: _json(one, explained=options.explain) for name, one in found.items()},
+                "clusters": {name: _json(comparison, explained=options.explain) for name, comparison in found.items()},
                 "left_out": left_out,
-                "unreadable": unread,
+                "unreadable": unreadable,
             }
         )
-        return OK
-    for position, one in enumerate(found.values()):
+        return 0
+    for position, comparison in enumerate(found.values()):
         say(*([""] if position else []))
-        _show(one, options)
-    say("", OPEN)
-    _complain(unread, left_out, config)
-    return OK
+        _show(comparison, options)
+    say("", CAVEAT)
+    _report_left_out(unreadable, left_out, config)
+    return 0
 
 
 def _replayed(
-    options: argparse.Namespace, config: Config, unread: list[str]
+    options: argparse.Namespace, config: Config, unreadable: list[str]
 ) -> tuple[dict[str, Replay], dict[str, int]]:
-    """Every cluster's replay, and how many records there were of those that the configuration does not have."""
+    """The replay of each cluster, and the number of records of clusters that the configuration does not have."""
+    from autoscaler.trace.replay import Replay
+
     replays: dict[str, Replay] = {}
     left_out: dict[str, int] = {}
     imported = (options.trace / DATASET).is_file()
     if imported:
         records, left_out = _dataset(options, config)
     else:
-        records = _records(options, unread)
+        records = _records(options, unreadable)
     for record in records:
         name = record.decision.cluster
         if options.cluster is not None and name != options.cluster:
@@ -91,75 +116,83 @@ def _replayed(
         if replay is None:
             cluster = config.clusters.get(name)
             if cluster is None and len(config.clusters) == 1 and options.cluster == name:
-                # Named on the command line: it is meant, whatever the configuration calls it.
+                # Named on the command line: the configuration may call it otherwise.
                 cluster = next(iter(config.clusters.values()))
             if cluster is None:
                 left_out[name] = left_out.get(name, 0) + 1
                 continue
             spec = replace(cluster.spec, name=name)
             if imported and spec.engine and _unwatched(record):
-                # Else nothing would ever be lowered, as where an engine that is watched cannot be asked.
+                # An engine that is configured and missing would hold every scale-down.
                 spec = replace(spec, engine=False)
-                complain(f"{name}: nothing is known of its engine; a rescale is followed by sizes and metrics alone.")
+                complain(f"{name}: the history has no engine; rescales are followed by sizes and metrics alone.")
             replay = replays[name] = Replay(spec, options.since, options.until)
         replay.add(record)
     return replays, left_out
 
 
 def _unwatched(record: Record) -> bool:
-    """Whether nobody looked at the engine, as where the history was imported from metrics."""
+    """Whether the engine was not recorded at all, as in a history imported from metrics."""
     seen = record.observation
     return seen.engine is None and "engine" not in seen.missing
 
 
 def _dataset(options: argparse.Namespace, config: Config) -> tuple[Iterable[Record], dict[str, int]]:
-    """The records of the clusters that are meant, and how many there are of the others, which are not read."""
+    """The records of the clusters to compare, and the number of records of the others, which are not read."""
     needed("replay of a dataset")
-    from autoscaler.history import read as dataset  # noqa: PLC0415 - only a dataset needs what it needs
+    from autoscaler.history import read as dataset
 
-    meant = set(config.clusters) if options.cluster is None else {options.cluster}
-    left_out = {name: count for name, count in dataset.clusters(options.trace).items() if name not in meant}
+    wanted = set(config.clusters) if options.cluster is None else {options.cluster}
+    left_out = {name: count for name, count in dataset.clusters(options.trace).items() if name not in wanted}
 
     def records() -> Iterable[Record]:
         with progress("replaying", dataset.days(options.trace)) as advanced:
-            yield from dataset.read(options.trace, clusters=meant, until=options.until, advanced=advanced)
+            yield from dataset.read(options.trace, clusters=wanted, until=options.until, advanced=advanced)
 
     return records(), left_out
 
 
-def _records(options: argparse.Namespace, unread: list[str]) -> Iterable[Record]:
+def _records(options: argparse.Namespace, unreadable: list[str]) -> Iterable[Record]:
+    from autoscaler.trace.format import files, read
+
     here = files(options.trace)
     with progress("replaying", len(here)) as advanced:
         for done, file in enumerate(here, 1):
-            yield from read(file, unread.append)
+            yield from read(file, unreadable.append)
             advanced(done)
 
 
-def _nothing(options: argparse.Namespace, config: Config, unread: list[str], left_out: Mapping[str, int]) -> str:
+def _nothing_to_compare(
+    options: argparse.Namespace, config: Config, unreadable: list[str], left_out: Mapping[str, int]
+) -> str:
     if not left_out:
-        cut = f"; {unread[0]}" if unread else ""
-        return f"{options.trace}: has no record that can be read{cut}"
+        cut = f"; {unreadable[0]}" if unreadable else ""
+        return f"{options.trace}: has no readable record{cut}"
     there, ours = ", ".join(sorted(left_out)), ", ".join(sorted(config.clusters))
     if options.cluster is not None:
         return f"{options.trace}: has no record of cluster {options.cluster!r}, but of {there}"
-    hint = f"; say --cluster {next(iter(left_out))} if {ours} is the same" if len(config.clusters) == 1 else ""
-    return f"{options.trace}: has records of {there}, and {config.path} the clusters {ours}{hint}"
+    hint = f"; use --cluster {next(iter(left_out))} if {ours} is the same cluster" if len(config.clusters) == 1 else ""
+    return f"{options.trace}: has records of {there}, but {config.path} has the clusters {ours}{hint}"
 
 
-def _complain(unread: list[str], left_out: Mapping[str, int], config: Config) -> None:
+def _report_left_out(unreadable: list[str], left_out: Mapping[str, int], config: Config) -> None:
     if left_out:
         names = ", ".join(f"{name} ({count_of(count, 'record')})" for name, count in sorted(left_out.items()))
         complain(f"Not compared: {names}; {config.path} has {', '.join(sorted(config.clusters))}.")
-    if unread:
+    if unreadable:
         complain(
-            f"{count_of(len(unread), 'line')} could not be read and {'is' if len(unread) == 1 else 'are'} left out:"
+            f"{count_of(len(unreadable), 'line')} could not be read and "
+            f"{'is' if len(unreadable) == 1 else 'are'} left out:"
         )
-        complain(*(f"  {line}" for line in unread[:FEW]), *omitted(unread[:FEW], unread, "lines"))
+        complain(
+            *(f"  {line}" for line in unreadable[:DEFAULT_ROWS]),
+            *omitted_rows(unreadable[:DEFAULT_ROWS], unreadable, "lines"),
+        )
 
 
 def _show(found: Comparison, options: argparse.Namespace) -> None:
     if not found.decisions or found.first is None or found.last is None:
-        say(f"{found.cluster}: no decision in the time asked for.")
+        say(f"{found.cluster}: no decision between --from and --to.")
         return
     different = found.decisions - found.equal
     say(
@@ -172,46 +205,46 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
             else ""
         ),
         f"  replica-hours decided: {format_number(found.recorded_hours)} as recorded, "
-        f"{format_number(found.hours)} again",
-        f"  changes of size: {found.rescales} recorded, {found.agreed} of them again, {found.others} at other times or "
-        "to other sizes",
+        f"{format_number(found.hours)} in the replay",
+        f"  changes of size: {found.rescales} recorded, {found.agreed} of them replayed, {found.others} at other times "
+        "or to other sizes",
     )
     if found.missing:
         say(
-            f"  The trace never has {', '.join(found.missing)}, which the configuration wants: policies that read it "
-            "have nothing to say, and nothing is lowered."
+            f"  The trace never has {', '.join(found.missing)}, which the configuration uses: policies that need it "
+            "abstain, and the size is never lowered."
         )
     if not found.differences:
         return
     shown = found.differences if options.all or options.explain else _greatest(found.differences)
     say("")
     table(
-        ("from", "until", "recorded", "again", "replica-hours", "what differs first", "recorded", "again"),
+        ("from", "until", "recorded", "replayed", "replica-hours", "first difference", "recorded", "replayed"),
         [
             (
                 _time(one.record.decision.at),
                 _until(one.record.decision.at, one.until),
                 _sizes(one.recorded),
-                _sizes(one.again),
+                _sizes(one.replayed),
                 f"{one.hours:+.2f}",
-                "-" if one.why is None else one.why.stage,
-                "-" if one.why is None else one.why.recorded,
-                "-" if one.why is None else one.why.again,
+                "-" if one.first is None else one.first.stage,
+                "-" if one.first is None else one.first.recorded,
+                "-" if one.first is None else one.first.replayed,
             )
             for one in shown
         ],
     )
-    say(*omitted(shown, found.differences, "stretches, all smaller"))
+    say(*omitted_rows(shown, found.differences, "stretches, all smaller"))
     if options.explain:
         for one in shown:
             record = one.record
             say("", "", "Recorded:", explain(record.observation, record.decision, dry_run=record.dry_run))
-            say("", "Again:", explain(record.observation, one.decision, dry_run=True))
+            say("", "Replayed:", explain(record.observation, one.decision, dry_run=True))
 
 
 def _greatest(differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
-    """Those that matter most, in order of time."""
-    kept = sorted(range(len(differences)), key=lambda number: -abs(differences[number].hours))[:FEW]
+    """Those of the most replica-hours, in order of time."""
+    kept = sorted(range(len(differences)), key=lambda number: -abs(differences[number].hours))[:DEFAULT_ROWS]
     return tuple(differences[number] for number in sorted(kept))
 
 
@@ -248,11 +281,11 @@ def _difference(one: Difference, *, explained: bool) -> dict[str, Any]:
         "until": one.until.isoformat(),
         "decisions": one.decisions,
         "recorded": list(one.recorded),
-        "again": list(one.again),
+        "again": list(one.replayed),
         "replica_hours": one.hours,
         "why": None
-        if one.why is None
-        else {"stage": one.why.stage, "recorded": one.why.recorded, "again": one.why.again},
+        if one.first is None
+        else {"stage": one.first.stage, "recorded": one.first.recorded, "again": one.first.replayed},
     }
     if explained:
         found["explanations"] = {

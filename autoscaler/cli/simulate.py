@@ -1,458 +1,251 @@
-"""`autoscaler simulate`: a configuration tried on a simulated cluster."""
+"""`autoscaler simulate`: try a configuration on a simulated cluster."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
+import os
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autoscaler.cli import configuration, plants
-from autoscaler.cli import options as typed
-from autoscaler.cli import simulate_plot as plot
-from autoscaler.cli.configuration import wrong
+from autoscaler.cli import options as arguments
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import print_json, progress, say, table
-from autoscaler.cli.plants import SHOWN
-from autoscaler.cli.recorder import recording
-from autoscaler.cli.tables import FEW, clock, omitted, short
-from autoscaler.config.model import Cluster
-from autoscaler.core.durations import format_duration
+from autoscaler.cli.output import print_json, say, table
+from autoscaler.cli.tables import DEFAULT_ROWS, format_elapsed, omitted_rows, summarize_decision
 from autoscaler.core.explain import explain, format_number, format_span
-from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Limits, Observation
-from autoscaler.core.step import step
-from autoscaler.plugins import guess
-from autoscaler.ports import AutoscalerError, Record
-from autoscaler.schedulers.spark import SparkSettings
-from autoscaler.simulation import faults as wrongs
-from autoscaler.simulation.faults import ENGINE, TARGET
-from autoscaler.simulation.loads import HOUR, MADE, RECORDED, Load, LoadError, from_csv, named
-from autoscaler.simulation.loop import Run
-from autoscaler.simulation.loop import run as simulated
-from autoscaler.simulation.plant import START, STEP, PlantSpec, work
-from autoscaler.simulation.scoring import Score, needed
-from autoscaler.simulation.trial import SPARE, seen
 
-OK = 0
+if TYPE_CHECKING:
+    from autoscaler.cli.simulate_setup import Request, Setup
+    from autoscaler.simulation.loop import Run
+    from autoscaler.simulation.scoring import Score
 
-SHARE = 2 / 3
-"""Where nobody says what a worker processes, the load's peak needs this share of the greatest size, at 100 %..."""
-
-ROUND = 1000.0
-"""... and where nobody says how great the peak is either, a worker processes so many records/s."""
-
-_NOTHING = 1e-9  # seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What is simulated.
-
-    Attributes:
-        spec: the cluster's, its interval a multiple of the plant's step.
-        plant, load, faults: as in `replay.simulate.run`.
-        wrong: the faults as sentences for people, by the cluster's own names of its metrics.
-        seed: of all that is drawn.
-        static: the size that is compared with.
-        names: the plant's name of each metric of the cluster.
-        notes: what the reader should know of how it came about.
-    """
-
-    spec: ClusterSpec
-    plant: PlantSpec
-    load: Load
-    faults: wrongs.Faults
-    wrong: tuple[str, ...]
-    seed: int
-    static: int
-    names: dict[str, str]
-    notes: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Asked:
-    """A change of size that was asked for, and why the call failed, if it did."""
-
-    record: Record
-    failed: str = ""
+# ruff: noqa: PLC0415 - what the command needs is imported when it runs
 
 
 def register(commands: Commands) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser("simulate")
-    typed.simulate(parser)
+    """Add the command and its options."""
+    from autoscaler.simulation.faults import DESCRIPTIONS
+    from autoscaler.simulation.loads import RECORDED, SYNTHETIC
+    from autoscaler.simulation.plant import PLANTS, SCHEDULER_PLANTS
+
+    parser = commands.add_parser(
+        "simulate",
+        help="try a configuration on a simulated cluster under a load",
+        description="Let a cluster of a configuration scale a simulated one under a load, and report cost, delays, "
+        "rescales and their reasons. Nothing is connected to. Equal arguments give equal results. docs/simulation.md "
+        "has an example.",
+    )
     parser.set_defaults(command=run)
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+    add(
+        "--load",
+        required=True,
+        metavar="CSV|NAME",
+        help="the load: a file with lines t_seconds,value (records/s), one of the synthetic loads "
+        f"{', '.join(SYNTHETIC)}, or one of the recorded ones {', '.join(RECORDED)} (with --traces)",
+    )
+    add(
+        "--plant",
+        default="k8s",
+        metavar="NAME|FILE",
+        help=f"the simulated cluster: {', '.join((*PLANTS, *SCHEDULER_PLANTS))}, or a YAML file with its parameters "
+        "(default: k8s)",
+    )
+    add("--cluster", metavar="NAME", help="which cluster of the configuration, if it has several")
+    add("--seed", type=int, default=1, metavar="N", help="of every random draw (default: 1)")
+    add("--hours", type=arguments.above, metavar="H", help="only the first hours of the load")
+    add("--peak", type=arguments.above, metavar="RATE", help="scale the load to this peak, records/s")
+    add(
+        "--rate-per-worker",
+        "--one",
+        type=arguments.above,
+        metavar="RATE",
+        help="records/s that one worker processes (default: `rate_per_worker` of the plant's file, "
+        "capacity.per_replica of the cluster, or so much that two thirds of its max process the peak); --one is the "
+        "old name",
+    )
+    add(
+        "--faults",
+        metavar="LIST",
+        help=f"faults to inject, like missing,nan@lag:2m,crash:45m: {', '.join(DESCRIPTIONS)}, or all",
+    )
+    add(
+        "--metric",
+        action="append",
+        type=arguments.pair,
+        default=[],
+        metavar="NAME=SHOWN",
+        help="which metric of the simulated cluster a metric of the configuration is, where that is not clear",
+    )
+    add("--optimum", action="store_true", help="also compute the least possible cost (extra simulate; takes a while)")
+    add(
+        "--traces",
+        type=Path,
+        default=os.environ.get(arguments.TRACES),
+        metavar="DIR",
+        help=f"directory of the recorded loads (default: ${arguments.TRACES})",
+    )
+    add("--record", type=Path, metavar="DIR", help="write the decisions there as a daemon's history, for `replay`")
+    add("--plot", type=Path, metavar="FILE", help="draw a timeline into this PNG file (extra plot)")
+    arguments.add_listing(parser)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What happened: the simulation, the static cluster beside it, requested sizes, and the least possible cost."""
+
+    setup: Setup
+    run: Run
+    static: Run
+    requests: list[Request]
+    optimum: float | None
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    prepared = setup(options)
+    from autoscaler.cli import simulate_plot, simulate_setup
+    from autoscaler.cli.recorder import recording
+
+    setup = simulate_setup.setup(options)
     if options.plot is not None:
-        plot.check(options.plot)
-    least = _optimum(prepared) if options.optimum else None
-    rescales: list[Asked] = []
-    if options.record is None:
-        done = _run(prepared, rescales, None)
-    else:
-        with recording(options.record) as keep:
-            done = _run(prepared, rescales, keep)
-    static = _static(prepared)
+        simulate_plot.check(options.plot)
+    optimum = simulate_setup.least_cost(setup) if options.optimum else None
+    with nullcontext() if options.record is None else recording(options.record) as keep:
+        done, requests = simulate_setup.simulate(setup, keep)
+    static = simulate_setup.simulate_static(setup)
+    result = Result(setup=setup, run=done, static=static, requests=requests, optimum=optimum)
     if options.json:
-        print_json(_json(prepared, done, static, rescales, least, options))
+        print_json(_json(result, options))
     else:
-        _show(prepared, done, static, rescales, least, options)
+        _show(result, options)
     if options.plot is not None:
-        plot.draw(prepared, done, [asked.record.decision for asked in rescales], options.plot)
-    return OK
+        simulate_plot.draw(setup, done, [request.record.decision for request in requests], options.plot)
+    return 0
 
 
-def setup(options: argparse.Namespace) -> Setup:
-    """Make of the options what is simulated.
+def _show(result: Result, options: argparse.Namespace) -> None:
+    from autoscaler.cli.simulate_setup import describe_stalls
 
-    Raises:
-        ConfigurationError: they, or a file that they name, make no sense.
-    """
-    read = configuration.load(options.config)
-    cluster = configuration.cluster(read, options.cluster)
-    described = plants.plant(options.plant)
-    plant = described.plant
-    spec = cluster.spec
-    notes: list[str] = []
-    interval = timedelta(seconds=STEP * max(1, math.ceil(spec.interval.total_seconds() / STEP)))
-    if interval != spec.interval:
-        notes.append(
-            f"The interval is {format_duration(interval)} here, not {format_duration(spec.interval)}: the simulation "
-            f"goes by steps of {STEP:g} s."
-        )
-        spec = replace(spec, interval=interval)
-    if plant.partitions is None and spec.partitions is not None:
-        notes.append(f"The source has {spec.partitions} partitions: partitions of the configuration.")
-        plant = replace(plant, partitions=spec.partitions)
-    known = {name: shown for name, shown in described.metrics.items() if name in cluster.metrics}
-    names = shown_as(options.config, cluster, known | dict(options.metric))
-    try:
-        faults = wrongs.NONE if options.faults is None else wrongs.parse(options.faults)
-        _check(faults, spec, names)
-        load = _cut(_sized(_load(options), options, spec, described, notes), options.hours)
-    except (LoadError, wrongs.FaultError) as error:
-        raise wrong(*str(error).splitlines()) from error
-    peak = needed([load.peak * STEP], load.per_worker(plant.gamma), plant.gamma)[0]
-    if peak > spec.limits.maximum:
-        notes.append(f"The peak needs {peak} workers, and at most {spec.limits.maximum} are allowed.")
-    told = tuple(wrongs.describe(faults))
-    faults = replace(
-        faults, spells=tuple([replace(spell, name=names.get(spell.name, spell.name)) for spell in faults.spells])
-    )
-    static = max(1, math.ceil(SPARE * peak))
-    return Setup(spec, plant, load, faults, told, options.seed, static, names, tuple(notes))
-
-
-def _check(faults: wrongs.Faults, spec: ClusterSpec, names: Mapping[str, str]) -> None:
-    """Refuse a fault of what the cluster does not look at: it would do nothing."""
-    known = (*names, TARGET, *((ENGINE,) if spec.engine else ()))
-    problems = [
-        f"{spell.wrong}@{spell.name}: is nothing that cluster {spec.name} looks at{guess(spell.name, known)}; it has "
-        f"{', '.join(known)}"
-        for spell in faults.spells
-        if spell.name and spell.name not in known
-    ]
-    if problems:
-        raise wrongs.FaultError("\n".join(problems))
-
-
-def _load(options: argparse.Namespace) -> Load:
-    text = options.load
-    if text in MADE or text in RECORDED:
-        return named(text, options.seed, None if options.traces is None else Path(options.traces))
-    path = Path(text)
-    if not path.exists():
-        names = (*MADE, *RECORDED)
-        raise LoadError(
-            f"--load {text}: is no load and no file, expected one of {', '.join(names)}{guess(text, names)}"
-        )
-    return from_csv(path)
-
-
-def _cut(load: Load, hours: float | None) -> Load:
-    if hours is None:
-        return load
-    steps = round(hours * HOUR / STEP)
-    if not 0 < steps <= len(load.rates):
-        raise LoadError(f"--hours {hours:g}: {load.name} has {load.seconds / HOUR:g} hours, in steps of {STEP:g} s")
-    changes = tuple(at for at in load.changes if at < steps * STEP)
-    return replace(load, rates=load.rates[:steps], changes=changes)
-
-
-def _sized(
-    load: Load, options: argparse.Namespace, spec: ClusterSpec, described: plants.Described, notes: list[str]
-) -> Load:
-    """The load with its peak, and what one worker processes of it."""
-    workers = max(spec.limits.minimum, round(SHARE * spec.limits.maximum), 1)
-    peak = options.peak
-    gamma = described.plant.gamma
-    said = options.one or described.one
-    one = said or spec.capacity.per_replica
-    if said is None and one is not None:
-        notes.append(f"One worker processes {format_number(one)} records/s: capacity.per_replica of the configuration.")
-    if peak is None and options.load in (*MADE, *RECORDED):
-        # Their figures are of nobody's cluster.
-        one = one or ROUND
-        peak = one * work(workers, gamma)
-        notes.append(
-            f"The load is stretched so that {workers} workers at 100 % process its peak: --peak says otherwise."
-        )
-    if peak is not None:
-        load = load.scaled(peak)
-    if one is None:
-        if not load.peak:
-            raise LoadError(f"{load.name}: is 0 throughout: say with --one what a worker processes")
-        one = load.peak / work(workers, gamma)
-        notes.append(
-            f"One worker processes so much that {workers} of them at 100 % process the peak: --one says otherwise."
-        )
-    return replace(load, one=one)
-
-
-def shown_as(path: Path, cluster: Cluster, given: Mapping[str, str]) -> dict[str, str]:
-    """What each metric of the cluster is of what the plant shows.
-
-    By its own name, or by what it asks its source for, as in `backlog: {source: kafka, metric: lag}`.
-    """
-    problems = []
-    for name in given:
-        if name not in cluster.metrics:
-            known = ", ".join(cluster.metrics) or "none"
-            problems.append(f"--metric {name}: cluster {cluster.spec.name} has no such metric, it has {known}")
-    found = {}
-    for name, metric in cluster.metrics.items():
-        candidates = [given[name]] if name in given else [name, getattr(metric.query, "metric", None)]
-        shown = next((candidate for candidate in candidates if candidate in SHOWN), None)
-        if shown is None:
-            asked = (
-                f"--metric {name}={given[name]}" if name in given else f"{path}: metric {name} of {cluster.spec.name}"
-            )
-            problems.append(
-                f"{asked}: the simulated cluster shows {', '.join(SHOWN)}: say which of them it is, like "
-                f"--metric {name}={SHOWN[0]}"
-            )
-        else:
-            found[name] = shown
-    if problems:
-        raise wrong(*problems)
-    return found
-
-
-def _run(prepared: Setup, rescales: list[Asked], keep: Callable[[Record], None] | None) -> Run:
-    ticks = len(prepared.load.rates) * STEP / prepared.spec.interval.total_seconds()
-    made = 0
-    with progress(f"simulating {prepared.load.name}", ticks) as advanced:
-
-        def record(one: Record) -> None:
-            nonlocal made
-            made += 1
-            if made % 100 == 0:
-                advanced(made)
-            if one.failed and rescales:
-                rescales[-1].failed = one.failed
-            if one.decision.rescale:
-                rescales.append(Asked(one))
-            if keep is not None:
-                keep(one)
-
-        return _simulated(prepared, prepared.spec, record)
-
-
-def _static(prepared: Setup) -> Run:
-    size = prepared.static
-    spec = replace(prepared.spec, limits=Limits(size, size), policies=(), combine=None)
-    return _simulated(prepared, spec, None)
-
-
-def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], None] | None) -> Run:
-    def decide(_: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
-        return step(spec, state, seen(spec, prepared.names, observation))
-
-    # What goes wrong goes wrong with what the plant shows, by its own names.
-    shown = replace(spec, metrics=SHOWN)
-    try:
-        return simulated(
-            shown, prepared.plant, prepared.load, prepared.seed, record=record, decide=decide, faults=prepared.faults
-        )
-    except ValueError as error:
-        raise wrong(str(error)) from error
-
-
-def _optimum(prepared: Setup) -> float | None:
-    try:
-        from autoscaler.simulation import optimum  # noqa: PLC0415 - it needs an extra
-    except ModuleNotFoundError as error:
-        raise AutoscalerError(f"--optimum: {error}") from error
-    plant = prepared.plant
-    if isinstance(plant.scheduler, SparkSettings):
-        # Workers come and go without a stop.
-        plant = replace(plant, restart_up=_NOTHING, restart_down=_NOTHING, cold=1.0)
-    try:
-        return optimum.optimum(prepared.load, plant, prepared.spec.limits.maximum)
-    except optimum.OptimumError:
-        return None
-
-
-# What is printed
-
-
-def _show(
-    prepared: Setup,
-    done: Run,
-    static: Run,
-    rescales: list[Asked],
-    least: float | None,
-    options: argparse.Namespace,
-) -> None:
-    spec, plant, load = prepared.spec, prepared.plant, prepared.load
-    one = load.per_worker(plant.gamma)
+    setup, requests = result.setup, result.requests
+    spec, plant, load = setup.spec, setup.plant, setup.load
     say(
         f"Cluster {spec.name} of {options.config}, {spec.limits.minimum} to {spec.limits.maximum} workers, on the "
         f"simulated cluster {options.plant}:",
-        f"  workers come up after {plant.startup:g} s; {_stalls(plant)}; no record should wait for over "
+        f"  workers are ready after {plant.startup:g} s; {describe_stalls(plant)}; no record should wait longer than "
         f"{plant.slo:g} s.",
-        f"Load {load.name}: {format_span(load.seconds)}, at most {format_number(load.peak)} records/s; one "
-        "worker processes "
-        f"{format_number(one)}, n of them n^{plant.gamma:g} times as much. Seed {prepared.seed}.",
-        *prepared.notes,
-        *(f"Fault: {text}." for text in prepared.wrong),
+        f"Load {load.name}: {format_span(load.seconds)}, at most {format_number(load.peak)} records/s; one worker "
+        f"processes {format_number(setup.rate_per_worker)}, n workers n^{plant.gamma:g} times as much. Seed "
+        f"{setup.seed}.",
+        *setup.notes,
+        *(f"Fault: {text}." for text in setup.fault_texts),
         "",
     )
-    score, still = done.score(least), static.score(least)
-    table(("", spec.name, f"always {prepared.static}"), _rows(score, still))
-    if options.optimum and least is None:
+    score, static = result.run.score(result.optimum), result.static.score(result.optimum)
+    table(("", spec.name, f"always {setup.static}"), _rows(score, static))
+    if options.optimum and result.optimum is None:
         say("", f"Not even {spec.limits.maximum} workers keep the delay below {plant.slo:g} s all the time.")
-    say("", *_verdict(score, still, prepared), "")
-    if not rescales:
-        say("The size was never changed.")
+    saved = 1 - score.cost / static.cost
+    cost = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
+    say(
+        "",
+        f"It costs {cost} than {setup.static} workers all the time (the peak plus 10 %), and for "
+        f"{score.violation:.2%} of the time the oldest record was older than {plant.slo:g} s.",
+        "",
+    )
+    if not requests:
+        say("The size never changed.")
         return
-    shown = rescales if options.all or options.explain else rescales[:FEW]
-    say("Changes of size that were asked for:")
-    table(("after", "size", "reason", "why"), [_row(asked) for asked in shown])
-    say(*omitted(shown, rescales, "changes of size"))
+    shown = requests if options.all or options.explain else requests[:DEFAULT_ROWS]
+    say("Requested changes of size:")
+    table(("after", "size", "reason", "why"), [_row(request) for request in shown])
+    say(*omitted_rows(shown, requests, "changes of size"))
     if options.explain:
-        for asked in shown:
-            say("", "", explain(asked.record.observation, asked.record.decision))
+        for request in shown:
+            say("", "", explain(request.record.observation, request.record.decision))
 
 
-def _stalls(plant: PlantSpec) -> str:
-    """What changes of size do to the job, in words."""
-    if isinstance(plant.scheduler, SparkSettings):
-        return "the query goes on while they come and go"
-    down = plant.restart_down + plant.heartbeat
-    stalls = f"the job stands still for {plant.restart_up:g} s when some come, {down:g} s when some go"
-    return stalls if plant.scheduler is None else f"{stalls}, and when by the rules of Flink's scheduler"
-
-
-def _row(asked: Asked) -> tuple[str, str, str, str]:
-    decision = asked.record.decision
-    why = short(decision)
+def _row(request: Request) -> tuple[str, str, str, str]:
+    decision = request.record.decision
+    why = summarize_decision(decision)
     return (
-        clock((decision.at - START).total_seconds()),
+        format_elapsed(request.after),
         f"{decision.current} to {decision.desired}",
         decision.reason.value,
-        f"{why}; the call failed: {asked.failed}" if asked.failed else why,
+        f"{why}; the call failed: {request.error}" if request.error else why,
     )
 
 
-def _rows(score: Score, still: Score) -> list[tuple[str, ...]]:
-    both = (score, still)
+def _rows(score: Score, static: Score) -> list[tuple[str, ...]]:
+    both = (score, static)
     rows: list[tuple[str, ...]] = [
         ("cost, worker-hours", *(format_number(each.cost) for each in both)),
-        ("  to what the arrivals need at each moment", *(f"{each.to_demand:.2f}" for each in both)),
-        *(
-            [("  to the least possible", *(f"{each.to_optimum or 0:.2f}" for each in both))]
-            if score.to_optimum is not None
-            else []
-        ),
+        ("  relative to what the arrivals need", *(f"{each.to_demand:.2f}" for each in both)),
+        ("  relative to the least possible", *(f"{each.to_optimum or 0:.2f}" for each in both)),
         ("time with a record too old", *(f"{each.violation:.2%}" for each in both)),
-        ("delay of half of the records, at most", *(f"{each.p50:.1f} s" for each in both)),
-        ("delay of 99 % of the records, at most", *(f"{each.p99:.1f} s" for each in both)),
-        ("age of the oldest record ever", *(f"{each.worst:.0f} s" for each in both)),
+        ("delay, median", *(f"{each.p50:.1f} s" for each in both)),
+        ("delay, 99th percentile", *(f"{each.p99:.1f} s" for each in both)),
+        ("oldest record ever", *(f"{each.worst:.0f} s" for each in both)),
         ("changes of size", *(str(each.rescales) for each in both)),
-        ("  in an hour", *(f"{each.rescales_per_hour:.2f}" for each in both)),
+        ("  per hour", *(f"{each.rescales_per_hour:.2f}" for each in both)),
         ("restarts of the job", *(str(each.restarts) for each in both)),
-        ("time the job stood still", *(f"{each.stopped:.2%}" for each in both)),
-        ("workers missing, share of those needed", *(f"{each.under:.1%}" for each in both)),
-        ("workers too many, share of those needed", *(f"{each.over:.1%}" for each in both)),
+        ("time the job was stopped", *(f"{each.stopped:.2%}" for each in both)),
+        ("missing workers, share of those needed", *(f"{each.under:.1%}" for each in both)),
+        ("excess workers, share of those needed", *(f"{each.over:.1%}" for each in both)),
+        ("time until the size fits after a jump", *(f"{each.converged or 0:.0f} s" for each in both)),
     ]
-    if score.converged is not None:
-        rows.append(
-            ("time until the size fits after a jump", *(f"{each.converged or 0:.0f} s" for each in both)),
-        )
+    if score.converged is None:
+        del rows[-1]
+    if score.to_optimum is None:
+        del rows[2]
     return rows
 
 
-def _verdict(score: Score, still: Score, prepared: Setup) -> list[str]:
-    """What of it matters most, as a sentence."""
-    saved = 1 - score.cost / still.cost
-    cost = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
-    late = f"for {score.violation:.2%} of the time the oldest record was older than {prepared.plant.slo:g} s"
-    return [f"It costs {cost} than {prepared.static} workers all the time (the peak and 10 %), and {late}."]
-
-
-def _json(
-    prepared: Setup,
-    done: Run,
-    static: Run,
-    rescales: list[Asked],
-    least: float | None,
-    options: argparse.Namespace,
-) -> dict[str, Any]:
-    load, plant = prepared.load, prepared.plant
+def _json(result: Result, options: argparse.Namespace) -> dict[str, Any]:
+    setup, load = result.setup, result.setup.load
     return {
-        "cluster": prepared.spec.name,
-        "plant": {"name": options.plant, **_limited(asdict(plant))},
-        "load": {"name": load.name, "hours": load.seconds / HOUR, "peak": load.peak},
-        "one": load.per_worker(plant.gamma),
-        "seed": prepared.seed,
-        "faults": list(prepared.wrong),
-        "metrics": prepared.names,
-        "notes": list(prepared.notes),
-        "optimum": least,
-        "score": _plain(done.score(least)),
-        "static": {"size": prepared.static, "score": _plain(static.score(least))},
-        "rescales": [_rescale(asked, explained=options.explain) for asked in rescales],
+        "cluster": setup.spec.name,
+        "plant": {"name": options.plant, **_without_infinities(asdict(setup.plant))},
+        "load": {"name": load.name, "hours": load.seconds / 3600, "peak": load.peak},
+        "one": setup.rate_per_worker,
+        "seed": setup.seed,
+        "faults": list(setup.fault_texts),
+        "metrics": setup.names,
+        "notes": list(setup.notes),
+        "optimum": result.optimum,
+        "score": _score_json(result.run.score(result.optimum)),
+        "static": {"size": setup.static, "score": _score_json(result.static.score(result.optimum))},
+        "rescales": [_request_json(request, explained=options.explain) for request in result.requests],
     }
 
 
-def _limited(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
-    """Without infinities, which JSON does not know: what has no limit is null."""
+def _without_infinities(value: Any) -> Any:  # noqa: ANN401 - JSON of any shape
+    """JSON has no infinity: what has no limit is null."""
     if isinstance(value, dict):
-        return {key: _limited(each) for key, each in value.items()}
+        return {key: _without_infinities(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_limited(each) for each in value]
+        return [_without_infinities(each) for each in value]
     return None if isinstance(value, float) and math.isinf(value) else value
 
 
-def _plain(score: Score) -> dict[str, Any]:
-    return {
-        **asdict(score),
-        "rescales_per_hour": score.rescales_per_hour,
-        "to_demand": score.to_demand,
-        "to_optimum": score.to_optimum,
-        "j": score.j,
-    }
+def _score_json(score: Score) -> dict[str, Any]:
+    ratios = ("rescales_per_hour", "to_demand", "to_optimum", "j")
+    return {**asdict(score), **{name: getattr(score, name) for name in ratios}}
 
 
-def _rescale(asked: Asked, *, explained: bool) -> dict[str, Any]:
-    decision = asked.record.decision
+def _request_json(request: Request, *, explained: bool) -> dict[str, Any]:
+    decision = request.record.decision
     found = {
         "at": decision.at.isoformat(),
-        "after": (decision.at - START).total_seconds(),
+        "after": request.after,
         "from": decision.current,
         "to": decision.desired,
         "reason": decision.reason.value,
-        "why": short(decision),
-        "failed": asked.failed or None,
+        "why": summarize_decision(decision),
+        "failed": request.error,
     }
     if explained:
-        found["explanation"] = explain(asked.record.observation, decision)
+        found["explanation"] = explain(request.record.observation, decision)
     return found

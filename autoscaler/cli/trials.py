@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from autoscaler import plugins
 from autoscaler.cli import configuration, plants
 from autoscaler.cli import options as arguments
-from autoscaler.cli.benchmark import cluster as baseline_spec
+from autoscaler.cli.benchmark_run import cluster as baseline_spec
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.simulate import SHARE, shown_as
+from autoscaler.cli.simulate_setup import PEAK_SHARE, plant_metrics
 from autoscaler.config import document
 from autoscaler.config.document import Invalid, Node, Problems
 from autoscaler.config.model import Cluster, Config
@@ -29,7 +29,7 @@ from autoscaler.ports import ConfigurationError
 from autoscaler.simulation.baselines import BASELINES, Baseline
 from autoscaler.simulation.plant import STEP, work
 from autoscaler.simulation.scoring import needed
-from autoscaler.simulation.trial import SPARE, Case, Variant, described
+from autoscaler.simulation.trial import STATIC_HEADROOM, Case, Variant, plant_from_profile
 from autoscaler.trace import profile_file as profiles
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the simulated cluster, where no profile says otherwise: as for `simulate` (default: k8s)",
     )
     add(
+        "--rate-per-worker",
         "--one",
         type=arguments.above,
         metavar="RATE",
@@ -283,7 +284,7 @@ def _configured(
     used = {getattr(named.policy, PROFILE, None) for named in spec.policies} - {None}
     # What shows a profile is no metric of the simulated cluster; it is shown one as well, or else has none.
     rest = {metric: told for metric, told in cluster.metrics.items() if metric not in used}
-    names = shown_as(options.config, replace(cluster, metrics=rest), _shown(options, cluster))
+    names = plant_metrics(options.config, replace(cluster, metrics=rest), _shown(options, cluster))
     shown = replace(spec, metrics=tuple(rest))
     if used:
         metric = str(next(iter(used)))
@@ -408,11 +409,11 @@ def case(
     cluster = given.read.clusters[given.names[name]]
     told = plants.plant(options.plant)
     profile = given.profiles.get(name)
-    plant = replace(told.plant if profile is None else described(told.plant, profile), slo=given.slo[name])
+    plant = replace(told.plant if profile is None else plant_from_profile(told.plant, profile), slo=given.slo[name])
     if plant.partitions is None:
         plant = replace(plant, partitions=cluster.spec.partitions)
     one, why = _one(options, told, cluster.spec, profile, there.peak, plant.gamma)
-    static = max(1, math.ceil(SPARE * needed([there.peak * STEP], one, plant.gamma)[0]))
+    static = max(1, math.ceil(STATIC_HEADROOM * needed([there.peak * STEP], one, plant.gamma)[0]))
     others = compared(policies, _stepped(cluster.spec, name), plant.slo, one, profile)
     return Case(plant, one, static, (*tried, *others), profile), f"{format_number(one)} records/s ({why})"
 
@@ -427,11 +428,11 @@ def _one(
 ) -> tuple[float, str]:
     if profile is not None and profile.capacity is not None:
         return profile.capacity.rate, "its profile"
-    if options.one is not None:
-        return options.one, "--one"
-    if told.one is not None:
-        return told.one, f"`one` of {options.plant}"
+    if options.rate_per_worker is not None:
+        return options.rate_per_worker, "--rate-per-worker"
+    if told.rate_per_worker is not None:
+        return told.rate_per_worker, f"`rate_per_worker` of {options.plant}"
     if spec.capacity.per_replica is not None:
         return spec.capacity.per_replica, "capacity.per_replica of the configuration"
-    workers = max(spec.limits.minimum, round(SHARE * spec.limits.maximum), 1)
+    workers = max(spec.limits.minimum, round(PEAK_SHARE * spec.limits.maximum), 1)
     return (peak or 1.0) / work(workers, gamma), f"so that {workers} at 100 % process the peak"

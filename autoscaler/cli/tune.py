@@ -18,7 +18,8 @@ from autoscaler.cli.backtest import made, parameters, prepared, tell_left_out
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_json, say, table
-from autoscaler.cli.tables import FEW, omitted
+from autoscaler.cli.tables import DEFAULT_ROWS as FEW
+from autoscaler.cli.tables import omitted_rows as omitted
 from autoscaler.core.durations import format_duration
 from autoscaler.core.explain import count_of
 from autoscaler.core.model import ClusterSpec

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from autoscaler.trace.format import PACKED, SUFFIX, same
+from autoscaler.trace.format import COMPRESSED_SUFFIX, SUFFIX, same_content
 
 log = logging.getLogger("autoscaler.daemon.history")
 
@@ -101,7 +101,7 @@ def compress(path: Path, ending: threading.Event) -> None:
         OSError: a file cannot be read or written; then nothing has changed.
     """
     compressed = compressed_path(path)
-    if compressed.exists() and not same(path, compressed):
+    if compressed.exists() and not same_content(path, compressed):
         compressed = compressed_path(_unused_name(path))
     # If it exists now, a kill came before the plain one was removed.
     if compressed.exists() or _write(path, compressed, ending):
@@ -148,5 +148,5 @@ def _sync(directory: Path) -> None:
 
 def remove_partial(directory: Path) -> None:
     """Remove partial files that a kill has left. Raises OSError."""
-    for part in directory.glob(f".*{PACKED}{_PART}"):
+    for part in directory.glob(f".*{COMPRESSED_SUFFIX}{_PART}"):
         part.unlink(missing_ok=True)

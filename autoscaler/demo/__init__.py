@@ -14,15 +14,15 @@ SHORTEST = 60.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demo's options to a parser."""
     parser.description = (
-        "Start a Spark or Flink cluster and a streaming job on this machine, offer it a changing load, and let "
-        "the autoscaler scale its workers. Succeeds only if it scaled up, drained, scaled down, and every record "
-        "that was offered arrived exactly once."
+        "Start a Spark or Flink cluster and a streaming job on this machine, put it under a changing load, and let "
+        "the autoscaler scale its workers. Succeeds only if it scaled up, drained the backlog, scaled down, and every "
+        "record arrived exactly once."
     )
     parser.add_argument(
         "--engine",
         choices=("spark", "flink"),
         default="spark",
-        help="what runs the job (default: spark); flink needs a Java compiler and the extra flink-test",
+        help="the engine of the job (default: spark); flink needs a Java compiler and the extra flink-test",
     )
     parser.add_argument(
         "--duration",
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where the results go, new or empty (default: demo-output/<date and time>)",
     )
-    parser.add_argument("--keep", action="store_true", help="keep the logs and all working files as well")
+    parser.add_argument("--keep", action="store_true", help="keep the logs and all working files")
     parser.add_argument("--no-plot", action="store_true", help="draw no picture")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else, to stdout")
 
@@ -51,12 +51,12 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo.
 
     Returns:
-        0 on success, 1 when it failed (the reason has been printed), 2 when the options make no sense, 130 when
-        it was interrupted.
+        0 on success, 1 when it failed (the reason is printed), 2 when an option is wrong, 130 when it was
+        interrupted.
     """
-    from autoscaler.demo.runner import play  # noqa: PLC0415 - the command line asks for the options without it
+    from autoscaler.demo import runner  # noqa: PLC0415 - not needed for the options
 
-    return play(options)
+    return runner.run(options)
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The configuration file of the demo: an ordinary one, which the user can open and change."""
+"""The configuration file of the demo: an ordinary one, which the user can read and change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoscaler.demo.load import DURATION
 CLUSTER = "demo"
 
 _TEXT = """\
-# The configuration with which the demo runs the autoscaler: `autoscaler run` takes such a file in production.
+# The configuration of this demo: `autoscaler run` takes such a file in production.
 daemon:
   directory: {state}
   listen: 127.0.0.1:{listen}
@@ -27,9 +27,9 @@ clusters:
     target:                     # {about_target}
       type: local
 {target}
-    engine: *job                # what absorbs the change: {about_engine}
+    engine: *job                # what uses the workers: {about_engine}
     slots_per_replica: 1
-    partitions: {partitions}               # of the log: more slots than that would have nothing to read
+    partitions: {partitions}               # of the log: more slots would have nothing to read
     min: 1
     max: 4
     metrics:
@@ -40,13 +40,13 @@ clusters:
 {utilization}    policies:
       main:
         type: adaptive
-        objective: 30s          # a record should not wait for longer; what that takes is learned while it runs
-        restart: {restart}s             # {about_restart}: until that has been seen
-        start_up: 10s           # how long new workers take to come: likewise
-        calm: {calm}s               # 3m without this: a demo has no time to wait for what may come again
-        outage: {outage}s             # a rescale is worth as much as all workers for so long: 72s without this
+        objective: 30s          # a record should not wait longer; the capacity for that is learned
+        restart: {restart}s             # {about_restart}: until it was measured
+        start_up: 10s           # how long new workers take to start: likewise
+        calm: {calm}s               # the default is 3m, too long for a demo
+        outage: {outage}s             # a rescale costs as much as all workers for so long; the default is 72s
     settle: {{{settle}caught_up: 3m, backlog_time: 5s}}
-    capacity:                   # records/s, until it has been seen how much it really is
+    capacity:                   # records/s, until it was measured
       per_replica: {per_worker:g}
       sustained: 12s            # a little more than the window the throughput is averaged over
       warmup: 20s             # the first records on new workers are slow
@@ -57,7 +57,7 @@ clusters:
 _UTILIZATION = "      utilization: {source: job, metric: utilization}\n"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What differs from engine to engine.
 
@@ -65,12 +65,12 @@ class Parts:
         about_source, about_target, about_engine: comments.
         source: parameters of the source, which are those of the engine.
         target: parameters of the target `local`.
-        timeout: within this everything must have answered.
-        restart: seconds that the job is assumed to stand still for the first rescale.
+        timeout: of all readings.
+        restart: assumed seconds of the stop for the first rescale.
         about_restart: a comment on it.
-        utilization: whether the source tells what share of what they could do the workers do, at any load.
-        settle: deadlines of the first phases, unless they follow from the engine's own settings.
-        per_worker: records/s that a worker is assumed to process at first.
+        utilization: whether the source has the utilization of the workers at any load.
+        settle: deadlines of the first phases, unless they follow from the engine's settings.
+        per_worker: assumed records/s of a worker at first.
     """
 
     about_source: str
@@ -87,11 +87,11 @@ class Parts:
 
 
 def configuration(parts: Parts, partitions: int, listen: int, state: Path, duration: float) -> str:
-    """The text of the configuration file for a load of this duration (seconds).
+    """The configuration file for a load of this duration (seconds).
 
-    A shorter demo is less patient before it scales down, or there would be no time left to see it.
+    In a shorter demo it scales down sooner, so that the scale-down happens before the end.
     """
-    patience = max(0.4, min(1.0, duration / DURATION))
+    scale = max(0.4, min(1.0, duration / DURATION))
     return _TEXT.format(
         about_source=parts.about_source,
         source=_lines(parts.source, 4),
@@ -108,21 +108,21 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
         cluster=CLUSTER,
         state=json.dumps(str(state)),
         listen=listen,
-        calm=round(20 * patience),
-        outage=round(10 * patience),
+        calm=round(20 * scale),
+        outage=round(10 * scale),
     )
 
 
 def api(listen: int) -> str:
-    """The daemon's page about the cluster."""
+    """The daemon's HTTP endpoint of the cluster."""
     return f"http://127.0.0.1:{listen}/api/v1/clusters/{CLUSTER}"
 
 
 def _lines(parameters: Mapping[str, str | int], indent: int) -> str:
-    return "\n".join(f"{' ' * indent}{name}: {_plain(value)}" for name, value in parameters.items())
+    return "\n".join(f"{' ' * indent}{name}: {_scalar(value)}" for name, value in parameters.items())
 
 
-def _plain(value: str | int) -> str:
-    """A value as one would write it; what may hold a sign of YAML's in quotes."""
+def _scalar(value: str | int) -> str:
+    """A value as a YAML scalar, quoted if it needs to be."""
     text = str(value)
     return text if re.fullmatch(r"[\w./:-]+", text) else json.dumps(text)

@@ -1,34 +1,44 @@
-"""What the demo needs of an engine: a cluster, a job on it, and the truth about what the job has done."""
+"""What the demo needs of an engine: a cluster, a job on it, and an exact account of what the job has processed."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 from autoscaler.demo.config import Parts
-from autoscaler.demo.processes import DemoError
+from autoscaler.demo.processes import DemoError, Processes
 from autoscaler.demo.sink import Arrival
 from autoscaler.plugins import install_hint
+
+T = TypeVar("T")
 
 PARTITIONS = 6
 """Of the log: useful sizes are 1, 2, 3 and 6 workers."""
 
+JOB = "autoscaler-demo"
+"""The name of the job."""
+
+STOP_TIMEOUT = 60.0
+"""Seconds in which a job stops."""
+
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """What is left when the job has been stopped.
+class FinishedJob:
+    """What a stopped job has left.
 
     Attributes:
         arrivals: the records at the sink, in the order in which they were processed.
         problems: what else shows that the job was not exact.
-        commits: when each batch was committed, seconds since 1970, where there are batches.
+        commits: when each batch was committed, seconds since 1970, if there are batches.
     """
 
     arrivals: Sequence[Arrival]
@@ -36,76 +46,95 @@ class Ending:
     commits: Sequence[float] = field(default=())
 
 
-class Scene(Protocol):
-    """One engine's cluster and job. To make one finds what is installed, and raises AutoscalerError if it is not."""
+class Environment(ABC):
+    """One engine's cluster and job. The constructor raises AutoscalerError if something is not installed.
+
+    Attributes:
+        java: the Java that is used, as a JAVA_HOME.
+        variables: environment variables of the daemon, which the workers inherit.
+    """
+
+    java: Path
+    variables: Mapping[str, str]
+
+    def __init__(self, processes: Processes, work: Path) -> None:
+        self._processes = processes
+        self._work = work
+        self._sink = work / "sink"
+        self._clock = work / "clock.json"
 
     @property
-    def java(self) -> Path:
-        """The Java that is used, as a JAVA_HOME."""
-        ...
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """Of the daemon, from which the workers have it."""
-        ...
-
-    @property
+    @abstractmethod
     def parts(self) -> Parts:
-        """What the daemon's configuration says of this engine."""
-        ...
+        """What the daemon's configuration has for this engine."""
 
+    @abstractmethod
     def start_cluster(self) -> None:
         """Start what the workers will register with."""
-        ...
 
+    @abstractmethod
     def up(self) -> bool:
-        """Whether it answers."""
-        ...
+        """Whether it responds."""
 
+    @abstractmethod
     def start_job(self) -> None:
         """Start the job, which waits for a worker."""
-        ...
 
+    @abstractmethod
     def running(self) -> bool:
         """Whether the job runs on a worker."""
-        ...
 
+    @abstractmethod
     def lag(self, offered: int) -> int | None:
-        """Records waiting of those `offered` until now; None when the job does not say."""
-        ...
+        """Records waiting of those `offered` until now; None if unknown."""
 
+    @abstractmethod
     def facts(self) -> Mapping[str, Any]:
-        """What the engine tells of the run, for the result; None for what it does not say."""
-        ...
+        """What the engine reports of the run, for the result; None for what it does not report."""
 
-    def finish(self) -> Ending:
-        """Stop the job, which has read everything, and read what it has written. Raises DemoError."""
-        ...
+    @abstractmethod
+    def finish(self) -> FinishedJob:
+        """Stop the job, which has read everything, and read its output. Raises DemoError."""
+
+    def wait_for_facts(self, seconds: float, every: float = 1.0) -> Mapping[str, Any]:
+        """The facts, asked for until none of them is missing, for at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        while None in (facts := self.facts()).values() and time.monotonic() < deadline:
+            time.sleep(every)
+        return facts
+
+    def _read_sink(self, read: Callable[[Path], T]) -> T:
+        try:
+            return read(self._sink)
+        except (OSError, ValueError) as error:
+            raise DemoError(f"the sink cannot be read: {error}") from error
 
 
-def answered(scene: Scene, seconds: float, every: float = 1.0) -> Mapping[str, Any]:
-    """The facts of a scene, asked for again as long as one of them is missing, and for so many seconds at most."""
-    deadline = time.monotonic() + seconds
-    while None in (facts := scene.facts()).values() and time.monotonic() < deadline:
-        time.sleep(every)
-    return facts
+def url(port: int) -> str:
+    """The HTTP address of a port on this machine."""
+    return f"http://127.0.0.1:{port}"
+
+
+def variables_without(prefix: str) -> dict[str, str]:
+    """The environment variables of this process whose names do not begin like this."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefix)}
 
 
 def require(packages: Sequence[str], extra: str) -> None:
     """Make sure that packages are installed.
 
     Raises:
-        DemoError: one is not; the message says what to do.
+        DemoError: one is not; the message has the command that installs it.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise DemoError(f"the package {package} is not installed: {install_hint(extra)}")
 
 
-def get(url: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of any shape
-    """The JSON at an address, or None while nobody (or nothing usable) answers there."""
+def get(address: str, seconds: float = 2.0) -> Any:  # noqa: ANN401 - JSON of any shape
+    """The JSON at an address, or None if there is no usable answer."""
     try:
-        with urllib.request.urlopen(url, timeout=seconds) as answer:  # noqa: S310 - loopback addresses of our own
+        with urllib.request.urlopen(address, timeout=seconds) as answer:  # noqa: S310 - our own loopback addresses
             return json.load(answer)
     except (urllib.error.URLError, OSError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live table on a terminal, else a line every few seconds."""
+"""The live view of the demo: a table on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -13,97 +13,97 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-LINE_EVERY = 5.0
-"""Seconds between two lines where there is no terminal."""
+LINE_INTERVAL = 5.0
+"""Seconds between two lines without a terminal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What there is to be seen right now; None where nobody can say.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The state of the demo at one time; None where it is unknown.
 
     Attributes:
         at: seconds since the load began; negative before.
-        of: length of the load in seconds.
-        phase: what is going on, in a few words.
+        duration: of the load, seconds.
+        phase: a few words.
         rate: records offered per second.
         lag: records offered and not yet processed.
         desired: workers asked for.
         ready: workers that are up.
-        thought: the daemon's last decision, in a sentence.
-        events: what has happened so far, newest last.
+        decision: the daemon's last one, in a sentence.
+        events: rescales so far, newest last.
     """
 
     at: float
-    of: float
+    duration: float
     phase: str
     rate: float
     lag: int | None
     desired: int | None
     ready: int | None
-    thought: str
+    decision: str
     events: tuple[str, ...] = ()
 
 
-class Show:
-    """Shows one moment after another."""
+class LiveView:
+    """Shows one status after another."""
 
     def __init__(self, console: Console, live: Live | None) -> None:
         self._console = console
         self._live = live
         self._next = 0.0
-        self._told = 0
+        self._printed = 0
 
-    def tell(self, moment: Moment) -> None:
-        """Show a moment."""
+    def update(self, status: Status) -> None:
+        """LiveView a status."""
         if self._live is not None:
-            self._live.update(table(moment))
+            self._live.update(table(status))
             return
-        new = moment.events[self._told :]
-        self._told = len(moment.events)
+        new = status.events[self._printed :]
+        self._printed = len(status.events)
         for event in new:
             self._console.print(event, highlight=False, markup=False, soft_wrap=True)
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_EVERY
-            self._console.print(line(moment), highlight=False, markup=False, soft_wrap=True)
+            self._next = time.monotonic() + LINE_INTERVAL
+            self._console.print(line(status), highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
-def show(console: Console) -> Iterator[Show]:
-    """A live table as long as this lasts if the console is a terminal, else lines."""
+def live_view(console: Console) -> Iterator[LiveView]:
+    """A live table on a terminal, else lines."""
     if not console.is_terminal:
-        yield Show(console, None)
+        yield LiveView(console, None)
         return
     with Live(console=console, refresh_per_second=4) as live:
-        yield Show(console, live)
+        yield LiveView(console, live)
 
 
-def line(moment: Moment) -> str:
-    """A moment in one line."""
-    lag = "?" if moment.lag is None else str(moment.lag)
+def line(status: Status) -> str:
+    """A status in one line."""
+    lag = "?" if status.lag is None else str(status.lag)
     return (
-        f"{moment.at:5.0f} s  load {moment.rate:4.0f}/s  lag {lag:>5}  workers {_workers(moment)}  "
-        f"{moment.phase}: {moment.thought}"
+        f"{status.at:5.0f} s  load {status.rate:4.0f}/s  lag {lag:>5}  workers {_workers(status)}  "
+        f"{status.phase}: {status.decision}"
     )
 
 
-def table(moment: Moment) -> RenderableType:
-    """A moment as a table."""
-    result = Table(title=f"autoscaler demo: {moment.phase}", title_justify="left", expand=False, min_width=76)
+def table(status: Status) -> RenderableType:
+    """A status as a table."""
+    result = Table(title=f"autoscaler demo: {status.phase}", title_justify="left", expand=False, min_width=76)
     for name in ("time", "load", "lag", "workers"):
         result.add_column(name, justify="right", no_wrap=True)
-    result.add_column("what the daemon thinks", ratio=1, min_width=38)
-    lag = "?" if moment.lag is None else str(moment.lag)
-    result.add_row(f"{moment.at:.0f} s", f"{moment.rate:.0f}/s", lag, _workers(moment), Text(moment.thought))
+    result.add_column("last decision", ratio=1, min_width=38)
+    lag = "?" if status.lag is None else str(status.lag)
+    result.add_row(f"{status.at:.0f} s", f"{status.rate:.0f}/s", lag, _workers(status), Text(status.decision))
     result.add_section()
-    for event in moment.events:
+    for event in status.events:
         result.add_row("", "", "", "", Text(event))
     whole = Table.grid(padding=(0, 1))
     whole.add_row(result)
-    whole.add_row(ProgressBar(total=moment.of, completed=min(max(moment.at, 0.0), moment.of), width=76))
+    whole.add_row(ProgressBar(total=status.duration, completed=min(max(status.at, 0.0), status.duration), width=76))
     return whole
 
 
-def _workers(moment: Moment) -> str:
-    if moment.ready is None or moment.desired is None:
+def _workers(status: Status) -> str:
+    if status.ready is None or status.desired is None:
         return "?"
-    return str(moment.ready) if moment.ready == moment.desired else f"{moment.ready} -> {moment.desired}"
+    return str(status.ready) if status.ready == status.desired else f"{status.ready} -> {status.desired}"

@@ -1,7 +1,7 @@
 """The load: how many records per second are offered, and how many have been offered until when.
 
-A load is a staircase of rates over the seconds since it began. How many records there are at a time is its
-integral: a pure function of time, so that everybody who knows when it began counts the same records.
+A load is a step function of time. The number of records is its integral: every process that knows when the load began
+counts the same records.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _RISE, _FALL = 0.19, 0.60
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A staircase of offered rates.
+    """A step function of offered rates.
 
     Attributes:
         steps: seconds since the beginning and the rate from then on in records/s; the first at 0.
-        duration: after so many seconds nothing is offered any more.
+        duration: seconds after which nothing is offered.
     """
 
     steps: tuple[tuple[float, float], ...]
@@ -74,7 +74,7 @@ class Load:
 
 
 def surge(duration: float = DURATION) -> Load:
-    """The demo's own load: calm, a surge to what needs three workers, calm."""
+    """The default load: low, high (it needs three workers), low."""
     return Load(((0.0, CALM), (_RISE * duration, SURGE), (_FALL * duration, CALM)), duration)
 
 
@@ -101,7 +101,7 @@ def read_load(path: Path, duration: float | None = None) -> Load:
                 raise ValueError(f"{path}:{number}: expected t_seconds,value, not {','.join(row)!r}") from error
             steps.append((at, rate))
     if not steps:
-        raise ValueError(f"{path}: there is no load in it; expected lines t_seconds,value")
+        raise ValueError(f"{path}: is empty, expected lines t_seconds,value")
     last = steps[-1][0]
     length = last + (last - steps[-2][0] if len(steps) > 1 else DURATION)
     try:
@@ -118,7 +118,7 @@ def stretch(load: Load, duration: float) -> Load:
 
 
 def split(total: int, partitions: int) -> list[int]:
-    """Deal the first `total` records round to the partitions; how many each has got."""
+    """How many of the first `total` records each partition has, dealt in turn."""
     return [(total + partitions - 1 - number) // partitions for number in range(partitions)]
 
 
@@ -135,7 +135,7 @@ def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
     if total <= most:
         return list(head)
     shares = [count * most // total for count in waiting]
-    # Rounding down leaves fewer than one record per partition over: those that wait longest get them.
+    # Rounding down leaves less than one record per partition: the most loaded ones get them.
     left = most - sum(shares)
     for number in sorted(range(len(waiting)), key=lambda number: shares[number] - waiting[number])[:left]:
         shares[number] += 1
@@ -145,8 +145,8 @@ def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
 class Pace:
     """Sizes batches so that each takes about the same time, whatever the number of workers.
 
-    A batch of fixed size that suits three workers would keep one worker busy for so long that nobody would see
-    in time what has come meanwhile.
+    A batch of fixed size that suits three workers would take one worker so long that a growing backlog would be seen
+    too late.
     """
 
     def __init__(self, seconds: float, least: int) -> None:
@@ -160,7 +160,7 @@ class Pace:
         """How many records the batch that begins now may have."""
         if self._last is not None:
             began, admitted = self._last
-            # A batch that took all there was says nothing: time went by waiting for records.
+            # A batch that took all records is not a measurement: it was waiting for records.
             if admitted >= self._rows and now > began:
                 self._rows = max(self._least, round(admitted / (now - began) * self._seconds))
         self._last = None

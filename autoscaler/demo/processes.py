@@ -1,4 +1,4 @@
-"""The processes of the demo: started with their logs, watched, and all gone at the end, come what may."""
+"""The processes of the demo: started with their logs, watched, and all ended at the end."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from autoscaler.targets.local import processes
 from autoscaler.targets.local.pool import stop_workers
 
 LINES = 15
-"""How much of a log is shown when its process has failed."""
+"""Lines of a log that are shown when its process has failed."""
 
 QUICK_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For JVMs that live for minutes and share two cores: less compiling in the background, less memory."""
 
 
 class DemoError(AutoscalerError):
-    """The demo cannot go on; the message says why and which log to read."""
+    """The demo cannot continue; the message has the reason and the log to read."""
 
 
-class Stage:
-    """The processes on stage. They are told apart from all others by a token that they inherit.
+class Processes:
+    """The processes of one run, recognized by a token in their environment.
 
     Attributes:
         logs: directory of the logs, one per process.
@@ -62,7 +62,7 @@ class Stage:
             raise DemoError(f"the {name} cannot be started: {error}") from error
 
     def pid(self, name: str) -> int:
-        """The number of a process that has not been seen to end."""
+        """The id of a running process."""
         return self._running[name].pid
 
     def log(self, name: str) -> Path:
@@ -70,17 +70,17 @@ class Stage:
         return self.logs / f"{name}.log"
 
     def check(self) -> None:
-        """Make sure that everything still runs.
+        """Make sure that all processes still run.
 
         Raises:
-            DemoError: something has ended by itself; the message shows the end of its log.
+            DemoError: one has ended; the message shows the end of its log.
         """
         for name, process in self._running.items():
             if (code := process.poll()) is not None:
-                raise DemoError(self.told(name, f"the {name} ended by itself ({_how(code)})"))
+                raise DemoError(self.with_log(name, f"the {name} ended unexpectedly ({_how(code)})"))
 
-    def told(self, name: str, problem: str) -> str:
-        """A problem with the end of the log that explains it."""
+    def with_log(self, name: str, problem: str) -> str:
+        """A problem, followed by the end of the log of a process."""
         try:
             lines = self.log(name).read_text(errors="replace").splitlines()[-LINES:]
         except OSError as error:
@@ -91,33 +91,33 @@ class Stage:
         """Ask a process to end and wait for it.
 
         Raises:
-            DemoError: it has not ended in time, or not well.
+            DemoError: it did not end in time, or it failed.
         """
         self._running[name].send_signal(signal.SIGTERM)
-        self.ended(name, seconds)
+        self.wait_for_exit(name, seconds)
 
-    def ended(self, name: str, seconds: float) -> None:
+    def wait_for_exit(self, name: str, seconds: float) -> None:
         """Wait for a process to end by itself.
 
         Raises:
-            DemoError: it has not ended in time, or not well.
+            DemoError: it did not end in time, or it failed.
         """
         try:
             code = self._running[name].wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise DemoError(self.told(name, f"the {name} did not end within {seconds:g} s")) from error
+            raise DemoError(self.with_log(name, f"the {name} did not end within {seconds:g} s")) from error
         del self._running[name]
-        # A JVM that is asked to end says 128 + 15.
+        # A JVM ends with 128 + 15 on SIGTERM.
         if code not in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
-            raise DemoError(self.told(name, f"the {name} did not end well ({_how(code)})"))
+            raise DemoError(self.with_log(name, f"the {name} failed ({_how(code)})"))
 
     def clear(self, grace: float = 5.0) -> None:
-        """End everything: first the daemon, which would replace what is stopped, then workers and the rest."""
+        """End all processes: first the daemon, which would replace stopped workers, then the workers and the rest."""
         self._end([name for name in self._running if name == "daemon"], grace)
         try:
             stop_workers(self.pool, grace)
         except (EdgeError, OSError, ValueError, TypeError) as error:
-            # Only a daemon that is not ours could hold the pool: its directory was made by this very run.
+            # Only a foreign daemon could hold the pool: this run has made its directory.
             raise DemoError(f"the workers of {self.pool} could not be stopped: {error}") from error
         finally:
             self._end(list(self._running), grace)
@@ -140,13 +140,13 @@ class Stage:
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on, another one with each call.
+    """A free port of the loopback address, another one with each call.
 
-    It is none of those that the kernel gives to whoever asks for any: they are many while a cluster starts, and the
-    process that this one is for may take seconds to listen on it.
+    It is below the kernel's ephemeral ports: many of those are taken while a cluster starts, and the process that this
+    port is for may take seconds to listen on it.
     """
     while True:
-        port = _LOWEST_PORT + secrets.randbelow(max(1000, _first_of_the_kernel() - _LOWEST_PORT))
+        port = _LOWEST_PORT + secrets.randbelow(max(1000, _first_ephemeral_port() - _LOWEST_PORT))
         if port in _given:
             continue
         with socket.socket() as found, suppress(OSError):
@@ -160,16 +160,16 @@ _LOWEST_PORT = 10_240
 _given: set[int] = set()
 
 
-def _first_of_the_kernel() -> int:
-    """The first port that the kernel gives to whoever asks for any."""
+def _first_ephemeral_port() -> int:
+    """The first ephemeral port of the kernel."""
     try:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         return 32_768
 
 
-def spark_environment(home: Path, java: Path, python: str, worker_timeout: int) -> dict[str, str]:
-    """What every process of the demo is told about Spark."""
+def spark_variables(home: Path, java: Path, python: str, worker_timeout: int) -> dict[str, str]:
+    """Environment variables of all processes of the demo on Spark."""
     options = f"-Dspark.decommission.enabled=true -Dspark.worker.timeout={worker_timeout}"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
     return {
@@ -181,7 +181,7 @@ def spark_environment(home: Path, java: Path, python: str, worker_timeout: int) 
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": QUICK_START,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # Nobody submits anything here, and that door of the Master asks for no password.
+        # Nothing is submitted here, and the REST server of the Master has no authentication.
         "SPARK_MASTER_OPTS": f"{options} -Dspark.master.rest.enabled=false",
     }
 

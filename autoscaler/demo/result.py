@@ -1,4 +1,4 @@
-"""What came of it: the numbers of a run, and whether it was a success. Pure functions of what was seen.
+"""The figures of a run, and whether it was a success. Pure functions of what was observed.
 
 Times are in seconds since the load began.
 """
@@ -14,18 +14,18 @@ from autoscaler.demo.load import Load
 from autoscaler.demo.sink import Account, Arrival
 
 BACKLOG = 5.0
-"""The lag is back when it is below this many seconds of the load."""
+"""The backlog is drained when the lag is below this many seconds of the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was seen at one time.
+    """The workers at one time.
 
     Attributes:
         at: seconds since the load began.
-        desired: workers asked for; None when the daemon did not say.
-        ready: workers that were up; None likewise.
-        slots: those that the job had; None likewise.
+        desired: workers requested; None if unknown.
+        ready: workers that were ready; None if unknown.
+        slots: of the job; None if unknown.
     """
 
     at: float
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Rescale:
-    """A change of size that the daemon asked for."""
+    """A change of size that the daemon requested."""
 
     at: float
     before: int
@@ -44,7 +44,7 @@ class Rescale:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A whole run.
 
@@ -54,11 +54,11 @@ class Run:
         arrivals: the records at the sink, in the order in which they were processed.
         account: offered against processed.
         samples: the workers over time.
-        rescales: what the daemon asked for, in order.
+        rescales: that the daemon requested, in order.
         drained: whether the job had read everything that was offered when it was stopped.
-        workers: workers that were there when the run ended.
-        facts: what the engine tells of the run.
-        trouble: what shows that the job's own state was not exact.
+        workers: at the end of the run.
+        facts: what the engine reports of the run.
+        trouble: problems with the job's state.
         commits: when each batch was committed, seconds since 1970; empty where there are none.
     """
 
@@ -104,7 +104,7 @@ def first_tasks(run: Run) -> dict[str, float]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The result as it is written down."""
+    """The result as it is written."""
     load = run.load
     rise, fall = load.rise, load.fall
     ups = [each for each in run.rescales if each.to > each.before]
@@ -147,25 +147,25 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def problems(run: Run) -> list[str]:
-    """Why the run is no success; empty when it is one."""
+    """Why the run was not a success; empty if it was."""
     found: list[str] = []
     ups = [each for each in run.rescales if each.to > each.before]
     downs = [each for each in run.rescales if each.to < each.before]
     if not ups:
-        found.append("it did not scale up: the daemon never asked for more workers")
+        found.append("it did not scale up: the daemon never requested more workers")
     elif not any(at > ups[0].at for at in first_tasks(run).values()):
         found.append("it did not scale up: no new worker processed a record")
     if not run.drained:
         found.append("it did not drain: records were still waiting when the job was stopped")
     if not downs:
-        found.append("it did not scale down: the daemon never asked for fewer workers")
+        found.append("it did not scale down: the daemon never requested fewer workers")
     elif run.workers != downs[-1].to:
-        found.append(f"it did not scale down: {run.workers} workers are left of {downs[-1].to} asked for")
+        found.append(f"it did not scale down: {run.workers} workers are left, {downs[-1].to} were requested")
     account = run.account
     if not account.exact:
         found.append(
             f"the sink is not exact: {account.offered} offered, {account.processed} processed, {account.lost} lost, "
-            f"{account.duplicated} duplicated, {account.strange} that nobody offered"
+            f"{account.duplicated} duplicated, {account.strange} that were never offered"
         )
     return [*found, *run.trouble]
 

@@ -1,4 +1,4 @@
-"""The demo from beginning to end."""
+"""Run the demo from beginning to end."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ from rich.console import Console
 
 from autoscaler import config
 from autoscaler.demo.config import CLUSTER, api, configuration
-from autoscaler.demo.environment import PARTITIONS, Scene, answered, get, require
-from autoscaler.demo.flink.environment import FlinkScene
-from autoscaler.demo.live_view import Moment, Show, show
+from autoscaler.demo.environment import PARTITIONS, Environment, get, require
+from autoscaler.demo.flink.environment import FlinkEnvironment
+from autoscaler.demo.live_view import LiveView, Status, live_view
 from autoscaler.demo.load import Load, read_load, split, stretch, surge
-from autoscaler.demo.processes import DemoError, Stage, free_port
+from autoscaler.demo.processes import DemoError, Processes, free_port
 from autoscaler.demo.result import Rescale, Run, Sample, summary
-from autoscaler.demo.simulation import beside, sentence
+from autoscaler.demo.simulation import describe_simulation, simulate_beside
 from autoscaler.demo.sink import account
 from autoscaler.demo.spark.clock import start_clock
-from autoscaler.demo.spark.environment import BATCH, SparkScene
+from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError
 from autoscaler.targets.local.pool import ask
 
-SCENES: dict[str, Callable[[Stage, Path], Scene]] = {"spark": SparkScene, "flink": FlinkScene}
+ENVIRONMENTS: dict[str, Callable[[Processes, Path], Environment]] = {
+    "spark": SparkEnvironment,
+    "flink": FlinkEnvironment,
+}
 START_TIMEOUT = 240.0
 END_TIMEOUT = 180.0
-LOOK_EVERY = 1.0
-STALE = 3.0  # seconds: what a job says of its lag may be a little older
-PATIENCE = 60.0  # seconds in which what is asked only at the end is answered, also on a busy machine
+POLL_INTERVAL = 1.0
+STALE = 3.0  # seconds: a reported lag may be this old
+FINAL_TIMEOUT = 60.0  # seconds for the requests at the end, on a busy machine
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
-def play(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the demo with these options and return its exit code."""
     console = Console(stderr=bool(options.json), highlight=False)
     try:
@@ -55,15 +58,15 @@ def play(options: argparse.Namespace) -> int:
         return USAGE
     try:
         with _interruptible():
-            result = _Demo(console, load, output, options).run()
+            result = Runner(console, load, output, options).run()
     except KeyboardInterrupt:
-        console.print("interrupted; nothing is left running", markup=False)
+        console.print("interrupted; all processes were stopped", markup=False)
         return INTERRUPTED
     except AutoscalerError as error:
         console.print(f"autoscaler demo failed: {error}", markup=False, soft_wrap=True)
         return FAILED
     if options.json:
-        print(json.dumps(result, indent=2))  # noqa: T201 - what --json asks for
+        print(json.dumps(result, indent=2))  # noqa: T201 - the output of --json
     return OK if result["ok"] else FAILED
 
 
@@ -77,7 +80,7 @@ def _load(options: argparse.Namespace) -> Load:
 def _output(asked: Path | None) -> Path:
     output = asked if asked is not None else Path("demo-output") / time.strftime("%Y-%m-%d-%H%M%S")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ValueError(f"{output} exists and is not an empty directory; name another")
+        raise ValueError(f"{output} exists and is not an empty directory: choose another --output")
     output.mkdir(parents=True, exist_ok=True)
     return output.resolve()
 
@@ -97,8 +100,8 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Nothing interrupts the cleaning up, which takes seconds; a second Ctrl-C would leave processes behind."""
+def _uninterrupted() -> Iterator[None]:
+    """The clean-up takes seconds: a second Ctrl-C would leave processes behind."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -108,8 +111,8 @@ def _undisturbed() -> Iterator[None]:
 
 
 @dataclass
-class _Seen:
-    """What has been seen so far."""
+class _Observed:
+    """What was observed so far."""
 
     samples: list[Sample] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
@@ -117,7 +120,9 @@ class _Seen:
     rescaling: bool = False
 
 
-class _Demo:
+class Runner:
+    """One run of the demo, with its processes, environment and live view."""
+
     def __init__(self, console: Console, load: Load, output: Path, options: argparse.Namespace) -> None:
         self._console = console
         self._load = load
@@ -126,50 +131,48 @@ class _Demo:
         self._work = output / "work"
         if not options.no_plot:
             require(("matplotlib",), "plot")
-        self._stage = Stage(output / "logs", self._work / "workers")
-        self._scene = SCENES[options.engine](self._stage, self._work)
+        self._processes = Processes(output / "logs", self._work / "workers")
+        self._environment = ENVIRONMENTS[options.engine](self._processes, self._work)
         self._listen = free_port()
         self._start = 0.0
-        self._seen = _Seen()
+        self._observed = _Observed()
 
     def run(self) -> dict[str, Any]:
-        """Play it all; the result is also written to the output directory."""
+        """Run everything. Returns the result, which is also written to the output directory."""
         try:
-            played = self._play()
+            run = self._execute()
         finally:
-            with _undisturbed():
-                self._say("stopping everything that is still running ...")
-                self._stage.clear()
-        result = {**summary(played), "simulated": self._simulated(played)}
+            with _uninterrupted():
+                self._print("stopping all processes ...")
+                self._processes.clear()
+        result = {**summary(run), "simulated": self._simulated(run)}
         (self._output / "result.json").write_text(json.dumps(result, indent=2) + "\n")
         if not self._options.no_plot:
-            self._draw(played)
-        self._sum_up(played, result)
+            self._draw(run)
+        self._print_summary(run, result)
         if not self._options.keep:
             shutil.rmtree(self._work, ignore_errors=True)
             if result["ok"]:
-                shutil.rmtree(self._stage.logs, ignore_errors=True)
+                shutil.rmtree(self._processes.logs, ignore_errors=True)
         return result
 
-    # ---- the acts
-
-    def _play(self) -> Run:
+    def _execute(self) -> Run:
         self._prepare()
-        with show(self._console) as shown:
-            self._wait_until(self._scene.running, START_TIMEOUT, shown, "starting", "the job to run on a worker")
+        with live_view(self._console) as shown:
+            self._wait_until(self._environment.running, START_TIMEOUT, shown, "starting", "the job to run on a worker")
             self._wait_until(self._daemon_sees, 60.0, shown, "starting", "the daemon to see the job")
-            # A whole second ahead: nobody reads the clock's file later than the load begins.
+            # A second ahead: every process reads the clock's file before the load begins.
             self._start = time.time() + 1.0
             start_clock(self._work / "clock.json", self._load, self._start)
             while self._now() < self._load.duration:
-                self._look(shown, self._phase())
+                self._poll(shown, self._phase())
             drained = self._ending(shown)
         rescales = self._rescales()
-        facts = answered(self._scene, PATIENCE)
-        workers = len(list((self._stage.pool / "workers").glob("*.json")))
-        # In this order: a daemon that saw the job go would have something to say about it.
-        self._stage.stop("daemon", 20.0)
-        ending = self._scene.finish()
+        facts = self._environment.wait_for_facts(FINAL_TIMEOUT)
+        workers = len(list((self._processes.pool / "workers").glob("*.json")))
+        # The daemon first: it would react to a job that ends.
+        self._processes.stop("daemon", 20.0)
+        ending = self._environment.finish()
         arrivals = ending.arrivals
         heads = split(self._load.offered(self._load.duration), PARTITIONS)
         return Run(
@@ -177,7 +180,7 @@ class _Demo:
             start=self._start,
             arrivals=arrivals,
             account=account(heads, ((arrival.partition, arrival.offset) for arrival in arrivals)),
-            samples=self._seen.samples,
+            samples=self._observed.samples,
             rescales=rescales,
             drained=drained,
             workers=workers,
@@ -189,134 +192,132 @@ class _Demo:
     def _prepare(self) -> None:
         """Write the configuration and start everything."""
         self._work.mkdir(exist_ok=True)
-        self._say(f"Java: {self._scene.java}")
+        self._print(f"Java: {self._environment.java}")
         file = self._output / "autoscaler.yaml"
         state = self._work / "autoscaler"
-        file.write_text(configuration(self._scene.parts, PARTITIONS, self._listen, state, self._load.duration))
-        self._say(f"configuration of the autoscaler: {file}")
-        self._say(f"logs: {self._stage.logs}")
-        # One worker is there before the load begins; from then on the daemon decides.
-        ask(self._stage.pool, 1)
-        self._scene.start_cluster()
-        self._wait_until(self._scene.up, 60.0, None, "", "the cluster to answer")
+        file.write_text(configuration(self._environment.parts, PARTITIONS, self._listen, state, self._load.duration))
+        self._print(f"configuration: {file}")
+        self._print(f"logs: {self._processes.logs}")
+        # Start with one worker; from then on the daemon decides.
+        ask(self._processes.pool, 1)
+        self._environment.start_cluster()
+        self._wait_until(self._environment.up, 60.0, None, "", "the cluster to respond")
         daemon = [sys.executable, "-m", "autoscaler", "run", str(file)]
-        self._stage.start("daemon", daemon, self._scene.environment)
-        self._scene.start_job()
+        self._processes.start("daemon", daemon, self._environment.variables)
+        self._environment.start_job()
 
-    def _ending(self, shown: Show) -> bool:
-        """Let the job drain and the daemon finish what it does; whether all was read."""
+    def _ending(self, shown: LiveView) -> bool:
+        """Wait until the job has drained and the last rescale is over. Returns whether it has drained."""
         deadline = time.monotonic() + END_TIMEOUT
         drained = False
         while time.monotonic() < deadline:
             drained = self._now() > self._load.duration + STALE and self._lag() == 0
-            sizes = [sample.desired for sample in self._seen.samples if sample.desired is not None]
-            calm = not self._seen.rescaling and sizes and sizes[-1] < max(sizes)
-            if drained and (calm or max(sizes, default=1) == 1):
+            sizes = [sample.desired for sample in self._observed.samples if sample.desired is not None]
+            scaled_down = not self._observed.rescaling and sizes and sizes[-1] < max(sizes)
+            if drained and (scaled_down or max(sizes, default=1) == 1):
                 break
-            self._look(shown, "nothing is offered any more; waiting for the scale-down" if drained else "draining")
+            self._poll(shown, "the load is over; waiting for the scale-down" if drained else "draining")
         return drained
 
     def _phase(self) -> str:
         rise, fall, now = self._load.rise, self._load.fall, self._now()
         if rise is None or now < rise:
-            return "calm"
-        return "surge" if fall is None or now < fall else "calm again"
-
-    # ---- looking
+            return "low load"
+        return "high load" if fall is None or now < fall else "low load again"
 
     def _now(self) -> float:
         return time.time() - self._start if self._start else 0.0
 
-    def _look(self, shown: Show | None, phase: str) -> None:
-        """Look once at everything, show it, and wait for the next time."""
+    def _poll(self, shown: LiveView | None, phase: str) -> None:
+        """Check the processes, read the daemon's state, show it, and wait for the next time."""
         began = time.monotonic()
-        self._stage.check()
+        self._processes.check()
         cluster = get(api(self._listen)) or {}
         self._note(cluster)
         if shown is not None:
             now = self._now()
             decision = cluster.get("decision") or {}
-            shown.tell(
-                Moment(
+            shown.update(
+                Status(
                     at=now,
-                    of=self._load.duration,
+                    duration=self._load.duration,
                     phase=phase,
                     rate=self._load.rate(now) if self._start else 0.0,
                     lag=self._lag() if self._start else 0,
                     desired=cluster.get("current"),
                     ready=cluster.get("ready"),
-                    thought=_thought(cluster, decision),
-                    events=tuple(self._seen.events),
+                    decision=_describe_decision(cluster, decision),
+                    events=tuple(self._observed.events),
                 )
             )
-        time.sleep(max(0.1, LOOK_EVERY - (time.monotonic() - began)))
+        time.sleep(max(0.1, POLL_INTERVAL - (time.monotonic() - began)))
 
     def _note(self, cluster: dict[str, Any]) -> None:
         desired, ready = cluster.get("current"), cluster.get("ready")
         rescale = cluster.get("rescale")
-        self._seen.rescaling = rescale is not None
+        self._observed.rescaling = rescale is not None
         if not self._start:
             return
         engine = (cluster.get("observation") or {}).get("engine") or {}
-        self._seen.samples.append(Sample(self._now(), desired, ready, engine.get("parallelism")))
-        # One that began before the load did brought the first worker up.
+        self._observed.samples.append(Sample(self._now(), desired, ready, engine.get("parallelism")))
+        # A rescale before the load started the first worker.
         ours = rescale is not None and datetime.fromisoformat(rescale["at"]).timestamp() >= self._start
-        if rescale is not None and ours and rescale["to"] != self._seen.desired:
-            self._seen.events.append(f"{self._now():.0f} s: {rescale['before']} -> {rescale['to']} workers")
-            self._seen.desired = rescale["to"]
+        if rescale is not None and ours and rescale["to"] != self._observed.desired:
+            self._observed.events.append(f"{self._now():.0f} s: {rescale['before']} -> {rescale['to']} workers")
+            self._observed.desired = rescale["to"]
 
     def _lag(self) -> int | None:
-        return self._scene.lag(self._load.offered(self._now()))
+        return self._environment.lag(self._load.offered(self._now()))
 
     def _daemon_sees(self) -> bool:
-        """Whether the daemon sees a worker up and the job."""
+        """Whether the daemon sees one ready worker and the running job."""
         cluster = get(api(self._listen)) or {}
         observation = cluster.get("observation") or {}
         engine = observation.get("engine") or {}
         return cluster.get("ready") == 1 and engine.get("job") == "running"
 
     def _rescales(self) -> list[Rescale]:
-        """What the daemon asked for since the load began, by its own log."""
-        answer = get(api(self._listen) + "/decisions?limit=2000", seconds=PATIENCE)
+        """The rescales that the daemon requested since the load began, by its decisions."""
+        answer = get(api(self._listen) + "/decisions?limit=2000", seconds=FINAL_TIMEOUT)
         if answer is None:
-            raise DemoError(self._stage.told("daemon", "the daemon does not tell its decisions"))
+            raise DemoError(self._processes.with_log("daemon", "the daemon does not return its decisions"))
         found: list[Rescale] = []
-        for told in reversed(answer["decisions"]):
-            decision = told["decision"]
+        for entry in reversed(answer["decisions"]):
+            decision = entry["decision"]
             at = datetime.fromisoformat(decision["at"]).timestamp() - self._start
             if decision["desired"] != decision["current"] and at >= 0:
                 found.append(Rescale(at, decision["current"], decision["desired"], decision["reason"]))
         return found
 
-    def _wait_until(self, done: Callable[[], bool], seconds: float, shown: Show | None, phase: str, what: str) -> None:
+    def _wait_until(
+        self, done: Callable[[], bool], seconds: float, shown: LiveView | None, phase: str, what: str
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not done():
             if time.monotonic() > deadline:
-                raise DemoError(f"waited {seconds:g} s for {what}, in vain; see the logs in {self._stage.logs}")
-            self._look(shown, phase)
+                raise DemoError(f"{what} took longer than {seconds:g} s; see the logs in {self._processes.logs}")
+            self._poll(shown, phase)
 
-    # ---- the end
-
-    def _simulated(self, played: Run) -> Mapping[str, Any] | None:
-        """What a simulation says of it; None for Flink, and where too little was seen of the workers."""
+    def _simulated(self, run: Run) -> Mapping[str, Any] | None:
+        """The same run simulated; None for Flink, and where too little was observed of the workers."""
         cluster = config.load(self._output / "autoscaler.yaml", os.environ).clusters[CLUSTER]
         if not isinstance(cluster.engine, Spark):
             return None
-        return beside(played, cluster.spec, BATCH, cluster.engine.window.total_seconds())
+        return simulate_beside(run, cluster.spec, BATCH, cluster.engine.window.total_seconds())
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def _draw(self, played: Run) -> None:
+    def _draw(self, run: Run) -> None:
         from autoscaler.demo.plot import draw  # noqa: PLC0415 - it needs matplotlib
 
-        draw(played, self._output / "plot.png")
+        draw(run, self._output / "plot.png")
 
-    def _sum_up(self, played: Run, result: dict[str, Any]) -> None:
+    def _print_summary(self, run: Run, result: dict[str, Any]) -> None:
         def seconds(name: str) -> str:
             return "-" if result[name] is None else f"{result[name]:.0f} s"
 
-        say = self._say
+        say = self._print
         say("")
         for each in result["rescales"]:
             say(f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers")
@@ -326,32 +327,32 @@ class _Demo:
             f"{seconds('lag_back_after_s')} after the last new worker's first task"
         )
         if result["simulated"] is not None:
-            say(f"  simulated with such workers: {sentence(result)}")
+            say(f"  simulation of this run: {describe_simulation(result)}")
         say(
             f"  {result['offered']} records offered, {result['processed']} processed, {result['lost']} lost, "
             f"{result['duplicated']} duplicated; "
-            + ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in played.facts.items())
+            + ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in run.facts.items())
         )
         say(f"  result: {self._output / 'result.json'}")
         if not self._options.no_plot:
             say(f"  picture: {self._output / 'plot.png'}")
         if result["ok"]:
-            say("success: it scaled up, drained, scaled down, and each record arrived exactly once")
+            say("success: it scaled up, drained the backlog, scaled down, and each record arrived exactly once")
         for reason in result["reasons"]:
             say(f"failed: {reason}")
         if result["reasons"]:
-            say(f"the logs are in {self._stage.logs}")
+            say(f"the logs are in {self._processes.logs}")
 
 
-def _thought(cluster: dict[str, Any], decision: dict[str, Any]) -> str:
+def _describe_decision(cluster: dict[str, Any], decision: dict[str, Any]) -> str:
     """The daemon's last decision in a sentence."""
     if not decision:
-        return cluster.get("problem") or "(the daemon has not decided anything yet)"
+        return cluster.get("problem") or "(no decision yet)"
     rescale = cluster.get("rescale")
-    told = [each["detail"] for each in decision["recommendations"] if each["detail"]]
-    parts = [told[0] if told else decision["reason"]]
+    details = [each["detail"] for each in decision["recommendations"] if each["detail"]]
+    parts = [details[0] if details else decision["reason"]]
     if rescale is not None:
-        parts.insert(0, f"{rescale['before']} -> {rescale['to']} under way ({rescale['phase']})")
+        parts.insert(0, f"{rescale['before']} -> {rescale['to']} in progress ({rescale['phase']})")
     elif missing := cluster.get("missing"):
         parts.insert(0, f"cannot read {', '.join(missing)}")
     return "; ".join(parts)

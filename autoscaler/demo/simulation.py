@@ -1,8 +1,8 @@
-"""The demo on Spark beside its own simulation: what was measured of its workers, and what should have come of it.
+"""Simulate a run of the demo on Spark, with workers as they were measured.
 
-The plant is that of `autoscaler simulate`, with workers as they were measured; the decisions are those of the
-configuration with which the demo ran. The daemon saw a query's batches, which are as old as the batch that runs: here
-they are cut from what the plant did, and turned into metrics by the source's own functions.
+The plant is that of `autoscaler simulate`; the decisions are those of the demo's configuration. A daemon reads the
+batches of a query, which are as old as the running batch: here they follow from the plant's progress, and the source's
+own functions turn them into metrics.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec
 from autoscaler.sources.spark import PURE, Metric, Seen
 
 TICK = 0.25
-"""Seconds that a step of the plant stands for. All its times are longer by this factor: it does not know a second."""
+"""Seconds of one step here. A step of the plant is longer: all its times are multiplied by that factor."""
 
-LONGEST = 180.0
-"""Seconds after the load's end after which the simulation gives up waiting for the last rescale."""
+MAX_DRAIN = 180.0
+"""Seconds after the end of the load in which the simulation waits for the last rescale."""
 
-KEPT = 100
-"""Batches that a report of the query holds."""
+REPORTED_BATCHES = 100
+"""Batches in a report of the query."""
 
 COMPARED = ("peak_lag", "drained_after_s", "first_scale_up_after_s", "scale_ups", "scale_downs", "rescales")
-"""What of the summary is told beside the real one."""
+"""Figures of the summary that are compared with the real run."""
 
-_EPOCH = 1e9  # when the load begins, by the clock of the simulated driver: before it there was a time
+_EPOCH = 1e9  # when the load begins, by the clock of the simulated driver
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run tells of its workers: rates and times, all of them from before the lag was at its highest.
+    """Rates and times of the workers of a run, all from before the lag was at its highest.
 
     Attributes:
-        one: records/s of a worker with more to do than it can, before more of them were asked for.
-        startup: seconds from the request for more until they were up.
+        rate_per_worker: records/s of an overloaded worker, before the first scale-up.
+        startup: seconds from the request until the new workers were ready.
         joined: seconds from then until the job had their slots.
         cold: seconds from then until the first batch was committed in which all of them had processed a record. It
             waits for their first tasks, which start processes of their own.
         shortest: seconds of a batch with little in it, before the load rose; of any one if none ended until then.
     """
 
-    one: float
+    rate_per_worker: float
     startup: float
     joined: float
     cold: float
@@ -64,7 +64,7 @@ class Measured:
 
 
 def measure(run: Run, batch: float) -> Measured | None:
-    """What a run tells of its workers, by its first scale-up; None when there was none, or too little was seen of it.
+    """Measure the workers by the first scale-up of a run; None if there was none, or too little of it was observed.
 
     Args:
         run: the run.
@@ -87,7 +87,7 @@ def measure(run: Run, batch: float) -> Measured | None:
     if math.inf in (ready, joined, used) or not done:
         return None
     return Measured(
-        one=done / (up.at - begin) / up.before,
+        rate_per_worker=done / (up.at - begin) / up.before,
         startup=ready - up.at,
         joined=max(0.0, joined - ready),
         cold=max(0.0, used - max(joined, ready)),
@@ -97,7 +97,7 @@ def measure(run: Run, batch: float) -> Measured | None:
 
 
 def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, window: float, phase: float = 0.0) -> Run:
-    """Have the demo's decisions steer simulated workers under its load; what comes of it, as of a real run.
+    """Run the demo with simulated workers. Returns what a real run would.
 
     Args:
         spec: the cluster of the demo's configuration.
@@ -107,7 +107,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         window: seconds over which the source averages.
         phase: seconds from the load's beginning, or from any whole number of intervals after it, until a decision.
     """
-    plant = Plant(_plant(measured), measured.one * TICK / STEP, 0, spec.limits.minimum)
+    plant = Plant(_plant(measured), measured.rate_per_worker * TICK / STEP, 0, spec.limits.minimum)
     query = _Query(Pace(batch, 10 * PARTITIONS), window, measured.shortest)
     state = ClusterState()
     arrivals: list[Arrival] = []
@@ -117,7 +117,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
     due = round(phase / TICK) % every
     ticks, now = 0, 0.0
     drained = False
-    while now < load.duration + LONGEST and not (drained and _calm(samples)):
+    while now < load.duration + MAX_DRAIN and not (drained and _settled(samples)):
         before = now
         ticks += 1
         now = ticks * TICK
@@ -148,16 +148,16 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
     )
 
 
-def beside(run: Run, spec: ClusterSpec, batch: float, window: float) -> Mapping[str, Any] | None:
-    """What a simulation says of a run, with what was measured; None when nothing could be. See `simulate`."""
+def simulate_beside(run: Run, spec: ClusterSpec, batch: float, window: float) -> Mapping[str, Any] | None:
+    """Simulate a run with workers as measured in it; None if they could not be measured. See `simulate`."""
     measured = measure(run, batch)
     if measured is None:
         return None
-    # Seconds go by between two decisions, and it is chance when the load rises among them: that is not to be compared.
+    # When the load rises between two decisions is chance: the simulation uses the same phase.
     phase = run.rescales[0].at % spec.interval.total_seconds()
     found = summary(simulate(spec, run.load, measured, batch, window, phase))
     return {
-        "one_worker_per_s": round(measured.one, 1),
+        "one_worker_per_s": round(measured.rate_per_worker, 1),
         "start_up_s": round(measured.startup, 1),
         "joined_after_s": round(measured.joined, 1),
         "cold_s": round(measured.cold, 1),
@@ -166,19 +166,21 @@ def beside(run: Run, spec: ClusterSpec, batch: float, window: float) -> Mapping[
     }
 
 
-def sentence(result: Mapping[str, Any]) -> str:
-    """What the simulation in a result says, and how far it is from what was, in a sentence."""
+def describe_simulation(result: Mapping[str, Any]) -> str:
+    """The simulation of a result, and its deviation from the real run, in a sentence."""
     found = result["simulated"]
 
-    def apart(name: str) -> str:
+    def deviation(name: str) -> str:
         real, simulated = result[name], found[name]
         return f" ({simulated / real - 1:+.0%})" if real and simulated is not None else ""
 
     back = (
-        "never back" if found["drained_after_s"] is None else f"back {found['drained_after_s']:.0f} s after the request"
+        "never drained"
+        if found["drained_after_s"] is None
+        else f"drained {found['drained_after_s']:.0f} s after the request"
     )
     return (
-        f"lag at most {found['peak_lag']} records{apart('peak_lag')}, {back}{apart('drained_after_s')}, "
+        f"lag at most {found['peak_lag']} records{deviation('peak_lag')}, {back}{deviation('drained_after_s')}, "
         f"{found['scale_ups']} up and {found['scale_downs']} down"
     )
 
@@ -209,8 +211,8 @@ def _process(arrivals: list[Arrival], plant: Plant, begin: float) -> None:
     ]
 
 
-def _calm(samples: Sequence[Sample]) -> bool:
-    """Whether nothing is under way, and the size is down again if it was up."""
+def _settled(samples: Sequence[Sample]) -> bool:
+    """Whether no rescale is in progress, and the size is down again if it was up."""
     last = samples[-1]
     sizes = [sample.desired or 0 for sample in samples]
     return last.ready == last.desired and (sizes[-1] < max(sizes) or max(sizes) == sizes[0])
@@ -218,7 +220,7 @@ def _calm(samples: Sequence[Sample]) -> bool:
 
 @dataclass(slots=True)
 class _Query:
-    """The batches that a query would have run, seen from outside.
+    """The batches that a query would have run.
 
     Attributes:
         pace: how many records a batch may have.
@@ -245,12 +247,12 @@ class _Query:
     rows: int = 0
 
     def advance(self, now: float, offered: int, processed: int, running: int) -> None:
-        """A step after which so many records have come, so many are processed, and so many workers run."""
+        """Advance by a step, after which so many records were offered and processed, and so many workers run."""
         if self.running not in (0, running):
             self.changes.append(_EPOCH + now)
         self.running = running
         if self.began is not None and processed >= self.done + self.rows:
-            # A batch that leaves something behind takes as long as its records do.
+            # A batch that leaves a backlog takes as long as its records.
             full = self.done + self.rows < self.head
             if full or now >= self.began + self.shortest:
                 self._end(self.began, now)
@@ -260,14 +262,14 @@ class _Query:
             self.pace.admitted(self.rows, now)
 
     def observed(self, now: float, plant: Observation) -> Observation:
-        """What the daemon would have seen of it."""
+        """What the daemon would have observed."""
         run = Query.model_validate(
             {
                 "id": "simulated",
                 "runId": "simulated",
                 "trigger": "ProcessingTimeTrigger(0)",
                 "started": _EPOCH,
-                "progress": tuple(self.batches[-KEPT:]),
+                "progress": tuple(self.batches[-REPORTED_BATCHES:]),
             }
         )
         seen = Seen(run, _EPOCH + now, self.window, self.began is not None, tuple(self.changes))

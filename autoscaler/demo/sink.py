@@ -1,7 +1,7 @@
-"""What has really arrived: the sink read back exactly, without Spark.
+"""The records that arrived at the sink, read without Spark.
 
 Spark's file sink is exactly-once through its log (`_spark_metadata`): a file counts if a committed batch lists
-it, and whatever a failed attempt has left beside it does not.
+it, and what a failed attempt has left does not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LOG = "_spark_metadata"
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A record at the sink: its place in the log, which worker processed it, and when (seconds since 1970)."""
+    """A record at the sink: its place in the log, the worker that processed it, and when (seconds since 1970)."""
 
     partition: int
     offset: int
@@ -35,7 +35,7 @@ class Account:
         processed: records at the sink, duplicates included.
         lost: records that were offered and are not at the sink.
         duplicated: records at the sink beyond the first of each.
-        strange: records at the sink that nobody offered.
+        strange: records at the sink that were never offered.
     """
 
     offered: int
@@ -69,10 +69,10 @@ def account(heads: Sequence[int], arrivals: Iterable[tuple[int, int]]) -> Accoun
 
 
 def committed_files(sink: Path) -> list[Path]:
-    """The files that the sink's log says have been committed, oldest batch first.
+    """The committed files by the sink's log, oldest batch first.
 
     Raises:
-        ValueError: the log is not complete or not understood.
+        ValueError: the log is incomplete or in an unknown format.
         OSError: it cannot be read.
     """
     log = sink / LOG
@@ -92,7 +92,7 @@ def committed_files(sink: Path) -> list[Path]:
             raise ValueError(f"{path} is in format {version!r}, expected 'v1'")
         for entry in map(json.loads, entries):
             if entry["action"] != "add":
-                raise ValueError(f"{path} does {entry['action']!r} to a file; this sink only ever adds")
+                raise ValueError(f"{path} has the action {entry['action']!r}, expected 'add'")
             files.append(sink / unquote(urlparse(entry["path"]).path).rsplit("/", 1)[-1])
     return files
 
@@ -107,7 +107,7 @@ def read_sink(sink: Path) -> list[Arrival]:
     """Every record at the sink, in the order in which they were processed.
 
     Raises:
-        ValueError: the sink's log is not complete or not understood.
+        ValueError: the sink's log is incomplete or in an unknown format.
         OSError: a committed file cannot be read.
     """
     import pyarrow as pa  # noqa: PLC0415 - it belongs to an extra

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 
 from autoscaler.history.progress import is_connect
 from autoscaler.simulation.scoring import RESCALE_WEIGHT, VIOLATION_WEIGHT
-from autoscaler.simulation.trial import BEFORE, FILLED, SLOT, SLOTS, Case, Outcome, Variant, offered, tried
+from autoscaler.simulation.trial import BEFORE, MAX_GAP, SLOT, SLOTS, Case, Outcome, Variant, day_load, run_trial
 
 WAVES = 16
 """Each core gets so many tasks where there is enough to do: one that is done early takes another..."""
@@ -168,7 +168,7 @@ def known(arrivals: DataFrame) -> list[Known]:
 
 
 def _fits() -> Column:
-    return F.col("missing") <= FILLED.total_seconds()
+    return F.col("missing") <= MAX_GAP.total_seconds()
 
 
 # Trials
@@ -265,12 +265,12 @@ class _Work:
         name = f"{cluster} {day}"
         # By way of NumPy: Arrow by itself makes an object of its own of each number first.
         seen, rates = (row[column].values.to_numpy().tolist() for column in ("slots", "rates"))
-        load = offered(name, seen, rates, case.one)
+        load = day_load(name, seen, rates, case.rate_per_worker)
         midnight = datetime.combine(day, time(), UTC)
         pairs = [(number, seed) for number in range(len(case.variants)) for seed in self.seeds]
         for number, seed in pairs[row["part"].as_py() :: self.parts]:
             variant = case.variants[number]
-            outcome = tried(case, variant, load, midnight, seed)
+            outcome = run_trial(case, variant, load, midnight, seed)
             yield {
                 "cluster": cluster,
                 "day": day,

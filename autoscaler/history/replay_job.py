@@ -15,8 +15,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType, 
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision
 from autoscaler.history.read import record
-from autoscaler.trace.replay import again as decided_again
-from autoscaler.trace.replay import why
+from autoscaler.trace.replay import decide_again, first_difference
 
 AGAIN = StructType(
     [
@@ -71,9 +70,9 @@ class _Again:
                 one = record(row["observation"], row["decision"])
                 if row["cluster"] != cluster:
                     cluster, state = row["cluster"], ClusterState()
-                state, decision = decided_again(specs[cluster], state, one)
+                state, decision = decide_again(specs[cluster], state, one)
                 recorded = one.decision
-                differs = why(recorded, decision)
+                differs = first_difference(recorded, decision)
                 rows.append(
                     {
                         "cluster": cluster,
@@ -82,7 +81,7 @@ class _Again:
                         "again": decision.desired,
                         "recorded_digest": digest(recorded),
                         "digest": digest(decision),
-                        "why": None if differs is None else f"{differs.stage}: {differs.recorded}; {differs.again}",
+                        "why": None if differs is None else f"{differs.stage}: {differs.recorded}; {differs.replayed}",
                     }
                 )
             yield pa.RecordBatch.from_pylist(rows, schema)

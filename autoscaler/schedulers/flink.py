@@ -38,7 +38,7 @@ from autoscaler.schedulers.state_machine import (
 
 OLDEST = (1, 18)
 CHECKPOINT_FAILURES = 2  # the default of `rescale-trigger.max-checkpoint-failures`
-MOST = 1 << 15  # parallelism of any vertex
+MAX_PARALLELISM = 1 << 15  # parallelism of any vertex
 
 
 class Rules(StrEnum):
@@ -183,7 +183,7 @@ class FlinkSettings:
         loss takes longer that is not told is left to the world, which knows how long a restart takes.
         """
         return cls(
-            groups=((Bounds(0, MOST),),),
+            groups=((Bounds(0, MAX_PARALLELISM),),),
             cooldown=0.0,
             stabilization=window,
             max_delay=window,

@@ -33,7 +33,7 @@ from autoscaler.simulation.plant import START, STEP
 FORECAST = "forecast"
 """The metric in which an oracle finds what will arrive: the mean of each of the next minutes, records/s."""
 
-FORESEEN = 20
+FORECAST_MINUTES = 20
 """So many minutes."""
 
 _MINUTE = round(60 / STEP)
@@ -60,8 +60,8 @@ class Baseline:
 
     def decide(self, load: Load, *, guarded: bool = False, start: datetime = START) -> Decide:
         """What decides in a simulation under that load; `guarded`: behind our guards, whatever its authors do."""
-        chosen: Decide = bare if self.bare and not guarded else step
-        return foreseeing(chosen, load, start) if self.oracle else chosen
+        chosen: Decide = without_guards if self.bare and not guarded else step
+        return with_forecast(chosen, load, start) if self.oracle else chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ BASELINES: Mapping[str, Baseline] = {
 """The eleven of the benchmark, by name."""
 
 
-def bare(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
+def without_guards(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
     """Decide as `step` does, with the limits in place of all guards: what is asked for is done at once.
 
     What is learned, the past and the rescales that policies are shown are those of `step`.
@@ -169,7 +169,7 @@ def _limits(situation: GuardContext) -> tuple[Verdict, ...]:
     return (Verdict(Reason.BOUNDS, size, max(limits.minimum, min(size, limits.maximum)), Reason.BOUNDS),)
 
 
-def foreseeing(decide: Decide, load: Load, start: datetime = START) -> Decide:
+def with_forecast(decide: Decide, load: Load, start: datetime = START) -> Decide:
     """The same, shown what will arrive: as the metric `FORECAST`; after the load's end what arrived last."""
     come = [0.0, *accumulate(load.rates)]
     last = len(load.rates)
@@ -181,7 +181,7 @@ def foreseeing(decide: Decide, load: Load, start: datetime = START) -> Decide:
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         now = round((observation.at - start).total_seconds() / STEP)
-        future = tuple([mean(now + minute * _MINUTE) for minute in range(FORESEEN)])
+        future = tuple([mean(now + minute * _MINUTE) for minute in range(FORECAST_MINUTES)])
         metrics = {**observation.metrics, FORECAST: Reading(future, observation.at)}
         return decide(spec, state, replace(observation, metrics=metrics))
 

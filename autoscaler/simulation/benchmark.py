@@ -17,13 +17,19 @@ from autoscaler.simulation.loop import Run, run
 from autoscaler.simulation.plant import STEP, PlantSpec, Track
 from autoscaler.simulation.scoring import Score, ages, needed
 
-LOW = 0.01
+FAST = ("steps6h", "waves6h", "ramps8h", "bursts12h")
+"""Loads of the fast set: synthetic, one seed, all plants."""
+
+DEFAULT = "adaptive"
+"""The policy whose figures the gate compares with those recorded."""
+
+LOW_VIOLATION = 0.01
 """Violations below this share of the time are few."""
 
-WORSE = 0.03
+TOLERANCE = 0.03
 """A figure may become worse by this share of what it was..."""
 
-SLACK: Mapping[str, float] = {"cost": 0.0, "violation": 0.0005, "rescales_per_hour": 0.1}
+ABSOLUTE_TOLERANCE: Mapping[str, float] = {"cost": 0.0, "violation": 0.0005, "rescales_per_hour": 0.1}
 """... and by so much besides, since 3 % of next to nothing is nothing: 0.05 % of the time, one rescale in ten hours."""
 
 MINUTE = round(60 / STEP)
@@ -121,7 +127,7 @@ def compare(
 def timeline(row: Row, done: Run) -> Timeline:
     """What happened in a run, minute by minute."""
     track: Track = done.track
-    need = needed(track.arrivals, done.one, done.plant.gamma)
+    need = needed(track.arrivals, done.rate_per_worker, done.plant.gamma)
     old = ages(track.arrivals, track.position)
     minutes = range(0, len(need), MINUTE)
     return Timeline(
@@ -174,7 +180,7 @@ def _mean(plant: str, scenario: str, policy: str, rows: Sequence[Row]) -> Means:
         mean(lambda score: score.over),
         math.fsum(jumps) / len(jumps) if jumps else None,
         mean(lambda score: score.j),
-        sum(math.fsum(some) / len(some) < LOW for some in by_scenario.values()),
+        sum(math.fsum(some) / len(some) < LOW_VIOLATION for some in by_scenario.values()),
         len(by_scenario),
     )
 
@@ -184,7 +190,7 @@ def geometric(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-HEAD = ("cost", "violation", "rescales/h", "J", "p99 s", "worst s", "stopped", "under", "over", "cost/demand")
+COLUMNS = ("cost", "violation", "rescales/h", "J", "p99 s", "worst s", "stopped", "under", "over", "cost/demand")
 """What `cells` tells, and in which order."""
 
 
@@ -225,7 +231,7 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def beaten(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) -> list[tuple[str, float, str, float]]:
+def outperformed(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) -> list[tuple[str, float, str, float]]:
     """Where another policy has a lower J: (scenario, J of the policy, the best other, its J).
 
     Args:
@@ -248,7 +254,7 @@ def beaten(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) -> lis
     return found
 
 
-def plain(rows: Iterable[Row]) -> list[dict[str, object]]:
+def rows_json(rows: Iterable[Row]) -> list[dict[str, object]]:
     """The rows as JSON has them."""
     return [asdict(row) for row in rows]
 
@@ -262,7 +268,7 @@ def digest(rows: Iterable[Row]) -> str:
 # What became worse
 
 
-def recorded(rows: Sequence[Row], policy: str) -> dict[str, Any]:
+def gate_figures(rows: Sequence[Row], policy: str) -> dict[str, Any]:
     """What is kept of a run to compare later ones with: the figures of a policy, and what they are the means of."""
     mine = [row for row in rows if row.policy == policy]
     return {
@@ -280,13 +286,13 @@ def recorded(rows: Sequence[Row], policy: str) -> dict[str, Any]:
     }
 
 
-def worse(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+def regressions(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     """What is worse than recorded by more than `WORSE` and `SLACK`, one line each; nothing: all is well.
 
     Raises:
         ValueError: it was recorded of something else, or is no record.
     """
-    now = recorded(rows, str(before.get("policy")))
+    now = gate_figures(rows, str(before.get("policy")))
     for name in ("scenarios", "seeds"):
         if now[name] != before.get(name):
             raise ValueError(f"{name}: recorded of {before.get(name)}, now {now[name]}: record it again")
@@ -295,13 +301,13 @@ def worse(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         raise ValueError(f"plants: recorded of {then and sorted(then)}, now {sorted(found)}: record it again")
     lines = []
     for plant, figures in found.items():
-        for name, slack in SLACK.items():
+        for name, slack in ABSOLUTE_TOLERANCE.items():
             was, number = then[plant].get(name), figures[name]
             if not isinstance(was, int | float):
                 raise ValueError(  # noqa: TRY004 - a file says it, no caller
                     f"plants.{plant}.{name}: is {was}, expected a number: record it again"
                 )
-            most = was * (1 + WORSE) + slack
+            most = was * (1 + TOLERANCE) + slack
             if number is None or number > most:
                 lines.append(f"{plant}: {name} is {number}, was {was}, at most {most:.6g} is allowed")
     return lines

@@ -1,7 +1,6 @@
-"""Faults of a simulation: readings that are missing or wrong, scale calls that fail, workers that do, restarts of us.
+"""Faults of a simulation: missing or wrong readings, failing scale calls, failing workers, restarts of the daemon.
 
-What is drawn for them has dice of its own: without faults of its workers a plant does the same as ever, until a
-decision is another one.
+Their random draws are separate: without faults of its workers a plant behaves the same until a decision differs.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from autoscaler.ports import Record
 from autoscaler.simulation.plant import START, Plant, PlantSpec
 
 HOUR = 3600.0
-"""Readings are wrong once in so many seconds."""
+"""Readings are wrong once in this time, seconds."""
 
 TARGET, ENGINE = "target", "engine"
-"""What can be missing besides metrics: the sizes that the target shows, and all that the engine does."""
+"""What can be missing besides metrics: the sizes of the target, and the status of the engine."""
 
 MISSING = "not answered (a fault of the simulation)"
 REFUSED = "refused (a fault of the simulation)"
@@ -36,57 +35,57 @@ RESTARTED = "the daemon was restarted before it saw the scale call confirmed"
 
 
 class FaultError(ValueError):
-    """A fault is unknown or makes no sense; the message says what there is."""
+    """A fault is unknown or its amount is wrong; the message lists what is expected."""
 
 
-class Wrong(StrEnum):
+class FaultKind(StrEnum):
     """What is wrong with a reading."""
 
     MISSING = "missing"  # it cannot be read
-    STALE = "stale"  # it stays as it was, and its time with it
-    FROZEN = "frozen"  # its value stays as it was, and nothing tells
+    STALE = "stale"  # value and time stay as they were
+    FROZEN = "frozen"  # its value stays as it was, its time does not
     NAN = "nan"  # it is not a number
-    DOUBLED = "doubled"  # it is twice of what it should be
+    DOUBLED = "doubled"  # it is twice what it should be
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
-    """Readings that are wrong once an hour, from a moment on that is drawn.
+class ReadingFault:
+    """Readings that are wrong once an hour, beginning at a random moment.
 
     Attributes:
-        wrong: what they are.
-        lasting: for how many seconds, at most an hour.
+        kind: what is wrong with them.
+        seconds: for how long, at most an hour.
         name: which metric, or `target` or `engine`, which can only be missing; empty: all metrics.
     """
 
-    wrong: Wrong
-    lasting: float
+    kind: FaultKind
+    seconds: float
     name: str = ""
 
     def __post_init__(self) -> None:
-        if not 0 < self.lasting <= HOUR:
-            raise FaultError(f"{self.wrong}: lasts {self.lasting:g} s of every hour, expected above 0s and at most 1h")
-        if self.name in (TARGET, ENGINE) and self.wrong is not Wrong.MISSING:
-            raise FaultError(f"{self.wrong}: of the {self.name}, which can only be missing")
+        if not 0 < self.seconds <= HOUR:
+            raise FaultError(f"{self.kind}: lasts {self.seconds:g} s of every hour, expected above 0s and at most 1h")
+        if self.name in (TARGET, ENGINE) and self.kind is not FaultKind.MISSING:
+            raise FaultError(f"{self.kind}: of the {self.name}, which can only be missing")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """What goes wrong in a simulation. Times are seconds, shares from 0 to 1.
 
     Attributes:
-        spells: readings that are wrong.
-        refused: share of the scale calls that fail, and nothing is done.
-        unanswered: share of the scale calls that fail although all is done.
-        half: share of the scale calls that fail when half of the change is done, rounded to fewer.
+        readings: readings that are wrong.
+        refused: share of the scale calls that fail without effect.
+        unanswered: share of the scale calls that fail although they take effect.
+        half: share of the scale calls that fail after half of the change, rounded down.
         delayed: a scale call is accepted at once and takes effect so much later.
         crash: mean time between two crashes of a worker, 0: as the plant has it.
-        slow: share of the new workers that do only `plant.SLOW` of the work of one.
+        slow: share of the new workers that do only `plant.SLOW_WORKER_RATE` of the work of one.
         never: share of the new workers that are billed and never come up.
-        restart: the daemon is restarted once in such a time, between two ticks at a moment that is drawn, 0: never.
+        restart: the daemon is restarted once in this time, at a random moment between two ticks, 0: never.
     """
 
-    spells: tuple[Spell, ...] = ()
+    readings: tuple[ReadingFault, ...] = ()
     refused: float = 0.0
     unanswered: float = 0.0
     half: float = 0.0
@@ -111,7 +110,7 @@ class Faults:
                 f"refused, unanswered and half: are {calls:g} of all scale calls together, expected at most 1"
             )
 
-    def worsened(self, plant: PlantSpec) -> PlantSpec:
+    def applied_to(self, plant: PlantSpec) -> PlantSpec:
         """The plant with the faults of its workers."""
         return replace(
             plant,
@@ -131,57 +130,59 @@ NONE = Faults()
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """A fault that has a name.
+class FaultDescription:
+    """A fault by its name.
 
     Attributes:
-        does: what it does, as a sentence for people with `{}` where the amount stands.
-        usual: the amount, unless another one is given: a duration or a share in percent.
+        effect: a sentence with `{}` where the amount stands.
+        default: the amount, unless another one is given: a duration or a percentage.
     """
 
-    does: str
-    usual: str
+    effect: str
+    default: str
 
 
-NAMED: Mapping[str, Named] = {
-    "missing": Named("metrics (or @target, @engine) cannot be read for {} in every hour", "60s"),
-    "stale": Named("metrics stay as they were, time stamps included, for {} in every hour", "5m"),
-    "frozen": Named("metrics stay as they were and look fresh for {} in every hour", "5m"),
-    "nan": Named("metrics are not a number for {} in every hour", "60s"),
-    "doubled": Named("metrics are twice what they should be for {} in every hour", "60s"),
-    "refused": Named("{} of the scale calls fail", "30%"),
-    "unanswered": Named("{} of the scale calls fail although they are carried out", "30%"),
-    "half": Named("{} of the scale calls fail half way", "30%"),
-    "delayed": Named("scale calls take effect {} later", "60s"),
-    "crash": Named("a worker crashes about every {}", "45m"),
-    "slow": Named("{} of the new workers do 30 % less work than others", "20%"),
-    "never": Named("{} of the new workers never come up", "10%"),
-    "restart": Named("the daemon is restarted once in {}", "1h"),
+DESCRIPTIONS: Mapping[str, FaultDescription] = {
+    "missing": FaultDescription("metrics (or @target, @engine) cannot be read for {} in every hour", "60s"),
+    "stale": FaultDescription("metrics stay as they were, time stamps included, for {} in every hour", "5m"),
+    "frozen": FaultDescription("metrics stay as they were and look fresh for {} in every hour", "5m"),
+    "nan": FaultDescription("metrics are not a number for {} in every hour", "60s"),
+    "doubled": FaultDescription("metrics are twice what they should be for {} in every hour", "60s"),
+    "refused": FaultDescription("{} of the scale calls fail", "30%"),
+    "unanswered": FaultDescription("{} of the scale calls fail although they are carried out", "30%"),
+    "half": FaultDescription("{} of the scale calls fail half way", "30%"),
+    "delayed": FaultDescription("scale calls take effect {} later", "60s"),
+    "crash": FaultDescription("a worker crashes about every {}", "45m"),
+    "slow": FaultDescription("{} of the new workers do 30 % less work than others", "20%"),
+    "never": FaultDescription("{} of the new workers never come up", "10%"),
+    "restart": FaultDescription("the daemon is restarted once in {}", "1h"),
 }
-"""The faults that can be asked for, by name."""
+"""The faults by name."""
 
 ALL = "all"
-"""Every one of them, each with its usual amount."""
+"""Every fault with its default amount."""
 
 
 def parse(text: str) -> Faults:
-    """Faults as people write them: `missing,nan@lag:2m,crash:45m`.
+    """Read faults like `missing,nan@lag:2m,crash:45m`.
 
-    Each is a name of `NAMED`, or `all`; then, where they count, `@` and the metric that it is about (otherwise all
-    are), and `:` and the amount, a duration or a percentage.
+    Each is a name of `DESCRIPTIONS`, or `all`; then optionally `@` and a metric (default: all metrics), and `:` and the
+    amount, a duration or a percentage.
 
     Raises:
-        FaultError: one of them is unknown or makes no sense. All that is wrong, a line each.
+        FaultError: all problems, a line each.
     """
-    asked = list(chain.from_iterable(NAMED if part == ALL else [part] for part in map(str.strip, text.split(","))))
+    asked = list(
+        chain.from_iterable(DESCRIPTIONS if part == ALL else [part] for part in map(str.strip, text.split(",")))
+    )
     problems: list[str] = []
-    spells: list[Spell] = []
+    readings: list[ReadingFault] = []
     amounts: dict[str, Any] = {}
     for part in asked:
         try:
             name, metric, amount = _read(part, amounts)
-            if name in set(Wrong):
-                spells.append(Spell(Wrong(name), amount, metric))
+            if name in set(FaultKind):
+                readings.append(ReadingFault(FaultKind(name), amount, metric))
             else:
                 alone: dict[str, Any] = {name: amount}
                 Faults(**alone)
@@ -190,27 +191,27 @@ def parse(text: str) -> Faults:
             problems.append(str(error))
     if problems:
         raise FaultError("\n".join(problems))
-    return Faults(tuple(spells), **amounts)
+    return Faults(readings=tuple(readings), **amounts)
 
 
 def _read(part: str, before: Container[str]) -> tuple[str, str, float]:
-    """The name, the metric and the amount of a fault; `before` are the names that may not come again."""
+    """The name, the metric and the amount of a fault; `before` are the names that must not be repeated."""
     front, colon, amount = part.partition(":")
     name, at, metric = front.partition("@")
-    if name not in NAMED:
-        known = ", ".join((*NAMED, ALL))
-        raise FaultError(f"{part!r}: {name!r} is no fault{guess(name, NAMED)}; there are {known}")
+    if name not in DESCRIPTIONS:
+        known = ", ".join((*DESCRIPTIONS, ALL))
+        raise FaultError(f"{part!r}: {name!r} is not a fault{guess(name, DESCRIPTIONS)}; expected one of {known}")
     if name in before:
-        raise FaultError(f"{part!r}: {name} was given before")
-    if at and (name not in set(Wrong) or not metric):
-        raise FaultError(f"{part!r}: expected the name of a metric after @, for one of {', '.join(Wrong)}")
-    usual = NAMED[name].usual
+        raise FaultError(f"{part!r}: {name} is given twice")
+    if at and (name not in set(FaultKind) or not metric):
+        raise FaultError(f"{part!r}: expected the name of a metric after @, for one of {', '.join(FaultKind)}")
+    default = DESCRIPTIONS[name].default
     try:
-        found = _amount(amount if colon else usual, share=usual.endswith("%"))
+        found = _amount(amount if colon else default, share=default.endswith("%"))
     except ValueError as error:
         raise FaultError(f"{part!r}: {error}") from error
     if not found:
-        raise FaultError(f"{part!r}: the amount is nothing at all, expected one like {usual}")
+        raise FaultError(f"{part!r}: the amount is 0, expected one like {default}")
     return name, metric, found
 
 
@@ -224,21 +225,21 @@ def _amount(text: str, *, share: bool) -> float:
 
 
 def describe(faults: Faults) -> list[str]:
-    """What goes wrong, as sentences for people."""
-    told = []
-    for spell in faults.spells:
-        what = NAMED[spell.wrong].does.replace(" (or @target, @engine)", "")
-        if spell.name in (TARGET, ENGINE):
-            what = what.replace("metrics", f"the {spell.name}")
-        elif spell.name:
-            what = f"{spell.name}: {what}"
-        told.append(what.format(_duration(spell.lasting)))
+    """The faults as sentences."""
+    sentences = []
+    for fault in faults.readings:
+        effect = DESCRIPTIONS[fault.kind].effect.replace(" (or @target, @engine)", "")
+        if fault.name in (TARGET, ENGINE):
+            effect = effect.replace("metrics", f"the {fault.name}")
+        elif fault.name:
+            effect = f"{fault.name}: {effect}"
+        sentences.append(effect.format(_duration(fault.seconds)))
     for item in fields(faults):
         amount = getattr(faults, item.name)
-        if item.name != "spells" and amount:
+        if item.name != "readings" and amount:
             shown = f"{amount:.0%}" if item.name in _SHARES else _duration(amount)
-            told.append(NAMED[item.name].does.format(shown))
-    return told
+            sentences.append(DESCRIPTIONS[item.name].effect.format(shown))
+    return sentences
 
 
 def _duration(seconds: float) -> str:
@@ -248,16 +249,16 @@ def _duration(seconds: float) -> str:
 # At work
 
 
-def restarted(state: ClusterState) -> ClusterState:
-    """The state as a daemon has it that was stopped and started: by way of the texts in which it is kept.
+def restart_daemon(state: ClusterState) -> ClusterState:
+    """The state after a restart of the daemon: written and read in the format of the state store.
 
-    Whether a scale call that was not seen confirmed has arrived, it cannot know.
+    A scale call that was not confirmed counts as failed: the new process cannot know whether it took effect.
     """
-    # Where Spark's workers simulate, nothing is installed but what Spark needs, and no daemon restarts.
+    # Spark's workers simulate without faults, and pydantic is not installed there.
     from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state  # noqa: PLC0415
 
-    told = Decision("", START, 0, 0, 0, Reason.STEADY)
-    past = tuple([load_record(dump_record(Record(seen, told))).observation for seen in state.past])
+    any_decision = Decision("", START, 0, 0, 0, Reason.STEADY)
+    past = tuple([load_record(dump_record(Record(seen, any_decision))).observation for seen in state.past])
     state = replace(load_state(dump_state(state)), past=past)
     rescale = state.rescale
     if rescale is not None and not rescale.confirmed and not rescale.error:
@@ -266,38 +267,30 @@ def restarted(state: ClusterState) -> ClusterState:
 
 
 @dataclass(slots=True)
-class _Moments:
-    """Moments that come once in every period, each at a place in it that is drawn.
-
-    Attributes:
-        period: seconds.
-        lasting: how long what begins there lasts; it ends within the period.
-        dice: what they are drawn with.
-        number: of the period that `begin` is in.
-        begin: when it begins, seconds.
-    """
+class _Occurrences:
+    """One occurrence in every period, at a random place in it; it ends within the period. Times are seconds."""
 
     period: float
-    lasting: float
-    dice: Random
+    duration: float
+    random: Random
     number: int = -1
     begin: float = -math.inf
 
-    def within(self, now: float) -> bool:
-        """Whether it lasts now; times must not go back."""
+    def active(self, now: float) -> bool:
+        """Whether one is going on; times must not go back."""
         while (self.number + 1) * self.period <= now:
             self.number += 1
-            self.begin = self.number * self.period + self.dice.random() * (self.period - self.lasting)
-        return self.begin <= now < self.begin + self.lasting
+            self.begin = self.number * self.period + self.random.random() * (self.period - self.duration)
+        return self.begin <= now < self.begin + self.duration
 
 
 class Injector:
-    """Stands between a plant and what decides, and has the faults happen there.
+    """Injects faults between a plant and what decides.
 
     Args:
         faults: which.
-        seed: of all that is drawn for them.
-        spec: the cluster: its metrics, and how long a tick is.
+        seed: of their random draws.
+        spec: the cluster: its metrics, and the length of a tick.
 
     Raises:
         FaultError: a fault is about a metric that the cluster does not have.
@@ -305,37 +298,37 @@ class Injector:
 
     def __init__(self, faults: Faults, seed: int, spec: ClusterSpec) -> None:
         known = (*spec.metrics, TARGET, ENGINE)
-        for spell in faults.spells:
-            if spell.name and spell.name not in known:
-                hint = guess(spell.name, known)
+        for fault in faults.readings:
+            if fault.name and fault.name not in known:
+                hint = guess(fault.name, known)
                 raise FaultError(
-                    f"{spell.wrong}@{spell.name}: is no metric of the cluster{hint}; it has {', '.join(known)}"
+                    f"{fault.kind}@{fault.name}: is not a metric of the cluster{hint}; it has {', '.join(known)}"
                 )
         self._faults = faults
-        self._calls = _dice(seed, "calls")
-        self._spells = [
-            _Spoiled(spell, _Moments(HOUR, spell.lasting, _dice(seed, f"{number} {spell.wrong} {spell.name}")))
-            for number, spell in enumerate(faults.spells)
+        self._calls = _random(seed, "calls")
+        self._readings = [
+            _ActiveFault(fault, _Occurrences(HOUR, fault.seconds, _random(seed, f"{number} {fault.kind} {fault.name}")))
+            for number, fault in enumerate(faults.readings)
         ]
         tick = spec.interval.total_seconds()
         every = faults.restart
-        self._restarts = _Moments(every, min(every, tick), _dice(seed, "restarts")) if every else None
-        self._coming: list[tuple[float, int]] = []  # when sizes that were asked for arrive at the target
+        self._restarts = _Occurrences(every, min(every, tick), _random(seed, "restarts")) if every else None
+        self._pending: list[tuple[float, int]] = []  # when delayed sizes take effect
 
     def restarts(self, now: float) -> bool:
         """Whether the daemon was restarted since the last tick."""
-        return self._restarts is not None and self._restarts.within(now)
+        return self._restarts is not None and self._restarts.active(now)
 
     def seen(self, observation: Observation, now: float) -> Observation:
-        """What sources show instead of what is."""
-        for spoiled in self._spells:
-            observation = spoiled.seen(observation, now)
+        """The observation with the faults of its readings."""
+        for fault in self._readings:
+            observation = fault.seen(observation, now)
         return observation
 
-    def scale(self, plant: Plant, size: int, now: float) -> str:
-        """Ask a plant for a size; returns why the call failed, or the empty text."""
+    def scale(self, plant: Plant, size: int, now: float) -> str | None:
+        """Request a size of a plant. Returns the error of the call, if it failed."""
         faults = self._faults
-        error = ""
+        error = None
         if faults.refused or faults.unanswered or faults.half:
             drawn = self._calls.random()
             if drawn < faults.refused:
@@ -346,47 +339,41 @@ class Injector:
                 error = HALF
                 size = plant.desired + math.trunc((size - plant.desired) / 2)
         if faults.delayed:
-            self._coming.append((now + faults.delayed, size))
+            self._pending.append((now + faults.delayed, size))
         else:
             plant.scale(size)
         return error
 
-    def pass_time(self, plant: Plant, now: float) -> None:
-        """Have what was delayed until now take effect."""
-        while self._coming and self._coming[0][0] <= now:
-            plant.scale(self._coming.pop(0)[1])
+    def apply_delayed(self, plant: Plant, now: float) -> None:
+        """Apply the scale calls whose delay is over."""
+        while self._pending and self._pending[0][0] <= now:
+            plant.scale(self._pending.pop(0)[1])
 
 
 @dataclass(slots=True)
-class _Spoiled:
-    """One spell at work.
+class _ActiveFault:
+    """A fault of readings at work; `kept` has the readings as they were when it began, by name."""
 
-    Attributes:
-        spell: what it does.
-        moments: when.
-        kept: the readings as it began, by name.
-    """
-
-    spell: Spell
-    moments: _Moments
+    fault: ReadingFault
+    occurrences: _Occurrences
     kept: Mapping[str, Reading] | None = None
 
     def seen(self, observation: Observation, now: float) -> Observation:
-        """An observation as it is shown."""
-        if not self.moments.within(now):
+        """An observation with this fault."""
+        if not self.occurrences.active(now):
             self.kept = None
             return observation
-        spell = self.spell
-        if spell.name == TARGET:
+        fault = self.fault
+        if fault.name == TARGET:
             return replace(observation, desired=None, ready=None, missing={**observation.missing, TARGET: MISSING})
-        if spell.name == ENGINE:
+        if fault.name == ENGINE:
             return replace(observation, engine=None, missing={**observation.missing, ENGINE: MISSING})
         if self.kept is None:
             self.kept = observation.metrics
         metrics, missing = dict(observation.metrics), dict(observation.missing)
         for name, reading in observation.metrics.items():
-            if spell.name in ("", name):
-                shown = _spoiled(spell.wrong, reading, self.kept.get(name))
+            if fault.name in ("", name):
+                shown = _spoiled(fault.kind, reading, self.kept.get(name))
                 if shown is None:
                     del metrics[name]
                     missing[name] = MISSING
@@ -395,22 +382,22 @@ class _Spoiled:
         return replace(observation, metrics=metrics, missing=missing)
 
 
-def _spoiled(wrong: Wrong, reading: Reading, before: Reading | None) -> Reading | None:
-    """A reading as it is shown; `before` is what it was as the spell began."""
-    match wrong:
-        case Wrong.MISSING:
+def _spoiled(kind: FaultKind, reading: Reading, before: Reading | None) -> Reading | None:
+    """A reading with a fault; `before` is what it was when the fault began."""
+    match kind:
+        case FaultKind.MISSING:
             return None
-        case Wrong.NAN:
+        case FaultKind.NAN:
             return replace(reading, value=math.nan)
-        case Wrong.DOUBLED:
+        case FaultKind.DOUBLED:
             value = reading.value
             return replace(reading, value=tuple(2.0 * v for v in value) if isinstance(value, tuple) else 2.0 * value)
-        case Wrong.STALE:
+        case FaultKind.STALE:
             return before
         case _:
             return None if before is None else replace(before, at=reading.at)
 
 
-def _dice(seed: int, what: str) -> Random:
-    """Dice of their own: a text seeds them the same way everywhere."""
+def _random(seed: int, what: str) -> Random:
+    """A generator for one kind of fault: a string seeds it the same way on every machine."""
     return Random(f"{seed} {what}")  # noqa: S311 - chance of a simulation, nothing secret

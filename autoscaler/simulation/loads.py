@@ -42,17 +42,17 @@ class Load:
         rates: records/s, the mean of each step of `STEP` seconds.
         changes: seconds from the beginning at which the rate jumps, where that is known: time to converge counts from
             there. They ascend and lie within the load.
-        one: records/s that one worker processes, above 0; None: so many that the peak is what `PEAK_WORKERS` process.
+        rate_per_worker: records/s that one worker processes, above 0; None: `PEAK_WORKERS` of them process the peak.
     """
 
     name: str
     rates: tuple[float, ...]
     changes: tuple[float, ...] = ()
-    one: float | None = None
+    rate_per_worker: float | None = None
 
     def __post_init__(self) -> None:
-        if self.one is not None and not (math.isfinite(self.one) and self.one > 0):
-            raise LoadError(f"{self.name}: one worker processes {self.one}/s, expected above 0")
+        if self.rate_per_worker is not None and not (math.isfinite(self.rate_per_worker) and self.rate_per_worker > 0):
+            raise LoadError(f"{self.name}: one worker processes {self.rate_per_worker}/s, expected above 0")
         if not self.rates:
             raise LoadError(f"{self.name}: has no step, expected at least {STEP:g} s")
         for step, rate in enumerate(self.rates):
@@ -83,8 +83,8 @@ class Load:
 
     def per_worker(self, exponent: float) -> float:
         """Records/s of one worker; n of them do n^exponent times as much."""
-        if self.one is not None:
-            return self.one
+        if self.rate_per_worker is not None:
+            return self.rate_per_worker
         if not self.peak:
             raise LoadError(f"{self.name}: is 0 throughout, no worker can be sized by it")
         return self.peak / work(PEAK_WORKERS, exponent)
@@ -93,7 +93,7 @@ class Load:
 # Reading
 
 
-def read(path: Path) -> list[Point]:
+def read_points(path: Path) -> list[Point]:
     """The points of a CSV file with the header `t_seconds,value`: seconds, strictly increasing, and a rate or count.
 
     Raises:
@@ -145,7 +145,7 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
     return number
 
 
-def resampled(points: Sequence[Point], begin: float = 0.0, seconds: float | None = None) -> tuple[float, ...]:
+def resample(points: Sequence[Point], begin: float = 0.0, seconds: float | None = None) -> tuple[float, ...]:
     """The mean of each step of `STEP` seconds, interpolated linearly between the points.
 
     The mean over the step, not the value at a moment of it: a trace with a point each second keeps all its records,
@@ -214,22 +214,22 @@ numenta/NAB (nyc_taxi, ec2 and Twitter volumes), dos-group/load-prediction-dsp a
 GitHub, each written as `t_seconds,value`."""
 
 
-def recorded(name: str, folder: Path) -> Load:
+def load_recorded(name: str, folder: Path) -> Load:
     """A scenario on a recorded trace of that folder."""
     part = RECORDED[name]
     path = folder / part.file
-    points = [(at, max(0.0, value - part.minus)) for at, value in read(path)]
+    points = [(at, max(0.0, value - part.minus)) for at, value in read_points(path)]
     try:
-        return Load(name, resampled(points, part.begin * HOUR, None if part.hours is None else part.hours * HOUR))
+        return Load(name, resample(points, part.begin * HOUR, None if part.hours is None else part.hours * HOUR))
     except LoadError as error:
         raise LoadError(f"{path}: {error}") from error
 
 
 def from_csv(path: Path) -> Load:
     """The whole of a CSV file; it begins at its first point and is called after the file."""
-    points = read(path)
+    points = read_points(path)
     try:
-        return Load(path.stem, resampled(points, points[0][0] if points else 0.0))
+        return Load(path.stem, resample(points, points[0][0] if points else 0.0))
     except LoadError as error:
         raise LoadError(f"{path}: {error}") from error
 
@@ -390,7 +390,7 @@ def steady(hours: float, share: float, seed: int) -> Load:
     return Load(f"steady{hours:g}h", tuple(noise(constant(hours), share, seed)))
 
 
-MADE: Mapping[str, Callable[[int], Load]] = {
+SYNTHETIC: Mapping[str, Callable[[int], Load]] = {
     "steps6h": _steps6h,
     "diurnal24h": _diurnal24h,
     "waves6h": _waves6h,
@@ -403,12 +403,12 @@ MADE: Mapping[str, Callable[[int], Load]] = {
 
 SCENARIOS: tuple[str, ...] = (
     *RECORDED,
-    *(name for name in MADE if name != "waves6h"),  # `sine6h` is one already
+    *(name for name in SYNTHETIC if name != "waves6h"),  # `sine6h` is one already
 )
 """The sixteen of the full benchmark."""
 
 
-def named(name: str, seed: int = 0, folder: Path | None = None) -> Load:
+def load_by_name(name: str, seed: int = 0, folder: Path | None = None) -> Load:
     """A scenario by its name.
 
     Args:
@@ -416,14 +416,14 @@ def named(name: str, seed: int = 0, folder: Path | None = None) -> Load:
         seed: of what is drawn; recorded ones do not depend on it.
         folder: where the recorded traces are.
     """
-    made = MADE.get(name)
+    made = SYNTHETIC.get(name)
     if made is not None:
         load = made(seed)
         # Sines and powers differ in their last digits from machine to machine; a load must not.
         return Load(name, tuple([round(rate, 9) for rate in load.rates]), load.changes)
     if name not in RECORDED:
-        raise LoadError(f"{name}: is no load, expected one of {', '.join((*RECORDED, *MADE))}")
+        raise LoadError(f"{name}: is no load, expected one of {', '.join((*RECORDED, *SYNTHETIC))}")
     if folder is None:
         file = RECORDED[name].file
         raise LoadError(f"{name}: is a recorded trace, expected the folder where {file} is: say it with --traces")
-    return recorded(name, folder)
+    return load_recorded(name, folder)

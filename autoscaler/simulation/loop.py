@@ -10,7 +10,7 @@ from autoscaler.core.model import ClusterSpec, ClusterState
 from autoscaler.core.state import call_failed
 from autoscaler.core.step import Decide, step
 from autoscaler.ports import Record
-from autoscaler.simulation.faults import NONE, Faults, Injector, restarted
+from autoscaler.simulation.faults import NONE, Faults, Injector, restart_daemon
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec, Track
 from autoscaler.simulation.scoring import Score, needed, score
@@ -26,7 +26,7 @@ class Run:
     Attributes:
         plant: how the cluster behaved.
         load: what was offered.
-        one: records/s that one worker processed.
+        rate_per_worker: records/s that one worker processed.
         track: what happened in each step.
         state: what the decisions left, with all that was learned.
         decisions: how many there were.
@@ -34,7 +34,7 @@ class Run:
 
     plant: PlantSpec
     load: Load
-    one: float
+    rate_per_worker: float
     track: Track
     state: ClusterState
     decisions: int
@@ -46,7 +46,9 @@ class Run:
             optimum: the least cost possible in worker-hours, where known.
             begin: the steps before this one do not count.
         """
-        return score(self.track, self.one, self.plant.gamma, self.plant.slo, optimum, self.load.changes, begin)
+        return score(
+            self.track, self.rate_per_worker, self.plant.gamma, self.plant.slo, optimum, self.load.changes, begin
+        )
 
 
 def run(
@@ -82,13 +84,13 @@ def run(
     every = spec.interval.total_seconds() / STEP
     if every != int(every):
         raise ValueError(f"interval: is {spec.interval.total_seconds():g}s, expected a multiple of {STEP:g}s")
-    one = load.per_worker(plant.gamma)
+    rate_per_worker = load.per_worker(plant.gamma)
     if size is None:
-        size = needed([load.rates[0] * STEP], one, plant.gamma)[0]
-    plant = faults.worsened(plant)
+        size = needed([load.rates[0] * STEP], rate_per_worker, plant.gamma)[0]
+    plant = faults.applied_to(plant)
     injector = Injector(faults, seed, spec)
     size = max(spec.limits.minimum, min(size, spec.limits.maximum))
-    cluster = Plant(plant, one, seed, size, spec.slots_per_replica, start)
+    cluster = Plant(plant, rate_per_worker, seed, size, spec.slots_per_replica, start)
     advance = cluster.advance
     state = ClusterState()
     decisions = 0
@@ -96,14 +98,14 @@ def run(
     for number, rate in enumerate(load.rates, 1):
         advance(rate * STEP)
         if faults.delayed:
-            injector.pass_time(cluster, number * STEP)
+            injector.apply_delayed(cluster, number * STEP)
         wait -= 1
         if wait:
             continue
         wait = ticks
         now = number * STEP
         if injector.restarts(now):
-            state = restarted(state)
+            state = restart_daemon(state)
         failed = "" if state.rescale is None else state.rescale.error
         observation = injector.seen(cluster.observe(), now)
         state, decision = decide(spec, state, observation)
@@ -115,4 +117,4 @@ def run(
             error = injector.scale(cluster, decision.desired, now)
             if error:
                 state = call_failed(state, error)
-    return Run(plant, load, one, cluster.track, state, decisions)
+    return Run(plant, load, rate_per_worker, cluster.track, state, decisions)

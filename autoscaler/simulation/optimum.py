@@ -70,14 +70,14 @@ def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = CO
     each = round(seconds / STEP)
     if each < 1 or each * STEP != seconds:
         raise ValueError(f"seconds: is {seconds:g}, expected a multiple of {STEP:g}")
-    one = load.per_worker(plant.gamma)
+    rate_per_worker = load.per_worker(plant.gamma)
     records = [rate * STEP for rate in load.rates]
     steps = len(records) // each
     arrivals = tuple([sum(records[n * each : (n + 1) * each]) for n in range(steps)])
     cold = (1.0 - plant.cold) * plant.cold_for
     return Problem(
         arrivals,
-        tuple([one * size**plant.gamma * seconds for size in range(1, largest + 1)]),
+        tuple([rate_per_worker * size**plant.gamma * seconds for size in range(1, largest + 1)]),
         (plant.restart_up + cold) / seconds,
         (plant.restart_down + plant.heartbeat + cold) / seconds,
         _allowed(records, each, steps, plant.slo),

@@ -38,16 +38,16 @@ from autoscaler.schedulers.state_machine import Phase as JobPhase
 STEP = 5.0
 """Seconds of one step."""
 
-AVERAGED = 12
+WINDOW_STEPS = 12
 """Steps that the metrics are averaged over: 60 s."""
 
-MEAN_OVER = timedelta(seconds=STEP * AVERAGED)
+METRIC_WINDOW = timedelta(seconds=STEP * WINDOW_STEPS)
 """What every metric says of itself (`Reading.over`)."""
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 """The time of the first step, where nobody says another: midnight, a Monday."""
 
-RAN_FOR = 3600.0
+RUNNING_FOR = 3600.0
 """A new plant has been running for so long, or until it is not cold any more if that is longer."""
 
 GRID = 3.0 * 2.0**21
@@ -55,7 +55,7 @@ GRID = 3.0 * 2.0**21
 one system's mathematical library to another's, and a simulation's result must not."""
 
 
-SLOW = 0.7
+SLOW_WORKER_RATE = 0.7
 """The share of the work of one that a slow worker does."""
 
 
@@ -157,7 +157,7 @@ PLANTS: Mapping[str, PlantSpec] = {
 }
 """The four plants of the benchmark, by name."""
 
-OTHERS: Mapping[str, PlantSpec] = {
+SCHEDULER_PLANTS: Mapping[str, PlantSpec] = {
     "flink-2.3": PlantSpec(
         scheduler=FlinkSettings.of("2.3", checkpoint_interval=10.0), crash_noticed=FlinkSettings().heartbeat, slo=180.0
     ),
@@ -176,7 +176,7 @@ _STATES = {JobPhase.CREATED: JobState.STARTING, JobPhase.FINISHED: JobState.FAIL
 _WAITING = frozenset({Stage.STABILIZING, Stage.STABILIZED})
 """Only then a checkpoint makes a difference to a job's scheduler."""
 
-MARGIN = 60.0
+PHASE_MARGIN = 60.0
 """What a phase of a rescale may take longer than the scheduler waits: workers register, tasks are deployed."""
 
 
@@ -186,7 +186,7 @@ def deadlines(scheduler: FlinkSettings | SparkSettings | None) -> Mapping[Phase,
         return {}
     absorbing = scheduler.cooldown + scheduler.stabilization + scheduler.max_delay + scheduler.delay
     waits = {Phase.REGISTERED: scheduler.heartbeat, Phase.ABSORBED: absorbing, Phase.RUNNING: scheduler.delay}
-    return {phase: timedelta(seconds=wait + MARGIN) for phase, wait in waits.items()}
+    return {phase: timedelta(seconds=wait + PHASE_MARGIN) for phase, wait in waits.items()}
 
 
 def _most(scheduler: FlinkSettings | SparkSettings | None) -> int | None:
@@ -227,7 +227,7 @@ class Plant:
 
     Args:
         spec: how it behaves.
-        one: records/s that one worker processes; may be set anew, as when records come to cost more.
+        rate_per_worker: records/s that one worker processes; may be changed, as when records become more expensive.
         seed: of everything that is drawn.
         size: workers at the start, running.
         slots: that each worker offers the job.
@@ -235,12 +235,12 @@ class Plant:
     """
 
     def __init__(
-        self, spec: PlantSpec, one: float, seed: int, size: int, slots: int = 1, start: datetime = START
+        self, spec: PlantSpec, rate_per_worker: float, seed: int, size: int, slots: int = 1, start: datetime = START
     ) -> None:
         self.spec = spec
         self._slots = slots
         self._start_at = start
-        self.one = one
+        self.rate_per_worker = rate_per_worker
         self.track = Track()
         self.desired = size
         self._dice = Random(seed)  # noqa: S311 - noise of a simulation, nothing secret
@@ -249,7 +249,7 @@ class Plant:
         self._starting: list[float] = []  # when each will register
         self._stalled_until = 0.0
         self._waits_until = 0.0  # for new workers, while it runs
-        self._running_since = -max(RAN_FOR, spec.cold_for)
+        self._running_since = -max(RUNNING_FOR, spec.cold_for)
         self._up_since = self._start_at + timedelta(seconds=self._running_since)
         self._rules = FlinkSettings.merging(spec.merge) if spec.scheduler is None else spec.scheduler
         # Without workers only the benchmark's job is deployed.
@@ -276,7 +276,7 @@ class Plant:
         self._stirs = spec.sigma * math.sqrt(1.0 - self._keeps * self._keeps)
         self._crash_at = self._next_crash()
         # arrivals/s, processed/s, lag and utilization of each step of the last minute
-        self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=AVERAGED)
+        self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW_STEPS)
 
     def advance(self, arrivals: float) -> None:
         """One step of 5 s in which so many records arrive."""
@@ -296,7 +296,7 @@ class Plant:
         stalled = min(still_until - begin, STEP) if still_until > begin else 0.0
         runs = STEP - stalled
         if runs > 0.0:
-            able = self.one * self._worth * (math.exp(self._noise) + GRID - GRID)
+            able = self.rate_per_worker * self._worth * (math.exp(self._noise) + GRID - GRID)
             cold = self._running_since + spec.cold_for - begin - stalled
             if cold > 0.0:
                 able *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
@@ -328,18 +328,18 @@ class Plant:
         # fsum: what `sum` makes of the last digit depends on Python's version.
         offered, processed, lag, busy = [math.fsum(each) / count for each in zip(*self._seen, strict=True)]
         # All by their positions: arguments by name take as long again, four times a simulated minute.
-        utilization = Reading(busy, now, None, {}, MEAN_OVER)
+        utilization = Reading(busy, now, None, {}, METRIC_WINDOW)
         return Observation(
             now,
             self.desired,
             len(self._up),
             {
-                "arrivals": Reading(offered, now, None, {}, MEAN_OVER),
-                "throughput": Reading(processed, now, None, {}, MEAN_OVER),
-                "lag": Reading(lag, now, None, {}, MEAN_OVER),
+                "arrivals": Reading(offered, now, None, {}, METRIC_WINDOW),
+                "throughput": Reading(processed, now, None, {}, METRIC_WINDOW),
+                "lag": Reading(lag, now, None, {}, METRIC_WINDOW),
                 "utilization": utilization,
                 "saturation": utilization,
-                "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now, None, {}, MEAN_OVER),
+                "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now, None, {}, METRIC_WINDOW),
             },
             {},
             self._status(),
@@ -390,7 +390,7 @@ class Plant:
             return
         self._starting = [at for at in self._starting if at > until]
         slow = self.spec.slow
-        self._up += [SLOW if slow > 0 and self._dice.random() < slow else 1.0 for _ in here]
+        self._up += [SLOW_WORKER_RATE if slow > 0 and self._dice.random() < slow else 1.0 for _ in here]
         # Before what was put off to the next step.
         self._tell(Slots(min(*here, self._wakes_at), len(self._up) * self._slots), until)
 

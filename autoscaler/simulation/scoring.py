@@ -15,13 +15,13 @@ from operator import itemgetter
 
 from autoscaler.simulation.plant import STEP, Track
 
-HELD = 600.0
+SETTLED_FOR = 600.0
 """A size has converged when it fits for so many seconds..."""
 
-MOST = 1.5
+SETTLED_EXCESS = 1.5
 """... with at most so many times the workers needed..."""
 
-BEHIND = 10.0
+SETTLED_AGE = 10.0
 """... and the oldest record waits less than so many seconds."""
 
 VIOLATION_WEIGHT = 10.0
@@ -92,7 +92,7 @@ class Score:
 
 def score(
     track: Track,
-    one: float,
+    rate_per_worker: float,
     exponent: float,
     slo: float,
     optimum: float | None = None,
@@ -103,8 +103,8 @@ def score(
 
     Args:
         track: what happened in each step.
-        one: records/s that one worker processes; n process n^exponent times as much.
-        exponent: see `one`.
+        rate_per_worker: records/s that one worker processes; n process n^exponent times as much.
+        exponent: see `rate_per_worker`.
         slo: the age of the oldest unprocessed record should be at most this, seconds.
         optimum: the least cost possible, worker-hours.
         changes: seconds from the beginning at which the load jumps.
@@ -114,7 +114,7 @@ def score(
     steps = len(track.arrivals) - begin
     if steps <= 0:
         raise ValueError("nothing happened: a run has at least one step")
-    need = needed(track.arrivals, one, exponent)[begin:]
+    need = needed(track.arrivals, rate_per_worker, exponent)[begin:]
     old = ages(track.arrivals, track.position)[begin:]
     half, most = quantiles(delays(track.arrivals, track.position, begin), (0.5, 0.99))
     running = track.running[begin:]
@@ -144,21 +144,23 @@ def score(
     )
 
 
-def needed(arrivals: Sequence[float], one: float, exponent: float) -> list[int]:
+def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -> list[int]:
     """The smallest size whose capacity is at least the arrivals, for each step; at least 1.
 
     Args:
         arrivals: records that come in each step.
-        one: records/s that one worker processes; n process n^exponent times as much.
-        exponent: see `one`.
+        rate_per_worker: records/s that one worker processes; n process n^exponent times as much.
+        exponent: see `rate_per_worker`.
     """
-    if not (one > 0 and exponent > 0):
-        raise ValueError(f"one worker processes {one:g}/s, n of them n^{exponent:g} times as much: expected above 0")
+    if not (rate_per_worker > 0 and exponent > 0):
+        raise ValueError(
+            f"one worker processes {rate_per_worker:g}/s, n of them n^{exponent:g} times as much: expected above 0"
+        )
     top = max(arrivals, default=0.0) / STEP
     # What each size carries, and a little: the peak itself is exactly what a size processes, but for rounding.
     able = [0.0]
     while able[-1] < top:
-        able.append(one * len(able) ** exponent * (1 + _EXACT))
+        able.append(rate_per_worker * len(able) ** exponent * (1 + _EXACT))
     return [bisect_left(able, records / STEP, 1) for records in arrivals]
 
 
@@ -271,12 +273,12 @@ def convergence(
         changes: seconds from the beginning at which the load jumps, ascending.
     """
     begins = [round(change / STEP) for change in changes]
-    held = round(HELD / STEP)
+    held = round(SETTLED_FOR / STEP)
     found = []
     for begin, end in pairwise([*begins, len(need)]):
         first = begin
         for step in range(begin, end):
-            fits = need[step] <= running[step] <= math.ceil(MOST * need[step]) and old[step] < BEHIND
+            fits = need[step] <= running[step] <= math.ceil(SETTLED_EXCESS * need[step]) and old[step] < SETTLED_AGE
             if not fits:
                 first = step + 1
             elif step + 1 - first >= held:

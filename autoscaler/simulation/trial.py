@@ -17,7 +17,7 @@ from typing import Any
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Direction, Limits, Observation
 from autoscaler.core.step import Decide, step
 from autoscaler.core.workload_profile import Profile, Spread, reading
-from autoscaler.simulation.baselines import bare, foreseeing
+from autoscaler.simulation.baselines import with_forecast, without_guards
 from autoscaler.simulation.faults import ENGINE, TARGET
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.loop import Run, run
@@ -36,10 +36,10 @@ WARM_UP = timedelta(hours=2)
 BEFORE = round(WARM_UP.total_seconds() / SLOT)
 """... which is so many slots."""
 
-FILLED = timedelta(minutes=15)
+MAX_GAP = timedelta(minutes=15)
 """A day in which nothing was recorded for longer is not tried."""
 
-SPARE = 1.1
+STATIC_HEADROOM = 1.1
 """The static size that is compared with: what the greatest arrivals of all days need, and 10 %."""
 
 _DECILES = 2 * 1.2815515655446004  # standard deviations from the tenth to the ninetieth percentile
@@ -77,14 +77,14 @@ class Case:
 
     Attributes:
         plant: how it behaves.
-        one: records/s that one worker processes.
+        rate_per_worker: records/s that one worker processes.
         static: the size that is compared with.
         variants: what is tried.
         profile: what policies that look at one are shown.
     """
 
     plant: PlantSpec
-    one: float
+    rate_per_worker: float
     static: int
     variants: tuple[Variant, ...]
     profile: Profile | None = None
@@ -103,7 +103,7 @@ class Outcome:
     digest: str
 
 
-def described(plant: PlantSpec, profile: Profile) -> PlantSpec:
+def plant_from_profile(plant: PlantSpec, profile: Profile) -> PlantSpec:
     """A plant that behaves as a profile says, where it says something."""
     up, down = (profile.times.get(direction, {}) for direction in (Direction.UP, Direction.DOWN))
     found: dict[str, Any] = {}
@@ -125,14 +125,14 @@ def _lognormal(spread: Spread) -> tuple[float, float]:
     return max(spread.median, _LEAST), math.log(max(spread.high, low) / low) / _DECILES
 
 
-def offered(name: str, slots: Sequence[int], rates: Sequence[float], one: float) -> Load:
+def day_load(name: str, slots: Sequence[int], rates: Sequence[float], rate_per_worker: float) -> Load:
     """What arrived from `WARM_UP` before a day until its end.
 
     Args:
         name: what it is called.
         slots: those in which something was observed, ascending, from the day's midnight on; before it they are below 0.
         rates: the mean of each, records/s.
-        one: records/s that one worker processes.
+        rate_per_worker: records/s that one worker processes.
     """
     found: list[float] = []
     last, before = -BEFORE - 1, rates[0]
@@ -147,10 +147,10 @@ def offered(name: str, slots: Sequence[int], rates: Sequence[float], one: float)
         last, before = slot, rate
     found += [before] * (SLOTS - 1 - last)
     steps = round(SLOT / STEP)
-    return Load(name, tuple([rate for rate in found for _ in range(steps)]), one=one)
+    return Load(name, tuple([rate for rate in found for _ in range(steps)]), rate_per_worker=rate_per_worker)
 
 
-def seen(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) -> Observation:
+def visible_metrics(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) -> Observation:
     """What the sources of a configuration would have shown of what the plant shows: no more than it asks for.
 
     Args:
@@ -168,7 +168,7 @@ def seen(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) 
     )
 
 
-def profiled(decide: Decide, profile: Profile, name: str) -> Decide:
+def showing_profile(decide: Decide, profile: Profile, name: str) -> Decide:
     """The same, shown what a profile says at each moment, as a metric of that name."""
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
@@ -180,22 +180,22 @@ def profiled(decide: Decide, profile: Profile, name: str) -> Decide:
 
 def _named(decide: Decide, names: Mapping[str, str]) -> Decide:
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
-        return decide(spec, state, seen(spec, names, observation))
+        return decide(spec, state, visible_metrics(spec, names, observation))
 
     return decided
 
 
 def decider(variant: Variant, load: Load, profile: Profile | None, start: datetime) -> Decide:
     """What decides in a trial under that load, which begins at that time."""
-    decide: Decide = bare if variant.bare else step
+    decide: Decide = without_guards if variant.bare else step
     if variant.profile and profile is not None:
-        decide = profiled(decide, profile, variant.profile)
+        decide = showing_profile(decide, profile, variant.profile)
     if variant.oracle:
-        decide = foreseeing(decide, load, start)
+        decide = with_forecast(decide, load, start)
     return decide if variant.names is None else _named(decide, variant.names)
 
 
-def tried(case: Case, variant: Variant, load: Load, day: datetime, seed: int) -> Outcome:
+def run_trial(case: Case, variant: Variant, load: Load, day: datetime, seed: int) -> Outcome:
     """Try a variant on a day.
 
     Args:
@@ -205,13 +205,13 @@ def tried(case: Case, variant: Variant, load: Load, day: datetime, seed: int) ->
         day: its midnight.
         seed: of all that the plant draws.
     """
-    done = steered(case, variant, load, day, seed)
+    done = simulate_trial(case, variant, load, day, seed)
     begin = round(WARM_UP.total_seconds() / STEP)
     score = done.score(begin=begin)
     return Outcome(score, digest(done.track))
 
 
-def steered(case: Case, variant: Variant, load: Load, day: datetime, seed: int) -> Run:
+def simulate_trial(case: Case, variant: Variant, load: Load, day: datetime, seed: int) -> Run:
     """The simulation that a trial is."""
     spec = variant.spec
     if variant.static:

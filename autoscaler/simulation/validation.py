@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation, Reading
 from autoscaler.core.step import Decide
-from autoscaler.simulation.baselines import Baseline, bare
+from autoscaler.simulation.baselines import Baseline, without_guards
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, PlantSpec, work
@@ -61,7 +61,7 @@ class Measured:
     rate: float
     cpu: float
 
-    def one(self, plant: PlantSpec) -> float:
+    def rate_per_worker(self, plant: PlantSpec) -> float:
         """Records/s of one worker that has nothing but work to do, if the CPU grows with the records."""
         return self.rate * (1.0 - plant.idle) / (self.cpu - plant.idle) / work(STATIC, plant.gamma)
 
@@ -106,7 +106,7 @@ SETUPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Simulated:
     """What a simulation says; means over its seeds.
 
     Attributes:
@@ -125,7 +125,7 @@ class Found:
     restarts: float
 
 
-def simulated(spec: ClusterSpec, measured: Measured, load: Load, setup: Setup, seeds: Sequence[int]) -> Found:
+def simulated(spec: ClusterSpec, measured: Measured, load: Load, setup: Setup, seeds: Sequence[int]) -> Simulated:
     """Run the policy as it was run there.
 
     Args:
@@ -136,10 +136,10 @@ def simulated(spec: ClusterSpec, measured: Measured, load: Load, setup: Setup, s
         seeds: one run each.
     """
     if setup.sized:
-        load = replace(load, one=measured.one(setup.plant))
+        load = replace(load, rate_per_worker=measured.rate_per_worker(setup.plant))
     each: list[tuple[float, ...]] = []
     for seed in seeds:
-        decide = as_pods(bare) if setup.pods else bare
+        decide = cpu_as_pods(without_guards) if setup.pods else without_guards
         track = run(spec, setup.plant, load, seed, size=STATIC, decide=decide).track
         old = [age > setup.plant.slo for age in ages(track.arrivals, track.position)]
         runs = [late for late, stopped in zip(old, track.stopped, strict=True) if stopped < 1.0]
@@ -153,10 +153,10 @@ def simulated(spec: ClusterSpec, measured: Measured, load: Load, setup: Setup, s
                 track.restarts / hours,
             )
         )
-    return Found(*(math.fsum(values) / len(each) for values in zip(*each, strict=True)))
+    return Simulated(*(math.fsum(values) / len(each) for values in zip(*each, strict=True)))
 
 
-def as_pods(decide: Decide) -> Decide:
+def cpu_as_pods(decide: Decide) -> Decide:
     """The same, seeing the CPU as an HPA in Kubernetes does: of each pod, every minute that of the last.
 
     A pod that became ready since that minute began is one that is not ready: it counts as idle where more pods are

@@ -20,7 +20,7 @@ from autoscaler.trace.codec import load_record
 SUFFIX = ".jsonl"
 """How the name of a trace ends, in a directory of them..."""
 
-PACKED = f"{SUFFIX}.gz"
+COMPRESSED_SUFFIX = f"{SUFFIX}.gz"
 """... and that of one that was compressed afterwards."""
 
 _NAME = "%Y-%m-%dT%H"
@@ -31,7 +31,7 @@ class TraceError(ValueError):
     """A trace cannot be read; the message says where and what was expected."""
 
 
-def name(at: datetime) -> str:
+def file_name(at: datetime) -> str:
     """The file of the hour (UTC) that a decision belongs to."""
     return f"{at.astimezone(UTC):{_NAME}}{SUFFIX}"
 
@@ -49,7 +49,7 @@ def files(path: Path) -> list[Path]:
             raise TraceError(f"{path}: there is no such file or directory")
         return [path]
     plain = set(path.glob(f"*{SUFFIX}"))
-    packed = [file for file in path.glob(f"*{PACKED}") if not _twice(file, plain)]
+    packed = [file for file in path.glob(f"*{COMPRESSED_SUFFIX}") if not _twice(file, plain)]
     if not plain and not packed:
         raise TraceError(
             f"{path}: has no file *{SUFFIX}; the history of a daemon is in history/ of its daemon.directory"
@@ -61,7 +61,7 @@ def _twice(packed: Path, plain: set[Path]) -> bool:
     """Whether a packed file is there unpacked as well, as for a moment while a daemon packs it."""
     file = packed.with_suffix("")
     try:
-        return file in plain and same(file, packed)
+        return file in plain and same_content(file, packed)
     except FileNotFoundError:  # the moment is over
         plain.discard(file)
         return False
@@ -76,7 +76,7 @@ def _place(file: Path) -> tuple[str, int, str]:
     return (further[1], int(further[2]), file.name) if further else (stem, 0, file.name)
 
 
-def same(path: Path, packed: Path) -> bool:
+def same_content(path: Path, packed: Path) -> bool:
     """Whether a packed file holds exactly what a plain one does. Raises OSError when the plain one cannot be read."""
     with path.open("rb") as plain:
         try:

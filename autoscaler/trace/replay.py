@@ -35,7 +35,7 @@ GAP = 2.5
 """Intervals after which what was decided does not count as held any longer: nobody was there to decide."""
 
 
-def again(
+def decide_again(
     spec: ClusterSpec, state: ClusterState, record: Record, decide: Decide = step
 ) -> tuple[ClusterState, Decision]:
     """Decide about a record.
@@ -96,26 +96,26 @@ def _asked(after: ClusterState, record: Record) -> ClusterState:
 
 
 @dataclass(frozen=True, slots=True)
-class Why:
+class FirstDifference:
     """The first thing in the trails of two decisions that differs.
 
     Attributes:
         stage: `policy NAME`, `combine`, the guard's name, or `size` where not even the present size is the same.
-        recorded, again: what it said, as sentences.
+        recorded, replayed: what it decided, as sentences.
     """
 
     stage: str
     recorded: str
-    again: str
+    replayed: str
 
 
-def why(recorded: Decision, anew: Decision) -> Why | None:
+def first_difference(recorded: Decision, anew: Decision) -> FirstDifference | None:
     """What differs first between two decisions about one observation; None when nothing does that counts.
 
     What is said in other words for the same size does not count.
     """
     if recorded.current != anew.current:
-        return Why("size", f"taken to be {recorded.current}", f"taken to be {anew.current}")
+        return FirstDifference("size", f"taken to be {recorded.current}", f"taken to be {anew.current}")
     if recorded.proposed != anew.proposed:
         theirs = {asked.policy: asked for asked in recorded.recommendations}
         ours = {asked.policy: asked for asked in anew.recommendations}
@@ -133,13 +133,13 @@ def why(recorded: Decision, anew: Decision) -> Why | None:
         for name in (*counted, *differ):
             # Of what was imported from metrics nobody has recorded why.
             before = _said(theirs.get(name)) if theirs else f"was {recorded.proposed}"
-            return Why(f"policy {name}", before, _said(ours.get(name)))
-        return Why("combine", _combined(recorded), _combined(anew))
+            return FirstDifference(f"policy {name}", before, _said(ours.get(name)))
+        return FirstDifference("combine", _combined(recorded), _combined(anew))
     then_by, now_by = ({verdict.guard: verdict for verdict in each.verdicts} for each in (recorded, anew))
     for guard in dict.fromkeys([*max(then_by, now_by, key=len), *then_by, *now_by]):
         then_verdict, now_verdict = then_by.get(guard), now_by.get(guard)
         if _size(then_verdict) != _size(now_verdict):
-            return Why(guard.value, _judged(then_verdict), _judged(now_verdict))
+            return FirstDifference(guard.value, _judged(then_verdict), _judged(now_verdict))
     return None
 
 
@@ -182,9 +182,9 @@ class Difference:
         record, decision: where it began: what was seen and decided, and what would have been decided.
         until: when the decisions agreed again, went the other way, or ended.
         decisions: how many there were in it.
-        recorded, again: least and greatest size decided.
+        recorded, replayed: least and greatest size decided.
         hours: replica-hours that would have been asked for beyond those recorded; below 0: fewer.
-        why: what differed first, where it began.
+        first: what differed first, where it began.
     """
 
     record: Record
@@ -192,9 +192,9 @@ class Difference:
     until: datetime
     decisions: int
     recorded: tuple[int, int]
-    again: tuple[int, int]
+    replayed: tuple[int, int]
     hours: float
-    why: Why | None
+    first: FirstDifference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +235,14 @@ class _Row:
 
     at: datetime
     recorded: int
-    again: int
+    replayed: int
     asked: bool
     asks: bool
 
     @property
     def way(self) -> int:
         """1 where more would have been decided than was, -1 where fewer, 0 where the same."""
-        return (self.again > self.recorded) - (self.again < self.recorded)
+        return (self.replayed > self.recorded) - (self.replayed < self.recorded)
 
 
 class Replay:
@@ -275,7 +275,7 @@ class Replay:
         at = record.decision.at
         if self._until is not None and at > self._until:
             return None
-        self.state, decision = again(self.spec, self.state, record, self._decide)
+        self.state, decision = decide_again(self.spec, self.state, record, self._decide)
         if self._since is not None and at < self._since:
             return None
         self._seen.update(record.observation.metrics)
@@ -290,11 +290,11 @@ class Replay:
         """What came of all that was added."""
         rows = self._rows
         hours = [span / timedelta(hours=1) for span in _spans([row.at for row in rows], self.spec.interval)]
-        agreed = [row for row in rows if row.asked and row.again == row.recorded]
+        agreed = [row for row in rows if row.asked and row.replayed == row.recorded]
         begun = [
             row
             for before, row in pairwise([None, *rows])
-            if row is not None and row.asks and row.way and (before is None or before.again != row.again)
+            if row is not None and row.asks and row.way and (before is None or before.replayed != row.replayed)
         ]
         return Comparison(
             self.spec.name,
@@ -303,7 +303,7 @@ class Replay:
             len(rows),
             sum(not row.way for row in rows),
             math.fsum(map(mul, [row.recorded for row in rows], hours)),
-            math.fsum(map(mul, [row.again for row in rows], hours)),
+            math.fsum(map(mul, [row.replayed for row in rows], hours)),
             sum(row.asked for row in rows),
             len(agreed),
             len(begun),
@@ -317,7 +317,7 @@ class Replay:
         end = next((number for number in range(start, len(rows)) if rows[number].way != way), len(rows))
         until = rows[end].at if end < len(rows) else rows[-1].at + self.spec.interval
         here = rows[start:end]
-        recorded, anew = [row.recorded for row in here], [row.again for row in here]
+        recorded, anew = [row.recorded for row in here], [row.replayed for row in here]
         record, decision = self._starts[start]
         return Difference(
             record,
@@ -327,7 +327,7 @@ class Replay:
             (min(recorded), max(recorded)),
             (min(anew), max(anew)),
             math.fsum(map(mul, map(sub, anew, recorded), hours[start:end])),
-            why(record.decision, decision),
+            first_difference(record.decision, decision),
         )
 
 

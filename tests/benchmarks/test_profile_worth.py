@@ -24,11 +24,11 @@ from autoscaler.core.model import ClusterSpec, Direction, Limits, NamedPolicy
 from autoscaler.core.step import step
 from autoscaler.core.workload_profile import Curve, Profile, Spread
 from autoscaler.history.seasonality import season
-from autoscaler.simulation.loads import Load, bursts, diurnal, noise, ramps, read, resampled, staircase
+from autoscaler.simulation.loads import Load, bursts, diurnal, noise, ramps, read_points, resample, staircase
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, STEP
 from autoscaler.simulation.scoring import Score
-from autoscaler.simulation.trial import profiled
+from autoscaler.simulation.trial import showing_profile
 from autoscaler_policies.adaptive.policy import Adaptive
 
 pytestmark = pytest.mark.benchmark
@@ -85,11 +85,11 @@ def trace(name: str, begin_days: float = 0, minus: float = 0) -> Callable[[], li
     def found() -> list[float]:
         if TRACES is None:
             pytest.skip("the recorded loads are not part of the project: set AUTOSCALER_TRACES to their folder")
-        points = [(at, max(0.0, value - minus)) for at, value in read(Path(TRACES) / name)]
+        points = [(at, max(0.0, value - minus)) for at, value in read_points(Path(TRACES) / name)]
         begin, seconds = begin_days * 86400, DAYS * 86400.0
         if points[-1][0] < begin + seconds:
             points.append((begin + seconds, points[-1][1]))
-        return list(resampled(points, begin, seconds))
+        return list(resample(points, begin, seconds))
 
     return found
 
@@ -137,8 +137,8 @@ def lived(job: tuple[str, str, int, bool]) -> Score:
     spec = ClusterSpec(name, Limits(1, 24), policies, metrics=policy.metrics, engine=True, lookback=policy.lookback)
     up = {"start_up": Spread(plant.startup, 0, 0, 9), "stall": Spread(plant.restart_up, 0, 0, 9)}
     profile = replace(profile, capacity=Curve(one, plant.gamma, 0.01, 0.01), times={Direction.UP: up})
-    decide = profiled(step, profile, "profile") if with_profile else step
-    return run(spec, plant, Load(name, rates(name)[2 * WEEK :], one=one), seed, decide=decide).score()
+    decide = showing_profile(step, profile, "profile") if with_profile else step
+    return run(spec, plant, Load(name, rates(name)[2 * WEEK :], rate_per_worker=one), seed, decide=decide).score()
 
 
 def compared(names: list[str]) -> list[tuple[float, float, float]]:

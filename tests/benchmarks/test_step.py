@@ -24,7 +24,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.step import step
 from autoscaler.plugins import Kind, load
-from autoscaler.simulation.loads import named
+from autoscaler.simulation.loads import load_by_name
 from autoscaler.simulation.loop import run as simulated
 from autoscaler.simulation.plant import PLANTS
 
@@ -112,7 +112,7 @@ def test_a_simulated_day_with_the_default_policy() -> None:
         engine=True,
         lookback=policy.lookback,
     )
-    offered = named("diurnal24h", 1)
+    offered = load_by_name("diurnal24h", 1)
     reference, took = [], []
     for _ in range(3):
         begin = time.process_time()

@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("numpy", reason="numpy is not installed (extra simulate)")
 
-from autoscaler.cli import benchmark, main
-from autoscaler.cli.benchmark import cluster
+from autoscaler.cli import benchmark, benchmark_run, main
+from autoscaler.cli.benchmark_run import cluster
 from autoscaler.ports import ConfigurationError
 from autoscaler.simulation.baselines import BASELINES
+from autoscaler.simulation.benchmark import FAST
 from autoscaler.simulation.plant import PLANTS
 
 SMALL = ("benchmark", "--plant", "k8s", "--scenario", "steps6h", "--seeds", "1", "--processes", "1")
@@ -116,7 +117,11 @@ def test_an_extra_that_is_missing_is_said_before_anything_is_run(
     import autoscaler.simulation  # noqa: PLC0415
 
     monkeypatch.setitem(sys.modules, module, None)
-    for package, name in ((autoscaler.simulation, "optimum"), (autoscaler.cli, "benchmark_plot")):
+    for package, name in (
+        (autoscaler.simulation, "optimum"),
+        (autoscaler.cli, "benchmark_plot"),
+        (autoscaler, "plot_style"),
+    ):
         monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
         monkeypatch.delattr(package, name, raising=False)
     assert main([*SMALL, "--plot", str(tmp_path / "costs.png")]) == 1
@@ -167,22 +172,22 @@ def test_every_baseline_can_be_read_for_every_plant(name: str, plant: str) -> No
 
 
 def test_a_baseline_keeps_its_way_of_running_with_other_settings() -> None:
-    name, baseline = benchmark._policy("ds2={type: ds2}")
+    name, baseline = benchmark.policy("ds2={type: ds2}")
     assert (name, baseline.settings, baseline.bare) == ("ds2", "{type: ds2}", True)
-    assert benchmark._policy("mine={type: ds2}")[1].bare is False
+    assert benchmark.policy("mine={type: ds2}")[1].bare is False
 
 
 def test_settings_that_cannot_be_read_tell_all_their_problems() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        cluster("mine", benchmark._policy("mine={policies: {}, min: x, max: y}")[1], 60.0, 1.0)
+        cluster("mine", benchmark.policy("mine={policies: {}, min: x, max: y}")[1], 60.0, 1.0)
     assert len(caught.value.problems) == 2
 
 
 def test_a_load_that_no_size_keeps_has_no_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     from autoscaler.simulation.loads import Load  # noqa: PLC0415
 
-    monkeypatch.setattr(benchmark, "LARGEST", 2)
-    assert benchmark.least(Load("much", (1.0,) * 120), "k8s", None) is None
+    monkeypatch.setattr(benchmark_run, "LARGEST", 2)
+    assert benchmark_run.least(Load("much", (1.0,) * 120), "k8s", None) is None
 
 
 def test_the_pages_name_every_policy_plant_and_option() -> None:
@@ -190,8 +195,8 @@ def test_the_pages_name_every_policy_plant_and_option() -> None:
     page = (root / "docs" / "benchmark.md").read_text()
     table = (root / "README.md").read_text().partition("<!-- benchmark -->")[2].partition("<!-- /benchmark -->")[0]
     assert [line.split("`")[1] for line in table.strip().splitlines()[2:]] == list(BASELINES)
-    parser = argparse.ArgumentParser(add_help=False)
-    benchmark.add_arguments(parser)
-    options = [action.option_strings[0] for action in parser._actions]
-    for name in (*BASELINES, *PLANTS, *benchmark.FAST, *options):
+    commands = argparse.ArgumentParser().add_subparsers()
+    benchmark.register(commands)
+    options = [action.option_strings[0] for action in commands.choices["benchmark"]._actions[1:]]
+    for name in (*BASELINES, *PLANTS, *FAST, *options):
         assert f"`{name}`" in page or f"`{name} " in page, name

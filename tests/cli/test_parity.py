@@ -17,7 +17,7 @@ from autoscaler.daemon.fleet import Fleet
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import RefusedError, TargetStatus, UnavailableError
 from autoscaler.simulation import faults
-from autoscaler.simulation.loads import Load, named
+from autoscaler.simulation.loads import Load, load_by_name
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, STEP, Plant
 from autoscaler.simulation.scoring import needed
@@ -39,8 +39,8 @@ def _spec(kind: str, **fields: Any) -> ClusterSpec:
 
 def _load() -> Load:
     """The steps of the benchmark from half an hour before the first one."""
-    rates = named("steps6h").rates
-    return Load("steps", rates[360:1800], one=named("steps6h").per_worker(PLANT.gamma))
+    rates = load_by_name("steps6h").rates
+    return Load("steps", rates[360:1800], rate_per_worker=load_by_name("steps6h").per_worker(PLANT.gamma))
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
     def __init__(self, spec: ClusterSpec, offered: Load, wrong: faults.Faults) -> None:
         self.rates = offered.rates
         one = offered.per_worker(PLANT.gamma)
-        plant = wrong.worsened(PLANT)
+        plant = wrong.applied_to(PLANT)
         self.plant = Plant(plant, one, SEED, needed([self.rates[0] * STEP], one, plant.gamma)[0])
         self.injector = faults.Injector(wrong, SEED, spec)
         self.steps = 0

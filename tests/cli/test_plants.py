@@ -12,7 +12,7 @@ from autoscaler.ports import ConfigurationError
 from autoscaler.schedulers.flink import FlinkSettings
 from autoscaler.schedulers.slots import Bounds
 from autoscaler.schedulers.spark import SparkSettings
-from autoscaler.simulation.plant import OTHERS, PLANTS, PlantSpec
+from autoscaler.simulation.plant import PLANTS, SCHEDULER_PLANTS, PlantSpec
 
 
 def _file(folder: Path, text: str) -> str:
@@ -21,7 +21,7 @@ def _file(folder: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", [*PLANTS, *OTHERS])
+@pytest.mark.parametrize("name", [*PLANTS, *SCHEDULER_PLANTS])
 def test_a_plant_has_a_name(name: str) -> None:
     assert plant(name) == Described(KNOWN[name])
 
@@ -39,10 +39,11 @@ def test_every_number_of_a_plant_can_be_written(tmp_path: Path) -> None:
 
 
 def test_a_file_says_what_a_worker_processes_and_what_metrics_are_called(tmp_path: Path) -> None:
-    text = "one: 2500\nmetrics:\n  consumer_lag: lag\n  busy: utilization\n"
-    assert plant(_file(tmp_path, text)) == Described(
-        PLANTS["k8s"], 2500.0, {"consumer_lag": "lag", "busy": "utilization"}
-    )
+    for key in ("rate_per_worker", "one"):
+        text = f"{key}: 2500\nmetrics:\n  consumer_lag: lag\n  busy: utilization\n"
+        assert plant(_file(tmp_path, text)) == Described(
+            PLANTS["k8s"], 2500.0, {"consumer_lag": "lag", "busy": "utilization"}
+        )
 
 
 def test_a_file_says_by_which_rules_the_job_is_rescaled(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tm
     [
         (
             "like: ec3\n",
-            ["1: like: 'ec3' is no plant, expected one of k8s, ec2, redeploy, ungraceful, flink-2.3, flink-"],
+            ["1: like: 'ec3' is not a plant, expected one of k8s, ec2, redeploy, ungraceful, flink-2.3, flink-"],
         ),
         ("startupp: 3\n", ["1: startupp: unknown key; did you mean 'startup'?"]),
         ("slo: 1m\nstartup: 0\n", ["2: startup: is 0, expected above 0"]),
@@ -79,7 +80,11 @@ def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tm
         ("startup: soon\ngamma: [1]\n", ["1: startup: expected a number, or a time: ", "2: gamma: expected a number"]),
         (
             "one: 0\nmetrics: {a: lags}\nslow: 2\n",
-            ["1: one: is 0, expected above 0", "2: metrics.a: 'lags' is not sho"],
+            ["1: one: is 0, expected above 0", "2: metrics.a: 'lags' is not a m"],
+        ),
+        (
+            "rate_per_worker: 1\none: 2\n",
+            ["2: one: is the old name of rate_per_worker, which is set as well"],
         ),
         ("one: much\nstartup: soon\n", ["1: one: expected a number, not a string", "2: startup: expected a number"]),
         ("scheduler: flink\n", ["1: scheduler: expected a mapping (key: value), not a string"]),
@@ -96,7 +101,7 @@ def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tm
         ),
         (
             "scheduler:\n  type: spark\n  heartbeat: 60s\n",
-            ["3: scheduler.heartbeat: how long killed workers go unnoticed is said by `heartbeat` and `crash_noticed`"],
+            ["3: scheduler.heartbeat: set `heartbeat` and `crash_noticed` of the plant instead"],
         ),
         (
             "scheduler: {type: spark, used_aftr: 3}\n",
@@ -117,7 +122,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path, text: str
 
 
 def test_what_is_neither_a_plant_nor_a_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"--plant k9s: is no plant and no file, .* did you mean 'k8s'"):
+    with pytest.raises(ConfigurationError, match=r"--plant k9s: is not a plant and not a file, .* did you mean 'k8s'"):
         plant("k9s")
     with pytest.raises(ConfigurationError, match="this is a directory"):
         plant(str(tmp_path))

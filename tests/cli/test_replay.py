@@ -41,12 +41,12 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def told(*arguments: object) -> int:
+def replay(*arguments: object) -> int:
     return cli.main(["replay", *map(str, arguments)])
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    assert told(*arguments, "--json") == 0
+    assert replay(*arguments, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -58,7 +58,7 @@ def changed(config: Path, before: str, after: str) -> None:
 def test_what_simulate_recorded_is_decided_again_in_the_same_way(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told(trace, config) == 0
+    assert replay(trace, config) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     assert "orders: 480 decisions from 2026-01-05 00:00:15 to 2026-01-05 02:00:00 (1 h 59 min)." in shown.out
@@ -78,11 +78,11 @@ def test_what_would_have_been_different_is_told_with_what_differs_first(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "target: 0.7}", "target: 0.35}")
-    assert told(trace, config) == 0
+    assert replay(trace, config) == 0
     shown = capsys.readouterr().out
     assert "different (" in shown
     assert "policy busy" in shown
-    assert "The sizes seen are those recorded: nothing follows from a decision that differs" in shown
+    assert "Every decision sees the recorded sizes: one that differs has no effect on the next" in shown
     found = as_json(capsys, trace, config, "--explain")["clusters"]["orders"]
     assert found["equal"] < found["decisions"]
     assert found["replica_hours"]["again"] > found["replica_hours"]["recorded"]
@@ -93,9 +93,9 @@ def test_what_would_have_been_different_is_told_with_what_differs_first(
     assert first["again"][0] > first["recorded"][0]
     assert "What the policies asked for:" in first["explanations"]["recorded"]
     assert "at target 0.35" in first["explanations"]["again"]
-    assert told(trace, config, "--explain") == 0
+    assert replay(trace, config, "--explain") == 0
     shown = capsys.readouterr().out
-    assert shown.count("Recorded:\n") == shown.count("Again:\n") == len(found["differences"])
+    assert shown.count("Recorded:\n") == shown.count("Replayed:\n") == len(found["differences"])
 
 
 def test_a_guard_that_differs_is_named(trace: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,20 +114,22 @@ def test_only_the_time_asked_for_is_compared(trace: Path, config: Path, capsys: 
         "2026-01-05T01:30:00+00:00",
     )
     assert found["equal"] == 121
-    assert told(trace, config, "--from", "2027-01-01T00:00:00Z") == 2
-    assert "has no decision in the time asked for" in capsys.readouterr().err
-    assert told(trace, config, "--from", "yesterday") == 2
+    assert replay(trace, config, "--from", "2027-01-01T00:00:00Z") == 2
+    assert "has no decision between --from and --to" in capsys.readouterr().err
+    assert replay(trace, config, "--from", "yesterday") == 2
     assert "'yesterday' is not a time" in capsys.readouterr().err
 
 
-def test_metrics_that_were_not_recorded_are_told(trace: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_that_were_not_recorded_are_replay(
+    trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     changed(
         config,
         "metrics: {cpu: {source: prom, query: cpu}}",
         "metrics: {cpu: {source: prom, query: c}, lag: {source: prom, query: l}}",
     )
-    assert told(trace, config) == 0
-    assert "The trace never has lag, which the configuration wants" in capsys.readouterr().out
+    assert replay(trace, config) == 0
+    assert "The trace never has lag, which the configuration uses" in capsys.readouterr().out
     assert as_json(capsys, trace, config)["clusters"]["orders"]["missing"] == ["lag"]
 
 
@@ -148,7 +150,7 @@ def test_several_clusters_in_one_file_are_told_apart(
     mixed.write_text("\n".join(both) + "\n")
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG + CONFIG.partition("clusters:")[2].replace("orders:", "clicks:").replace("0.7", "0.3"))
-    assert told(mixed, config) == 0
+    assert replay(mixed, config) == 0
     shown = capsys.readouterr()
     assert "orders: 239 decisions" in shown.out
     assert "clicks: 239 decisions" in shown.out
@@ -164,15 +166,16 @@ def test_a_cluster_that_is_called_otherwise_can_be_named(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "orders:", "renamed:")
-    assert told(trace, config) == 2
+    assert replay(trace, config) == 2
     assert (
-        f"has records of orders, and {config} the clusters renamed; say --cluster orders if" in capsys.readouterr().err
+        f"has records of orders, but {config} has the clusters renamed; use --cluster orders if"
+        in capsys.readouterr().err
     )
     assert as_json(capsys, trace, config, "--cluster", "orders")["clusters"]["orders"]["equal"] == 480
-    assert told(trace, config, "--cluster", "renamed") == 2
+    assert replay(trace, config, "--cluster", "renamed") == 2
     assert "has no record of cluster 'renamed', but of orders" in capsys.readouterr().err
     config.write_text(CONFIG + CONFIG.partition("clusters:")[2].replace("orders:", "clicks:"))
-    assert told(trace, config, "--cluster", "order") == 2
+    assert replay(trace, config, "--cluster", "order") == 2
     assert "expected one of clicks, orders; did you mean 'orders'?" in capsys.readouterr().err
 
 
@@ -182,7 +185,7 @@ def test_lines_that_cannot_be_read_are_counted_and_told_and_cost_no_other(
     text = (trace / "2026-01-05T00.jsonl").read_text()
     torn = tmp_path / "2026-01-05T00.jsonl"
     torn.write_text("nonsense\n" + text + text.splitlines()[0][:100])
-    assert told(torn, config) == 0
+    assert replay(torn, config) == 0
     shown = capsys.readouterr()
     assert "239 decisions" in shown.out
     assert "2 lines could not be read and are left out:" in shown.err
@@ -194,7 +197,7 @@ def test_lines_that_cannot_be_read_are_counted_and_told_and_cost_no_other(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "trace.jsonl: has no record that can be read"),
+        ("", "trace.jsonl: has no readable record"),
         ("nonsense\n", "trace.jsonl:1: Invalid JSON"),
         (None, "trace.jsonl: there is no such file or directory"),
     ],
@@ -205,7 +208,7 @@ def test_a_trace_with_nothing_to_read_is_an_error(
     path = tmp_path / "trace.jsonl"
     if text is not None:
         path.write_text(text)
-    assert told(path, config) == 2
+    assert replay(path, config) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert expected in shown.err
@@ -215,7 +218,7 @@ def test_a_broken_configuration_is_told_as_by_check(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "max: 12", "max: 0")
-    assert told(trace, config) == 2
+    assert replay(trace, config) == 2
     assert f"{config}:8: clusters.orders.max: must be 1 or more, not 0" in capsys.readouterr().err
 
 
@@ -235,14 +238,14 @@ def test_a_long_list_shows_what_matters_most_in_order_of_time(
     path = tmp_path / "many.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     found = as_json(capsys, path, config)["clusters"]["orders"]["differences"]
-    assert told(path, config) == 0
+    assert replay(path, config) == 0
     shown = capsys.readouterr().out
     assert len(found) > 31
     assert f"... and {len(found) - 30} more stretches, all smaller: --all lists them" in shown
     rows = [line.split()[1] for line in shown.splitlines() if line.startswith("2026")]
     assert rows == sorted(rows)
     assert len(rows) == 30
-    assert told(path, config, "--all") == 0
+    assert replay(path, config, "--all") == 0
     assert sum(line.startswith("2026") for line in capsys.readouterr().out.splitlines()) == len(found)
 
 
@@ -252,5 +255,5 @@ def test_a_stretch_that_ends_on_another_day_says_so(
     late = tmp_path / "late.jsonl"
     late.write_text((trace / "2026-01-05T00.jsonl").read_text().replace("2026-01-05T00:", "2026-01-04T23:"))
     changed(config, "target: 0.7}", "target: 0.05}")
-    assert told(late, config, "--from", "2026-01-04T23:59:00Z") == 0
+    assert replay(late, config, "--from", "2026-01-04T23:59:00Z") == 0
     assert "2026-01-05 00:00:00" in capsys.readouterr().out

@@ -44,18 +44,18 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def told(*arguments: object) -> int:
+def simulate(*arguments: object) -> int:
     return cli.main(["simulate", *map(str, arguments)])
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
-    assert told(*arguments, "--json") == 0
+    assert simulate(*arguments, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_a_newcomer_can_try_every_example(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(example, "--load", "steps6h", "--hours", 2) == 0
+    assert simulate(example, "--load", "steps6h", "--hours", 2) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     assert re.search(r"^cost, worker-hours +[\d.]+ +\d+$", shown.out, re.MULTILINE)
@@ -114,8 +114,8 @@ def test_what_one_worker_processes_comes_from_the_command_line_the_configuration
     assert found["load"]["name"] == "mine"
     assert found["one"] == pytest.approx(found["load"]["peak"] / 8**0.9)
     assert found["load"]["peak"] == pytest.approx(800, rel=0.01)
-    assert as_json(capsys, *given, "--one", 50)["one"] == 50
-    stretched = as_json(capsys, *given, "--one", 50, "--peak", 400)
+    assert as_json(capsys, *given, "--rate-per-worker", 50)["one"] == 50
+    stretched = as_json(capsys, *given, "--rate-per-worker", 50, "--peak", 400)
     assert (stretched["one"], stretched["load"]["peak"]) == (50, 400)
     config.write_text(CONFIG + "    capacity: {per_replica: 90}\n")
     found = as_json(capsys, *given)
@@ -130,9 +130,11 @@ def test_what_the_reader_must_know_is_said(config: Path, tmp_path: Path, capsys:
     config.write_text(CONFIG.replace("interval: 10s", "interval: 12s"))
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,500\n600,500\n")
-    assert told(config, *WITH_METRIC, "--load", load, "--one", 10, "--optimum", "--faults", "restart") == 0
+    assert (
+        simulate(config, *WITH_METRIC, "--load", load, "--rate-per-worker", 10, "--optimum", "--faults", "restart") == 0
+    )
     shown = capsys.readouterr().out
-    assert "The interval is 15s here, not 12s: the simulation goes by steps of 5 s." in shown
+    assert "The interval is 15s, not 12s: the simulation runs in steps of 5 s." in shown
     assert "The peak needs 78 workers, and at most 12 are allowed." in shown
     assert "Fault: the daemon is restarted once in 1h." in shown
     assert "Not even 12 workers keep the delay below 60 s all the time." in shown
@@ -148,7 +150,7 @@ def test_a_plants_file_says_what_a_worker_processes_and_what_metrics_are(
     found = as_json(capsys, *given)
     assert (found["one"], found["notes"]) == (100, [])
     assert as_json(capsys, *given, "--metric", "busy=utilization")["score"] == found["score"]
-    assert as_json(capsys, *given, "--one", 50)["one"] == 50
+    assert as_json(capsys, *given, "--rate-per-worker", 50)["one"] == 50
 
 
 def test_partitions_of_the_configuration_limit_what_workers_can_do(
@@ -156,7 +158,7 @@ def test_partitions_of_the_configuration_limit_what_workers_can_do(
 ) -> None:
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,800\n1200,800\n")
-    given = (config, *WITH_METRIC, "--load", load, "--one", 120)
+    given = (config, *WITH_METRIC, "--load", load, "--rate-per-worker", 120)
     free = as_json(capsys, *given)
     config.write_text(CONFIG + "    partitions: 4\n")
     found = as_json(capsys, *given)
@@ -176,8 +178,8 @@ def test_the_optimum_knows_that_spark_does_not_stop(config: Path, capsys: pytest
 def test_a_size_that_never_changes_is_said(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,62\n900,62\n")
-    assert told(config, *WITH_METRIC, "--load", load, "--one", 100) == 0
-    assert "The size was never changed." in capsys.readouterr().out
+    assert simulate(config, *WITH_METRIC, "--load", load, "--rate-per-worker", 100) == 0
+    assert "The size never changed." in capsys.readouterr().out
 
 
 def test_an_objective_of_a_plant_and_its_stalls_are_those_asked_for(
@@ -191,26 +193,26 @@ def test_an_objective_of_a_plant_and_its_stalls_are_those_asked_for(
 @pytest.mark.parametrize(
     ("plant", "expected"),
     [
-        ("k8s", "; the job stands still for 12 s when some come, 8 s when some go; no record"),
-        ("ungraceful", "12 s when some come, 58 s when some go; no record"),
-        ("flink-2.3", "8 s when some go, and when by the rules of Flink's scheduler; no record"),
-        ("spark", "; the query goes on while they come and go; no record"),
+        ("k8s", "; the job stops for 12 s when workers are added, 8 s when they are removed; no record"),
+        ("ungraceful", "12 s when workers are added, 58 s when they are removed; no record"),
+        ("flink-2.3", "8 s when they are removed; when it stops follows the rules of Flink's scheduler; no record"),
+        ("spark", "; the query continues while workers come and go; no record"),
     ],
 )
 def test_what_a_change_of_size_does_there_is_said(
     config: Path, capsys: pytest.CaptureFixture[str], plant: str, expected: str
 ) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1, "--plant", plant)
-    assert told(*given) == 0
+    assert simulate(*given) == 0
     assert expected in capsys.readouterr().out
-    assert told(*given, "--json") == 0
+    assert simulate(*given, "--json") == 0
     assert "Infinity" not in capsys.readouterr().out
 
 
 def test_no_metric_is_seen_but_those_of_the_configuration(config: Path, tmp_path: Path) -> None:
     directory = tmp_path / "trace"
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2)
-    assert told(*given, "--record", directory) == 0
+    assert simulate(*given, "--record", directory) == 0
     records = list(read(directory))
     assert len(records) == 720
     assert all(set(one.observation.metrics) == {"waiting", "busy"} for one in records)
@@ -221,7 +223,7 @@ def test_no_metric_is_seen_but_those_of_the_configuration(config: Path, tmp_path
 def test_a_worker_has_as_many_slots_as_the_configuration_says(tmp_path: Path) -> None:
     example = next(path for path in EXAMPLES if path.stem == "flink-kubernetes")
     assert (
-        told(
+        simulate(
             example, "--load", "steps6h", "--hours", 1, "--record", tmp_path / "trace", "--faults", "missing@engine:5m"
         )
         == 0
@@ -246,7 +248,7 @@ def test_a_fault_is_named_by_the_configurations_name_of_a_metric(
         "--faults",
         "missing@busy:10m,missing@target",
     )
-    assert told(*given, "--record", tmp_path / "trace") == 0
+    assert simulate(*given, "--record", tmp_path / "trace") == 0
     assert "Fault: busy: metrics cannot be read for 10m in every hour." in capsys.readouterr().out
     missing = [set(one.observation.missing) for one in read(tmp_path / "trace")]
     assert {"busy"} in missing
@@ -256,22 +258,22 @@ def test_a_fault_is_named_by_the_configurations_name_of_a_metric(
 
 def test_a_long_list_is_cut_and_all_of_it_to_be_had(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--faults", "refused:95%")
-    assert told(*given) == 0
+    assert simulate(*given) == 0
     short = capsys.readouterr().out
     rest = re.search(r"\.\.\. and (\d+) more changes of size: --all lists them", short)
     assert rest is not None
-    assert told(*given, "--all") == 0
+    assert simulate(*given, "--all") == 0
     assert len(capsys.readouterr().out.splitlines()) == len(short.splitlines()) + int(rest[1]) - 1
 
 
 def test_a_picture_is_drawn(config: Path, tmp_path: Path) -> None:
     picture = tmp_path / "timeline.png"
-    assert told(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--plot", picture) == 0
+    assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--plot", picture) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_decision_can_be_told_in_full(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert told(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--explain") == 0
+    assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--explain") == 0
     shown = capsys.readouterr().out
     assert "2026-01-05 00:00:10 UTC: cluster orders is scaled up from" in shown
     assert "What the guards made of it:" in shown
@@ -282,21 +284,21 @@ def test_every_decision_can_be_told_in_full(config: Path, capsys: pytest.Capture
     [
         (
             (),
-            "metric busy of orders: the simulated cluster shows arrivals, throughput, lag, utilization, saturation, ",
+            "metric busy of orders: the simulated cluster has arrivals, throughput, lag, utilization, saturation, ",
         ),
         ((), "like --metric busy=arrivals"),
-        (("--metric", "busy=cpus"), "--metric busy=cpus: the simulated cluster shows "),
+        (("--metric", "busy=cpus"), "--metric busy=cpus: the simulated cluster has "),
         (("--metric", "bussy=cpu"), "--metric bussy: cluster orders has no such metric, it has waiting, busy"),
-        ((*WITH_METRIC, "--load", "stepps6h"), "--load stepps6h: is no load and no file"),
+        ((*WITH_METRIC, "--load", "stepps6h"), "--load stepps6h: is not a load and not a file"),
         ((*WITH_METRIC, "--load", "stepps6h"), "did you mean 'steps6h'?"),
-        ((*WITH_METRIC, "--plant", "k9s"), "--plant k9s: is no plant and no file"),
+        ((*WITH_METRIC, "--plant", "k9s"), "--plant k9s: is not a plant and not a file"),
         ((*WITH_METRIC, "--plant", "k9s"), "did you mean 'k8s'?"),
         ((*WITH_METRIC, "--cluster", "order"), "'order' is no cluster of "),
         ((*WITH_METRIC, "--cluster", "order"), "expected one of orders; did you mean 'orders'?"),
-        ((*WITH_METRIC, "--faults", "mising"), "'mising' is no fault; did you mean 'missing'?"),
-        ((*WITH_METRIC, "--faults", "nan@waitin"), "nan@waitin: is nothing that cluster orders looks at; did you mean"),
+        ((*WITH_METRIC, "--faults", "mising"), "'mising' is not a fault; did you mean 'missing'?"),
+        ((*WITH_METRIC, "--faults", "nan@waitin"), "nan@waitin: cluster orders does not read it; did you mean"),
         ((*WITH_METRIC, "--faults", "nan@lag"), "it has waiting, busy, target"),
-        ((*WITH_METRIC, "--faults", "missing@engine"), "missing@engine: is nothing that cluster orders looks at"),
+        ((*WITH_METRIC, "--faults", "missing@engine"), "missing@engine: cluster orders does not read it"),
         ((*WITH_METRIC, "--hours", "7"), "--hours 7: steps6h has 6 hours"),
         ((*WITH_METRIC, "--load", "sine6h", "--traces", "/nowhere"), "daedalus_sine_1s_6h.csv: cannot be read"),
     ],
@@ -304,7 +306,7 @@ def test_every_decision_can_be_told_in_full(config: Path, capsys: pytest.Capture
 def test_what_makes_no_sense_is_an_error_that_says_what_to_do(
     config: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
-    assert told(config, "--load", "steps6h", *arguments) == 2
+    assert simulate(config, "--load", "steps6h", *arguments) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert expected in shown.err
@@ -314,7 +316,7 @@ def test_recorded_loads_say_where_they_are_looked_for(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AUTOSCALER_TRACES", raising=False)
-    assert told(config, *WITH_METRIC, "--load", "ads18h") == 2
+    assert simulate(config, *WITH_METRIC, "--load", "ads18h") == 2
     assert "expected the folder where demeter_ads_5s_18h.csv is: say it with --traces" in capsys.readouterr().err
 
 
@@ -329,7 +331,7 @@ def test_recorded_loads_say_where_they_are_looked_for(
         ("t_seconds,value\n0,1\n5,-1\n", "load.csv:3: value: is -1, expected 0 or more"),
         ("t_seconds,value\n0,1\n0,2\n", "load.csv:3: t_seconds: is 0 after 0, expected to increase"),
         ("t_seconds,value\n0,1,2\n", "load.csv:2: has 3 columns"),
-        ("t_seconds,value\n0,0\n600,0\n", "load: is 0 throughout: say with --one what a worker processes"),
+        ("t_seconds,value\n0,0\n600,0\n", "load: is 0 throughout: set --rate-per-worker"),
     ],
 )
 def test_a_bad_load_is_told_with_its_line(
@@ -337,48 +339,49 @@ def test_a_bad_load_is_told_with_its_line(
 ) -> None:
     load = tmp_path / "load.csv"
     load.write_text(text)
-    assert told(config, *WITH_METRIC, "--load", load) == 2
+    assert simulate(config, *WITH_METRIC, "--load", load) == 2
     assert expected in capsys.readouterr().err
 
 
 def test_a_broken_configuration_is_told_as_by_check(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(CONFIG.replace("max: 12", "max: 0"))
-    assert told(config, "--load", "steps6h") == 2
+    assert simulate(config, "--load", "steps6h") == 2
     assert re.match(rf"{config}:\d+: clusters.orders.max: ", capsys.readouterr().err)
     config.write_text(CONFIG + CONFIG.partition("clusters:")[2].replace("orders:", "others:"))
-    assert told(config, "--load", "steps6h") == 2
+    assert simulate(config, "--load", "steps6h") == 2
     assert "has the clusters orders, others: choose with --cluster NAME" in capsys.readouterr().err
-    assert told(config, "--load", "steps6h", "--hours", 1, "--cluster", "others", *WITH_METRIC) == 0
+    assert simulate(config, "--load", "steps6h", "--hours", 1, "--cluster", "others", *WITH_METRIC) == 0
 
 
 def test_what_cannot_be_written_is_an_error(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1)
-    assert told(*given, "--record", tmp_path) == 2
-    assert "is not empty; what another run has recorded would be mixed with this one" in capsys.readouterr().err
-    assert told(*given, "--record", config) == 1
+    assert simulate(*given, "--record", tmp_path) == 2
+    assert "is not empty; its records would be mixed with those of this run" in capsys.readouterr().err
+    assert simulate(*given, "--record", config) == 1
     assert f"{config}: cannot be written: File exists" in capsys.readouterr().err
     (tmp_path / "taken.png").mkdir()
-    assert told(*given, "--plot", tmp_path / "taken.png") == 1
+    assert simulate(*given, "--plot", tmp_path / "taken.png") == 1
     assert "taken.png: cannot be written" in capsys.readouterr().err
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_takes_long(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, expected in (("nowhere/x.png", "there is no folder"), ("x.pdf", "is no PNG file")):
-        assert told(config, *WITH_METRIC, "--load", "steps6h", "--plot", tmp_path / path) == 2
+    for path, expected in (("nowhere/x.png", "there is no directory"), ("x.pdf", "is not a PNG file")):
+        assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--plot", tmp_path / path) == 2
         shown = capsys.readouterr()
         assert expected in shown.err
         assert shown.out == ""
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--one", "0"), ("--hours", "-1"), ("--peak", "nan"), ("--metric", "busy"), ("--seed", "x")]
+    "arguments",
+    [("--rate-per-worker", "0"), ("--hours", "-1"), ("--peak", "nan"), ("--metric", "busy"), ("--seed", "x")],
 )
 def test_options_that_are_no_numbers_or_pairs_are_refused(
     config: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
-    assert told(config, "--load", "steps6h", *arguments) == 2
+    assert simulate(config, "--load", "steps6h", *arguments) == 2
     assert arguments[0] in capsys.readouterr().err
 
 
@@ -387,7 +390,7 @@ def test_extras_that_are_not_there_are_named(
 ) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1)
     monkeypatch.setattr("autoscaler.cli.simulate_plot.find_spec", lambda _: None)
-    assert told(*given, "--plot", tmp_path / "x.png") == 1
+    assert simulate(*given, "--plot", tmp_path / "x.png") == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "pip install '.[plot]'" in shown.err
@@ -395,7 +398,7 @@ def test_extras_that_are_not_there_are_named(
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.delitem(sys.modules, "autoscaler.simulation.optimum", raising=False)
     monkeypatch.delattr("autoscaler.simulation.optimum", raising=False)
-    assert told(*given, "--optimum") == 1
+    assert simulate(*given, "--optimum") == 1
     assert "pip install '.[simulate]'" in capsys.readouterr().err
 
 

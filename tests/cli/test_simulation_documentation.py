@@ -11,8 +11,8 @@ import pytest
 
 from autoscaler import cli
 from autoscaler.cli.plants import plant
-from autoscaler.simulation.faults import NAMED
-from autoscaler.simulation.loads import MADE
+from autoscaler.simulation.faults import DESCRIPTIONS
+from autoscaler.simulation.loads import SYNTHETIC
 from autoscaler.simulation.plant import PLANTS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
@@ -52,16 +52,20 @@ def test_the_plants_are_as_the_table_says() -> None:
 
 
 def test_every_fault_is_in_the_table_with_its_usual_amount() -> None:
-    rows = [(name, text) for name, text in re.findall(r"^\| `(\w+)` \| (.*?) \|$", TEXT, re.MULTILINE) if name in NAMED]
-    assert [name for name, _ in rows] == list(NAMED)
+    rows = [
+        (name, text)
+        for name, text in re.findall(r"^\| `(\w+)` \| (.*?) \|$", TEXT, re.MULTILINE)
+        if name in DESCRIPTIONS
+    ]
+    assert [name for name, _ in rows] == list(DESCRIPTIONS)
     for name, text in rows:
-        number = re.match(r"\d+", NAMED[name].usual)
+        number = re.match(r"\d+", DESCRIPTIONS[name].default)
         assert number is not None
         assert f" {number[0]} " in f" {text} " or text.endswith("in an hour"), name
 
 
 def test_every_load_that_is_made_is_named() -> None:
-    assert [name for name in MADE if f"`{name}`" not in TEXT] == []
+    assert [name for name in SYNTHETIC if f"`{name}`" not in TEXT] == []
 
 
 def test_the_keys_of_a_plant_are_explained_where_it_says_so() -> None:

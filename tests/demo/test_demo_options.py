@@ -7,6 +7,7 @@ import io
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,11 +17,11 @@ from rich.console import Console
 
 from autoscaler.demo import add_arguments, run
 from autoscaler.demo.config import configuration
-from autoscaler.demo.environment import Scene, answered
-from autoscaler.demo.flink.environment import FlinkScene
-from autoscaler.demo.live_view import Moment, line, show, table
-from autoscaler.demo.processes import DemoError, Stage
-from autoscaler.demo.spark.environment import SparkScene
+from autoscaler.demo.environment import Environment
+from autoscaler.demo.flink.environment import FlinkEnvironment
+from autoscaler.demo.live_view import Status, line, live_view, table
+from autoscaler.demo.processes import DemoError, Processes
+from autoscaler.demo.spark.environment import SparkEnvironment
 from autoscaler.ports import AutoscalerError
 from autoscaler_policies.adaptive.policy import Adaptive
 
@@ -52,16 +53,16 @@ def test_results_of_an_earlier_run_are_not_overwritten(tmp_path: Path, capsys: p
     assert "not an empty directory" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("scene", [SparkScene, pytest.param(FlinkScene, marks=pytest.mark.e2e)])
+@pytest.mark.parametrize("environment", [SparkEnvironment, pytest.param(FlinkEnvironment, marks=pytest.mark.e2e)])
 @pytest.mark.parametrize("directory", ["plain", "with a blank: and # more"])
 def test_the_configuration_file_is_a_valid_one(
-    scene: Callable[[Stage, Path], Scene], tmp_path: Path, directory: str
+    environment: Callable[[Processes, Path], Environment], tmp_path: Path, directory: str
 ) -> None:
     from autoscaler.config.load import load  # noqa: PLC0415 - the rest of this file does not need it
 
     work = tmp_path / directory
     try:
-        parts = scene(Stage(tmp_path / "logs", work / "workers"), work).parts
+        parts = environment(Processes(tmp_path / "logs", work / "workers"), work).parts
     except AutoscalerError as error:
         pytest.skip(str(error))
     path = tmp_path / "autoscaler.yaml"
@@ -72,7 +73,7 @@ def test_the_configuration_file_is_a_valid_one(
     policy = cluster.spec.policies[0].policy
     assert isinstance(policy, Adaptive)
     assert set(policy.metrics) <= set(cluster.spec.metrics)
-    assert (policy.utilization in cluster.spec.metrics) == (scene is FlinkScene)
+    assert (policy.utilization in cluster.spec.metrics) == (environment is FlinkEnvironment)
     assert (policy.objective.total_seconds(), policy.calm.total_seconds()) == (30, 20)
     path.write_text(configuration(parts, 6, 1, work, 100.0))
     hurried = load(path, {}).clusters["demo"].spec.policies[0].policy
@@ -100,27 +101,37 @@ def test_what_is_not_installed_is_named_with_what_to_do(
     assert "pip install '.[" in said or "apt-get install openjdk-17-jdk-headless" in said
 
 
-MOMENT = Moment(51.0, 240.0, "surge", 48.0, 204, 3, 1, "3 [are] needed", ("46 s: 1 -> 3 workers",))
+STATUS = Status(
+    at=51.0,
+    duration=240.0,
+    phase="high load",
+    rate=48.0,
+    lag=204,
+    desired=3,
+    ready=1,
+    decision="3 [are] needed",
+    events=("46 s: 1 -> 3 workers",),
+)
 
 
 def test_without_a_terminal_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with show(Console(force_terminal=False, width=300)) as shown:
-        shown.tell(MOMENT)
-        shown.tell(MOMENT)
+    with live_view(Console(force_terminal=False, width=300)) as shown:
+        shown.update(STATUS)
+        shown.update(STATUS)
     said = capsys.readouterr().out.splitlines()
-    assert said == ["46 s: 1 -> 3 workers", line(MOMENT)]
-    assert line(MOMENT) == "   51 s  load   48/s  lag   204  workers 1 -> 3  surge: 3 [are] needed"
+    assert said == ["46 s: 1 -> 3 workers", line(STATUS)]
+    assert line(STATUS) == "   51 s  load   48/s  lag   204  workers 1 -> 3  high load: 3 [are] needed"
 
 
-def test_what_nobody_can_say_is_not_made_up() -> None:
-    unknown = Moment(1.0, 240.0, "calm", 10.0, None, None, None, "?")
+def test_unknown_numbers_are_shown_as_question_marks() -> None:
+    unknown = replace(STATUS, lag=None, desired=None, ready=None)
     assert "lag     ?" in line(unknown)
     assert "workers ?" in line(unknown)
 
 
 def test_on_a_terminal_there_is_a_table() -> None:
     console = Console(width=100, file=io.StringIO())
-    console.print(table(MOMENT))
+    console.print(table(STATUS))
     assert isinstance(console.file, io.StringIO)
     said = console.file.getvalue()
     assert "48/s" in said
@@ -129,58 +140,58 @@ def test_on_a_terminal_there_is_a_table() -> None:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "logs", tmp_path / "pool")
+def processes(tmp_path: Path) -> Processes:
+    return Processes(tmp_path / "logs", tmp_path / "pool")
 
 
-def watch(stage: Stage) -> None:
+def watch(processes: Processes) -> None:
     for _ in range(1000):
-        stage.check()
+        processes.check()
         signal.sigtimedwait([], 0.01)
 
 
-def test_a_process_that_ends_by_itself_is_told_with_the_end_of_its_log(stage: Stage) -> None:
-    stage.start("job", [sys.executable, "-S", "-c", "print('too bad'); raise SystemExit(3)"], {})
-    with pytest.raises(DemoError, match=r"(?s)the job ended by itself \(exit code 3\).*job\.log.*too bad"):
-        watch(stage)
-    stage.clear()
+def test_a_process_that_ends_by_itself_is_told_with_the_end_of_its_log(processes: Processes) -> None:
+    processes.start("job", [sys.executable, "-S", "-c", "print('too bad'); raise SystemExit(3)"], {})
+    with pytest.raises(DemoError, match=r"(?s)the job ended unexpectedly \(exit code 3\).*job\.log.*too bad"):
+        watch(processes)
+    processes.clear()
 
 
-def test_a_program_that_does_not_exist_is_told(stage: Stage) -> None:
+def test_a_program_that_does_not_exist_is_told(processes: Processes) -> None:
     with pytest.raises(DemoError, match="the job cannot be started"):
-        stage.start("job", ["/nonexistent"], {})
+        processes.start("job", ["/nonexistent"], {})
 
 
-def test_clearing_ends_also_what_does_not_want_to_and_its_children(stage: Stage) -> None:
+def test_clearing_ends_also_what_does_not_want_to_and_its_children(processes: Processes) -> None:
     script = (
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "os.fork() or os.setsid()\nprint('up', flush=True)\ntime.sleep(60)"
     )
-    stage.start("job", [sys.executable, "-S", "-c", script], {})
+    processes.start("job", [sys.executable, "-S", "-c", script], {})
     for _ in range(1000):
-        if stage.log("job").read_text().count("up") == 2:
+        if processes.log("job").read_text().count("up") == 2:
             break
         signal.sigtimedwait([], 0.01)
-    from autoscaler.targets.local import processes  # noqa: PLC0415 - only here
+    from autoscaler.targets.local.processes import family  # noqa: PLC0415 - only here
 
-    assert len(processes.family(stage._token)) == 2
-    stage.clear(grace=0.2)
-    assert processes.family(stage._token) == []
+    assert len(family(processes._token)) == 2
+    processes.clear(grace=0.2)
+    assert family(processes._token) == []
 
 
-def test_stopping_waits_for_a_good_end(stage: Stage) -> None:
+def test_stopping_waits_for_a_good_end(processes: Processes) -> None:
     script = (
         "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(CODE))\n"
         "print('up', flush=True)\ntime.sleep(60)"
     )
     for name, code in (("good", "0"), ("bad", "4")):
-        stage.start(name, [sys.executable, "-S", "-c", script.replace("CODE", code)], {})
-        while "up" not in stage.log(name).read_text():
+        processes.start(name, [sys.executable, "-S", "-c", script.replace("CODE", code)], {})
+        while "up" not in processes.log(name).read_text():
             signal.sigtimedwait([], 0.01)
-    stage.stop("good", 5)
-    with pytest.raises(DemoError, match=r"did not end well \(exit code 4\)"):
-        stage.stop("bad", 5)
-    stage.clear()
+    processes.stop("good", 5)
+    with pytest.raises(DemoError, match=r"the bad failed \(exit code 4\)"):
+        processes.stop("bad", 5)
+    processes.clear()
 
 
 @pytest.mark.parametrize(
@@ -191,10 +202,10 @@ def test_stopping_waits_for_a_good_end(stage: Stage) -> None:
     ],
 )
 def test_the_facts_are_asked_for_until_all_are_there(answers: list[dict[str, Any]], facts: dict[str, Any]) -> None:
-    scene = cast("Scene", SimpleNamespace(facts=iter(answers).__next__))
-    assert answered(scene, 60.0, every=0.0) == facts
+    environment = cast("Environment", SimpleNamespace(facts=iter(answers).__next__))
+    assert Environment.wait_for_facts(environment, 60.0, every=0.0) == facts
 
 
 def test_what_an_engine_does_not_say_is_not_waited_for_for_ever() -> None:
-    scene = cast("Scene", SimpleNamespace(facts=lambda: {"restarts": None}))
-    assert answered(scene, 0.05, every=0.01) == {"restarts": None}
+    environment = cast("Environment", SimpleNamespace(facts=lambda: {"restarts": None}))
+    assert Environment.wait_for_facts(environment, 0.05, every=0.01) == {"restarts": None}

@@ -22,14 +22,14 @@ def test_only_what_was_committed_is_read_in_the_order_of_processing(tmp_path: Pa
     written(tmp_path / "sink", ".part-b-1.inprogress.5", "1,1,w2,13.000,3,1")
     found = read_files(tmp_path / "sink")
     assert found.arrivals == [Arrival(0, 0, "w1", 10.5), Arrival(1, 0, "w2", 11.0), Arrival(0, 1, "w1", 12.0)]
-    assert found.wrong == ()
+    assert found.miscounted == ()
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 2), (2, 3), (1, 3)])
 def test_a_state_that_was_lost_or_used_twice_is_seen(tmp_path: Path, counts: tuple[int, ...]) -> None:
     lines = [f"0,{number},w,1.0,7,{count}" for number, count in enumerate(counts)]
     written(tmp_path / "sink", "part-0", "0,9,w,1.0,8,1", *lines)
-    assert read_files(tmp_path / "sink").wrong == (7,)
+    assert read_files(tmp_path / "sink").miscounted == (7,)
 
 
 def test_a_job_that_wrote_nothing_has_no_records(tmp_path: Path) -> None:

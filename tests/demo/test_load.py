@@ -79,8 +79,8 @@ def test_a_load_is_read_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "there is no load in it"),
-        ("t_seconds,value\n", "there is no load in it"),
+        ("", "is empty, expected"),
+        ("t_seconds,value\n", "is empty, expected"),
         ("0,10\n5,many\n", r"load\.csv:2: expected t_seconds,value, not '5,many'"),
         ("0,10,3\n", r"load\.csv:1"),
         ("5,10\n", "begins at 0"),

@@ -82,15 +82,15 @@ def test_the_first_task_of_a_worker_is_its_first_record() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"rescales": [Rescale(52.0, 2, 1, "below")]}, "never asked for more"),
-        ({"rescales": [Rescale(12.0, 1, 2, "above")]}, "never asked for fewer"),
+        ({"rescales": [Rescale(52.0, 2, 1, "below")]}, "never requested more"),
+        ({"rescales": [Rescale(12.0, 1, 2, "above")]}, "never requested fewer"),
         ({"arrivals": [arrival for arrival in processed() if arrival.worker == "first"]}, "no new worker"),
         ({"drained": False}, "did not drain"),
-        ({"workers": 2}, "2 workers are left of 1"),
+        ({"workers": 2}, "2 workers are left, 1 were requested"),
         ({"trouble": ["the state is not exact"]}, "the state is not exact"),
         ({"account": Account(1200, 1199, 1, 0, 0)}, "1 lost"),
         ({"account": Account(1200, 1201, 0, 1, 0)}, "1 duplicated"),
-        ({"account": Account(1200, 1201, 0, 0, 1)}, "1 that nobody offered"),
+        ({"account": Account(1200, 1201, 0, 0, 1)}, "1 that were never offered"),
         ({"account": Account(1200, 1200, 1, 1, 0)}, "1 lost, 1 duplicated"),
     ],
 )

@@ -12,15 +12,15 @@ from autoscaler.config import load
 from autoscaler.core.model import ClusterSpec
 from autoscaler.demo.config import CLUSTER, configuration
 from autoscaler.demo.load import Load, surge
-from autoscaler.demo.processes import Stage
+from autoscaler.demo.processes import Processes
 from autoscaler.demo.result import Run, summary
-from autoscaler.demo.simulation import Measured, beside, measure, sentence, simulate
-from autoscaler.demo.spark.environment import BATCH, SparkScene
+from autoscaler.demo.simulation import Measured, describe_simulation, measure, simulate, simulate_beside
+from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
 from autoscaler.ports import AutoscalerError
 
 SHORT = 110.0
 WINDOW = 10.0
-WORKERS = Measured(one=19.0, startup=6.0, joined=4.0, cold=2.0, shortest=1.0)
+WORKERS = Measured(rate_per_worker=19.0, startup=6.0, joined=4.0, cold=2.0, shortest=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ClusterSpec:
     """The demo's own configuration."""
     work = tmp_path_factory.mktemp("demo")
     try:
-        parts = SparkScene(Stage(work / "logs", work / "workers"), work).parts
+        parts = SparkEnvironment(Processes(work / "logs", work / "workers"), work).parts
     except AutoscalerError as error:
         pytest.skip(str(error))
     path = work / "autoscaler.yaml"
@@ -55,14 +55,14 @@ def test_the_lag_is_what_the_workers_leave_until_there_are_more(run: Run) -> Non
     helped = up + WORKERS.startup + WORKERS.joined + WORKERS.cold
     assert result["last_new_worker_first_task_s"] == pytest.approx(helped, abs=0.5)
     # Nothing is done while the first batch waits for its cold workers.
-    expected = (46 - WORKERS.one) * (helped - rise) + WORKERS.one * WORKERS.cold
+    expected = (46 - WORKERS.rate_per_worker) * (helped - rise) + WORKERS.rate_per_worker * WORKERS.cold
     assert result["peak_lag"] == pytest.approx(expected, rel=0.05)
 
 
 def test_a_run_tells_what_its_workers_are(run: Run) -> None:
     found = measure(run, BATCH)
     assert found is not None
-    assert found.one == pytest.approx(WORKERS.one, rel=0.03)
+    assert found.rate_per_worker == pytest.approx(WORKERS.rate_per_worker, rel=0.03)
     assert found.startup == pytest.approx(WORKERS.startup, abs=0.3)
     assert found.joined == pytest.approx(WORKERS.joined, abs=0.3)
     # The batch that waited has something left to do then.
@@ -78,7 +78,7 @@ def test_workers_that_take_longer_to_come_cost_lag_and_time(spec: ClusterSpec, r
 
 
 def test_it_gives_up_waiting_for_a_query_that_never_catches_up(spec: ClusterSpec) -> None:
-    result = summary(simulate(spec, surge(SHORT), replace(WORKERS, one=1.0), BATCH, WINDOW))
+    result = summary(simulate(spec, surge(SHORT), replace(WORKERS, rate_per_worker=1.0), BATCH, WINDOW))
     assert not result["ok"]
     assert result["lost"] > 0
     assert result["drained_after_s"] is None
@@ -90,7 +90,7 @@ def test_a_load_that_one_worker_carries_needs_no_more(spec: ClusterSpec) -> None
     assert found.rescales == []
     assert found.drained
     assert measure(found, BATCH) is None
-    assert beside(found, spec, BATCH, WINDOW) is None
+    assert simulate_beside(found, spec, BATCH, WINDOW) is None
 
 
 @pytest.mark.parametrize(
@@ -124,29 +124,31 @@ def test_nothing_is_measured_when_nothing_was_done_until_there_were_more(run: Ru
 
 
 def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSpec, run: Run) -> None:
-    found, real = beside(run, spec, BATCH, WINDOW), summary(run)
+    found, real = simulate_beside(run, spec, BATCH, WINDOW), summary(run)
     assert found is not None
     # Up to a batch more: until the one that waited is committed, nobody knows that it waits no longer.
     assert found["peak_lag"] == pytest.approx(real["peak_lag"], rel=0.1)
     assert found["drained_after_s"] == pytest.approx(real["drained_after_s"], rel=0.1)
     assert (found["scale_ups"], found["scale_downs"]) == (1, 1)
-    assert found["one_worker_per_s"] == pytest.approx(WORKERS.one, rel=0.03)
+    assert found["one_worker_per_s"] == pytest.approx(WORKERS.rate_per_worker, rel=0.03)
 
 
 def test_it_decides_when_the_daemon_of_the_run_did(spec: ClusterSpec) -> None:
     run = simulate(spec, surge(SHORT), WORKERS, BATCH, WINDOW, 1.5)
     assert {each.at % 2 for each in run.rescales} == {1.5}
-    found = beside(run, spec, BATCH, WINDOW)
+    found = simulate_beside(run, spec, BATCH, WINDOW)
     assert found is not None
     assert {each["at"] % 2 for each in found["rescales"]} == {1.5}
 
 
-def test_the_sentence_says_how_far_it_is_from_what_was() -> None:
+def test_the_sentence_has_the_deviation_from_the_real_run() -> None:
     simulated = {"peak_lag": 110, "drained_after_s": 45.0, "scale_ups": 1, "scale_downs": 2}
-    said = sentence({"peak_lag": 100, "drained_after_s": 50.0, "simulated": simulated})
-    assert said == "lag at most 110 records (+10%), back 45 s after the request (-10%), 1 up and 2 down"
-    never = sentence({"peak_lag": 100, "drained_after_s": None, "simulated": {**simulated, "drained_after_s": None}})
-    assert never == "lag at most 110 records (+10%), never back, 1 up and 2 down"
+    said = describe_simulation({"peak_lag": 100, "drained_after_s": 50.0, "simulated": simulated})
+    assert said == "lag at most 110 records (+10%), drained 45 s after the request (-10%), 1 up and 2 down"
+    never = describe_simulation(
+        {"peak_lag": 100, "drained_after_s": None, "simulated": {**simulated, "drained_after_s": None}}
+    )
+    assert never == "lag at most 110 records (+10%), never drained, 1 up and 2 down"
 
 
 def test_a_batch_that_leaves_something_takes_as_long_as_its_records(spec: ClusterSpec) -> None:

@@ -27,7 +27,7 @@ import pytest
 from autoscaler.clients.java_home import JavaNotFoundError, find_jdk
 from autoscaler.demo.flink.cluster import TASK_MANAGER_MEMORY, Job, compile_job, job_manager, stop_job, write_conf
 from autoscaler.demo.load import Load
-from autoscaler.demo.processes import QUICK_START, Stage, free_port
+from autoscaler.demo.processes import QUICK_START, Processes, free_port
 from autoscaler.demo.spark.clock import start_clock
 from autoscaler.ports import RefusedError
 from autoscaler.targets.local.pool import Place
@@ -62,7 +62,7 @@ class FlinkCluster:
         self.directory, self.jdk, self.home = directory, jdk, home
         self.conf = directory / "conf"
         self.pool = directory / "pool"
-        self.stage = Stage(directory / "logs", self.pool)
+        self.processes = Processes(directory / "logs", self.pool)
         self.rest_port = free_port()
         self.job = Job("surge", directory / "clock.json", directory / "sink", **job)
         self._sizes: dict[int, Sizes] = {}
@@ -92,16 +92,16 @@ class FlinkCluster:
         """Start it with the job, which waits for the first TaskManager."""
         jar = compile_job(self.jdk, self.home, self.directory / "job")
         command, environment = job_manager(self.home, self.jdk, self.conf, jar, self.job, QUICK_START.split())
-        self.stage.start("jobmanager", command, environment)
+        self.processes.start("jobmanager", command, environment)
         until(self._job_id, what="for the JobManager and its job")
 
     def start_task_manager(self, number: int, slots: int = 1) -> None:
-        """Start one without the target `local`; `stage.stop(f"taskmanager-{number}", 10)` stops it."""
+        """Start one without the target `local`; `processes.stop(f"taskmanager-{number}", 10)` stops it."""
         kind = FlinkTaskManagers(self.home, self.jdk, self.conf, self.task_manager_sizes(slots), None)
         work = self.directory / f"taskmanager-{number}"
         work.mkdir()
         command, environment = kind.launch(Place(f"127.77.7.{number + 1}", work, work, number))
-        self.stage.start(f"taskmanager-{number}", [command[0], *QUICK_START.split(), *command[1:]], environment)
+        self.processes.start(f"taskmanager-{number}", [command[0], *QUICK_START.split(), *command[1:]], environment)
 
     def task_manager_sizes(self, slots: int = 1) -> Sizes:
         """How a TaskManager's memory is divided. To be asked for the first time takes a second."""
@@ -115,7 +115,7 @@ class FlinkCluster:
 
     def end_task_manager(self, number: int, how: signal.Signals) -> None:
         """Send a signal to one that `start_task_manager` has started, and wait for nothing."""
-        os.kill(self.stage.pid(f"taskmanager-{number}"), how)
+        os.kill(self.processes.pid(f"taskmanager-{number}"), how)
 
     def job_id(self) -> str:
         """The job's number."""
@@ -193,7 +193,7 @@ class FlinkCluster:
     def stop_job(self, seconds: float = 60) -> None:
         """Stop the job with a last savepoint: all that was read is written. The JobManager ends with it."""
         stop_job(self.rest, self.job_id(), self.directory / "savepoint", seconds)
-        self.stage.ended("jobmanager", seconds)
+        self.processes.wait_for_exit("jobmanager", seconds)
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def flink_cluster(directory: Path, settings: Mapping[str, str] | None = None, **
     try:
         yield cluster
     finally:
-        cluster.stage.clear()
+        cluster.processes.clear()
 
 
 def kill(pid: int) -> None:

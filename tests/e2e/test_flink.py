@@ -89,13 +89,13 @@ class Daemon:
             )
         )
         environment = {**os.environ, "JAVA_HOME": str(flink.jdk), "FLINK_ENV_JAVA_OPTS": QUICK_START}
-        flink.stage.start("daemon", [sys.executable, "-m", "autoscaler", "run", str(file)], environment)
+        flink.processes.start("daemon", [sys.executable, "-m", "autoscaler", "run", str(file)], environment)
 
     def settled_at(self, size: int) -> None:
         """Wait until so many TaskManagers are there and the job runs on all of them and has caught up."""
 
         def settled() -> bool:
-            self._flink.stage.check()
+            self._flink.processes.check()
             cluster = get(self._api)
             sizes = (cluster["current"], cluster["ready"])
             return sizes == (size, size) and cluster["rescale"] is None and self._flink.parallelism() == size
@@ -196,11 +196,11 @@ def test_task_managers_follow_the_load_and_no_state_is_lost(flink: FlinkCluster)
     # Every record was read, counted and written exactly once.
     offered = flink.end_load()
     until(flink.drained, what="for the job to drain")
-    flink.stage.stop("daemon", 20)
+    flink.processes.stop("daemon", 20)
     flink.stop_job()
     written = read_files(flink.job.sink)
     heads = split(offered, flink.job.partitions)
     found = account(heads, ((arrival.partition, arrival.offset) for arrival in written.arrivals))
     assert found.exact, found
-    assert written.wrong == ()
+    assert written.miscounted == ()
     assert len({arrival.worker for arrival in written.arrivals}) >= 5

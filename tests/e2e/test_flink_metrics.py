@@ -152,7 +152,7 @@ async def test_a_stopped_worker_gives_its_slots_up_at_once_and_nothing_is_made_u
     assert len(await rig.answer(rig.engine.workers)) == 2
     findings = {finding.subject for finding in await rig.answer(rig.engine.diagnose)}
     assert findings == {"high-availability.type"}
-    await asyncio.to_thread(rig.cluster.stage.stop, "taskmanager-2", 20)
+    await asyncio.to_thread(rig.cluster.processes.stop, "taskmanager-2", 20)
     after, seen = await rig.status(lambda seen: seen.job is JobState.RUNNING and seen.parallelism == 1)
     assert after.slots == 1
     assert before.running_since is not None

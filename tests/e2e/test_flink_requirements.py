@@ -39,7 +39,7 @@ def session(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FlinkClu
         main = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint"
         sizes = flink_sizes(flink.home, flink.jdk, flink.conf, "GET_JM_RESOURCE_PARAMS", {})
         command = flink_command(flink.home, flink.jdk, flink.conf, (*sizes.jvm, *QUICK_START.split()), main)
-        flink.stage.start("jobmanager", [*command, *sizes.settings], flink_environment(flink.home, flink.conf))
+        flink.processes.start("jobmanager", [*command, *sizes.settings], flink_environment(flink.home, flink.conf))
         until(lambda: flink.get("/overview"), what="for the JobManager")
         flink.start_task_manager(1, SLOTS)
         until(lambda: flink.slots() == SLOTS, what="for the TaskManager")

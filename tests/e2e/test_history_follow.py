@@ -31,7 +31,7 @@ pytestmark = [
 ]
 
 if TYPE_CHECKING:
-    from autoscaler.demo.processes import Stage
+    from autoscaler.demo.processes import Processes
 
 DAEMONS, HOURS = 4, 6
 SMALL = ("--master", "local[2]", "--conf", "spark.driver.memory=900m", "--conf", "spark.sql.shuffle.partitions=2")
@@ -191,27 +191,27 @@ class Scaled:
     """The example: a Master, `history follow` on it, and the daemon, which alone starts workers."""
 
     place: Place
-    stage: Stage
+    processes: Processes
     ui: int
     driver: int
     hours: int = 1
 
     def workers(self) -> int:
         """Workers that the Master has."""
-        self.stage.check()
+        self.processes.check()
         return sum(worker["state"] == "ALIVE" for worker in get(f"http://127.0.0.1:{self.ui}/json/")["workers"])
 
     def working(self) -> set[str]:
         """Executors that have completed tasks."""
-        self.stage.check()
+        self.processes.check()
         base = f"http://127.0.0.1:{self.driver}/api/v1/applications"
         found = get(f"{base}/{get(base)[0]['id']}/allexecutors")
         return {one["id"] for one in found if one["id"] != "driver" and one["completedTasks"]}
 
     def taken(self) -> int:
         """Files that are in the dataset."""
-        self.stage.check()
-        lines = self.stage.log("follow").read_text().splitlines(keepends=True)
+        self.processes.check()
+        lines = self.processes.log("follow").read_text().splitlines(keepends=True)
         return sum(json.loads(line)["files"] for line in lines if line.startswith("{") and line.endswith("\n"))
 
     def pile_up(self) -> None:
@@ -223,12 +223,12 @@ class Scaled:
 
 @pytest.fixture
 def scaled(place: Place, java: Path) -> Iterator[Scaled]:
-    from autoscaler.demo.processes import Stage, free_port, spark_environment  # noqa: PLC0415 - it needs PySpark
+    from autoscaler.demo.processes import Processes, free_port, spark_variables  # noqa: PLC0415 - it needs PySpark
 
     root = place.root
-    stage = Stage(root / "logs", root / "workers")
+    processes = Processes(root / "logs", root / "workers")
     port, ui, driver, report, page = (free_port() for _ in range(5))
-    environment = spark_environment(spark_home(), java, sys.executable, 60)
+    environment = spark_variables(spark_home(), java, sys.executable, 60)
     text = EXAMPLE.read_text()
     for example, here in {
         "directory: var": f"directory: {root}/var, listen: '127.0.0.1:{page}'",
@@ -259,18 +259,18 @@ def scaled(place: Place, java: Path) -> Iterator[Scaled]:
         *("--report", f"127.0.0.1:{report}", "--master", f"spark://127.0.0.1:{port}"),
         *(f"--conf=spark.{name}={value}" for name, value in properties.items()),
     )
-    found = Scaled(place, stage, ui, driver)
+    found = Scaled(place, processes, ui, driver)
     command = (sys.executable, "-m", "autoscaler")
     try:
         spark_class = str(spark_home() / "bin" / "spark-class")
-        stage.start("master", [spark_class, "org.apache.spark.deploy.master.Master", *address], environment)
+        processes.start("master", [spark_class, "org.apache.spark.deploy.master.Master", *address], environment)
         until(lambda: found.workers() == 0)
         place.write(range(found.hours))
-        stage.start("daemon", [*command, "run", str(file)], environment)
-        stage.start("follow", [*command, *follow], environment)
+        processes.start("daemon", [*command, "run", str(file)], environment)
+        processes.start("follow", [*command, *follow], environment)
         yield found
     finally:
-        stage.clear()
+        processes.clear()
 
 
 def test_the_autoscaler_scales_it_when_files_pile_up(scaled: Scaled) -> None:
@@ -284,7 +284,7 @@ def test_the_autoscaler_scales_it_when_files_pile_up(scaled: Scaled) -> None:
     until(second_works, PATIENCE)
     assert scaled.workers() == 2
     until(lambda: scaled.taken() == scaled.hours * DAEMONS, PATIENCE)
-    scaled.stage.stop("follow", PATIENCE)
-    scaled.stage.stop("daemon", PATIENCE)
+    scaled.processes.stop("follow", PATIENCE)
+    scaled.processes.stop("daemon", PATIENCE)
     each = 3 * scaled.hours
     assert rows(scaled.place) == [{"cluster": f"d{number}", "n": each, "instants": each} for number in range(DAEMONS)]

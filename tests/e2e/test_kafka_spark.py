@@ -159,15 +159,15 @@ class World:
 
     def __init__(self, directory: Path, java: Path, broker: Broker) -> None:
         # The demo has all that is needed to start these; it is imported here since it needs pyspark.
-        from autoscaler.demo.processes import QUICK_START, Stage, free_port, spark_environment  # noqa: PLC0415
+        from autoscaler.demo.processes import QUICK_START, Processes, free_port, spark_variables  # noqa: PLC0415
         from autoscaler.targets.local.workers import spark_home  # noqa: PLC0415
 
         self.directory, self.broker = directory, broker
-        self.stage = Stage(directory / "logs", directory / "pool")
+        self.processes = Processes(directory / "logs", directory / "pool")
         names = ("listen", "master", "master_ui", "driver_ui", "report")
         self.ports = {name: free_port() for name in names}
         self._home, self._options = spark_home(), QUICK_START
-        self.environment = spark_environment(self._home, java, sys.executable, WORKER_TIMEOUT)
+        self.environment = spark_variables(self._home, java, sys.executable, WORKER_TIMEOUT)
 
     def start(self) -> None:
         """Start all of it."""
@@ -180,7 +180,7 @@ class World:
             str(self.ports["master_ui"]),
         )
         program = (str(self._home / "bin" / "spark-class"), "org.apache.spark.deploy.master.Master")
-        self.stage.start("master", [*program, *place], self.environment)
+        self.processes.start("master", [*program, *place], self.environment)
         jars = kafka_broker.jars("spark-kafka-4.2.0", CONNECTOR, alone=True)
         conf = {
             "spark.jars": ",".join(map(str, sorted(jars.glob("*.jar")))),
@@ -229,9 +229,9 @@ class World:
         )
         (self.directory / "autoscaler.yaml").write_text(configuration)
         job = Path(__file__).with_name("kafka_job.py")
-        self.stage.start("job", [sys.executable, str(job), str(self.directory / "job.json")], self.environment)
+        self.processes.start("job", [sys.executable, str(job), str(self.directory / "job.json")], self.environment)
         run = [sys.executable, "-m", "autoscaler", "run", str(self.directory / "autoscaler.yaml")]
-        self.stage.start("daemon", run, self.environment)
+        self.processes.start("daemon", run, self.environment)
 
     def cluster(self) -> dict[str, Any]:
         """What the daemon shows of the cluster."""
@@ -263,7 +263,7 @@ class World:
         """Wait for something, while everything runs."""
         deadline = time.monotonic() + seconds
         while not (found := await asyncio.to_thread(wanted)):
-            self.stage.check()
+            self.processes.check()
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}; {json.dumps(self.cluster())[:3000]}"
             await asyncio.sleep(0.5)
         return found
@@ -302,9 +302,9 @@ async def test_a_job_on_kafka_is_scaled_up_and_down_and_loses_nothing(
         await world.until(lambda: world.done() == sum(producer.sent), "every record is processed", 60)
         await world.until(lambda: world.metric("lag") == 0.0, "nothing waits", 30)
         decisions = await world.until(world.decisions, "its decisions are told", 30)
-        await asyncio.to_thread(world.stage.stop, "job", 60)
+        await asyncio.to_thread(world.processes.stop, "job", 60)
     finally:
-        await asyncio.to_thread(world.stage.clear)
+        await asyncio.to_thread(world.processes.clear)
 
     arrived = read_sink(tmp_path / "sink")
     exact = account(producer.sent, [(arrival.partition, arrival.offset) for arrival in arrived])

@@ -114,7 +114,7 @@ def cluster(tmp_path: Path, java: Path) -> Iterator[Cluster]:
     try:
         yield found
     finally:
-        found.stage.clear()
+        found.processes.clear()
 
 
 class Cluster:
@@ -122,14 +122,14 @@ class Cluster:
 
     def __init__(self, directory: Path, java: Path) -> None:
         # The demo has all that is needed to start these; it is imported here since it needs pyspark.
-        from autoscaler.demo.processes import Stage, free_port, spark_environment  # noqa: PLC0415
+        from autoscaler.demo.processes import Processes, free_port, spark_variables  # noqa: PLC0415
 
         self.directory, self.java = directory, java
         self.pool = directory / "pool"
-        self.stage = Stage(directory / "logs", self.pool)
+        self.processes = Processes(directory / "logs", self.pool)
         self.port, self.ui, self.driver, self.report = (free_port() for _ in range(4))
-        self.environment = spark_environment(spark_home(), java, sys.executable, 60)
-        self.stage.start(
+        self.environment = spark_variables(spark_home(), java, sys.executable, 60)
+        self.processes.start(
             "master",
             [
                 str(spark_home() / "bin" / "spark-class"),
@@ -165,9 +165,9 @@ class Cluster:
             worker_timeout=60,
         ).write(path)
         start_clock(self.directory / "clock.json", Load(((0.0, rate),), 3600.0), time.time())
-        self.stage.start("job", [sys.executable, "-m", "autoscaler.demo.spark.job", str(path)], self.environment)
+        self.processes.start("job", [sys.executable, "-m", "autoscaler.demo.spark.job", str(path)], self.environment)
         until((self.directory / "ready").exists)
-        self.stage.check()
+        self.processes.check()
 
     def executors(self) -> list[dict[str, Any]]:
         base = f"http://127.0.0.1:{self.driver}/api/v1/applications"
@@ -235,7 +235,7 @@ async def test_a_pool_is_adopted_and_scaled_down_without_a_failed_task(cluster: 
         assert [executor["hostPort"].split(":")[0] for executor in gone] == [newest.address]
         assert "decommission" in gone[0]["removeReason"]
 
-        cluster.stage.stop("job", 60)
+        cluster.processes.stop("job", 60)
         await pool.scale(0)
         async with asyncio.timeout(60):
             await pool.settled()

@@ -136,24 +136,24 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, java: Path) -> Iterator[Cluster]:
-    from autoscaler.demo.processes import Stage, free_port, spark_environment  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.processes import Processes, free_port, spark_variables  # noqa: PLC0415 - it needs pyspark
 
     directory = tmp_path_factory.mktemp("cluster")
-    stage = Stage(directory / "logs", directory / "pool")
+    processes = Processes(directory / "logs", directory / "pool")
     port, ui = free_port(), free_port()
-    environment = spark_environment(spark_home(), java, sys.executable, 60)
+    environment = spark_variables(spark_home(), java, sys.executable, 60)
     started = str(spark_home() / "bin" / "spark-class"), "org.apache.spark.deploy"
     try:
         address = ("--host", "127.0.0.1", "--port", str(port), "--webui-port", str(ui))
-        stage.start("master", [started[0], f"{started[1]}.master.Master", *address], environment)
+        processes.start("master", [started[0], f"{started[1]}.master.Master", *address], environment)
         for number in range(2):
             options = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "-d", str(directory / f"work-{number}"))
             argv = [started[0], f"{started[1]}.worker.Worker", *options, f"spark://127.0.0.1:{port}"]
-            stage.start(f"worker-{number}", argv, environment)
+            processes.start(f"worker-{number}", argv, environment)
         until(lambda: len(get(f"http://127.0.0.1:{ui}/json/")["workers"]) == 2)
         yield Cluster(f"spark://127.0.0.1:{port}", ui, bare_python(directory / "bare"), environment)
     finally:
-        stage.clear()
+        processes.clear()
 
 
 def script(directory: Path, text: str) -> str:
@@ -221,10 +221,10 @@ def connect(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The address of a Spark Connect server, whose workers have the same bare Python."""
     if importlib.util.find_spec("grpc") is None:
         missing("Spark Connect is not installed (pyspark[connect])")
-    from autoscaler.demo.processes import Stage, free_port  # noqa: PLC0415 - it needs pyspark
+    from autoscaler.demo.processes import Processes, free_port  # noqa: PLC0415 - it needs pyspark
 
     directory = tmp_path_factory.mktemp("connect")
-    stage = Stage(directory / "logs", directory / "pool")
+    processes = Processes(directory / "logs", directory / "pool")
     port = free_port()
     server = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]")
     binding = (
@@ -245,16 +245,16 @@ def connect(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         argv = [str(spark_home() / "bin" / "spark-submit"), *server, *binding, *options, "spark-internal"]
         # To Spark's scripts this server is a daemon, as the Master is.
         own = {"PYSPARK_PYTHON": str(cluster.python), "SPARK_DAEMON_MEMORY": "700m"}
-        stage.start("connect", argv, cluster.environment | own)
+        processes.start("connect", argv, cluster.environment | own)
 
         def started() -> bool:
-            stage.check()
-            return "server started at" in stage.log("connect").read_text()
+            processes.check()
+            return "server started at" in processes.log("connect").read_text()
 
         until(started)
         yield f"sc://127.0.0.1:{port}"
     finally:
-        stage.clear()
+        processes.clear()
 
 
 def test_a_spark_connect_server_imports_and_profiles_the_same(

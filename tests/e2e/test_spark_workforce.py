@@ -36,7 +36,7 @@ def standalone(tmp_path: Path) -> Iterator[Cluster]:
     try:
         yield found
     finally:
-        found.stage.clear()
+        found.processes.clear()
 
 
 async def test_a_real_worker_is_drained_before_its_instance_goes_and_no_task_fails(

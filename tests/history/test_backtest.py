@@ -22,7 +22,7 @@ from autoscaler.core.workload_profile import Curve, Profile
 from autoscaler.history.backtest_job import RESULTS, TRIALS, Known, arrived, known, results, slots, trials
 from autoscaler.plugins import Kind, load
 from autoscaler.simulation.plant import PLANTS
-from autoscaler.simulation.trial import BEFORE, SLOTS, Case, Variant, offered, tried
+from autoscaler.simulation.trial import BEFORE, SLOTS, Case, Variant, day_load, run_trial
 from autoscaler.trace import profile_file as profiles
 from tests.history import written
 
@@ -138,9 +138,9 @@ def test_spark_and_this_process_simulate_the_same_bit_for_bit(spark: SparkSessio
     assert len(rows_there) == 2 * 2 * 2
     for row in rows_there:
         day = days[row["day"]]
-        load_here = offered("x", day["slots"], day["rates"], 80.0)
+        load_here = day_load("x", day["slots"], day["rates"], 80.0)
         midnight = datetime.combine(row["day"], time(), UTC)
-        here = tried(case(), case().variants[row["variant"]], load_here, midnight, row["seed"])
+        here = run_trial(case(), case().variants[row["variant"]], load_here, midnight, row["seed"])
         assert row["digest"] == here.digest
         score = here.score
         there = (row["replica_hours"], row["demand_hours"], row["p99_s"], row["worst_s"], row["rescales"])

@@ -58,7 +58,7 @@ def test_a_day_tells_the_capacity(day: tuple[list[Record], Run], utilization: st
 
     assert curve is not None
     for size in (3, 8, 16):
-        assert curve.rate * size**curve.exponent == pytest.approx(run.one * size**0.9, rel=0.05)
+        assert curve.rate * size**curve.exponent == pytest.approx(run.rate_per_worker * size**0.9, rel=0.05)
     assert curve.exponent == pytest.approx(0.9, abs=0.05)
 
 
@@ -78,7 +78,9 @@ def test_two_weeks_tell_capacity_and_season_on_every_plant(plant: str) -> None:
     assert profile.done is not None
     assert profile.capacity.exponent == pytest.approx(0.9, abs=0.05)
     for size in (2, 4, 8, 16):
-        assert profile.capacity.rate * size**profile.capacity.exponent == pytest.approx(run.one * size**0.9, rel=0.05)
+        assert profile.capacity.rate * size**profile.capacity.exponent == pytest.approx(
+            run.rate_per_worker * size**0.9, rel=0.05
+        )
     usually = unit * np.array(truth[: 7 * len(day)]).reshape(-1, 12).mean(axis=1)
     season = np.array([usual(profile.season.usual, BEGIN + 60.0 * minute + 30) for minute in range(7 * 1440)])
     assert np.abs(season - usually).mean() < 0.03 * usually.mean()
@@ -94,18 +96,20 @@ def test_partitions_that_leave_workers_idle_are_known() -> None:
 
     assert profile.capacity is not None
     assert profile.capacity.exponent == pytest.approx(0.85, abs=0.05)
-    assert profile.capacity.rate * 8**profile.capacity.exponent == pytest.approx(run.one * 8**0.85, rel=0.05)
+    assert profile.capacity.rate * 8**profile.capacity.exponent == pytest.approx(
+        run.rate_per_worker * 8**0.85, rel=0.05
+    )
 
 
 def test_without_utilization_the_capacity_shows_while_the_job_falls_behind() -> None:
-    load = Load("short", tuple([400.0] * 2000 + [900.0] * 3000), one=100.0)
+    load = Load("short", tuple([400.0] * 2000 + [900.0] * 3000), rate_per_worker=100.0)
     records, run = followed(load, PlantSpec(gamma=0.9), target=1.3)
 
     profile = made("it", minutes(records, utilization=None), [], ASKED)
 
     assert profile.capacity is not None
     for size in (4, 9):
-        assert profile.capacity.sizes[size] == pytest.approx(run.one * size**0.9, rel=0.05)
+        assert profile.capacity.sizes[size] == pytest.approx(run.rate_per_worker * size**0.9, rel=0.05)
     assert "no_utilization" in _kinds(profile)
 
 

@@ -85,7 +85,13 @@ def test_it_looks_as_the_simulators_history_does(day: tuple[generated.Part, gene
     records: list[Record] = []
     policy = NamedPolicy("adaptive", load(Kind.POLICY, "adaptive")())
     spec = ClusterSpec("it", Limits(1, 24), (policy,), engine=True, metrics=METRICS)
-    run(spec, PLANTS["k8s"], Load("day", tuple(diurnal(6, 0.2)), one=1.0).scaled(12.0), 1, record=records.append)
+    run(
+        spec,
+        PLANTS["k8s"],
+        Load("day", tuple(diurnal(6, 0.2)), rate_per_worker=1.0).scaled(12.0),
+        1,
+        record=records.append,
+    )
     ours = [load_record(line) for _, line in trace(*day)]
     ours = [record for record in ours if record.decision.cluster == ours[0].decision.cluster]
     for history in (records, ours):

@@ -90,7 +90,7 @@ def test_a_week_of_a_fleet_tells_seasons_and_times(spark: SparkSession, weeks: P
 
 
 def test_an_observation_is_counted_in_its_minute_as_in_python(spark: SparkSession, tmp_path: Path) -> None:
-    records, _ = followed(Load("short", tuple([400.0] * 300 + [1100.0] * 600), one=100.0), PLANTS["k8s"])
+    records, _ = followed(Load("short", tuple([400.0] * 300 + [1100.0] * 600), rate_per_worker=100.0), PLANTS["k8s"])
     made = written(tmp_path / "dataset", records)
     seen = open_dataset(made).read(spark, "observations")
     for metric in ("arrivals", "throughput", "utilization"):

@@ -17,7 +17,7 @@ from autoscaler.history.replay_job import AGAIN, again, digest
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
 from autoscaler.simulation import faults
-from autoscaler.simulation.loads import named
+from autoscaler.simulation.loads import load_by_name
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS
 from autoscaler.testing import virtual_time
@@ -34,8 +34,8 @@ def spec(name: str, kind: str, **fields: Any) -> ClusterSpec:
 
 
 def simulated(what: ClusterSpec, wrong: str, seed: int) -> list[Record]:
-    steps = named("steps6h")
-    cut = replace(steps, rates=steps.rates[600:1000], changes=(), one=steps.per_worker(0.9))
+    steps = load_by_name("steps6h")
+    cut = replace(steps, rates=steps.rates[600:1000], changes=(), rate_per_worker=steps.per_worker(0.9))
     kept: list[Record] = []
     run(what, PLANTS["k8s"], cut, seed, record=kept.append, faults=faults.parse(wrong))
     return kept

@@ -705,7 +705,7 @@ def test_follows_a_load_with_few_rescales_and_recovers_in_time() -> None:
     for change in (0.0, *changes):
         # the last five minutes before the next change: enough workers, not many more, and no backlog
         steps = range(int((change + 2400) / STEP), int((change + 2700) / STEP))
-        demand = needed([rates[steps[0]] * STEP], outcome.one, 0.9)[0]
+        demand = needed([rates[steps[0]] * STEP], outcome.rate_per_worker, 0.9)[0]
         assert {outcome.track.billed[step] for step in steps} <= set(range(demand, demand + 3))
     assert outcome.score().worst < POLICY.target_recovery.total_seconds()
     # from 7 to 10, as chance has it
@@ -713,7 +713,7 @@ def test_follows_a_load_with_few_rescales_and_recovers_in_time() -> None:
     # CPU has an idle part of 5 %, which the regression or the ratio may not take for load
     memory = outcome.state.learned.memory["daedalus"]
     size = outcome.track.running[-1]
-    assert memory[f"capacity_{size}"] == pytest.approx(outcome.one * size**0.9, rel=0.1)
+    assert memory[f"capacity_{size}"] == pytest.approx(outcome.rate_per_worker * size**0.9, rel=0.1)
 
 
 # what holds whatever is measured

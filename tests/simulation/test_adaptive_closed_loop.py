@@ -25,7 +25,7 @@ from autoscaler.core.model import (
 from autoscaler.core.step import step
 from autoscaler.ports import Record
 from autoscaler.schedulers.spark import SparkSettings
-from autoscaler.simulation.loads import named, noise, staircase
+from autoscaler.simulation.loads import load_by_name, noise, staircase
 from autoscaler.simulation.optimum import optimum
 from autoscaler.simulation.plant import PLANTS, START, STEP, Plant, PlantSpec
 from autoscaler.simulation.scoring import Score, ages, score
@@ -100,7 +100,7 @@ class Loop:
 
     def score(self, optimum: float | None = None, changes: Sequence[float] = ()) -> Score:
         plant = self.plant
-        return score(plant.track, plant.one, plant.spec.gamma, plant.spec.slo, optimum, changes)
+        return score(plant.track, plant.rate_per_worker, plant.spec.gamma, plant.spec.slo, optimum, changes)
 
 
 def made(
@@ -112,7 +112,7 @@ def made(
     utilization: str = "utilization",
 ) -> Loop:
     """One of the made loads, to whose peak 16 workers are just enough."""
-    load = named(name, 1)
+    load = load_by_name(name, 1)
     one = load.per_worker(plant.gamma)
     size = max(1, math.ceil((load.rates[0] / one) ** (1 / plant.gamma) - 1e-9))
     policy = Adaptive(objective=timedelta(seconds=plant.slo), utilization=utilization)
@@ -328,7 +328,7 @@ OPTIMA = {
 @pytest.mark.e2e
 @pytest.mark.parametrize(("name", "load"), OPTIMA)
 def test_the_optima_written_here_are_the_optima(name: str, load: str) -> None:
-    assert optimum(named(load, 1), PLANTS[name], 24) == pytest.approx(OPTIMA[name, load], rel=1e-9)
+    assert optimum(load_by_name(load, 1), PLANTS[name], 24) == pytest.approx(OPTIMA[name, load], rel=1e-9)
 
 
 GATE = ("steps6h", "waves6h", "ramps8h")
@@ -376,7 +376,7 @@ def test_a_job_that_does_not_stop_rests_at_a_constant_load() -> None:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_job_that_does_not_stop_gets_sizes_that_do_more_than_a_smaller_one(seed: int) -> None:
-    load = named("steps6h", seed).scaled(1050.0)
+    load = load_by_name("steps6h", seed).scaled(1050.0)
     found = spark(load.rates, seed)
     assert {size for _, _, size in found.changes()} <= USEFUL
     assert not flaps(found, within=0.2)
@@ -405,10 +405,10 @@ def test_records_that_suddenly_cost_half_as_much_again_are_met_at_once_and_for_g
     plant = PLANTS[name]
     rates = noise(levels(3, workers, plant), 0.03, 1)
     found = Loop(Plant(plant, ONE, 1, math.ceil(workers) + 1), spec_for(plant)).run(rates)
-    found.plant.one = ONE / 1.5
+    found.plant.rate_per_worker = ONE / 1.5
     begin, requests = len(found.plant.track.arrivals), len(found.changes())
     found.run(rates)
-    found.plant.one = ONE
+    found.plant.rate_per_worker = ONE
     needs = workers * 1.5 ** (1 / plant.gamma)
     later = found.changes()[requests:]
     assert later[0][2] > later[0][1]

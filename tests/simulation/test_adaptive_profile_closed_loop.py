@@ -14,7 +14,7 @@ from autoscaler.simulation.loads import Load, noise, staircase
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, STEP
 from autoscaler.simulation.scoring import Score
-from autoscaler.simulation.trial import profiled
+from autoscaler.simulation.trial import showing_profile
 from autoscaler_policies.adaptive.policy import Adaptive
 
 EC2 = PLANTS["ec2"]
@@ -50,7 +50,7 @@ def lived(days: int, late_hours: float | None, times: float = 1.0, curve: Curve 
         week = [times * rate for rate in (*week[-late:], *week[:-late])] if late else [times * rate for rate in week]
         season = Season(tuple(week), tuple(week), tuple(week))
         profile = Profile("plant", START, START, START, 1, curve, season=season)
-        decide = profiled(step, profile, "profile")  # type: ignore[assignment]
+        decide = showing_profile(step, profile, "profile")  # type: ignore[assignment]
     return run(spec, EC2, come, 1, decide=decide).score()
 
 

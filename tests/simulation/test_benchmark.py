@@ -21,21 +21,29 @@ from autoscaler.core.model import (
     View,
 )
 from autoscaler.core.step import step
-from autoscaler.simulation.baselines import BASELINES, FORECAST, FORESEEN, BacklogCpu, Baseline, bare, foreseeing
+from autoscaler.simulation.baselines import (
+    BASELINES,
+    FORECAST,
+    FORECAST_MINUTES,
+    BacklogCpu,
+    Baseline,
+    with_forecast,
+    without_guards,
+)
 from autoscaler.simulation.benchmark import (
     Contender,
     Row,
-    beaten,
     cells,
     compare,
     digest,
+    gate_figures,
     geometric,
     markdown,
     means,
-    plain,
-    recorded,
+    outperformed,
+    regressions,
+    rows_json,
     timeline,
-    worse,
 )
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.loop import run
@@ -126,7 +134,7 @@ def test_the_digest_is_of_every_digit_and_not_of_the_order() -> None:
     rows = [_row("a"), _row("b")]
     assert digest(rows) == digest(rows[::-1])
     assert digest(rows) != digest([_row("a"), _row("b", cost=math.nextafter(20.0, 21.0))])
-    assert plain(rows)[0]["policy"] == "a"
+    assert rows_json(rows)[0]["policy"] == "a"
 
 
 def test_geometric_means_need_no_order() -> None:
@@ -143,10 +151,10 @@ def test_it_is_told_where_another_policy_is_better() -> None:
         _row("b", "u"),
         _row("a", "v"),
     ]
-    assert [(scenario, round(j, 9), rule, round(best, 9)) for scenario, j, rule, best in beaten(rows, "a")] == [
+    assert [(scenario, round(j, 9), rule, round(best, 9)) for scenario, j, rule, best in outperformed(rows, "a")] == [
         ("s", 2.28, "c", 1.48)
     ]
-    assert [rule for _, _, rule, _ in beaten(rows, "a", ["c"])] == ["b"]
+    assert [rule for _, _, rule, _ in outperformed(rows, "a", ["c"])] == ["b"]
 
 
 # what became worse
@@ -154,11 +162,11 @@ def test_it_is_told_where_another_policy_is_better() -> None:
 
 def test_nothing_is_worse_than_itself_or_by_less_than_three_percent() -> None:
     rows = [_row("a"), _row("b"), _row("a", plant="ec2")]
-    before = recorded(rows, "a")
-    assert worse(before, rows) == []
-    assert worse(before, [_row("a", cost=20.5, violation=0.0209), _row("a", plant="ec2", rescales=8)]) == []
+    before = gate_figures(rows, "a")
+    assert regressions(before, rows) == []
+    assert regressions(before, [_row("a", cost=20.5, violation=0.0209), _row("a", plant="ec2", rescales=8)]) == []
     # the others do not count
-    assert worse(before, [_row("a"), _row("b", cost=90.0), _row("a", plant="ec2")]) == []
+    assert regressions(before, [_row("a"), _row("b", cost=90.0), _row("a", plant="ec2")]) == []
 
 
 @pytest.mark.parametrize(
@@ -166,20 +174,20 @@ def test_nothing_is_worse_than_itself_or_by_less_than_three_percent() -> None:
     [(_row(cost=20.7), "cost"), (_row(violation=0.0212), "violation"), (_row(rescales=9), "rescales_per_hour")],
 )
 def test_a_figure_that_is_worse_is_named(row: Row, name: str) -> None:
-    found = worse(recorded([_row()], "a"), [row])
+    found = regressions(gate_figures([_row()], "a"), [row])
     assert len(found) == 1
     assert found[0].startswith(f"k8s: {name} is ")
 
 
 def test_next_to_nothing_may_become_a_little_more() -> None:
-    before = recorded([_row(violation=0.0, rescales=0)], "a")
-    assert worse(before, [_row(violation=0.0005, rescales=0)]) == []
-    assert worse(before, [_row(violation=0.0006, rescales=0)]) != []
-    assert worse(before, [_row(violation=0.0, rescales=1)]) != []
+    before = gate_figures([_row(violation=0.0, rescales=0)], "a")
+    assert regressions(before, [_row(violation=0.0005, rescales=0)]) == []
+    assert regressions(before, [_row(violation=0.0006, rescales=0)]) != []
+    assert regressions(before, [_row(violation=0.0, rescales=1)]) != []
 
 
 def test_a_ratio_that_is_lost_is_worse() -> None:
-    assert worse(recorded([_row()], "a"), [_row(optimum=None)]) != []
+    assert regressions(gate_figures([_row()], "a"), [_row(optimum=None)]) != []
 
 
 @pytest.mark.parametrize(
@@ -192,14 +200,14 @@ def test_a_ratio_that_is_lost_is_worse() -> None:
 )
 def test_what_was_recorded_of_something_else_is_no_measure(rows: Sequence[Row], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        worse(recorded([_row()], "a"), rows)
+        regressions(gate_figures([_row()], "a"), rows)
 
 
 def test_a_record_without_figures_is_none() -> None:
     with pytest.raises(ValueError, match="plants: recorded of None"):
-        worse({**recorded([_row()], "a"), "plants": None}, [_row()])
+        regressions({**gate_figures([_row()], "a"), "plants": None}, [_row()])
     with pytest.raises(ValueError, match=r"plants.k8s.cost: is None, expected a number"):
-        worse(recorded([_row(optimum=None)], "a"), [_row()])
+        regressions(gate_figures([_row(optimum=None)], "a"), [_row()])
 
 
 # runs
@@ -236,7 +244,7 @@ class _Swings:
 
 def test_bare_rules_get_what_they_ask_for_at_once_within_the_limits() -> None:
     load = Load("flat", (100.0,) * 60)
-    swinging = run(_spec(_Swings()), K8S, load, 1, decide=bare).track
+    swinging = run(_spec(_Swings()), K8S, load, 1, decide=without_guards).track
     assert [size for _, size in swinging.requests] == [24, 1] * 10
     assert [at for at, _ in swinging.requests][:3] == [3, 6, 9]
     # behind the guards it is one rescale, as the second would follow while the first is on its way
@@ -254,7 +262,7 @@ def test_bare_rules_are_shown_their_past_and_their_rescales() -> None:
         def learn(self, view: View) -> dict[str, float]:
             return {"looks": view.memory.get("looks", 0.0) + 1}
 
-    run(_spec(Looks()), K8S, Load("flat", (100.0,) * 60), 1, size=2, decide=bare)
+    run(_spec(Looks()), K8S, Load("flat", (100.0,) * 60), 1, size=2, decide=without_guards)
     assert [len(view.past) for view in seen[:3]] == [1, 2, 3]
     assert seen[-1].memory == {"looks": 20.0}
     assert seen[0].rescale is None
@@ -264,7 +272,7 @@ def test_bare_rules_are_shown_their_past_and_their_rescales() -> None:
 
 def test_what_others_made_runs_bare_unless_it_is_to_be_guarded() -> None:
     load = Load("flat", (1.0,))
-    assert BASELINES["hpa70"].decide(load) is bare
+    assert BASELINES["hpa70"].decide(load) is without_guards
     assert BASELINES["hpa70"].decide(load, guarded=True) is step
     assert BASELINES["adaptive"].decide(load) is step
     assert {name for name, baseline in BASELINES.items() if not baseline.bare} == {
@@ -283,19 +291,19 @@ def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
         shown.append(observation)
         return step(spec, state, observation)
 
-    told = foreseeing(decide, Load("rises", rates))
+    told = with_forecast(decide, Load("rises", rates))
     observation = Observation(START + timedelta(seconds=60), 1, 1, {"lag": Reading(0.0, START)})
     told(_spec(_Wants(1)), ClusterState(), observation)
     future = shown[0].metrics[FORECAST].value
     assert isinstance(future, tuple)
-    assert len(future) == FORESEEN
+    assert len(future) == FORECAST_MINUTES
     assert future[:2] == (17.5, 29.5)  # steps 12 to 23, and 24 to 35
     assert "lag" in shown[0].metrics
     # at the end what came last goes on
     late = replace(observation, at=START + timedelta(seconds=5 * (12 * 30 - 6)))
     told(_spec(_Wants(1)), ClusterState(), late)
     assert shown[1].metrics[FORECAST].value == (356.5,) + (359.0,) * 19
-    assert Baseline("", "", oracle=True).decide(Load("rises", rates)) is not bare
+    assert Baseline("", "", oracle=True).decide(Load("rises", rates)) is not without_guards
 
 
 # Dataflow's rule

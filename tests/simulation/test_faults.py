@@ -27,18 +27,18 @@ from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
 from autoscaler.simulation.faults import (
     ALL,
-    NAMED,
+    DESCRIPTIONS,
     NONE,
     FaultError,
+    FaultKind,
     Faults,
     Injector,
-    Spell,
-    Wrong,
+    ReadingFault,
     describe,
     parse,
-    restarted,
+    restart_daemon,
 )
-from autoscaler.simulation.loads import Load, constant, named, staircase
+from autoscaler.simulation.loads import Load, constant, load_by_name, staircase
 from autoscaler.simulation.loop import Run, run
 from autoscaler.simulation.plant import PLANTS, START, STEP, Plant
 
@@ -46,7 +46,7 @@ METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
 K8S = PLANTS["k8s"]
 ALL_SIZES = Limits(1, 24)
 ADAPTIVE = load(Kind.POLICY, "adaptive")(objective=timedelta(seconds=60))
-RAMPS = replace(named("ramps8h", 3), rates=named("ramps8h", 3).rates[: 4 * 720])
+RAMPS = replace(load_by_name("ramps8h", 3), rates=load_by_name("ramps8h", 3).rates[: 4 * 720])
 
 
 def _spec(policy: Policy = ADAPTIVE, limits: Limits = ALL_SIZES) -> ClusterSpec:
@@ -90,21 +90,24 @@ def _violation(text: str) -> float:
 
 def test_faults_are_given_as_one_text() -> None:
     assert parse("missing, nan@lag:2m,crash,delayed:90s,refused:12.5%") == Faults(
-        (Spell(Wrong.MISSING, 60.0), Spell(Wrong.NAN, 120.0, "lag")), crash=2700.0, delayed=90.0, refused=0.125
+        readings=(ReadingFault(FaultKind.MISSING, 60.0), ReadingFault(FaultKind.NAN, 120.0, "lag")),
+        crash=2700.0,
+        delayed=90.0,
+        refused=0.125,
     )
 
 
 def test_all_faults_at_once_have_their_usual_amounts() -> None:
     everything = parse(ALL)
-    assert [spell.wrong for spell in everything.spells] == list(Wrong)
-    assert everything == parse(",".join(NAMED))
-    assert all(getattr(everything, name) > 0 for name in NAMED if name not in set(Wrong))
+    assert [fault.kind for fault in everything.readings] == list(FaultKind)
+    assert everything == parse(",".join(DESCRIPTIONS))
+    assert all(getattr(everything, name) > 0 for name in DESCRIPTIONS if name not in set(FaultKind))
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", DESCRIPTIONS)
 def test_every_fault_that_has_a_name_is_told_with_its_amount(name: str) -> None:
     (told,) = describe(parse(name))
-    assert NAMED[name].usual in told or NAMED[name].usual == "60s"
+    assert DESCRIPTIONS[name].default in told or DESCRIPTIONS[name].default == "60s"
     assert "{" not in told
     assert "@" not in told
 
@@ -125,10 +128,13 @@ def test_without_faults_there_is_nothing_to_tell() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("mising", "'mising': 'mising' is no fault; did you mean 'missing'?; there are missing, stale, frozen"),
-        ("", "'': '' is no fault; there are "),
+        (
+            "mising",
+            "'mising': 'mising' is not a fault; did you mean 'missing'?; expected one of missing, stale, frozen",
+        ),
+        ("", "'': '' is not a fault; expected one of "),
         ("crash:45", "'crash:45': 45 has no unit"),
-        ("crash:0s", "'crash:0s': the amount is nothing at all, expected one like 45m"),
+        ("crash:0s", "'crash:0s': the amount is 0, expected one like 45m"),
         ("crash:", "'crash:': expected a duration"),
         ("refused:30s", "'refused:30s': expected a percentage like 30%, not '30s'"),
         ("refused:%", "'refused:%': expected a percentage like 30%, not '%'"),
@@ -138,7 +144,7 @@ def test_without_faults_there_is_nothing_to_tell() -> None:
         ("nan@", "'nan@': expected the name of a metric after @"),
         ("nan@engine", "nan: of the engine, which can only be missing"),
         ("frozen:61m", "frozen: lasts 3660 s of every hour, expected above 0s and at most 1h"),
-        ("crash,crash:10m", "'crash:10m': crash was given before"),
+        ("crash,crash:10m", "'crash:10m': crash is given twice"),
     ],
 )
 def test_what_is_no_fault_is_told_with_what_there_is(text: str, message: str) -> None:
@@ -162,7 +168,9 @@ def test_times_are_finite_and_not_below_nothing(name: str, value: float) -> None
 
 
 def test_a_fault_of_a_metric_that_there_is_not_is_refused() -> None:
-    with pytest.raises(FaultError, match=r"nan@lags: is no metric of the cluster; did you mean 'lag'\?; it has arriv"):
+    with pytest.raises(
+        FaultError, match=r"nan@lags: is not a metric of the cluster; did you mean 'lag'\?; it has arriv"
+    ):
         Injector(parse("nan@lags"), 1, _spec())
 
 
@@ -241,7 +249,7 @@ def test_a_metric_that_is_missing_already_can_be_nothing_else() -> None:
     assert all("lag" not in seen.metrics and set(seen.missing) == {"lag"} for seen in both)
 
 
-def test_a_metric_that_comes_in_a_spell_has_nothing_to_stay_as_it_was() -> None:
+def test_a_metric_that_appears_during_a_fault_has_nothing_to_stay_as_it_was() -> None:
     injector = Injector(parse("frozen:1h"), 1, _spec())
     injector.seen(Observation(START, 1, 1), 0.0)
     late = START + timedelta(seconds=15)
@@ -359,10 +367,10 @@ def test_a_slow_worker_goes_as_it_came() -> None:
 
 
 def test_crashes_are_those_of_the_plant_unless_given() -> None:
-    assert NONE.worsened(K8S) == K8S
+    assert NONE.applied_to(K8S) == K8S
     crashing = replace(K8S, crash_every=60.0, slow=0.5, never=0.1)
-    assert NONE.worsened(crashing) == crashing
-    assert parse("crash:45m,slow:7%,never:3%").worsened(crashing) == replace(
+    assert NONE.applied_to(crashing) == crashing
+    assert parse("crash:45m,slow:7%,never:3%").applied_to(crashing) == replace(
         K8S, crash_every=2700.0, slow=0.07, never=0.03
     )
     assert _ran("crash:20m")[0].plant.crash_every == 1200
@@ -385,14 +393,14 @@ def test_a_restart_at_every_tick_changes_no_decision() -> None:
         assert [record.decision for record in others] == [record.decision for record in records]
 
 
-def test_a_daemon_is_restarted_as_often_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_is_restarted_as_often_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[ClusterState] = []
 
     def noted(state: ClusterState) -> ClusterState:
         states.append(state)
         return state
 
-    monkeypatch.setattr("autoscaler.simulation.loop.restarted", noted)
+    monkeypatch.setattr("autoscaler.simulation.loop.restart_daemon", noted)
     _ran("restart:1h")
     hours = [(state.at - START) // timedelta(hours=1) for state in states if state.at is not None]
     assert hours == [0, 1, 2, 3]
@@ -406,12 +414,12 @@ def test_what_a_daemon_does_not_know_after_a_restart_is_whether_its_call_arrived
     observed.advance(0.0)
     state, decision = step(spec, ClusterState(), replace(observed.observe(), at=at, metrics=metrics))
     assert decision.rescale
-    back = restarted(state)
+    back = restart_daemon(state)
     assert state.rescale is not None
     assert back.rescale is not None
     assert (state.rescale.error, "restarted" in back.rescale.error) == ("", True)
     # And it says so once.
-    assert restarted(back) == back
+    assert restart_daemon(back) == back
     assert replace(back, rescale=state.rescale, requested=state.requested) == state
 
 
@@ -432,7 +440,7 @@ def test_a_plant_does_the_same_while_only_readings_are_wrong() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    st.lists(st.sampled_from([*NAMED, "missing@target", "nan@lag", "missing@engine"]), min_size=1, unique=True),
+    st.lists(st.sampled_from([*DESCRIPTIONS, "missing@target", "nan@lag", "missing@engine"]), min_size=1, unique=True),
     st.integers(0, 1000),
     st.integers(1, 4),
     st.integers(8, 24),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.simulation import loads
-from autoscaler.simulation.loads import MADE, RECORDED, SCENARIOS, Load, LoadError, Recorded
+from autoscaler.simulation.loads import RECORDED, SCENARIOS, SYNTHETIC, Load, LoadError, Recorded
 from autoscaler.simulation.plant import STEP
 
 EXPECTED_SUMS = {
@@ -34,7 +34,7 @@ def _file(folder: Path, text: str) -> Path:
 
 def test_points_are_read_in_order_and_empty_lines_are_passed_over(tmp_path: Path) -> None:
     path = _file(tmp_path, "t_seconds,value\n0,1\n60, 2.5\n\n90.5,0\n")
-    assert loads.read(path) == [(0.0, 1.0), (60.0, 2.5), (90.5, 0.0)]
+    assert loads.read_points(path) == [(0.0, 1.0), (60.0, 2.5), (90.5, 0.0)]
 
 
 @pytest.mark.parametrize(
@@ -54,26 +54,26 @@ def test_points_are_read_in_order_and_empty_lines_are_passed_over(tmp_path: Path
 def test_what_cannot_be_read_is_said_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(LoadError) as error:
-        loads.read(path)
+        loads.read_points(path)
     assert str(error.value) == f"{path}{expected}"
 
 
 def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"none\.csv: cannot be read: No such file"):
-        loads.read(tmp_path / "none.csv")
+        loads.read_points(tmp_path / "none.csv")
 
 
 def test_a_file_that_is_no_text_is_said_so(tmp_path: Path) -> None:
     path = tmp_path / "load.csv"
     path.write_bytes(b"t_seconds,value\n0,\xff\n")
     with pytest.raises(LoadError, match=r"load.csv: is no text in UTF-8: .* at byte 18"):
-        loads.read(path)
+        loads.read_points(path)
 
 
 def test_a_field_without_end_is_no_csv(tmp_path: Path) -> None:
     path = _file(tmp_path, "t_seconds,value\n" + '"' + "x" * 200_000)
     with pytest.raises(LoadError, match=r"load.csv: is no CSV file: field larger than"):
-        loads.read(path)
+        loads.read_points(path)
 
 
 def test_a_whole_file_begins_at_its_first_point_and_is_called_after_it(tmp_path: Path) -> None:
@@ -90,22 +90,22 @@ def test_a_file_shorter_than_a_step_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_between_points_it_is_interpolated_and_a_step_has_the_mean() -> None:
-    assert loads.resampled([(0, 0), (10, 10), (20, 0)]) == pytest.approx((2.5, 7.5, 7.5, 2.5))
+    assert loads.resample([(0, 0), (10, 10), (20, 0)]) == pytest.approx((2.5, 7.5, 7.5, 2.5))
 
 
 def test_points_within_a_step_all_count() -> None:
-    assert loads.resampled([(n, 50.0 if n == 3 else 0.0) for n in range(6)]) == pytest.approx((10.0,))
+    assert loads.resample([(n, 50.0 if n == 3 else 0.0) for n in range(6)]) == pytest.approx((10.0,))
 
 
 def test_a_part_is_cut_out_and_what_is_left_of_a_step_is_dropped() -> None:
     points = [(0.0, 0.0), (100.0, 100.0)]
-    assert loads.resampled(points, 20, 14) == pytest.approx((22.5, 27.5))
+    assert loads.resample(points, 20, 14) == pytest.approx((22.5, 27.5))
 
 
 @pytest.mark.parametrize(("begin", "seconds"), [(-5, 10), (90, 15), (0, 4)])
 def test_a_part_that_is_not_there_is_refused(begin: float, seconds: float) -> None:
     with pytest.raises(LoadError, match="0 to 100 s is there, and a step takes 5 s"):
-        loads.resampled([(0.0, 1.0), (100.0, 1.0)], begin, seconds)
+        loads.resample([(0.0, 1.0), (100.0, 1.0)], begin, seconds)
 
 
 @given(
@@ -118,7 +118,7 @@ def test_no_record_is_lost_or_made_by_resampling(pieces: list[tuple[float, float
         at += gap
         points.append((at, value))
     points.append((at + steps * STEP, 7.0))
-    rates = loads.resampled(points)
+    rates = loads.resample(points)
     end = len(rates) * STEP
     area = 0.0
     for (t0, v0), (t1, v1) in pairwise(points):
@@ -145,7 +145,7 @@ def test_sixteen_workers_process_the_peak_at_full_load(exponent: float, peak: fl
 
 
 def test_what_one_worker_processes_can_be_given() -> None:
-    load = Load("x", (0.0, 0.0), one=25.0)
+    load = Load("x", (0.0, 0.0), rate_per_worker=25.0)
     assert load.per_worker(0.9) == 25.0
     assert replace(load, rates=(1.0, 4.0)).scaled(1000).per_worker(0.9) == 25.0
 
@@ -153,7 +153,7 @@ def test_what_one_worker_processes_can_be_given() -> None:
 @pytest.mark.parametrize("one", [0.0, -1.0, math.inf, math.nan])
 def test_a_worker_that_processes_nothing_is_refused(one: float) -> None:
     with pytest.raises(LoadError, match=r"x: one worker processes .*, expected above 0"):
-        Load("x", (1.0,), one=one)
+        Load("x", (1.0,), rate_per_worker=one)
 
 
 def test_a_load_of_nothing_cannot_be_scaled_and_sizes_no_worker() -> None:
@@ -186,7 +186,7 @@ def test_jumps_are_in_order_and_within_the_load(changes: tuple[float, ...]) -> N
 
 
 def test_the_step_load_is_the_published_one_to_the_second() -> None:
-    load = loads.named("steps6h")
+    load = loads.load_by_name("steps6h")
     levels = [(1, 0.25), (1, 1.0), (1, 0.25), (0.5, 0.5), (0.5, 0.75), (0.5, 1.0), (0.5, 0.5), (1, 0.1)]
     expected: list[float] = []
     for hours, level in levels:
@@ -195,21 +195,21 @@ def test_the_step_load_is_the_published_one_to_the_second() -> None:
     assert load.changes == (3600, 7200, 10800, 12600, 14400, 16200, 18000)
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", SYNTHETIC)
 def test_a_made_load_is_as_long_as_its_name_says(name: str) -> None:
-    load = loads.named(name, 3)
+    load = loads.load_by_name(name, 3)
     assert load.name == name
     assert load.seconds == int(name.removesuffix("h").lstrip("abcdefghijklmnopqrstuvwxyz")) * 3600
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if name != "steps6h"])
+@pytest.mark.parametrize("name", [name for name in SYNTHETIC if name != "steps6h"])
 def test_a_seed_makes_one_load_and_another_seed_another(name: str) -> None:
-    assert loads.named(name, 1) == loads.named(name, 1)
-    assert loads.named(name, 1) != loads.named(name, 2)
+    assert loads.load_by_name(name, 1) == loads.load_by_name(name, 1)
+    assert loads.load_by_name(name, 1) != loads.load_by_name(name, 2)
 
 
 def test_seeds_make_the_same_load_on_every_machine() -> None:
-    made = {name: loads.named(name, 1).rates for name in MADE}
+    made = {name: loads.load_by_name(name, 1).rates for name in SYNTHETIC}
     assert {name: round(math.fsum(rates), 6) for name, rates in made.items()} == EXPECTED_SUMS
 
 
@@ -281,7 +281,7 @@ def test_a_steady_load_has_no_trend() -> None:
 
 def test_the_full_benchmark_has_sixteen_scenarios() -> None:
     assert len(set(SCENARIOS)) == 16
-    assert set(SCENARIOS) <= {*RECORDED, *MADE}
+    assert set(SCENARIOS) <= {*RECORDED, *SYNTHETIC}
 
 
 def test_a_recorded_part_is_cut_out_and_what_is_below_the_offset_is_nothing(
@@ -290,7 +290,7 @@ def test_a_recorded_part_is_cut_out_and_what_is_below_the_offset_is_nothing(
     lines = [f"{hour * 3600},{100 + 10 * hour}" for hour in range(6)]
     (tmp_path / "part.csv").write_text("t_seconds,value\n" + "\n".join(lines) + "\n")
     monkeypatch.setattr(loads, "RECORDED", {"part2h": Recorded("part.csv", 1, 2, 120)})
-    load = loads.named("part2h", 9, tmp_path)
+    load = loads.load_by_name("part2h", 9, tmp_path)
     assert load.seconds == 7200
     assert load.rates[:720] == (0.0,) * 720
     assert load.rates[-1] == pytest.approx(10, abs=0.01)
@@ -300,17 +300,17 @@ def test_a_trace_that_is_too_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / RECORDED["elb24h"].file
     path.write_text("t_seconds,value\n0,1\n300,1\n")
     with pytest.raises(LoadError, match=f"{path.name}: 259200 to 345600 s are asked for, 0 to 300 s is there"):
-        loads.named("elb24h", folder=tmp_path)
+        loads.load_by_name("elb24h", folder=tmp_path)
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
     with pytest.raises(LoadError, match=r"lunch: is no load, expected one of traffic7h, .*steps6h"):
-        loads.named("lunch")
+        loads.load_by_name("lunch")
 
 
 def test_a_recorded_load_without_a_folder_says_what_is_missing() -> None:
     with pytest.raises(LoadError, match=r"taxi48h: is a recorded trace, expected the folder where nyc_taxi_30min_7mo"):
-        loads.named("taxi48h")
+        loads.load_by_name("taxi48h")
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -318,7 +318,7 @@ def test_a_real_trace_has_the_length_of_its_name(name: str) -> None:
     folder = os.environ.get("AUTOSCALER_TRACES")
     if not folder:
         pytest.skip("the recorded loads are not part of the project: set AUTOSCALER_TRACES to their folder")
-    load = loads.named(name, folder=Path(folder))
+    load = loads.load_by_name(name, folder=Path(folder))
     hours = int(name.removesuffix("h").lstrip("abcdefghijklmnopqrstuvwxyz"))
     assert load.seconds / 3600 == pytest.approx(hours, rel=0.01)
     assert load.peak > 0

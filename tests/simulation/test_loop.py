@@ -17,7 +17,7 @@ from autoscaler.core.model import (
 from autoscaler.core.step import step
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
-from autoscaler.simulation.loads import Load, named
+from autoscaler.simulation.loads import Load, load_by_name
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, Track
 
@@ -82,7 +82,7 @@ def test_it_begins_with_what_the_first_step_needs_within_the_limits() -> None:
 
 
 def test_a_seed_gives_one_run_to_the_digit_and_another_seed_another() -> None:
-    steps = named("steps6h")
+    steps = load_by_name("steps6h")
     tracks: list[Track] = [run(_drain(), PLANTS["ec2"], steps, seed).track for seed in (5, 5, 6)]
     assert tracks[0] == tracks[1]
     assert tracks[0].position != tracks[2].position
@@ -91,7 +91,7 @@ def test_a_seed_gives_one_run_to_the_digit_and_another_seed_another() -> None:
 def test_the_decisions_are_those_of_step_on_the_same_observations() -> None:
     recorded: list[Record] = []
     spec = _drain()
-    found = run(spec, K8S, named("steps6h"), 3, record=recorded.append)
+    found = run(spec, K8S, load_by_name("steps6h"), 3, record=recorded.append)
     state = ClusterState()
     for record in recorded:
         state, again = step(spec, state, record.observation)
@@ -120,7 +120,7 @@ def test_an_interval_that_is_no_multiple_of_the_plants_step_is_refused() -> None
 
 
 def test_the_score_knows_the_plants_objective_and_the_loads_jumps() -> None:
-    found = run(_drain(), K8S, named("steps6h"), 1)
+    found = run(_drain(), K8S, load_by_name("steps6h"), 1)
     usual, strict = found.score(40.0), replace(found, plant=replace(K8S, slo=5.0)).score()
     assert usual.hours == 6
     assert usual.to_optimum == usual.cost / 40

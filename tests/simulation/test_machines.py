@@ -16,7 +16,7 @@ import autoscaler.core
 import autoscaler_policies
 from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
 from autoscaler.ports import Record
-from autoscaler.simulation.loads import named
+from autoscaler.simulation.loads import load_by_name
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS
 from autoscaler_policies.adaptive.policy import Adaptive
@@ -29,7 +29,7 @@ def lived(load: str, name: str) -> tuple[object, ...]:
     policies = (NamedPolicy("adaptive", policy),)
     spec = ClusterSpec("plant", Limits(1, 24), policies, metrics=policy.metrics, engine=True, lookback=policy.lookback)
     records: list[Record] = []
-    track = run(spec, plant, named(load, 1), 1, record=records.append).track
+    track = run(spec, plant, load_by_name(load, 1), 1, record=records.append).track
     return tuple(track.billed), tuple(track.position), [each.decision.desired for each in records]
 
 

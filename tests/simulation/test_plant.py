@@ -96,7 +96,7 @@ def test_a_job_that_keeps_up_has_processed_what_has_come_to_the_digit() -> None:
 def test_records_may_come_to_cost_more() -> None:
     plant = _plant(4)
     _run(plant, 10, FLOOD)
-    plant.one /= 2
+    plant.rate_per_worker /= 2
     _run(plant, 10, FLOOD)
     assert _processed(plant) == [200, 200, 100, 100]
 

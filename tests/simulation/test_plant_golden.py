@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from autoscaler.simulation.loads import named
+from autoscaler.simulation.loads import load_by_name
 from autoscaler.simulation.plant import PLANTS, STEP, Plant, PlantSpec
 
 HOURS = 6
@@ -40,7 +40,7 @@ def _digest(spec: PlantSpec, seed: int) -> str:
 
 
 def _load(seed: int) -> str:
-    load = named("match24h", seed)
+    load = load_by_name("match24h", seed)
     return hashlib.sha256(repr((load.rates, load.per_worker(0.9))).encode()).hexdigest()[:16]
 
 

@@ -13,7 +13,7 @@ from autoscaler.core.model import EngineStatus, JobState, Phase
 from autoscaler.schedulers.flink import FlinkSettings
 from autoscaler.schedulers.slots import Bounds
 from autoscaler.schedulers.spark import SparkSettings
-from autoscaler.simulation.plant import OTHERS, STEP, Plant, PlantSpec
+from autoscaler.simulation.plant import SCHEDULER_PLANTS, STEP, Plant, PlantSpec
 
 # Nothing is left to chance, n workers do n times the work, and nothing happens exactly at the end of a step.
 CALM = PlantSpec(startup=28, startup_sd=0, restart_up=12, restart_down=8, restart_sd=0, gamma=1, sigma=0, cold=1)
@@ -266,13 +266,13 @@ def test_partitions_are_shared_by_slots_and_not_by_workers() -> None:
 _SIZES = st.lists(st.one_of(st.none(), st.integers(0, 12)), min_size=1, max_size=120)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", SCHEDULER_PLANTS)
 @settings(max_examples=25, deadline=None)
 @given(sizes=_SIZES, seed=st.integers(0, 100), crashes=st.sampled_from([0.0, 60.0]), slots=st.integers(1, 3))
 def test_left_alone_a_job_uses_every_worker_and_works_off_all_that_came(
     name: str, sizes: list[int | None], seed: int, crashes: float, slots: int
 ) -> None:
-    spec = replace(OTHERS[name], crash_every=crashes)
+    spec = replace(SCHEDULER_PLANTS[name], crash_every=crashes)
     plant = Plant(spec, ONE, seed, 4, slots)
     for size in sizes:
         if size is not None:

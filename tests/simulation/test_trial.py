@@ -31,13 +31,13 @@ from autoscaler.simulation.trial import (
     WARM_UP,
     Case,
     Variant,
+    day_load,
     decider,
-    described,
-    offered,
-    profiled,
-    seen,
-    steered,
-    tried,
+    plant_from_profile,
+    run_trial,
+    showing_profile,
+    simulate_trial,
+    visible_metrics,
 )
 
 DAY = datetime(2026, 3, 4, tzinfo=UTC)
@@ -55,12 +55,12 @@ def _case(*variants: Variant) -> Case:
 
 
 def _level(rate: float = 250.0) -> Any:
-    return offered("x", range(-BEFORE, SLOTS), [rate] * (BEFORE + SLOTS), 100.0)
+    return day_load("x", range(-BEFORE, SLOTS), [rate] * (BEFORE + SLOTS), 100.0)
 
 
 def test_a_day_comes_after_the_evening_before() -> None:
     rates = [10.0] * BEFORE + [20.0] * SLOTS
-    found = offered("x", range(-BEFORE, SLOTS), rates, 1.0)
+    found = day_load("x", range(-BEFORE, SLOTS), rates, 1.0)
     assert found.seconds == 86400 + WARM_UP.total_seconds()
     begin = round(WARM_UP.total_seconds() / STEP)
     assert set(found.rates[:begin]) == {10.0}
@@ -68,20 +68,20 @@ def test_a_day_comes_after_the_evening_before() -> None:
 
 
 def test_what_was_not_recorded_lies_on_a_straight_line() -> None:
-    found = offered("x", [-BEFORE, 0, 4, SLOTS - 1], [5.0, 10.0, 18.0, 18.0], 1.0)
+    found = day_load("x", [-BEFORE, 0, 4, SLOTS - 1], [5.0, 10.0, 18.0, 18.0], 1.0)
     begin = round(WARM_UP.total_seconds() / STEP)
     assert found.rates[begin : begin + 15] == (10.0,) * 3 + (12.0,) * 3 + (14.0,) * 3 + (16.0,) * 3 + (18.0,) * 3
 
 
 def test_before_the_first_and_after_the_last_that_is_known_it_stays_the_same() -> None:
-    found = offered("x", [NOON, NOON + 1], [7.0, 9.0], 1.0)
+    found = day_load("x", [NOON, NOON + 1], [7.0, 9.0], 1.0)
     assert len(found.rates) == (BEFORE + SLOTS) * 3
     assert set(found.rates[: (BEFORE + NOON) * 3]) == {7.0}
     assert set(found.rates[(BEFORE + NOON + 1) * 3 :]) == {9.0}
 
 
 def test_what_is_not_of_the_day_is_left_out() -> None:
-    assert offered("x", [-BEFORE - 1, 0, SLOTS], [99.0, 7.0, 99.0], 1.0).peak == 7.0
+    assert day_load("x", [-BEFORE - 1, 0, SLOTS], [99.0, 7.0, 99.0], 1.0).peak == 7.0
 
 
 def _profile(**fields: Any) -> Profile:
@@ -97,7 +97,7 @@ def test_a_plant_behaves_as_the_profile_says() -> None:
             Direction.DOWN: {"stall": Spread(60.0, 50.0, 70.0, 4)},
         },
     )
-    found = described(PLANTS["ungraceful"], told)
+    found = plant_from_profile(PLANTS["ungraceful"], told)
     assert (found.startup, found.restart_up, found.restart_down, found.gamma) == (40.0, 20.0, 60.0, 0.8)
     assert found.heartbeat == 0, "how long killed workers go unnoticed is in the stall that was seen"
     assert found.startup_sd == pytest.approx(math.log(4) / 2.563, rel=1e-3)
@@ -105,16 +105,16 @@ def test_a_plant_behaves_as_the_profile_says() -> None:
 
 
 def test_what_a_profile_does_not_know_stays_as_it_is() -> None:
-    assert described(PLANTS["ec2"], _profile()) == PLANTS["ec2"]
+    assert plant_from_profile(PLANTS["ec2"], _profile()) == PLANTS["ec2"]
     never = _profile(times={Direction.UP: {"stall": Spread(0.0, 0.0, 0.0, 3)}})
-    assert 0 < described(PLANTS["ec2"], never).restart_up < 1
+    assert 0 < plant_from_profile(PLANTS["ec2"], never).restart_up < 1
 
 
 def test_no_more_is_seen_than_the_configuration_asks_for() -> None:
     plant = Plant(PLANTS["k8s"], 100.0, 1, 2)
     plant.advance(1000.0)
     spec = ClusterSpec("x", Limits(1, 9), (), metrics=("waiting",))
-    found = seen(spec, {"waiting": "lag"}, plant.observe())
+    found = visible_metrics(spec, {"waiting": "lag"}, plant.observe())
     assert list(found.metrics) == ["waiting"]
     assert found.engine is None
 
@@ -142,7 +142,7 @@ def test_a_policy_is_shown_what_the_profile_says_of_that_moment() -> None:
 
     plant = Plant(PLANTS["k8s"], 100.0, 1, 2, start=DAY)
     plant.advance(0.0)
-    profiled(decide, profile, "season")(_spec(), None, plant.observe())  # type: ignore[arg-type]
+    showing_profile(decide, profile, "season")(_spec(), None, plant.observe())  # type: ignore[arg-type]
     assert shown[0].metrics["season"] == reading(profile, DAY + timedelta(seconds=STEP))
     assert "lag" in shown[0].metrics
 
@@ -152,44 +152,44 @@ def test_a_trial_has_the_date_of_its_day_and_the_profile_of_its_time() -> None:
     season = Season(low + high, low + high, low + high)
     case = replace(_case(), profile=_profile(season=season))
     variant = Variant("looks", _spec(Looks("usual"), limits=Limits(1, 9)), profile="usual")
-    wednesday = steered(case, variant, _level(), DAY, 1)
+    wednesday = simulate_trial(case, variant, _level(), DAY, 1)
     assert {size for _, size in wednesday.track.requests[:1]} == {2}
     assert wednesday.track.billed[-1] in (2, 3)
-    thursday = steered(case, variant, _level(), DAY + timedelta(days=1), 1)
+    thursday = simulate_trial(case, variant, _level(), DAY + timedelta(days=1), 1)
     assert thursday.track.billed[-1] == 5
 
 
 def test_only_the_day_is_judged() -> None:
     # Far too little in the evening before, and from midnight on enough.
     rates = [2000.0] * (BEFORE - 100) + [100.0] * (100 + SLOTS)
-    late = offered("x", range(-BEFORE, SLOTS), rates, 100.0)
+    late = day_load("x", range(-BEFORE, SLOTS), rates, 100.0)
     variant = Variant("none", _spec(limits=Limits(6, 6)))
-    found = tried(_case(variant), variant, late, DAY, 1)
+    found = run_trial(_case(variant), variant, late, DAY, 1)
     assert found.score.hours == 24
     assert found.score.cost == pytest.approx(6 * 24)
     assert 0 < found.score.violation < 0.5
-    assert tried(_case(variant), variant, _level(), DAY, 1).score.violation == 0
+    assert run_trial(_case(variant), variant, _level(), DAY, 1).score.violation == 0
 
 
 def test_the_static_variant_has_the_static_size() -> None:
     variant = Variant("static", _spec(load(Kind.POLICY, "adaptive")()), static=True)
-    assert tried(_case(variant), variant, _level(), DAY, 1).score.cost == pytest.approx(6 * 24)
+    assert run_trial(_case(variant), variant, _level(), DAY, 1).score.cost == pytest.approx(6 * 24)
 
 
 @pytest.mark.e2e
 def test_an_oracle_sees_what_comes() -> None:
     adaptive = load(Kind.POLICY, "adaptive")
     rates = [100.0] * (BEFORE + NOON) + [900.0] * NOON
-    jump = offered("x", range(-BEFORE, SLOTS), rates, 100.0)
+    jump = day_load("x", range(-BEFORE, SLOTS), rates, 100.0)
     blind = Variant("adaptive", _spec(adaptive()))
     seer = Variant("oracle", _spec(adaptive(forecast="forecast")), oracle=True)
-    late, early = (tried(_case(one), one, jump, DAY, 1).score for one in (blind, seer))
+    late, early = (run_trial(_case(one), one, jump, DAY, 1).score for one in (blind, seer))
     assert early.violation < late.violation
 
 
 def test_equal_trials_have_one_digest_and_others_another() -> None:
     variant = Variant("drain", _spec(load(Kind.POLICY, "backlog-drain")()))
-    first, again, other = (tried(_case(variant), variant, _level(), DAY, seed) for seed in (1, 1, 2))
+    first, again, other = (run_trial(_case(variant), variant, _level(), DAY, seed) for seed in (1, 1, 2))
     assert first == again
     assert first.digest != other.digest
 

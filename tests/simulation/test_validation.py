@@ -16,7 +16,7 @@ from autoscaler.core.model import (
     Reading,
     Reason,
 )
-from autoscaler.simulation.loads import Load, named
+from autoscaler.simulation.loads import Load, load_by_name
 from autoscaler.simulation.plant import START, work
 from autoscaler.simulation.validation import (
     MEASURED,
@@ -25,7 +25,7 @@ from autoscaler.simulation.validation import (
     STATIC,
     Measured,
     Setup,
-    as_pods,
+    cpu_as_pods,
     simulated,
 )
 
@@ -41,7 +41,7 @@ class Pods:
 
     def __init__(self) -> None:
         self.seen: list[Mapping[str, Mapping[str, float]]] = []
-        self.decide = as_pods(self._note)
+        self.decide = cpu_as_pods(self._note)
 
     def _note(self, _spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         self.seen.append(observation.metrics["cpu"].parts)
@@ -96,7 +96,7 @@ def test_the_cpu_of_all_replicas_is_their_mean() -> None:
 def test_the_static_workers_have_the_cpu_that_was_measured(exponent: float) -> None:
     plant = replace(PLANT, gamma=exponent)
     for measured in MEASURED:
-        able = measured.one(plant) * work(STATIC, exponent)
+        able = measured.rate_per_worker(plant) * work(STATIC, exponent)
         assert plant.idle + (1 - plant.idle) * measured.rate / able == pytest.approx(measured.cpu)
 
 
@@ -114,7 +114,7 @@ def test_a_size_that_stays_costs_what_it_is_and_is_late_only_for_failures() -> N
 
 
 def test_a_worker_is_sized_by_the_load_where_that_is_asked_for() -> None:
-    load = Load("fake", (500.0,) * 360, one=1.0)  # 24 workers cannot carry it
+    load = Load("fake", (500.0,) * 360, rate_per_worker=1.0)  # 24 workers cannot carry it
     plant = replace(PLANT, crash_every=0.0)
     assert simulated(SPEC, fake(24), load, Setup("so", plant, sized=False), (1,)).late > 0.9
     assert simulated(SPEC, fake(24), load, Setup("so", plant, pods=False), (1,)).late == 0
@@ -129,12 +129,12 @@ def test_the_first_setup_is_what_is_known_and_the_others_differ_from_it() -> Non
 @pytest.mark.e2e
 @pytest.mark.skipif(not os.environ.get("AUTOSCALER_TRACES"), reason="AUTOSCALER_TRACES names no folder of traces")
 def test_the_hpa_costs_about_what_was_measured() -> None:
-    from autoscaler.cli.benchmark import cluster  # noqa: PLC0415
+    from autoscaler.cli.benchmark_run import cluster  # noqa: PLC0415
     from autoscaler.simulation.validation import HPA  # noqa: PLC0415
 
     spec = cluster("hpa", HPA, PLANT.slo, 1.0)
     folder = Path(os.environ["AUTOSCALER_TRACES"])
     for measured in MEASURED:
-        found = simulated(spec, measured, named(measured.scenario, 0, folder), SETUPS[0], (1,))
+        found = simulated(spec, measured, load_by_name(measured.scenario, 0, folder), SETUPS[0], (1,))
         assert math.isclose(found.workers, measured.workers, rel_tol=0.25)
         assert 0 < found.shown < found.late < 0.15

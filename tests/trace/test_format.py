@@ -11,7 +11,7 @@ import pytest
 from autoscaler.core.model import Decision, Observation, Reading, Reason
 from autoscaler.ports import Record
 from autoscaler.trace.codec import dump_record
-from autoscaler.trace.format import TraceError, files, name, read
+from autoscaler.trace.format import TraceError, file_name, files, read
 
 AT = datetime(2026, 1, 31, 17, 59, 59, tzinfo=UTC)
 
@@ -117,8 +117,8 @@ def test_a_file_that_breaks_while_it_is_read_names_itself(tmp_path: Path) -> Non
 
 
 def test_a_file_is_called_after_the_hour_in_utc() -> None:
-    assert name(AT) == "2026-01-31T17.jsonl"
-    assert name(AT.astimezone(timezone(timedelta(hours=5, minutes=30)))) == "2026-01-31T17.jsonl"
+    assert file_name(AT) == "2026-01-31T17.jsonl"
+    assert file_name(AT.astimezone(timezone(timedelta(hours=5, minutes=30)))) == "2026-01-31T17.jsonl"
 
 
 def test_a_link_that_leads_nowhere_is_not_there_beside_what_is_packed(tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ from autoscaler.core.step import step
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
 from autoscaler.simulation import faults
-from autoscaler.simulation.loads import named
+from autoscaler.simulation.loads import load_by_name
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS
 from autoscaler.trace.codec import dump_record, load_record
-from autoscaler.trace.replay import Comparison, Replay, Why, again, why
+from autoscaler.trace.replay import Comparison, FirstDifference, Replay, decide_again, first_difference
 
 BEGIN = datetime(2026, 1, 31, 17, tzinfo=UTC)
 TICK = timedelta(seconds=15)
@@ -120,7 +120,7 @@ def test_what_a_simulation_recorded_is_decided_again_in_the_same_way(kind: str, 
     wrong = faults.parse(
         "missing:4m,nan@lag,doubled@arrivals,frozen@cpu,refused:45%,unanswered:25%,half:25%,crash:20m,restart:10m"
     )
-    hours = replace(named("steps6h"), rates=named("steps6h").rates[540:1980], changes=())
+    hours = replace(load_by_name("steps6h"), rates=load_by_name("steps6h").rates[540:1980], changes=())
     done = run(cluster, PLANTS[plant], hours, 3, record=lambda one: lines.append(dump_record(one)), faults=wrong)
     records = [load_record(line) for line in lines]
     assert any(one.failed for one in records)
@@ -168,14 +168,14 @@ def test_a_request_that_was_recorded_counts_as_our_own() -> None:
     assert [one.decision.desired for one in records] == [4, 9, 9, 9, 9, 9]
     state = ClusterState()
     for one in records[:2]:
-        state, decision = again(spec(-6), state, one)
+        state, decision = decide_again(spec(-6), state, one)
     assert decision.desired == 3
     assert state.rescale is not None
     assert (state.rescale.cause, state.rescale.before, state.rescale.to) == (Cause.REQUEST, 4, 9)
     assert [event.change for event in state.events] == [5]
     assert state.requested == at(1)
     for one in records[2:]:
-        state, decision = again(spec(-6), state, one)
+        state, decision = decide_again(spec(-6), state, one)
     # It has settled, and what its phases took was learned.
     assert state.rescale is None
     assert state.learned.durations
@@ -187,11 +187,11 @@ def test_a_request_on_its_way_stays_so_when_another_one_is_not_made() -> None:
     records = recorded([seen(0, 4, 4), seen(1, 4, 9), seen(2, 4, 9), seen(3, 4, 9)], spec())
     state = ClusterState()
     for one in records[:2]:
-        state, _ = again(spec(), state, one)
+        state, _ = decide_again(spec(), state, one)
     on_its_way = state.rescale
     assert on_its_way is not None
     assert not on_its_way.confirmed
-    after, decision = again(spec(9), state, records[2])
+    after, decision = decide_again(spec(9), state, records[2])
     assert (decision.rescale, decision.desired) == (True, 18)
     assert after.rescale == on_its_way
     assert after.requested == at(1)
@@ -202,12 +202,12 @@ def test_a_request_on_its_way_is_over_when_it_failed_or_arrived(trouble: str) ->
     records = recorded([seen(0, 4, 4), seen(1, 4, 9)], spec())
     state = ClusterState()
     for one in records:
-        state, _ = again(spec(), state, one)
+        state, _ = decide_again(spec(), state, one)
     shown = 4 if trouble == "refused" else 9
     following = recorded([seen(2, shown, shown, 4)], spec())[0]
     if trouble == "refused":
         following = replace(following, failed="no")
-    after, decision = again(spec(9), state, following)
+    after, decision = decide_again(spec(9), state, following)
     assert decision.rescale
     assert (after.rescale is None) is (trouble == "refused")
     if after.rescale is not None:
@@ -220,7 +220,7 @@ def test_a_request_that_was_recorded_is_followed_with_the_one_it_replaced() -> N
     assert [one.decision.desired for one in records] == [4, 9, 9, 15]
     state = ClusterState()
     for one in records:
-        state, decision = again(spec() if one is not records[-1] else spec(1), state, one)
+        state, decision = decide_again(spec() if one is not records[-1] else spec(1), state, one)
     assert decision.desired == 16
     assert state.rescale is not None
     assert (state.rescale.before, state.rescale.to) == (9, 15)
@@ -231,8 +231,8 @@ def test_a_request_that_was_recorded_is_followed_with_the_one_it_replaced() -> N
 def test_an_unknown_size_at_a_recorded_request_is_that_it_was_made_from() -> None:
     records = recorded([seen(0, 4, 4), seen(1, 4, 9)], spec())
     blind = replace(records[1], observation=replace(records[1].observation, desired=None, ready=None))
-    state, _ = again(spec(), ClusterState(), records[0])
-    state, decision = again(spec(), state, blind)
+    state, _ = decide_again(spec(), ClusterState(), records[0])
+    state, decision = decide_again(spec(), state, blind)
     assert decision.reason is Reason.MISSING
     assert state.rescale is not None
     assert (state.rescale.before, state.rescale.to) == (4, 9)
@@ -274,39 +274,42 @@ CAPPED = (
     [
         ({}, None),
         ({"recommendations": ()}, None),  # said otherwise, and asked for the same
-        ({"current": 5}, Why("size", "taken to be 4", "taken to be 5")),
+        ({"current": 5}, FirstDifference("size", "taken to be 4", "taken to be 5")),
         (
             {"proposed": 9, "recommendations": asked(9)},
-            Why("policy main", "asked for 8: too much", "asked for 9: too much"),
+            FirstDifference("policy main", "asked for 8: too much", "asked for 9: too much"),
         ),
         # Both ask for something else, and only one of them counts.
         (
             {"proposed": 9, "recommendations": asked(9, 2)},
-            Why("policy main", "asked for 8: too much", "asked for 9: too much"),
+            FirstDifference("policy main", "asked for 8: too much", "asked for 9: too much"),
         ),
         (
             {"proposed": 3, "recommendations": asked(None)},
-            Why("policy main", "asked for 8: too much", "above: too much"),
+            FirstDifference("policy main", "asked for 8: too much", "above: too much"),
         ),
         (
             {"proposed": 3, "recommendations": asked(8)[:1]},
-            Why("policy main", "asked for 8: too much", "is not there"),
+            FirstDifference("policy main", "asked for 8: too much", "is not there"),
         ),
         # Made of them by an expression that heeds neither.
         (
             {"proposed": 6, "recommendations": asked(8, 2), "combined": "6"},
-            Why("policy cpu", "asked for 3", "asked for 2"),
+            FirstDifference("policy cpu", "asked for 3", "asked for 2"),
         ),
-        ({"proposed": 3, "combined": "min(main, cpu)"}, Why("combine", "the greatest is 8", "min(main, cpu) is 3")),
-        ({"desired": 6, "verdicts": CAPPED}, Why("cap", "is not there", "made 6 of 8: 12 slots")),
+        (
+            {"proposed": 3, "combined": "min(main, cpu)"},
+            FirstDifference("combine", "the greatest is 8", "min(main, cpu) is 3"),
+        ),
+        ({"desired": 6, "verdicts": CAPPED}, FirstDifference("cap", "is not there", "made 6 of 8: 12 slots")),
         (
             {"desired": 4, "verdicts": (Verdict(Reason.TOLERANCE, 8, 4, Reason.TOLERANCE),)},
-            Why("tolerance", "let 8 pass", "made 4 of 8"),
+            FirstDifference("tolerance", "let 8 pass", "made 4 of 8"),
         ),
     ],
 )
-def test_the_first_thing_that_differs_is_told(changes: dict[str, Any], expected: Why | None) -> None:
-    assert why(decided(), decided(**changes)) == expected
+def test_the_first_thing_that_differs_is_told(changes: dict[str, Any], expected: FirstDifference | None) -> None:
+    assert first_difference(decided(), decided(**changes)) == expected
 
 
 # A whole trace
@@ -321,10 +324,10 @@ def test_stretches_of_other_decisions_are_told_with_their_hours() -> None:
     decisions, found = replayed(quick, spec())
     assert [(one.record.decision.at, one.until) for one in found.differences] == [(at(4), at(6)), (at(8), at(10))]
     more, fewer = found.differences
-    assert (more.decisions, more.recorded, more.again) == (2, (4, 4), (8, 8))
+    assert (more.decisions, more.recorded, more.replayed) == (2, (4, 4), (8, 8))
     assert more.hours == pytest.approx(4 * 30 / 3600)
     assert fewer.hours == pytest.approx(-4 * 30 / 3600)
-    assert more.why == Why("policy main", "was 4", "asked for 8: 8 and 0")
+    assert more.first == FirstDifference("policy main", "was 4", "asked for 8: 8 and 0")
     assert more.decision == decisions[4]
     assert (found.decisions, found.equal) == (16, 12)
     assert (found.first, found.last) == (at(0), at(15))
@@ -337,7 +340,7 @@ def test_a_stretch_that_turns_round_is_two_and_the_last_one_ends_with_its_tick()
     records = recorded([seen(tick, 4, 4) for tick in range(4)], spec())
     records = [replace(one, observation=seen(tick, 4, 9 if tick < 2 else 2)) for tick, one in enumerate(records)]
     _, found = replayed(records, spec())
-    assert [(one.record.decision.at, one.until, one.again) for one in found.differences] == [
+    assert [(one.record.decision.at, one.until, one.replayed) for one in found.differences] == [
         (at(0), at(2), (9, 9)),
         (at(2), at(4), (2, 2)),
     ]
@@ -380,7 +383,7 @@ def test_stretches_account_for_every_decision_and_hour_that_differs(
     assert math.fsum(one.hours for one in found.differences) == pytest.approx(found.hours - found.recorded_hours)
     times = [time for one in found.differences for time in (one.record.decision.at, one.until)]
     assert times == sorted(times)
-    assert all(one.why is not None for one in found.differences)
+    assert all(one.first is not None for one in found.differences)
 
 
 def test_hours_that_nobody_decided_in_do_not_count() -> None:

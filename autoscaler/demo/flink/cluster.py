@@ -1,7 +1,7 @@
 """A Flink cluster in Reactive Mode on this machine, with a job whose load and lag are known exactly.
 
-The job is `java/VirtualLogJob.java`, compiled where it is needed. It runs in the JobManager's own process and on all
-the TaskManagers there are; those are the business of the target `local`.
+The job is `java/VirtualLogJob.java`, compiled on demand. It runs in the JobManager's process and on all TaskManagers;
+those are managed by the target `local`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _SETTINGS: Mapping[str, str] = {
     "rest.address": "127.0.0.1",
     "rest.bind-address": "127.0.0.1",
     "rest.flamegraph.enabled": "false",
-    # Every slot there is, as soon as it is there: a demo has no time for the defaults of 60 s and 30 s.
+    # Use new slots at once: the defaults of 60 s and 30 s are too long for a demo.
     "scheduler-mode": "reactive",
     "jobmanager.adaptive-scheduler.executing.resource-stabilization-timeout": "2s",
     "jobmanager.adaptive-scheduler.executing.cooldown-after-rescaling": "5s",
     "jobmanager.adaptive-scheduler.submission.resource-stabilization-timeout": "1s",
-    # A killed TaskManager is noticed by its silence, and by nothing else.
+    # A killed TaskManager is noticed by its missing heartbeats only.
     "heartbeat.interval": "2s",
     "heartbeat.timeout": "10s",
     "heartbeat.rpc-failure-threshold": "-1",
@@ -59,7 +59,7 @@ _SETTINGS: Mapping[str, str] = {
     "restart-strategy.type": "exponential-delay",
     "restart-strategy.exponential-delay.initial-backoff": "1s",
     "restart-strategy.exponential-delay.max-backoff": "5s",
-    # How old what the REST API says of metrics may be; the default is 10 s.
+    # Maximum age of metrics in the REST API; the default is 10 s.
     "metrics.fetcher.update-interval": "1000",
     # Small processes: there is little state, and hardly any data on the network.
     "jobmanager.memory.process.size": "640m",
@@ -81,11 +81,11 @@ TASK_MANAGER_MEMORY = "512m"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the job is told.
+    """Arguments of the job.
 
     Attributes:
         name: its name.
-        clock: file that says when the load began.
+        clock: file with the time when the load began.
         sink: directory of the files that it writes.
         partitions: partitions of the log: more slots would have nothing to read.
         keys: how many keys it counts for.
@@ -102,8 +102,8 @@ class Job:
     cost: int = 45
 
     def arguments(self) -> list[str]:
-        """The same for its command line."""
-        told = {
+        """The arguments for its command line."""
+        values = {
             "name": self.name,
             "clock": self.clock,
             "sink": self.sink.as_uri(),
@@ -112,7 +112,7 @@ class Job:
             "max-parallelism": self.max_parallelism,
             "cost": self.cost,
         }
-        return [part for name, value in told.items() for part in (f"--{name}", str(value))]
+        return [part for name, value in values.items() for part in (f"--{name}", str(value))]
 
 
 def compile_job(jdk: Path, home: Path, directory: Path) -> Path:
@@ -155,7 +155,7 @@ def write_conf(conf: Path, settings: Mapping[str, str]) -> None:
 
     Args:
         conf: the directory; made if missing.
-        settings: what comes on top of the demo's own settings, or replaces them.
+        settings: added to the demo's own settings, or replacing them.
     """
     conf.mkdir(parents=True, exist_ok=True)
     lines = (f"{name}: {json.dumps(value)}\n" for name, value in {**_SETTINGS, **settings}.items())
@@ -205,15 +205,15 @@ def stop_job(rest: str, job: str, savepoint: Path, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     try:
         trigger = _answer(stop)["request-id"]
-        # The JobManager does not end before somebody has asked what has become of it.
-        while (told := _answer(f"{rest}/jobs/{job}/savepoints/{trigger}"))["status"]["id"] != "COMPLETED":
+        # The JobManager does not end before the status was read.
+        while (status := _answer(f"{rest}/jobs/{job}/savepoints/{trigger}"))["status"]["id"] != "COMPLETED":
             if time.monotonic() > deadline:
                 raise DemoError(f"the job was not stopped within {seconds:g} s")
             time.sleep(_ASK_EVERY)
     except (OSError, ValueError, KeyError) as error:
         raise DemoError(f"the job cannot be stopped: {error!r}") from error
-    if "failure-cause" in told["operation"]:
-        raise DemoError(f"the job cannot be stopped: {told['operation']['failure-cause']['stack-trace']}")
+    if "failure-cause" in status["operation"]:
+        raise DemoError(f"the job cannot be stopped: {status['operation']['failure-cause']['stack-trace']}")
 
 
 def _answer(request: str | urllib.request.Request) -> Any:  # noqa: ANN401 - JSON of any shape
@@ -222,19 +222,19 @@ def _answer(request: str | urllib.request.Request) -> Any:  # noqa: ANN401 - JSO
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class JobOutput:
     """What the job has written.
 
     Attributes:
         arrivals: the records, in the order in which they were processed.
-        wrong: keys whose records were not counted 1, 2, 3, ...: state was lost or used twice.
+        miscounted: keys whose records were not counted 1, 2, 3, ...: state was lost or used twice.
     """
 
     arrivals: list[Arrival]
-    wrong: tuple[int, ...]
+    miscounted: tuple[int, ...]
 
 
-def read_files(sink: Path) -> Counted:
+def read_files(sink: Path) -> JobOutput:
     """Read what the job has written and committed: files that were not yet committed begin with a dot.
 
     Raises:
@@ -254,5 +254,5 @@ def read_files(sink: Path) -> Counted:
             except ValueError as error:
                 raise ValueError(f"{path}:{number}: not a line of the job: {line!r}") from error
     arrivals.sort(key=lambda arrival: arrival.at)
-    wrong = [key for key, found in counts.items() if sorted(found) != list(range(1, len(found) + 1))]
-    return Counted(arrivals, tuple(sorted(wrong)))
+    miscounted = [key for key, found in counts.items() if sorted(found) != list(range(1, len(found) + 1))]
+    return JobOutput(arrivals, tuple(sorted(miscounted)))

@@ -1,15 +1,23 @@
-"""Flink on the demo's stage: a cluster in Reactive Mode with a job of Java."""
+"""The demo on Flink: a cluster in Reactive Mode with a Java job."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autoscaler.clients.java_home import find_jdk
 from autoscaler.demo.config import Parts
-from autoscaler.demo.environment import PARTITIONS, Ending, get
+from autoscaler.demo.environment import (
+    JOB,
+    PARTITIONS,
+    STOP_TIMEOUT,
+    Environment,
+    FinishedJob,
+    get,
+    url,
+    variables_without,
+)
 from autoscaler.demo.flink.cluster import (
     TASK_MANAGER_MEMORY,
     Job,
@@ -19,48 +27,43 @@ from autoscaler.demo.flink.cluster import (
     stop_job,
     write_conf,
 )
-from autoscaler.demo.processes import QUICK_START, DemoError, Stage, free_port
+from autoscaler.demo.processes import QUICK_START, DemoError, Processes, free_port
 from autoscaler.targets.local.workers import flink_home
 
-JOB = "autoscaler-demo"
 COST = 45  # milliseconds of waiting per record: 22 records/s per slot at best
-STOP_TIMEOUT = 60.0
 PENDING = "Source__log.pendingRecords"
 
 
-class FlinkScene:
-    """Flink's JobManager, in which the job's own program runs; the TaskManagers come and go."""
+class FlinkEnvironment(Environment):
+    """Flink's JobManager, which runs the job's main program; the TaskManagers are scaled."""
 
-    def __init__(self, stage: Stage, work: Path) -> None:
-        self._stage = stage
-        self._work = work
+    def __init__(self, processes: Processes, work: Path) -> None:
+        super().__init__(processes, work)
         self._home = flink_home()
         self.java = find_jdk()
-        self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("FLINK_")},
-            "JAVA_HOME": str(self.java),
-            "FLINK_ENV_JAVA_OPTS": QUICK_START,
-        }
+        java = {"JAVA_HOME": str(self.java), "FLINK_ENV_JAVA_OPTS": QUICK_START}
+        self.variables = variables_without("FLINK_") | java
         self._conf = work / "conf"
         self._rpc, self._rest = free_port(), free_port()
-        self._job = Job(JOB, work / "clock.json", work / "sink", partitions=PARTITIONS, cost=COST)
+        self._url = url(self._rest)
+        self._job = Job(JOB, self._clock, self._sink, partitions=PARTITIONS, cost=COST)
 
     @property
     def parts(self) -> Parts:
-        """What the daemon's configuration says of Flink."""
+        """What the daemon's configuration has for Flink."""
         return Parts(
-            about_source="the job, by the REST API of Flink's JobManager",
+            about_source="the job, read from the REST API of Flink's JobManager",
             source={"type": "flink", "url": self._url, "job": JOB, "window": "10s"},
             about_target="what is scaled: TaskManagers of one slot each on this machine",
             target={
                 "kind": "flink-taskmanager",
-                "directory": str(self._stage.pool),
+                "directory": str(self._processes.pool),
                 "flink_conf": str(self._conf),
                 "flink_rest": self._url,
                 "slots": 1,
                 "memory": TASK_MANAGER_MEMORY,
             },
-            about_engine="Reactive Mode restarts the job on all the slots there are",
+            about_engine="Reactive Mode restarts the job on all available slots",
             timeout="1800ms",
             restart=4,
             about_restart="the whole job restarts, from its latest checkpoint",
@@ -68,10 +71,6 @@ class FlinkScene:
             settle={},
             per_worker=1000 / COST,
         )
-
-    @property
-    def _url(self) -> str:
-        return f"http://127.0.0.1:{self._rest}"
 
     def start_cluster(self) -> None:
         """Compile the job and start the JobManager with it."""
@@ -85,10 +84,10 @@ class FlinkScene:
         )
         jar = compile_job(self.java, self._home, self._work / "job")
         command, environment = job_manager(self._home, self.java, self._conf, jar, self._job, QUICK_START.split())
-        self._stage.start("jobmanager", command, {**self.environment, **environment})
+        self._processes.start("jobmanager", command, {**self.variables, **environment})
 
     def up(self) -> bool:
-        """Whether the JobManager answers and has the job."""
+        """Whether the JobManager responds and has the job."""
         return self._line() is not None
 
     def start_job(self) -> None:
@@ -99,7 +98,7 @@ class FlinkScene:
         line = self._line()
         return line is not None and line["state"] == "RUNNING" and line["tasks"]["running"] == line["tasks"]["total"]
 
-    def lag(self, offered: int) -> int | None:  # noqa: ARG002 - Flink's source says itself what is waiting
+    def lag(self, offered: int) -> int | None:  # noqa: ARG002 - Flink's source has a metric of its own
         """Records waiting, by the source's own metric."""
         vertex = self._source()
         found = None if vertex is None else get(f"{vertex}/subtasks/metrics?get={PENDING}&agg=sum")
@@ -115,19 +114,16 @@ class FlinkScene:
             "checkpoints": checkpoints["counts"]["completed"] if checkpoints else None,
         }
 
-    def finish(self) -> Ending:
+    def finish(self) -> FinishedJob:
         """Stop the job with a savepoint and read its files."""
         line = self._line()
         if line is None:
-            raise DemoError(self._stage.told("jobmanager", "the JobManager does not know the job any more"))
+            raise DemoError(self._processes.with_log("jobmanager", "the JobManager has no job any more"))
         stop_job(self._url, line["jid"], self._work / "savepoint", STOP_TIMEOUT)
-        self._stage.ended("jobmanager", STOP_TIMEOUT)
-        try:
-            counted = read_files(self._work / "sink")
-        except (OSError, ValueError) as error:
-            raise DemoError(f"the sink cannot be read back: {error}") from error
-        problems = [f"the state is not exact: key {key} was not counted 1, 2, 3, ..." for key in counted.wrong]
-        return Ending(counted.arrivals, problems)
+        self._processes.wait_for_exit("jobmanager", STOP_TIMEOUT)
+        output = self._read_sink(read_files)
+        problems = [f"the state is not exact: key {key} was not counted 1, 2, 3, ..." for key in output.miscounted]
+        return FinishedJob(output.arrivals, problems)
 
     def _line(self) -> dict[str, Any] | None:
         jobs = (get(f"{self._url}/jobs/overview") or {}).get("jobs")

@@ -1,4 +1,4 @@
-"""When the load began: a file that everybody who has to know it reads."""
+"""A file with the time when the load began."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The demo's job: a PySpark Structured Streaming application as anybody would write it, in its own process.
+"""The demo's job: an ordinary PySpark Structured Streaming application, in its own process.
 
     python -m autoscaler.demo.spark.job SETTINGS.json
 
-It reads the virtual log, calls a slow service for each record (it waits), and writes what it has done to
-Parquet files. The autoscaler asks one line of it: `report(spark, ...)`.
+It reads the virtual log, calls a slow service for each record (it sleeps), and writes Parquet files. The autoscaler
+needs one line of it: `report(spark, ...)`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the job is told.
+    """Settings of the job.
 
     Attributes:
         name: the application's name.
         master: address of the Spark Master.
         ui_port: port of the driver's web UI.
         report_port: port of the report.
-        clock: file that says when the load began.
+        clock: file with the time when the load began.
         sink: directory of the Parquet files.
         checkpoint: directory of the query's checkpoint.
         scratch: directory for Spark's temporary files.
@@ -86,7 +86,7 @@ def call_service(cost: float) -> Any:  # noqa: ANN401 - a function for mapInArro
 
 
 def main(path: str) -> int:
-    """Run the job until SIGTERM; 0 when it ended as asked."""
+    """Run the job until SIGTERM. Returns the exit code."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
 
     from autoscaler.demo.spark.source import VirtualLog  # noqa: PLC0415 - likewise
@@ -108,7 +108,7 @@ def main(path: str) -> int:
         .config("spark.ui.port", str(settings.ui_port))
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.worker.timeout", str(settings.worker_timeout))
-        # A worker may go at any time: let its executor finish its tasks, and have nothing to move.
+        # Workers go at any time: let the executor finish its tasks, and move no blocks.
         .config("spark.decommission.enabled", "true")
         .config("spark.storage.decommission.enabled", "false")
         .config("spark.locality.wait", "0s")
@@ -120,7 +120,7 @@ def main(path: str) -> int:
     spark.dataSource.register(VirtualLog)
     schema = "partition int, offset long, worker string, at double"
 
-    # The first tasks start the Python workers and warm the JVM up; they should not count as slow batches.
+    # The first tasks start the Python workers and warm up the JVM; they must not count as slow batches.
     warm = spark.range(settings.partitions, numPartitions=settings.partitions)
     warm.selectExpr("0 AS partition", "id AS offset").mapInArrow(call_service(0.0), schema).collect()
 
@@ -143,7 +143,7 @@ def main(path: str) -> int:
     Path(settings.ready).touch()
     while query.isActive and not ended:
         time.sleep(0.2)
-    # Asked to end, the demo has seen every record arrive: no batch is cut off by this.
+    # The demo stops the job after every record has arrived: no batch is cut off.
     query.stop()
     failure = query.exception()
     spark.stop()

@@ -1,7 +1,7 @@
-"""A streaming data source that needs no outside service: a virtual log which the load fills.
+"""A streaming data source without an external service: a virtual log that the load fills.
 
-It behaves like a topic with partitions: the log grows with time whether anybody reads it or not, a batch is
-limited in size, an offset always names the same record. Spark 4.2 or newer.
+It behaves like a topic with partitions: it grows with time, a batch is limited in size, an offset always names the same
+record. Spark 4.2 or newer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autoscaler.demo.spark.clock import Clock
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LEAST = 10
+MIN_BATCH = 10
 """Records per partition that a batch may always have."""
 
 
 class VirtualLog(DataSource):  # type: ignore[misc] # pyspark publishes no types here
     """The log as a Spark data source, named `virtual-log`.
 
-    Options: `clock` (the file that says when the load began), `partitions`, `maxRowsPerBatch`, and
+    Options: `clock` (the file with the time when the load began), `partitions`, `maxRowsPerBatch`, and
     `secondsPerBatch`, which batches are sized to take.
     """
 
@@ -67,7 +67,7 @@ class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
         self._clock = clock
         self._partitions = partitions
         self._most = most
-        self._pace = Pace(seconds, least=LEAST * partitions)
+        self._pace = Pace(seconds, least=MIN_BATCH * partitions)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """The beginning of the log."""
@@ -92,14 +92,14 @@ class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
         return self._offset(self._head())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Slice]:
-        """One task per partition, also for those without a record, so that their number is always seen."""
+        """One task per partition, also for empty ones, so that their number is always visible."""
         return [
             Slice(number, begin, until)
             for number, (begin, until) in enumerate(zip(self._positions(start), self._positions(end), strict=True))
         ]
 
     def read(self, partition: Slice) -> Iterator[pa.RecordBatch]:
-        """The records of a slice: nothing but its bounds decides which they are."""
+        """The records of a slice, which its bounds determine."""
         import pyarrow as pa  # noqa: PLC0415 - it belongs to an extra
 
         offsets = range(partition.begin, partition.end)

@@ -1,0 +1,367 @@
+"""What `autoscaler benchmark` runs and prints."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import hashlib
+import inspect
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from autoscaler.cli.output import complain, print_json, progress, say, table
+from autoscaler.config import document
+from autoscaler.config.build import Builder, Plugin
+from autoscaler.core.durations import format_duration
+from autoscaler.core.explain import count_of
+from autoscaler.core.model import Behaviour, CapacitySpec, ClusterSpec, Limits, NamedPolicy, Policy, SettleSpec
+from autoscaler.plugins import Kind
+from autoscaler.simulation.baselines import BASELINES, LAG_S, Baseline
+from autoscaler.simulation.benchmark import (
+    COLUMNS,
+    DEFAULT,
+    FAST,
+    Contender,
+    Row,
+    Timeline,
+    cells,
+    compare,
+    digest,
+    gate_figures,
+    markdown,
+    means,
+    outperformed,
+    regressions,
+    rows_json,
+    timeline,
+)
+from autoscaler.simulation.loads import SCENARIOS, SYNTHETIC, Load, LoadError, load_by_name
+from autoscaler.simulation.plant import PLANTS
+
+OK, FAILED, USAGE = 0, 1, 2
+
+METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
+SMALLEST, LARGEST = 1, 24
+
+# The core's own defaults, so that each is written in one place.
+_CORE: dict[str, Any] = {item.name: item.default for item in fields(ClusterSpec)}
+
+
+def benchmark(options: argparse.Namespace) -> int:
+    """Run the policies and print their figures. Returns the exit code."""
+    traces = None if options.traces is None else Path(options.traces)
+    policies = dict(options.policy or BASELINES)
+    plants = [name for name in PLANTS if name in (options.plant or PLANTS)]
+    scenarios = options.scenario or (
+        FAST if options.fast else [name for name in SCENARIOS if traces is not None or name in SYNTHETIC]
+    )
+    seeds = range(1, (options.seeds or (1 if options.fast else 3)) + 1)
+    try:
+        _prepare(options)
+        before = None if options.against is None else json.loads(options.against.read_text())
+        loads = {name: load_by_name(name, 1, traces) for name in dict.fromkeys(scenarios)}
+    except (LoadError, OSError, ValueError) as error:
+        complain(f"autoscaler: {error}")
+        return USAGE
+    for name, baseline in policies.items():
+        cluster(name, baseline, 60.0, 1.0)  # report wrong settings at once
+    wanted = options.out is not None
+    jobs = [
+        Job(plant, scenario, tuple(seeds), tuple(policies.items()), traces, options.cache, options.guarded, wanted)
+        # The longest first, so that no process is left alone with one at the end.
+        for scenario in sorted(loads, key=lambda name: -loads[name].seconds)
+        for plant in plants
+    ]
+    done = _results(jobs, options.processes)
+    order = [list(plants), list(loads), list(policies)]
+
+    def place(one: Row | Timeline) -> tuple[int, ...]:
+        names = (one.plant, one.scenario, one.policy)
+        return *(known.index(name) for known, name in zip(order, names, strict=True)), getattr(one, "seed", 0)
+
+    rows = sorted([row for found in done for row in found.rows], key=place)
+    lines = sorted([line for found in done for line in found.timelines], key=place)
+    if options.json:
+        print_json({"digest": digest(rows), "means": [asdict(one) for one in means(rows)], "runs": rows_json(rows)})
+    elif options.markdown:
+        say(markdown(rows).rstrip())
+    else:
+        _show(rows, each=options.each)
+    _tell_time(done, rows)
+    return max(_write(options, rows, lines), _judge(options, before, rows))
+
+
+def validate(options: argparse.Namespace) -> int:
+    """Compare the simulation with published measurements. Returns the exit code."""
+    from autoscaler.cli import benchmark_validation  # noqa: PLC0415 - rarely used
+    from autoscaler.simulation.validation import HPA, PLANT  # noqa: PLC0415
+
+    if options.traces is None:
+        complain("autoscaler: --validate: needs the recorded loads: use --traces DIR, or set AUTOSCALER_TRACES")
+        return USAGE
+    seeds = range(1, (options.seeds or 3) + 1)
+    try:
+        spec = cluster("hpa", HPA, PLANT.slo, 1.0)
+        benchmark_validation.validate(spec, Path(options.traces), seeds, json=options.json)
+    except LoadError as error:
+        complain(f"autoscaler: {error}")
+        return USAGE
+    return OK
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    """See that what is to be written can be: not at the end of half an hour.
+
+    Raises:
+        OSError: a folder is not there and cannot be made.
+    """
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    for file in (options.plot, options.record):
+        if file is not None and not file.parent.is_dir():
+            raise NotADirectoryError(f"{file.parent}: is no folder")
+
+
+# What is run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of a cluster's configuration its decisions depend on; each as in a configuration file."""
+
+    policies: Mapping[str, Annotated[Policy, Plugin(Kind.POLICY)]]
+    min: int = SMALLEST
+    max: int = LARGEST
+    interval: timedelta = timedelta(seconds=15)
+    up: Behaviour = _CORE["up"]
+    down: Behaviour = _CORE["down"]
+    settle: SettleSpec = field(default_factory=SettleSpec)
+    capacity: CapacitySpec = field(default_factory=CapacitySpec)
+
+
+def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpec:
+    """The spec of a cluster with a policy's settings.
+
+    Args:
+        name: of the policy.
+        baseline: its settings.
+        slo: the plant's objective, seconds.
+        one: records/s that one worker processes.
+
+    Raises:
+        ConfigurationError: the settings cannot be read.
+    """
+    if baseline.policy is not None:
+        read = Settings({name: baseline.policy})
+    else:
+        text = baseline.settings.replace("$SLO", format_duration(timedelta(seconds=slo)))
+        text = text.replace("$LAG", f"{one * LAG_S:.6g}")
+        problems = document.Problems(name)
+        try:
+            node = document.parse(text, problems)
+            if isinstance(node, document.Mapping) and "type" in node.entries:
+                node = document.parse(f"{{policies: {{{name}: {text}}}}}", problems)
+            read = Builder(problems, Path(), {}).dataclass(Settings, node, "")
+        except document.Invalid:
+            raise problems.error() from None
+    policies = tuple([NamedPolicy(key, policy) for key, policy in read.policies.items()])
+    looking = [getattr(named.policy, "lookback", timedelta(0)) for named in policies]
+    return ClusterSpec(
+        name,
+        Limits(read.min, read.max),
+        policies,
+        up=read.up,
+        down=read.down,
+        settle=read.settle,
+        capacity=read.capacity,
+        metrics=METRICS,
+        engine=True,
+        interval=read.interval,
+        lookback=max([timedelta(minutes=10), *looking]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One load on one plant, for all policies and seeds."""
+
+    plant: str
+    scenario: str
+    seeds: tuple[int, ...]
+    policies: tuple[tuple[str, Baseline], ...]
+    traces: Path | None
+    cache: Path | None
+    guarded: bool
+    timelines: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of a job: numbers, what happened (of the first seed), CPU seconds of each policy."""
+
+    rows: tuple[Row, ...]
+    timelines: tuple[Timeline, ...]
+    took: Mapping[str, float]
+
+
+def work(job: Job) -> Done:
+    """Run every policy of a job with every seed."""
+    plant = PLANTS[job.plant]
+    rows: list[Row] = []
+    timelines: list[Timeline] = []
+    took: dict[str, float] = {}
+    known: dict[tuple[float, ...], float | None] = {}
+    for seed in job.seeds:
+        load = load_by_name(job.scenario, seed, job.traces)
+        if load.rates not in known:
+            begin = time.process_time()
+            known[load.rates] = least(load, job.plant, job.cache)
+            took["optimum"] = took.get("optimum", 0.0) + time.process_time() - begin
+        one = load.per_worker(plant.gamma)
+        for name, baseline in job.policies:
+            begin = time.process_time()
+            decide = baseline.decide(load, guarded=job.guarded)
+            contender = Contender(name, cluster(name, baseline, plant.slo, one), decide)
+            row, ran = compare(contender, job.plant, plant, load, seed, known[load.rates])
+            took[name] = took.get(name, 0.0) + time.process_time() - begin
+            rows.append(row)
+            if job.timelines and seed == job.seeds[0]:
+                timelines.append(timeline(row, ran))
+    return Done(tuple(rows), tuple(timelines), took)
+
+
+def least(load: Load, plant: str, folder: Path | None) -> float | None:
+    """The exact optimum, worker-hours; None where nothing keeps the objective.
+
+    Args:
+        load: what is offered.
+        plant: the name of the plant.
+        folder: where optima are kept under what they depend on; None: nowhere.
+    """
+    from autoscaler.simulation import optimum  # noqa: PLC0415 - it needs an extra
+
+    spec = PLANTS[plant]
+    code = inspect.getsource(optimum)
+    key = hashlib.sha256(array.array("d", load.rates).tobytes() + f"{spec!r} {LARGEST} {code}".encode()).hexdigest()
+    kept = None if folder is None else folder / f"optimum-{plant}-{load.name}-{key[:24]}.json"
+    if kept is not None and kept.exists():
+        found: float | None = json.loads(kept.read_text())
+        return found
+    try:
+        cost = optimum.optimum(load, spec, LARGEST)
+    except optimum.OptimumError:
+        cost = None
+    if kept is not None:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        new = kept.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(cost))
+        new.replace(kept)
+    return cost
+
+
+def _results(jobs: Sequence[Job], processes: int) -> list[Done]:
+    """What came of all jobs, in whatever order; a bar on a terminal meanwhile."""
+    done: list[Done] = []
+    with progress("benchmark", len(jobs)) as tell:
+        for found in _worked(jobs, processes):
+            done.append(found)
+            tell(len(done))
+    return done
+
+
+def _worked(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
+    if min(processes, len(jobs)) <= 1:
+        yield from map(work, jobs)
+        return
+    # Spawned: the bar has a thread, and a process with threads should not be forked.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(processes, len(jobs)), partial(signal.signal, signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.imap_unordered(work, jobs)
+
+
+# What is told
+
+
+def _show(rows: Sequence[Row], *, each: bool) -> None:
+    for plant in dict.fromkeys(row.plant for row in rows):
+        here = [row for row in rows if row.plant == plant]
+        scenarios, seeds = len({row.scenario for row in here}), len({row.seed for row in here})
+        say(
+            f"{plant}: objective {PLANTS[plant].slo:g} s, {count_of(scenarios, 'scenario')}, {count_of(seeds, 'seed')}",
+            "",
+        )
+        if each:
+            table(
+                ("scenario", "policy", *COLUMNS),
+                [(one.scenario, one.policy, *cells(one)) for one in means(here, each=True)],
+            )
+            say("")
+        table(
+            ("policy", *COLUMNS, "violation under 1 %"),
+            [(one.policy, *cells(one), f"{one.low} of {one.of}") for one in means(here)],
+        )
+        better = outperformed(here, DEFAULT, [name for name, baseline in BASELINES.items() if baseline.oracle])
+        if len({row.policy for row in here}) > 1 and any(row.policy == DEFAULT for row in here):
+            told = "; ".join(f"{name}: {j:.3f}, {rule} {best:.3f}" for name, j, rule, best in better)
+            say("", f"J of {DEFAULT} is the lowest in {scenarios - len(better)} of {scenarios}. {told}".rstrip())
+        say("")
+
+
+def _tell_time(done: Sequence[Done], rows: Sequence[Row]) -> None:
+    """CPU seconds of a simulated day: on the standard error, since they are no result."""
+    hours: dict[str, float] = {}
+    took: dict[str, float] = {}
+    for row in rows:
+        hours[row.policy] = hours.get(row.policy, 0.0) + row.score.hours
+    for found in done:
+        for name, seconds in found.took.items():
+            took[name] = took.get(name, 0.0) + seconds
+    told = ", ".join(f"{name} {took[name] / (hours[name] / 24):.2f}" for name in hours)
+    complain(f"CPU seconds for a simulated day: {told}; {sum(took.values()):.0f} in all, optima {took['optimum']:.1f}")
+
+
+def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Timeline]) -> int:
+    """Write what is to be written."""
+    try:
+        if options.record is not None:
+            options.record.write_text(json.dumps(gate_figures(rows, DEFAULT), indent=2) + "\n")
+        if options.out is not None:
+            (options.out / "runs.json").write_text(json.dumps(rows_json(rows), indent=1) + "\n")
+            (options.out / "table.md").write_text(markdown(rows))
+        if options.out is not None or options.plot is not None:
+            from autoscaler.cli import benchmark_plot as plot  # noqa: PLC0415 - it needs an extra
+
+            if options.plot is not None:
+                plot.costs(means(rows), options.plot)
+            if options.out is not None:
+                plot.costs(means(rows), options.out / "benchmark.png")
+                plot.timelines(lines, rows, options.out)
+    except OSError as error:
+        complain(f"autoscaler: {error.filename}: cannot be written: {error.strerror or error}")
+        return FAILED
+    return OK
+
+
+def _judge(options: argparse.Namespace, before: Mapping[str, object] | None, rows: Sequence[Row]) -> int:
+    """Hold the figures of the default policy against those recorded."""
+    if before is None:
+        return OK
+    try:
+        found = regressions(before, rows)
+    except ValueError as error:
+        complain(f"autoscaler: {options.against}: {error}")
+        return USAGE
+    if found:
+        complain(f"autoscaler: worse than {options.against}:", *(f"  {line}" for line in found))
+        return FAILED
+    complain(f"nothing is worse than {options.against}")
+    return OK
