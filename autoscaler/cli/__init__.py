@@ -17,6 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,38 +133,22 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         typed.replay(sub)
 
     _benchmark_options(command("benchmark", _benchmark, "compare policies on simulated clusters"), arguments)
-    _on_spark(command, arguments)
+    _on_spark(commands, arguments)
     return parser
 
 
-def _on_spark(
-    command: Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser],
-    arguments: Sequence[str],
-) -> None:
+def _on_spark(commands: typed.Commands, arguments: Sequence[str]) -> None:
     """The commands that run on Spark."""
-    sub = command("history", _history, "keep the history of a fleet as a dataset, and ask it")
-    if "history" in arguments:
-        from autoscaler.cli import history
-
-        history.add_commands(sub)
-
-    sub = command("profile", _profile, "find out what the history of each cluster tells")
-    if "profile" in arguments:
-        from autoscaler.cli import profile
-
-        profile.add_arguments(sub)
-
-    sub = command("backtest", _backtest, "try policies and parameters on what really arrived")
-    if "backtest" in arguments:
-        from autoscaler.cli import backtest
-
-        backtest.add_arguments(sub)
-
-    sub = command("tune", _tune, "find the parameters that keep an objective at the least cost")
-    if "tune" in arguments:
-        from autoscaler.cli import tune
-
-        tune.add_arguments(sub)
+    for name, text in (
+        ("history", "collect the history of a fleet in a dataset, and query it"),
+        ("profile", "analyze the history of each cluster"),
+        ("backtest", "try policies and parameters on recorded load"),
+        ("tune", "find the parameters that meet an objective at the least cost"),
+    ):
+        if name in arguments:
+            import_module(f"autoscaler.cli.{name}").register(commands)
+        else:
+            commands.add_parser(name, help=text)
 
 
 def _load(path: Path) -> Config:
@@ -644,30 +629,6 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from autoscaler.cli import simulate
 
     return simulate.run(arguments)
-
-
-def _history(arguments: argparse.Namespace) -> int:
-    from autoscaler.cli import history
-
-    return history.run(arguments)
-
-
-def _profile(arguments: argparse.Namespace) -> int:
-    from autoscaler.cli import profile
-
-    return profile.run(arguments)
-
-
-def _backtest(arguments: argparse.Namespace) -> int:
-    from autoscaler.cli import backtest
-
-    return backtest.run(arguments)
-
-
-def _tune(arguments: argparse.Namespace) -> int:
-    from autoscaler.cli import tune
-
-    return tune.run(arguments)
 
 
 def _replay(arguments: argparse.Namespace) -> int:

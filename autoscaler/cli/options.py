@@ -7,10 +7,14 @@ import math
 import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import TypeAlias
 
 from autoscaler.core.durations import parse_duration
 
 TRACES = "AUTOSCALER_TRACES"
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
+"""Where a command adds its parser."""
 
 
 def simulate(parser: argparse.ArgumentParser) -> None:

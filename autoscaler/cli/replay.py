@@ -11,7 +11,7 @@ from typing import Any
 from autoscaler.cli import configuration
 from autoscaler.cli.configuration import known, wrong
 from autoscaler.cli.output import complain, print_json, progress, say, table
-from autoscaler.cli.spark_options import needed
+from autoscaler.cli.spark_options import require_pyspark
 from autoscaler.cli.tables import FEW, omitted
 from autoscaler.config.model import Config
 from autoscaler.core.explain import count_of, explain, format_number, format_span
@@ -105,7 +105,7 @@ def _unwatched(record: Record) -> bool:
 
 def _dataset(options: argparse.Namespace, config: Config) -> tuple[Iterable[Record], dict[str, int]]:
     """The records of the clusters that are meant, and how many there are of the others, which are not read."""
-    needed("replay of a dataset")
+    require_pyspark("replay of a dataset")
     from autoscaler.history import read as dataset  # noqa: PLC0415 - only a dataset needs what it needs
 
     meant = set(config.clusters) if options.cluster is None else {options.cluster}
