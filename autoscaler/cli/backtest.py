@@ -1,4 +1,4 @@
-"""`autoscaler backtest`: policies tried on what really arrived."""
+"""`autoscaler backtest`: tries policies on recorded load."""
 
 from __future__ import annotations
 
@@ -36,15 +36,10 @@ HEAD = ("days", "replica-hours", "to static", "to demand", "violation", "p99 s",
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser("backtest")
-    add_arguments(parser)
     parser.set_defaults(command=run)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `backtest` to a parser."""
     parser.description = (
-        "Try policies and parameters on what really arrived: every day of every cluster again, on a simulated cluster "
-        "that is made as the real one is, with the same decisions as the daemon makes. Equal arguments give equal "
+        "Try policies and parameters on recorded load: every day of every cluster, on a simulated cluster with the "
+        "properties of the real one, with the decisions that the daemon would make. Equal arguments give equal "
         "figures. docs/backtest.md explains them."
     )
     trials.add_arguments(parser)
@@ -55,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=trials.baseline,
         default=[],
         metavar="NAME",
-        help="also try this one: any installed policy by its name, one of the benchmark's, or NAME=SETTINGS as in a "
+        help="also try this policy: any installed one by its name, one of the benchmark, or NAME=SETTINGS as in a "
         "configuration file; may be repeated",
     )
-    add("--out", metavar="PATH", help="write the results there, as Parquet")
+    add("--out", metavar="PATH", help="write the results as a Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
     add("--json", action="store_true", help="print JSON")
     spark_options.add_arguments(parser)
@@ -66,35 +61,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    spark_options.needed("backtest")
+    spark_options.require_pyspark("backtest")
     place = None if options.out is None else spark_options.table_url(options.out)
     given = trials.chosen(options)
     grid = trials.combinations(options.set)
     tried = trials.variants(options, given, lambda _: grid)
     from autoscaler.history.backtest_job import results
-    from autoscaler.history.progress import watched
+    from autoscaler.history.progress import show_progress
 
-    with spark_options.opened(options, "backtest") as spark, prepared(options, spark, given) as ready:
-        cases, notes = made(options, given, ready, tried, options.policy)
+    with spark_options.open_session(options, "backtest") as spark, prepare(options, spark, given) as ready:
+        cases, notes = build_cases(options, given, ready, tried, options.policy)
         tries = ready.trials(cases, options.seeds)
         found = results(tries)
-        spark_options.tell_plan(options, {"the trials": tries})
+        spark_options.print_plans(options, {"the trials": tries})
         what = (
             f"trying {count_of(len(cases), 'cluster')}, {count_of(_count(ready, cases, options.seeds), 'day')} in all"
         )
-        with watched(spark, what):
-            # Kept: what was tried for minutes is printed and written.
+        with show_progress(spark, what):
+            # Persisted: results that took minutes are both printed and written.
             kept = found.persist()
             if place is not None:
                 kept.orderBy("cluster", "variant", "seed").coalesce(1).write.mode("overwrite").parquet(place)
             rows = _rows(kept)
-            fleet = of_fleet(kept)
+            fleet = _fleet_totals(kept)
     if options.json:
         print_json({"results": rows, "left_out": _left_out(ready.known), "notes": notes})
         return OK
     _show(rows, fleet, options)
     say("", *notes)
-    tell_left_out(ready.known)
+    print_left_out(ready.known)
     return OK
 
 
@@ -102,13 +97,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The history as it can be tried.
+class TrialData:
+    """The recorded load for trials.
 
     Attributes:
         spark: the session.
-        arrivals: what arrived on each day, kept.
-        known: what there is of each cluster.
+        arrivals: the arrivals of each day, persisted.
+        known: the days of each cluster.
     """
 
     spark: SparkSession
@@ -116,25 +111,21 @@ class Ready:
     known: tuple[Known, ...]
 
     def trials(self, cases: Mapping[str, Case], seeds: int) -> DataFrame:
-        """What `pipeline.backtest.trials` makes of it."""
-        from autoscaler.history.backtest_job import trials as tries
+        """The rows of `backtest_job.trials`."""
+        from autoscaler.history import backtest_job
 
-        return tries(self.spark, self.arrivals, cases, self.known, range(1, seeds + 1))
+        return backtest_job.trials(self.spark, self.arrivals, cases, self.known, range(1, seeds + 1))
 
 
 @contextmanager
-def prepared(options: argparse.Namespace, spark: SparkSession, given: Chosen) -> Iterator[Ready]:
-    """What arrived, of the clusters and days that are asked for.
-
-    Raises:
-        ConfigurationError: the history has nothing of them.
-    """
+def prepare(options: argparse.Namespace, spark: SparkSession, given: Chosen) -> Iterator[TrialData]:
+    """The arrivals of the clusters and days of the options. Raises ConfigurationError if there are none."""
     from autoscaler.history.backtest_job import arrived, known
     from autoscaler.history.dataset import open_dataset
-    from autoscaler.history.progress import watched
+    from autoscaler.history.progress import show_progress
 
     dataset = open_dataset(options.dataset)
-    # The evening before comes with a day.
+    # A day includes the evening before.
     since = None if options.since is None else options.since - timedelta(days=1)
     until = None if options.until is None else options.until - timedelta(days=1)
     with dataset.reading():
@@ -144,19 +135,19 @@ def prepared(options: argparse.Namespace, spark: SparkSession, given: Chosen) ->
             arrivals = arrivals.where(arrivals["day"] >= options.since)
         kept = arrivals.persist()
         try:
-            with watched(spark, f"reading {options.dataset}"):
+            with show_progress(spark, f"reading {options.dataset}"):
                 found = tuple(known(kept))
             if not any(one.days for one in found):
-                raise wrong(_nothing(options, spark, given, found, dataset.dates()))
-            yield Ready(spark, kept, found)
+                raise wrong(_no_days(options, spark, given, found, dataset.dates()))
+            yield TrialData(spark, kept, found)
         finally:
             kept.unpersist()
 
 
-def _nothing(
+def _no_days(
     options: argparse.Namespace, spark: SparkSession, given: Chosen, found: Sequence[Known], dates: Sequence[date]
 ) -> str:
-    """Why there is nothing to try."""
+    """Why there are no days to try."""
     from autoscaler.history.dataset import open_dataset
 
     if not dates:
@@ -164,7 +155,9 @@ def _nothing(
     asked = ", ".join(sorted(given.names))
     if found:
         worst = [
-            f"{one.cluster} {day}: nothing for {format_span(missing)}" for one in found for day, missing in one.left_out
+            f"{one.cluster} {day}: nothing recorded for {format_span(missing)}"
+            for one in found
+            for day, missing in one.left_out
         ]
         filled = f"up to {format_span(MAX_GAP.total_seconds())} are filled in"
         return f"{options.dataset}: has no whole day of {asked}: {'; '.join(worst[:FEW])}; {filled}"
@@ -173,39 +166,39 @@ def _nothing(
     if there["first"] is not None:
         after = [f"{name}: {profile.end:%Y-%m-%d %H:%M}" for name, profile in sorted(given.profiles.items())]
         made = (
-            f"; a profile is tried on days after those that it was made of ({', '.join(after[:FEW])})" if after else ""
+            f"; a profile is tried on days after those it was computed from ({', '.join(after[:FEW])})" if after else ""
         )
         return (
-            f"{options.dataset}: has no arrivals of {asked} in the time asked for, but from {there['first']} to "
+            f"{options.dataset}: has no arrivals of {asked} in this time, but from {there['first']} to "
             f"{there['last']}{made}"
         )
     some = open_dataset(options.dataset).read(spark, "observations").where("arrivals is not null")
     names = [row["cluster"] for row in some.select("cluster").distinct().orderBy("cluster").limit(FEW).collect()]
-    known = f"it has those of {', '.join(names)}" if names else "it has none at all"
+    known = f"it has those of {', '.join(names)}" if names else "it has no arrivals of any cluster"
     return f"{options.dataset}: has no arrivals of {asked}; {known}"
 
 
-def made(
+def build_cases(
     options: argparse.Namespace,
     given: Chosen,
-    ready: Ready,
+    ready: TrialData,
     tried: Mapping[str, Sequence[Any]],
     policies: Sequence[Any],
 ) -> tuple[dict[str, Case], list[str]]:
-    """A simulated cluster for each that has whole days, and what the reader should know of them."""
+    """A simulated cluster for each one with whole days, and notes for the user."""
     cases: dict[str, Case] = {}
     notes: list[str] = []
     for one in ready.known:
         if not one.days:
             continue
-        case, size = trials.case(options, given, one, tried[one.cluster], policies)
+        case, size = trials.build_case(options, given, one, tried[one.cluster], policies)
         cases[one.cluster] = case
         if len(notes) < FEW:
             plant = case.plant
             days = f"{count_of(len(one.days), 'day')} from {one.days[0]} to {one.days[-1]}"
             notes.append(
-                f"{one.cluster}: {days}; a worker processes {size}, n of them n^{plant.gamma:.3g} times as much; "
-                f"workers come after {plant.startup:.3g} s; no record should wait for over {plant.slo:g} s; static: "
+                f"{one.cluster}: {days}; a worker processes {size}, n workers n^{plant.gamma:.3g} times as much; "
+                f"workers start in {plant.startup:.3g} s; objective: no record older than {plant.slo:g} s; static: "
                 f"{case.static}."
             )
     absent = sorted(set(given.names) - {one.cluster for one in ready.known})
@@ -217,8 +210,8 @@ def made(
     return cases, notes
 
 
-def tell_left_out(known: Sequence[Known]) -> None:
-    """Say on the standard error which days were not whole enough."""
+def print_left_out(known: Sequence[Known]) -> None:
+    """Print on the standard error the days with gaps that are too long."""
     lines = [
         f"  {one.cluster} {day}: nothing was recorded for {format_span(missing)}"
         for one in known
@@ -226,7 +219,7 @@ def tell_left_out(known: Sequence[Known]) -> None:
     ]
     if lines:
         few = format_span(MAX_GAP.total_seconds())
-        complain(f"{count_of(len(lines), 'day')} left out, in which nothing was recorded for over {few}:")
+        complain(f"{count_of(len(lines), 'day')} left out, with gaps of over {few}:")
         complain(*lines[:FEW], *omitted(lines[:FEW], lines, "days"))
 
 
@@ -239,14 +232,14 @@ def _left_out(known: Sequence[Known]) -> list[Row]:
 
 
 def parameters(row: Row) -> str:
-    """The parameters of a row in words."""
+    """The parameters of a row, for a table."""
     return " ".join(f"{key}={value}" for key, value in (row["parameters"] or {}).items()) or "-"
 
 
 # The table
 
 
-def _count(ready: Ready, cases: Mapping[str, Case], seeds: int) -> int:
+def _count(ready: TrialData, cases: Mapping[str, Case], seeds: int) -> int:
     days = {one.cluster: len(one.days) for one in ready.known}
     return sum(days[name] * len(case.variants) * seeds for name, case in cases.items())
 
@@ -255,8 +248,8 @@ def _rows(results: DataFrame) -> list[Row]:
     return [row.asDict() for row in results.orderBy("cluster", "variant", "seed").collect()]
 
 
-def of_fleet(results: DataFrame) -> list[Row]:
-    """All clusters together: sums, and means over the time."""
+def _fleet_totals(results: DataFrame) -> list[Row]:
+    """The totals of all clusters: sums, and means over the time."""
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
     def mean(name: str) -> Any:  # noqa: ANN401 - a column of Spark
@@ -291,7 +284,10 @@ def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace
         say(f"All {len(clusters)} clusters together:")
         table(
             ("policy", "parameters", *HEAD),
-            [(row["policy"], parameters(row), *cells(row), f"{row['on_front']} of {row['clusters']}") for row in fleet],
+            [
+                (row["policy"], parameters(row), *_cells(row), f"{row['on_front']} of {row['clusters']}")
+                for row in fleet
+            ],
         )
         say("")
     shown = rows if options.all else rows[:FEW]
@@ -304,7 +300,7 @@ def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace
                 row["policy"],
                 parameters(row),
                 *((str(row["seed"]),) if seeds else ()),
-                *cells(row),
+                *_cells(row),
                 "yes" if row["pareto"] else "-",
             )
             for row in shown
@@ -313,7 +309,7 @@ def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace
     say(*omitted(shown, rows, "rows"))
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     """The figures of a row."""
     return (
         str(row["days"]),

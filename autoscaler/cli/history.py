@@ -1,4 +1,4 @@
-"""`autoscaler history`: the history of a fleet as a dataset. `history import` is here, the others beside it."""
+"""`autoscaler history`: the history of a fleet in a dataset. `history import` is in this module."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
-from autoscaler.cli import options as arguments
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands
+from autoscaler.cli.options import Commands, renamed
 from autoscaler.cli.output import complain, print_json, say, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -31,34 +30,25 @@ OK, FAILED = 0, 1
 
 LEDGER = "imported.json"
 _TAIL = 1 << 20
-"""A last line without an end is looked for so many bytes back."""
+"""Bytes at the end of a file in which its last line begins."""
 
 
 def register(commands: Commands) -> None:
-    """Add the command to the command line."""
+    """Add `history` with its commands `import`, `follow` and `query`."""
     parser = commands.add_parser("history", description="Collect the history of a fleet in a dataset, and query it.")
-    add_commands(parser)
+    own = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _register_import(own)
+    history_follow.register(own)
+    history_query.register(own)
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add `import`, `follow` and `query` to the parser of `history`."""
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    sub = commands.add_parser("import", help="add what daemons have recorded, or Prometheus has, to a dataset")
-    _import_arguments(sub)
-    sub.set_defaults(command=run)
-    sub = commands.add_parser("follow", help="add to a dataset what daemons pack, as it appears")
-    history_follow.add_arguments(sub)
-    sub.set_defaults(command=history_follow.run)
-    sub = commands.add_parser("query", help="ask a dataset in SQL")
-    history_query.add_arguments(sub)
-    sub.set_defaults(command=history_query.run)
-
-
-def _import_arguments(parser: argparse.ArgumentParser) -> None:
+def _register_import(commands: Commands) -> None:
+    parser = commands.add_parser("import", help="add records of daemons, or of Prometheus, to a dataset")
+    parser.set_defaults(command=run)
     parser.description = (
         "Add the history of daemons to a dataset: Parquet files by date, for `autoscaler profile`, `backtest` and "
-        "`history query`. What is there already is not added again, so a directory can be imported as often as you "
-        "like. Lines that are no records are set aside and counted. docs/history.md has an example."
+        "`history query`. Records that are there already are not added again, so a directory can be imported as often "
+        "as you like. Lines that are not records are quarantined and counted. docs/history.md has an example."
     )
     add = parser.add_argument
     add(
@@ -66,18 +56,27 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="DIR",
-        help="history/ of a daemon's directory, what `simulate --record` has written, or files (.jsonl, .jsonl.gz)",
+        help="history/ of a daemon's directory, a directory of `simulate --record`, or files (.jsonl, .jsonl.gz)",
     )
-    add("dataset", metavar="DATASET", help="the dataset: a directory, or a URL that Spark can write; made if not there")
+    add(
+        "dataset",
+        metavar="DATASET",
+        help="the dataset: a directory, or a URL that Spark can write; created if missing",
+    )
     add(
         "--rename",
         action="append",
-        type=arguments.renamed,
+        type=renamed,
         default=[],
         metavar="OLD=NEW",
-        help="what is of cluster OLD is of NEW; may be repeated",
+        help="store records of cluster OLD as those of NEW; may be repeated",
     )
-    add("--again", action="store_true", help="also read files that were imported and have not changed since")
+    add(
+        "--reimport",
+        "--again",
+        action="store_true",
+        help="also read files that were imported and have not changed since; --again is the old name",
+    )
     add("--json", action="store_true", help="print JSON")
     history_prometheus.add_arguments(parser)
     spark_options.add_arguments(parser)
@@ -85,12 +84,12 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class _Found:
-    """The files of the directories.
+    """The files of the sources.
 
     Attributes:
         files: path -> size and time of the last change.
-        torn: path -> the last line, where it has no end and the file is the newest of its directory.
-        problems: what cannot be read, and why.
+        torn: path -> the last line, where it has no end of line and the file is the newest of its directory.
+        problems: sources that cannot be read, and why.
     """
 
     files: dict[str, list[int]] = field(default_factory=dict)
@@ -106,23 +105,23 @@ def run(options: argparse.Namespace) -> int:
         return history_prometheus.run(options, Path(options.dataset))
     if not options.sources:
         raise wrong("history import: expected DIR... DATASET, or --prometheus and DATASET")
-    spark_options.needed("history")
+    spark_options.require_pyspark("history")
     from autoscaler.history.dataset import open_dataset
 
     found = _find(options.sources)
     if not found.files:
         complain(*found.problems)
-        raise AutoscalerError("nothing was imported: there is no file that can be read")
+        raise AutoscalerError("nothing was imported: no file can be read")
     rename = dict(options.rename)
     if _is_url(options.dataset):
         # Its file system is Spark's.
-        with spark_options.opened(options, "history") as spark:
+        with spark_options.open_session(options, "history") as spark:
             dataset = open_dataset(options.dataset, make=True)
             return _import(options, dataset, found, rename, spark)
     dataset = open_dataset(options.dataset, make=True)
-    if not options.again and not _news(found, _ledger(dataset)):
-        return _tell(options, found, len(found.files), None)
-    with spark_options.opened(options, "history") as spark:
+    if not options.reimport and not _changed(found, _ledger(dataset)):
+        return _report(options, found, len(found.files), None)
+    with spark_options.open_session(options, "history") as spark:
         return _import(options, dataset, found, rename, spark)
 
 
@@ -142,40 +141,40 @@ def _import(
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from autoscaler.history import ingest_records as records
-    from autoscaler.history.progress import watched
+    from autoscaler.history import ingest_records
+    from autoscaler.history.progress import show_progress
 
     ledger = _ledger(dataset)
-    news = list(found.files) if options.again else _news(found, ledger)
+    files = list(found.files) if options.reimport else _changed(found, ledger)
     now = datetime.fromtimestamp(time.time(), UTC)
-    if options.explain and news:
-        spark_options.tell_plan(options, records.plans(spark, news, now=now, rename=rename))
+    if options.explain and files:
+        spark_options.print_plans(options, ingest_records.query_plans(spark, files, now=now, rename=rename))
     try:
-        with watched(spark, f"importing {count_of(len(news), 'file')}"):
-            done = records.add(spark, dataset, news, now=now, rename=rename, torn=found.torn)
+        with show_progress(spark, f"importing {count_of(len(files), 'file')}"):
+            done = ingest_records.add(spark, dataset, files, now=now, rename=rename, torn=found.torn)
     except (AutoscalerError, PySparkException, Py4JError) as error:
-        gone = [file for file in news if not Path(file).exists()]
+        gone = [file for file in files if not Path(file).exists()]
         if not gone:
             raise
         if repeated:
-            raise AutoscalerError(f"{gone[0]}: was packed or removed while it was imported; run this again") from error
-        # A daemon packs an hour when the next one has begun: the same lines are in another file now.
+            raise AutoscalerError(f"{gone[0]}: was compressed or removed during the import; run this again") from error
+        # A daemon compresses an hour when the next one has begun: the same lines are in another file now.
         return _import(options, dataset, _find(options.sources), rename, spark, repeated=True)
-    ledger |= {file: found.files[file] for file in news}
+    ledger |= {file: found.files[file] for file in files}
     dataset.keep_note(LEDGER, json.dumps(ledger, indent=0) + "\n")
-    return _tell(options, found, len(found.files) - len(news), done)
+    return _report(options, found, len(found.files) - len(files), done)
 
 
 def _ledger(dataset: Dataset) -> dict[str, list[Any]]:
-    """What was imported: file -> size and time of the last change."""
+    """The imported files: path -> size and time of the last change."""
     try:
-        told = json.loads(dataset.note(LEDGER) or "{}")
+        ledger = json.loads(dataset.note(LEDGER) or "{}")
     except ValueError:
         return {}  # it only saves time
-    return told if isinstance(told, dict) else {}
+    return ledger if isinstance(ledger, dict) else {}
 
 
-def _news(found: _Found, ledger: Mapping[str, object]) -> list[str]:
+def _changed(found: _Found, ledger: Mapping[str, object]) -> list[str]:
     return [file for file, state in found.files.items() if ledger.get(file) != state]
 
 
@@ -199,10 +198,10 @@ def _find(sources: Sequence[Path]) -> _Found:
 
 
 def _files(source: Path) -> list[Path]:
-    """All files of a source, packed and plain, in the order of their names: what is in two of them is added once."""
+    """All files of a source in the order of their names; records that are in two of them are added once."""
     if not source.is_dir():
         source.stat()
-        # Spark takes `..` away without a look at links, and what a file's own name ends in tells how to read it.
+        # Spark resolves `..` without following links, and reads a file by the suffix of its own name.
         return [source.parent.resolve() / source.name]
     return sorted(file for file in source.resolve().iterdir() if file.name.endswith((SUFFIX, COMPRESSED_SUFFIX)))
 
@@ -221,9 +220,9 @@ def _add(found: _Found, file: Path, *, newest: bool) -> None:
     found.files[str(file)] = [state.st_size, state.st_mtime_ns]
 
 
-def _tell(options: argparse.Namespace, found: _Found, unchanged: int, done: Imported | None) -> int:
+def _report(options: argparse.Namespace, found: _Found, unchanged: int, done: Imported | None) -> int:
     merged = None if done is None else done.merged
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "files": {"read": len(found.files) - unchanged, "unchanged": unchanged},
         "lines": 0 if done is None else done.lines,
         "added": {} if merged is None else dict(merged.added),
@@ -234,32 +233,36 @@ def _tell(options: argparse.Namespace, found: _Found, unchanged: int, done: Impo
         "problems": found.problems,
     }
     if options.json:
-        print_json(told)
+        print_json(result)
     else:
-        _show(told, options.dataset)
-        complain(*(f"warning: {problem}" for problem in (*found.problems, *map(_damaged, told["damaged"]))))
-    records = [told[what].get("decisions", 0) for what in ("added", "known")]
-    return OK if any(records) or not told["files"]["read"] else FAILED
+        _show(result, options.dataset)
+        complain(*(f"warning: {problem}" for problem in (*found.problems, *map(_damaged, result["damaged"]))))
+    records = [result[what].get("decisions", 0) for what in ("added", "known")]
+    return OK if any(records) or not result["files"]["read"] else FAILED
 
 
 def _damaged(file: str) -> str:
-    return f"{file}: is damaged; what could be read of it was imported"
+    return f"{file}: is damaged; its readable part was imported"
 
 
-def _show(told: Mapping[str, Any], dataset: str) -> None:
-    added, known = told["added"].get("decisions", 0), told["known"].get("decisions", 0)
-    days = told["dates"].get("decisions", [])
-    rejected = sum(told["rejected"].values())
+def _show(result: Mapping[str, Any], dataset: str) -> None:
+    added, known = result["added"].get("decisions", 0), result["known"].get("decisions", 0)
+    days = result["dates"].get("decisions", [])
+    rejected = sum(result["rejected"].values())
     rows = [
-        ("files read", f"{told['files']['read']:,}", ""),
-        ("files not changed since they were imported", f"{told['files']['unchanged']:,}", "--again reads them too"),
+        ("files read", f"{result['files']['read']:,}", ""),
+        (
+            "files not changed since their import",
+            f"{result['files']['unchanged']:,}",
+            "--reimport reads them too",
+        ),
         ("records added", f"{added:,}", _span(days)),
-        ("records there already, or twice", f"{known:,}", ""),
-        ("lines and files set aside", f"{rejected:,}", f"table rejected of {dataset}" if rejected else ""),
-        *((f"  {reason}", f"{count:,}", "") for reason, count in sorted(told["rejected"].items())),
+        ("duplicate records", f"{known:,}", ""),
+        ("lines and files quarantined", f"{rejected:,}", f"table rejected of {dataset}" if rejected else ""),
+        *((f"  {reason}", f"{count:,}", "") for reason, count in sorted(result["rejected"].items())),
     ]
     table(("what", "how many", ""), [row for row in rows if row[1] != "0" or row[0] in {"files read", "records added"}])
-    if not told["files"]["read"]:
+    if not result["files"]["read"]:
         say("", "Nothing has changed since the last import.")
 
 

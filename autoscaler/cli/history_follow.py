@@ -1,4 +1,4 @@
-"""`autoscaler history follow`: what daemons pack goes into a dataset as it appears."""
+"""`autoscaler history follow`: adds the files of daemons to a dataset as they appear."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from autoscaler.cli import options as arguments
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import Commands, count
 from autoscaler.cli.output import complain, say
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import count_of
@@ -33,11 +33,13 @@ EVERY = timedelta(minutes=1)
 FILES = 64
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `history follow` to a parser."""
+def register(commands: Commands) -> None:
+    """Add the command to the commands of `history`."""
+    parser = commands.add_parser("follow", help="add the compressed files of daemons to a dataset as they appear")
+    parser.set_defaults(command=run)
     parser.description = (
-        "Add to a dataset what daemons pack, as it appears: a streaming query that takes each file once and may be "
-        "stopped, killed and started again at any time. docs/history.md says how."
+        "Add the compressed files of daemons to a dataset as they appear: a streaming query that imports each file "
+        "once and can be stopped, killed and restarted at any time. docs/history.md has the details."
     )
     add = parser.add_argument
     add(
@@ -46,30 +48,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="history directories of daemons, patterns of them in quotes ('/srv/*/history'), or URLs that Spark knows",
     )
-    add("dataset", metavar="DATASET", help="the dataset, which is made if there is none")
+    add("dataset", metavar="DATASET", help="the dataset; created if it does not exist")
     when = parser.add_mutually_exclusive_group()
     when.add_argument(
         "--trigger",
         type=_duration,
         default=EVERY,
         metavar="TIME",
-        help="look for new files so often, like 10m; 0s: without a pause (default: 1m)",
+        help="interval of the search for new files, like 10m; 0s: no pause (default: 1m)",
     )
-    when.add_argument("--available-now", action="store_true", help="take what is there and end, to be run from cron")
+    when.add_argument("--available-now", action="store_true", help="import the present files and end, for cron")
     add(
         "--files",
-        type=arguments.count,
+        type=count,
         default=FILES,
         metavar="N",
-        help=f"at most so many files in a batch (default: {FILES})",
+        help=f"maximum number of files in a batch (default: {FILES})",
     )
-    add("--checkpoint", metavar="DIR", help="where Spark keeps which files were taken (default: DATASET/_follow)")
-    add("--plain", action="store_true", help="also take *.jsonl: such files must be whole when they appear")
+    add("--checkpoint", metavar="DIR", help="where Spark records the imported files (default: DATASET/_follow)")
+    add(
+        "--uncompressed",
+        "--plain",
+        action="store_true",
+        help="also import *.jsonl: such files must be complete when they appear; --plain is the old name",
+    )
     add(
         "--report",
         type=_address,
         metavar="HOST:PORT",
-        help="serve the query's progress there, files waiting included, for the source and the engine `spark`",
+        help="serve the query's progress, with the number of waiting files, for the source and the engine `spark`",
     )
     add("--json", action="store_true", help="print a line of JSON for each batch")
     spark_options.add_arguments(parser)
@@ -94,73 +101,58 @@ def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     if options.remote is not None:
         raise wrong(
-            "history follow: with Spark Connect the query would run in the server, out of the command's sight; start "
-            "it with --master or spark-submit"
+            "history follow: with Spark Connect the query would run in the server, where the command cannot watch it; "
+            "start it with --master or spark-submit"
         )
-    spark_options.needed("history")
+    spark_options.require_pyspark("history")
     signals = _Signals()
     try:
-        # Caught again: PySpark has its own way with SIGINT, which it installs when a session begins.
-        with signals.caught(), spark_options.opened(options, "history follow") as spark, signals.caught():
+        # Caught twice: PySpark installs its own handler of SIGINT when a session begins.
+        with signals.caught(), spark_options.open_session(options, "history follow") as spark, signals.caught():
             _follow(options, spark, signals)
     except AutoscalerError:
         if not signals.came:
             raise
-        # Spark may have been told to end by the same signal: what it says then is no news.
+        # The same signal may have ended Spark: then its errors are not reported.
     return INTERRUPTED if signals.came[:1] == [signal.SIGINT] else OK
 
 
 def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals) -> None:
     from autoscaler.history.dataset import open_dataset
-    from autoscaler.history.ingest_follow import CHECKPOINT, Follower, Following, waiting_of
+    from autoscaler.history.ingest_follow import CHECKPOINT, Follower, FollowOptions, waiting_of
     from autoscaler.injob import report
 
     dataset = open_dataset(options.dataset, make=True)
     checkpoint = options.checkpoint or f"{options.dataset.rstrip('/')}/{CHECKPOINT}"
-    following = Following(
+    following = FollowOptions(
         places=options.places,
         checkpoint=checkpoint,
-        plain=options.plain,
+        plain=options.uncompressed,
         files=options.files,
         every=None if options.available_now else options.trigger,
         count=options.report is not None,
     )
-    told = _Told(as_json=options.json)
-    follower = Follower(spark, dataset, following, told.batch, complain)
-    spark_options.tell_plan(options, {"finding files": follower.found()})
+    batches: list[Batch] = []
+
+    def report_batch(batch: Batch) -> None:
+        batches[:] = [batch]
+        say(json.dumps(_to_json(batch)) if options.json else _line(batch))
+
+    follower = Follower(spark, dataset, following, report_batch, complain)
+    spark_options.print_plans(options, {"finding files": follower.found()})
     if not options.json:
-        say(f"Following {', '.join(options.places)} into {options.dataset}; what was taken is kept in {checkpoint}.")
+        say(f"Following {', '.join(options.places)} into {options.dataset}; the checkpoint is {checkpoint}.")
     with ExitStack() as stack:
         if options.report is not None:
             host, port = options.report
             stack.callback(report(spark, host, port, waiting=waiting_of(follower)).stop)
         signals.passed_to(follower)
         follower.run()
-    if not options.json and not told.batches and options.available_now:
+    if not options.json and not batches and options.available_now:
         say("No new file.")
 
 
-class _Told:
-    """What is printed of the batches.
-
-    Attributes:
-        batches: how many there were.
-    """
-
-    def __init__(self, *, as_json: bool) -> None:
-        self.batches = 0
-        self._json = as_json
-
-    def batch(self, batch: Batch) -> None:
-        """Print one."""
-        self.batches += 1
-        if self._json:
-            say(json.dumps(_plain(batch)))
-            return
-        say(_line(batch))
-
-
-def _plain(batch: Batch) -> object:
+def _to_json(batch: Batch) -> object:
     merged = batch.imported.merged
     return {
         "batch": batch.number,
@@ -178,23 +170,21 @@ def _plain(batch: Batch) -> object:
 
 def _line(batch: Batch) -> str:
     merged = batch.imported.merged
-    odd = [
-        f"{count:,} {what}" for count, what in ((batch.late, "late"), (batch.gone, "gone before it was read")) if count
-    ]
-    files = count_of(batch.files, "file") + (f" ({', '.join(odd)})" if odd else "")
-    told = [f"batch {batch.number}: {files} in {batch.seconds:.1f} s"]
-    told.append(f"{merged.added.get('decisions', 0):,} new records, {merged.known.get('decisions', 0):,} known")
-    told += [f"{count:,} set aside: {reason}" for reason, count in sorted(batch.imported.rejected.items())]
+    notes = [f"{count:,} {what}" for count, what in ((batch.late, "late"), (batch.gone, "removed")) if count]
+    files = count_of(batch.files, "file") + (f" ({', '.join(notes)})" if notes else "")
+    parts = [f"batch {batch.number}: {files} in {batch.seconds:.1f} s"]
+    parts.append(f"{merged.added.get('decisions', 0):,} new records, {merged.known.get('decisions', 0):,} known")
+    parts += [f"{count:,} quarantined: {reason}" for reason, count in sorted(batch.imported.rejected.items())]
     if batch.waiting:
-        told.append(f"{count_of(batch.waiting, 'file')} waiting")
-    return "; ".join(told)
+        parts.append(f"{count_of(batch.waiting, 'file')} waiting")
+    return "; ".join(parts)
 
 
 class _Signals:
-    """SIGTERM and SIGINT end the query, a second one the process.
+    """SIGTERM and SIGINT end the query, a second one ends the process.
 
     Attributes:
-        came: those that came.
+        came: the signals received.
     """
 
     def __init__(self) -> None:
@@ -202,14 +192,14 @@ class _Signals:
         self._follower: Follower | None = None
 
     def passed_to(self, follower: Follower) -> None:
-        """From now on to this query, what has come already included."""
+        """Pass signals to this query, also those received before."""
         self._follower = follower
         if self.came:
             follower.stop()
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Catch them until the end of the block."""
+        """Catch signals until the end of the block."""
         before = {number: signal.signal(number, self._take) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield

@@ -1,4 +1,4 @@
-"""`autoscaler history import --prometheus`: the history that a Prometheus server has."""
+"""`autoscaler history import --prometheus`: imports the history in a Prometheus server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from autoscaler.cli import options as arguments
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import above, moment
 from autoscaler.cli.output import complain, print_json, progress, say
 from autoscaler.core.durations import format_duration, parse_duration
 from autoscaler.core.explain import count_of
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 OK, FAILED = 0, 1
 
-PATIENCE = 60.0
-"""Seconds that an answer may take. A daemon's time-out is for an instant, and this asks for hours."""
+TIMEOUT = 60.0
+"""Seconds for an answer. The time-out of a source is for one instant, these queries are for hours."""
 
 ATTEMPTS = 5
-LONGEST_WAIT = 30.0
-"""Seconds between two attempts at most."""
+MAX_WAIT = 30.0
+"""Maximum seconds between two attempts."""
 
 _CLUSTER = "{cluster}"
 
@@ -48,35 +48,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="",
         type=_url,
         metavar="URL",
-        help="import what a Prometheus server has of the clusters of --config: the one of their sources, or this one",
+        help="import the clusters of --config from the Prometheus server of their sources, or from this one",
     )
-    add("--config", type=Path, metavar="CONFIG", help="the configuration (YAML) whose clusters and queries are meant")
+    add("--config", type=Path, metavar="CONFIG", help="the configuration file (YAML) with the clusters and queries")
     add(
         "--from",
         dest="since",
-        type=arguments.moment,
+        type=moment,
         metavar="TIME",
-        help="from then on, like 2026-01-31 or 2026-01-31T17:05:00Z",
+        help="begin, like 2026-01-31 or 2026-01-31T17:05:00Z",
     )
-    add("--to", dest="until", type=arguments.moment, metavar="TIME", help="up to then (default: now)")
-    add("--step", type=_span, default=timedelta(seconds=15), metavar="TIME", help="between samples (default: 15s)")
-    add("--window", type=_span, default=timedelta(hours=6), metavar="TIME", help="asked at a time (default: 6h)")
-    add("--rate", type=arguments.above, default=2.0, metavar="N", help="at most so many queries a second (default: 2)")
+    add("--to", dest="until", type=moment, metavar="TIME", help="end (default: now)")
+    add(
+        "--step",
+        type=_span,
+        default=timedelta(seconds=15),
+        metavar="TIME",
+        help="interval of the samples (default: 15s)",
+    )
+    add(
+        "--window", type=_span, default=timedelta(hours=6), metavar="TIME", help="time range of one query (default: 6h)"
+    )
+    add("--rate", type=above, default=2.0, metavar="N", help="maximum queries per second (default: 2)")
     add(
         "--replicas",
         metavar="QUERY",
-        help="PromQL of the size a cluster was told to have; {cluster} becomes its name, else the label `cluster` "
-        "tells (default: autoscaler_current_replicas, which the daemon exports)",
+        help="PromQL of the desired size of a cluster; {cluster} is replaced by its name, else the label `cluster` "
+        "identifies it (default: autoscaler_current_replicas of the daemon)",
     )
     add(
         "--ready",
         metavar="QUERY",
-        help="likewise of the replicas that are up (default: with --replicas the same, else autoscaler_ready_replicas)",
+        help="the same for ready replicas (default: with --replicas its query, else autoscaler_ready_replicas)",
     )
 
 
 def _url(text: str) -> str:
-    # Empty where none is given. What follows --prometheus is taken for its URL.
+    # Empty where none is given. An argument after --prometheus is parsed as its URL.
     if text and not text.startswith(("http://", "https://")):
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL like http://prometheus:9090; DATASET goes before it")
     return text
@@ -93,8 +101,8 @@ def _span(text: str) -> timedelta:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What came of a cluster: how many observations, and how many of them have a size."""
+class _Counts:
+    """The number of observations of a cluster, and of those with a size."""
 
     observations: int
     sized: int
@@ -104,47 +112,51 @@ def run(options: argparse.Namespace, dataset: Path) -> int:
     """Run the command. Returns the exit code.
 
     Args:
-        options: what the parser of `history import` has parsed.
-        dataset: where the observations are added.
+        options: of `history import`.
+        dataset: the dataset.
     """
-    spark_options.needed("history")
+    spark_options.require_pyspark("history")
     from autoscaler import config as configurations
     from autoscaler.history.dataset import open_dataset
     from autoscaler.history.ingest_prometheus import differing, observations
-    from autoscaler.history.progress import watched
+    from autoscaler.history.progress import show_progress
 
     _check(options, dataset)
     config = configurations.load(options.config, os.environ)
     opened = open_dataset(dataset, make=True)
     wants, answers, asked = ask(config, options, dataset)
     with (
-        spark_options.opened(options, "history") as spark,
+        spark_options.open_session(options, "history") as spark,
         opened.writing() as write,
-        watched(spark, f"making observations of {count_of(len(answers), 'answer')}"),
+        show_progress(spark, f"converting {count_of(len(answers), 'answer')}"),
     ):
         rows = observations(spark, answers, wants, options.step)
-        spark_options.tell_plan(options, {"the observations": rows})
-        staged = opened.stage(spark, rows, "prometheus")
+        spark_options.print_plans(options, {"the observations": rows})
+        staged = opened.stage(rows, "prometheus")
         merged = write(spark, {"observations": staged})
-        # What is new is there as it was brought: what is not the same was there before.
+        # New rows are stored as they are: those that differ were stored before.
         until = None if options.until is None else options.until + options.step
         there = opened.read(spark, "observations", since=options.since, until=until, clusters=list(config.clusters))
         different = differing(staged, there) if merged.known.get("observations") else 0
         counted = staged.groupBy("cluster").agg({"*": "count", "desired": "count"}).collect()
-    counts = {row["cluster"]: _Told(row["count(1)"], row["count(desired)"]) for row in counted}
-    told = {name: counts.get(name, _Told(0, 0)) for name in config.clusters}
+    counts = {row["cluster"]: _Counts(row["count(1)"], row["count(desired)"]) for row in counted}
+    clusters = {name: counts.get(name, _Counts(0, 0)) for name in config.clusters}
     added, known = merged.added.get("observations", 0), merged.known.get("observations", 0)
-    _tell(
-        options, told, {"asked": asked, "answers": len(answers), "added": added, "known": known, "different": different}
+    _report(
+        options,
+        clusters,
+        {"asked": asked, "answers": len(answers), "added": added, "known": known, "different": different},
     )
     return OK if counts else FAILED
 
 
 def _check(options: argparse.Namespace, dataset: Path) -> None:
-    from autoscaler.history.ingest_prometheus import MOST_POINTS
+    from autoscaler.history.ingest_prometheus import MAX_POINTS
 
     if "://" in str(dataset):
-        raise wrong(f"{dataset}: answers of Prometheus are kept in the dataset, which must be a directory here")
+        raise wrong(
+            f"{dataset}: the answers of Prometheus are stored in the dataset, which must be a directory of this machine"
+        )
     for name, given in (("--config CONFIG", options.config), ("--from TIME", options.since)):
         if given is None:
             raise wrong(f"history import --prometheus needs {name}")
@@ -153,21 +165,21 @@ def _check(options: argparse.Namespace, dataset: Path) -> None:
     if options.window < options.step:
         raise wrong("--window must not be shorter than --step")
     points = options.window // options.step
-    if points > MOST_POINTS:
-        most = format_duration(MOST_POINTS * options.step)
+    if points > MAX_POINTS:
+        most = format_duration(MAX_POINTS * options.step)
         raise wrong(
             f"--window {format_duration(options.window)} has {points:,} steps of {format_duration(options.step)}: "
-            f"Prometheus gives {MOST_POINTS:,} at a time; at most --window {most}"
+            f"the maximum of Prometheus is {MAX_POINTS:,}; use at most --window {most}"
         )
     if options.ready is not None and options.replicas is None:
         raise wrong("--ready needs --replicas")
 
 
-# What is asked
+# Queries
 
 
 def _wants(config: Config, options: argparse.Namespace) -> Iterator[Want]:
-    """All that is wanted of the clusters that Prometheus knows of."""
+    """The metrics and sizes of the clusters that have a source of type prometheus."""
     from autoscaler.history.ingest_prometheus import DESIRED, READY, Want
     from autoscaler.sources.prometheus import Query
 
@@ -177,7 +189,7 @@ def _wants(config: Config, options: argparse.Namespace) -> Iterator[Want]:
             complain(f"Left out: cluster {name}, which has no metric of a source of type prometheus.")
             continue
         for metric, wanted in cluster.metrics.items():
-            # What another source had read, the daemon exports: if Prometheus has that, it is as good.
+            # The daemon exports the readings of other sources: Prometheus may have them.
             query = wanted.query if isinstance(wanted.query, Query) else _exported(name, metric)
             source = config.sources[wanted.source]
             yield Want(name, metric, _at(source, options.prometheus) or server, query)
@@ -186,7 +198,7 @@ def _wants(config: Config, options: argparse.Namespace) -> Iterator[Want]:
 
 
 def _server(config: Config, cluster: Cluster, url: str) -> Prometheus | None:
-    """Who is asked for what is read elsewhere: as for another metric of the cluster, or of another one, or `url`."""
+    """The server for readings of other sources: that of another metric of the cluster, or of any source, or `url`."""
     from autoscaler.sources.prometheus import Prometheus
 
     sources = [config.sources[metric.source] for metric in cluster.metrics.values()]
@@ -198,7 +210,7 @@ def _server(config: Config, cluster: Cluster, url: str) -> Prometheus | None:
 
 
 def _at(source: object, url: str) -> Prometheus | None:
-    """A source, if it is a Prometheus server, at another address if one is given."""
+    """A source, if it is a Prometheus server, with another URL if one is given."""
     from autoscaler.sources.prometheus import Prometheus
 
     if not isinstance(source, Prometheus):
@@ -221,78 +233,74 @@ def _size(options: argparse.Namespace, cluster: str, *, ready: bool = False) -> 
     if ready and (options.ready or asked is None):
         asked = options.ready
     if asked is None:
-        # Of two daemons, one that took over from the other, both may be there for some minutes.
+        # After a failover both daemons may be present for some minutes.
         own = "autoscaler_ready_replicas" if ready else "autoscaler_current_replicas"
         return Query(f"max by (cluster) ({own})", {"cluster": cluster})
-    # In parentheses it is no plain selector, of which the time of its samples would be asked for as well.
+    # In parentheses it is not a plain selector, for which the time of its samples would be queried too.
     if _CLUSTER in asked:
         name = cluster.replace("\\", "\\\\").replace('"', '\\"')
         return Query(f"({asked.replace(_CLUSTER, name)})")
     return Query(f"({asked})", {"cluster": cluster})
 
 
-# Asking
+# Answers
 
 
 def ask(config: Config, options: argparse.Namespace, dataset: Path) -> tuple[list[Want], list[Answer], int]:
-    """Ask for all that is not kept yet.
-
-    Args:
-        config: whose clusters and queries.
-        options: of which times, and how.
-        dataset: where answers are kept.
+    """Query all that is not stored yet.
 
     Returns:
-        What is wanted, the answers to it, and how many of them were not there.
+        The metrics and sizes, their answers, and how many of these were queried now.
 
     Raises:
-        AutoscalerError: a server does not answer; what it had answered is kept.
+        AutoscalerError: a server does not answer; earlier answers are stored.
     """
     from autoscaler.history.ingest_prometheus import DIRECTORY, plan, spans
 
     wants = list(_wants(config, options))
     if not wants:
         raise wrong(
-            f"{config.path}: no cluster has a metric of a source of type prometheus; say where with --prometheus URL"
+            f"{config.path}: no cluster has a metric of a source of type prometheus; name the server with "
+            "--prometheus URL"
         )
     now = datetime.fromtimestamp(time.time(), UTC)
     window = options.window // options.step * options.step
     windows = spans(options.since, options.until or now, window, options.step, now)
     if not windows:
-        raise wrong("--from and --to: there is no step in between that is over for a minute")
+        raise wrong("--from and --to: there is no step between them that is at least a minute old")
     answers = plan(dataset / DIRECTORY, wants, windows, options.step)
     return wants, answers, _fetch(answers, options)
 
 
 def _fetch(answers: Sequence[Answer], options: argparse.Namespace) -> int:
-    """Ask for what is not there. Returns how many answers that were."""
+    """Query the answers that are not stored. Returns their number."""
     from autoscaler.history.ingest_prometheus import fetch
     from autoscaler.sources.prometheus import Ranges
 
-    todo = [answer for answer in answers if not answer.there]
+    missing = [answer for answer in answers if not answer.there]
     pace = _Pace(1 / options.rate)
-    with ExitStack() as opened, progress("asking Prometheus", len(todo)) as advanced:
+    with ExitStack() as opened, progress("querying Prometheus", len(missing)) as advanced:
         servers: dict[Prometheus, Ranges] = {}
-        for done, answer in enumerate(todo):
+        for done, answer in enumerate(missing):
             if answer.server not in servers:
-                servers[answer.server] = opened.enter_context(Ranges(answer.server, PATIENCE))
+                servers[answer.server] = opened.enter_context(Ranges(answer.server, TIMEOUT))
             asker = _Asker(servers[answer.server], pace, max(ATTEMPTS, answer.server.attempts))
             try:
                 fetch(answer, options.step, asker.ask)
             except UnavailableError as error:
-                begun = datetime.fromtimestamp(answer.span.begin, UTC)
+                begin = datetime.fromtimestamp(answer.span.begin, UTC)
                 raise AutoscalerError(
-                    f"{error}; {len(answers) - len(todo) + done} of {len(answers)} answers are kept, all those up to "
-                    f"{begun:%Y-%m-%d %H:%M:%S} UTC: the same command goes on from there"
+                    f"{error}; {len(answers) - len(missing) + done} of {len(answers)} answers are stored, all up to "
+                    f"{begin:%Y-%m-%d %H:%M:%S} UTC: the same command continues from there"
                 ) from error
             except OSError as error:
                 raise AutoscalerError(f"{answer.file}: cannot be written: {error.strerror}") from error
             advanced(done + 1)
-    return len(todo)
+    return len(missing)
 
 
 class _Pace:
-    """Lets one query begin only so long after the other."""
+    """Limits the rate of queries."""
 
     def __init__(self, apart: float) -> None:
         self._apart = apart
@@ -307,7 +315,7 @@ class _Pace:
 
 @dataclass(frozen=True, slots=True)
 class _Asker:
-    """Asks at a pace, and again while the server is unavailable or too slow."""
+    """Queries at a limited rate, with retries while the server is unavailable or too slow."""
 
     ranges: Ranges
     pace: _Pace
@@ -322,41 +330,38 @@ class _Asker:
 
         retrying = Retrying(
             stop=stop_after_attempt(self.attempts),
-            wait=wait_random_exponential(multiplier=1, max=LONGEST_WAIT),
+            wait=wait_random_exponential(multiplier=1, max=MAX_WAIT),
             retry=retry_if_exception_type(UnavailableError),
             reraise=True,
         )
         return retrying(once)
 
 
-# What came of it
+# Output
 
 
-def _tell(options: argparse.Namespace, told: Mapping[str, _Told], counts: Mapping[str, int]) -> None:
+def _report(options: argparse.Namespace, clusters: Mapping[str, _Counts], counts: Mapping[str, int]) -> None:
     if options.json:
-        clusters: dict[str, Any] = {
-            name: {"observations": one.observations, "with_size": one.sized} for name, one in told.items()
-        }
-        print_json({**counts, "clusters": clusters})
+        each = {name: {"observations": one.observations, "with_size": one.sized} for name, one in clusters.items()}
+        print_json({**counts, "clusters": each})
         return
     say(
-        f"{count_of(counts['asked'], 'answer')} asked for, {counts['answers'] - counts['asked']} were there already.",
-        f"{count_of(counts['added'], 'observation')} added, {counts['known']} known already, of "
-        f"{count_of(sum(one.observations > 0 for one in told.values()), 'cluster')}.",
+        f"{count_of(counts['asked'], 'answer')} queried, {counts['answers'] - counts['asked']} stored before.",
+        f"{count_of(counts['added'], 'observation')} added, {counts['known']} already known, of "
+        f"{count_of(sum(one.observations > 0 for one in clusters.values()), 'cluster')}.",
     )
     if counts["different"]:
         complain(
-            f"{count_of(counts['different'], 'observation')} of those say something else than Prometheus now does: "
-            "other metrics or sizes, as when the configuration was another one. They stay as they are; to have all "
-            "as it is now, import into a new dataset, to which _prometheus/ of this one may be copied: it has the "
-            "answers."
+            f"{count_of(counts['different'], 'observation')} of those differ from what Prometheus has now: other "
+            "metrics or sizes, as after a change of the configuration. They stay as they are; to replace them, import "
+            "into a new dataset, to which you may copy _prometheus/ of this one: it has the answers."
         )
-    nothing = sorted(name for name, one in told.items() if not one.observations)
-    unsized = sorted(name for name, one in told.items() if one.observations and not one.sized)
-    if nothing:
-        complain(f"Prometheus has nothing of {', '.join(nothing)} in that time.")
+    absent = sorted(name for name, one in clusters.items() if not one.observations)
+    unsized = sorted(name for name, one in clusters.items() if one.observations and not one.sized)
+    if absent:
+        complain(f"Prometheus has no samples of {', '.join(absent)} in that time.")
     if unsized:
         complain(
-            f"No size is known of {', '.join(unsized)}: Prometheus has no autoscaler_current_replicas of it, or "
-            "--replicas gives nothing; nothing can be said of rescales then."
+            f"The size of {', '.join(unsized)} is not known: Prometheus has no autoscaler_current_replicas of it, or "
+            "the query of --replicas has no result; rescales cannot be found."
         )

@@ -14,9 +14,9 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.cli import options as arguments
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.options import Commands, count
 from autoscaler.cli.output import complain, print_json, say, table
 
 if TYPE_CHECKING:
@@ -29,26 +29,28 @@ OK = 0
 LIMIT = 1000
 
 _USERS = ("0A", "21", "22", "42")
-"""Classes of SQLSTATE that say that the statement, or what it computes, is wrong: what Spark calls the user's fault."""
+"""Classes of SQLSTATE of errors in the statement or in what it computes."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `history query` to a parser."""
+def register(commands: Commands) -> None:
+    """Add the command to the commands of `history`."""
+    parser = commands.add_parser("query", help="query a dataset in SQL")
+    parser.set_defaults(command=run)
     parser.description = (
-        "Ask a dataset in SQL. Its tables are observations, decisions, rescales and rejected, and with --profiles also "
-        "profiles. Times are UTC. docs/history.md has the columns and examples."
+        "Query a dataset in SQL. Its tables are observations, decisions, rescales and rejected, and with --profiles "
+        "also profiles. Times are UTC. docs/history.md has the columns and examples."
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="the dataset: a directory, or a URL that Spark can read")
     add("sql", metavar="SQL", help='the query, like "SELECT cluster, max(lag) FROM observations GROUP BY cluster"')
     add(
         "--limit",
-        type=arguments.count,
+        type=count,
         default=LIMIT,
         metavar="N",
-        help=f"print at most so many rows (default: {LIMIT:,})",
+        help=f"maximum number of rows (default: {LIMIT:,})",
     )
-    add("--profiles", type=Path, metavar="DIR", help="profiles that `autoscaler profile` has written, as a table")
+    add("--profiles", type=Path, metavar="DIR", help="the profiles of `autoscaler profile`, as a table")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print JSON")
     how.add_argument("--csv", action="store_true", help="print CSV")
@@ -57,14 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    spark_options.needed("history")
+    spark_options.require_pyspark("history")
     from pyspark.errors import PySparkException
 
     from autoscaler.history.dataset import open_dataset
-    from autoscaler.history.progress import watched
+    from autoscaler.history.progress import show_progress
     from autoscaler.history.schema import TABLES
 
-    with spark_options.opened(options, "history") as spark:
+    with spark_options.open_session(options, "history") as spark:
         dataset = open_dataset(options.dataset)
         with dataset.reading():
             for name in TABLES:
@@ -73,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
                 _profiles(spark, options.profiles)
             try:
                 asked = spark.sql(options.sql)
-                spark_options.tell_plan(options, {"the query": asked})
-                with watched(spark, "asking"):
+                spark_options.print_plans(options, {"the query": asked})
+                with show_progress(spark, "querying"):
                     found = asked.limit(options.limit + 1).toArrow()
             except PySparkException as error:
                 if (error.getSqlState() or "").startswith(_USERS):
-                    raise wrong(f"history query: {_told(error)}") from error
+                    raise wrong(f"history query: {_first_line(error)}") from error
                 raise
     _print(found.slice(0, options.limit), options)
     if found.num_rows > options.limit:
@@ -87,19 +89,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _profiles(spark: SparkSession, directory: Path) -> None:
-    """The profiles as a table: what belongs to a part of a profile is a struct."""
+    """The profiles as a table; each part of a profile is a struct."""
     from autoscaler.trace.profile_file import SUFFIX
 
     if not any(directory.glob(f"*{SUFFIX}")):
-        raise wrong(f"{directory}: has no profile in it (*{SUFFIX})")
+        raise wrong(f"{directory}: contains no profile (*{SUFFIX})")
     place = f"file://{directory.absolute()}"
     spark.read.option("pathGlobFilter", f"*{SUFFIX}").option("multiLine", value=True).json(
         place
     ).createOrReplaceTempView("profiles")
 
 
-def _told(error: Exception) -> str:
-    """What Spark says is wrong, with its hint and the place, in one line without the plan below it."""
+def _first_line(error: Exception) -> str:
+    """Spark's message, with its hint and the place, but without the plan below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(";") if lines else type(error).__name__
 
@@ -109,7 +111,7 @@ def _print(found: pa.Table, options: argparse.Namespace) -> None:
     # By column: two may have the same name.
     rows = list(zip(*(_column(column) for column in found.columns), strict=True))
     if options.json:
-        print_json([dict(zip(names, map(_plain, row), strict=True)) for row in rows])
+        print_json([dict(zip(names, map(_to_json, row), strict=True)) for row in rows])
     elif options.csv:
         written = io.StringIO()
         writer = csv.writer(written, lineterminator="\n")
@@ -119,7 +121,7 @@ def _print(found: pa.Table, options: argparse.Namespace) -> None:
     elif rows:
         table(names, [[_shown(value) for value in row] for row in rows])
     else:
-        say("No row.")
+        say("No rows.")
 
 
 def _column(column: pa.ChunkedArray) -> list[Any]:
@@ -127,7 +129,7 @@ def _column(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - whatever a column can hold
-    """A value as Python has it; a map, which Arrow gives as pairs, as a dict."""
+    """A value as a Python object; a map, which Arrow gives as pairs, as a dict."""
     import pyarrow as pa
 
     if value is None:
@@ -141,8 +143,8 @@ def _value(value: Any, kind: pa.DataType) -> Any:  # noqa: ANN401 - whatever a c
     return value
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a column can hold, as JSON
-    """A value as JSON has it; a number that JSON lacks as a text, like everywhere here."""
+def _to_json(value: Any) -> Any:  # noqa: ANN401 - whatever a column can hold, as JSON
+    """A value as JSON; NaN and infinities, which JSON lacks, as strings."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -151,9 +153,9 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a column can hold, as 
                 return value
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         case Mapping():
-            return {str(key): _plain(inner) for key, inner in value.items()}
+            return {str(key): _to_json(inner) for key, inner in value.items()}
         case list():
-            return [_plain(inner) for inner in value]
+            return [_to_json(inner) for inner in value]
         case datetime() | date():
             return value.isoformat()
         case timedelta():
@@ -166,15 +168,15 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a column can hold, as 
 
 
 def _cell(value: Any) -> str:  # noqa: ANN401 - whatever a column can hold
-    """A value in a cell of CSV: whole; nothing for null."""
-    plain = _plain(value)
+    """A value in a cell of CSV; null is empty."""
+    plain = _to_json(value)
     if plain is None:
         return ""
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - whatever a column can hold
-    """A value in a table, for people."""
+    """A value in a printed table."""
     match value:
         case None:
             return "-"

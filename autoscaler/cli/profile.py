@@ -1,4 +1,4 @@
-"""`autoscaler profile`: what the history of each cluster tells, as a file for each."""
+"""`autoscaler profile`: computes the profile of each cluster from its history."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoscaler.cli import options as arguments
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands
+from autoscaler.cli.options import Commands, day, moment, renamed, span
 from autoscaler.cli.output import complain, hang, print_json, say, table
 from autoscaler.cli.tables import DEFAULT_ROWS as FEW
 from autoscaler.cli.tables import omitted_rows as omitted
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
 OK, FAILED = 0, 1
-TOLD = 5
-"""The findings of so many clusters are printed whole; of more, the most expensive ones only."""
+ALL_FINDINGS = 5
+"""The findings of this many clusters are all printed; of more, only the most expensive ones."""
 
 Row = Mapping[str, Any]
 
@@ -37,16 +36,11 @@ Row = Mapping[str, Any]
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser("profile")
-    add_arguments(parser)
     parser.set_defaults(command=run)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `profile` to a parser."""
     parser.description = (
-        "Find out what the history of each cluster tells: what sizes can do, how long rescales take, the usual week, "
-        "what was paid and how late it was, and what people should know. Each profile is a file that the policy "
-        "`adaptive` can use. docs/profile.md says what each number means."
+        "Analyze the history of each cluster: the capacity of sizes, durations of rescales, weekly seasonality, cost, "
+        "lateness, and findings. Each profile is a file that the policy `adaptive` can use. docs/profile.md explains "
+        "the figures."
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="the dataset: a directory, or a URL that Spark can read")
@@ -57,35 +51,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--from",
         dest="since",
-        type=arguments.moment,
+        type=moment,
         metavar="TIME",
-        help="what is older does not count, like 2026-01-31",
+        help="ignore older observations, like 2026-01-31",
     )
-    add("--to", dest="until", type=arguments.moment, metavar="TIME", help="what comes from then on does not count")
+    add("--to", dest="until", type=moment, metavar="TIME", help="ignore observations from then on")
     add(
         "--objective",
-        type=arguments.span,
+        type=span,
         default=timedelta(seconds=60),
         metavar="DURATION",
-        help="records that wait longer are too late (default: 60s)",
+        help="records that wait longer are late (default: 60s)",
     )
     add(
         "--holiday",
         action="append",
-        type=arguments.day,
+        type=day,
         default=[],
         metavar="DATE",
-        help="a day (UTC) that is not like others; may be repeated, and days far from their like are found anyway",
+        help="a day (UTC) unlike others; may be repeated, and days that differ much are found anyway",
     )
     add(
         "--rename",
         action="append",
-        type=arguments.renamed,
+        type=renamed,
         default=[],
         metavar="OLD=NEW",
-        help="what was called OLD is NEW now, one history; may be repeated",
+        help="cluster OLD was renamed to NEW: join their histories; may be repeated",
     )
-    add("--table", metavar="PATH", help="also write one table of all profiles there, as Parquet")
+    add("--table", metavar="PATH", help="also write all profiles as one Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
     add("--json", action="store_true", help="print JSON")
     spark_options.add_arguments(parser)
@@ -93,24 +87,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    spark_options.needed("profile")
+    spark_options.require_pyspark("profile")
     from autoscaler.history.dataset import open_dataset
-    from autoscaler.history.progress import watched
+    from autoscaler.history.progress import show_progress
 
     if options.since and options.until and options.until <= options.since:
         raise wrong("--to must be after --from")
     if options.table is not None:
         spark_options.table_url(options.table)
-    with spark_options.opened(options, "profile") as spark:
+    with spark_options.open_session(options, "profile") as spark:
         dataset = open_dataset(options.dataset)
-        with _made(spark, dataset, options) as rows, watched(spark, f"profiling {options.dataset}"):
-            kept = _kept(rows, options)
+        with _computed(spark, dataset, options) as rows, show_progress(spark, f"profiling {options.dataset}"):
+            kept = _write(rows, options)
     if not kept:
-        raise wrong(_nothing(options))
+        raise wrong(_no_observation(options))
     if options.json:
         print_json(kept)
     else:
-        _tell(kept, options)
+        _show(kept, options)
     absent = sorted(set(options.cluster or ()) - {row["cluster"] for row in kept} - dict(options.rename).keys())
     if absent:
         complain(f"{options.dataset}: has no observation of {', '.join(absent)} in the time asked for")
@@ -118,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _made(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iterator[DataFrame]:  # noqa: ANN401
+def _computed(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iterator[DataFrame]:  # noqa: ANN401
     from autoscaler.history.profile_job import profiles, stored
 
     with dataset.reading():
@@ -133,13 +127,13 @@ def _made(spark: Any, dataset: Dataset, options: argparse.Namespace) -> Iterator
             clusters=options.cluster,
             renamed=dict(options.rename),
         )
-        spark_options.tell_plan(options, {"the profiles": rows})
+        spark_options.print_plans(options, {"the profiles": rows})
         with stored(rows) as made:
             yield made
 
 
-def _kept(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
-    """Write all that was found; what it was, without the profiles themselves."""
+def _write(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
+    """Write the profiles. Returns their main figures."""
     from autoscaler.history.profile_job import fetched, write
 
     if options.table is not None:
@@ -148,26 +142,26 @@ def _kept(rows: DataFrame, options: argparse.Namespace) -> list[Row]:
     kept = []
     try:
         for row in write(fetched(rows), options.out):
-            told = row.asDict(recursive=True)
-            del told["profile"]
-            kept.append({key: _plain(value) for key, value in told.items()})
+            figures = row.asDict(recursive=True)
+            del figures["profile"]
+            kept.append({key: _to_json(value) for key, value in figures.items()})
     except OSError as error:
         raise AutoscalerError(f"{options.out}: cannot be written: {error.strerror}") from error
     return sorted(kept, key=lambda row: str(row["cluster"]))
 
 
-def _plain(value: object) -> object:
-    # PySpark gives times as those of this machine, with no time zone.
+def _to_json(value: object) -> object:
+    # PySpark returns local times without a time zone.
     return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else value
 
 
-def _nothing(options: argparse.Namespace) -> str:
+def _no_observation(options: argparse.Namespace) -> str:
     what = f" of {', '.join(sorted(options.cluster))}" if options.cluster else ""
     when = " in the time asked for" if options.since or options.until else ""
     return f"{options.dataset}: has no observation{what}{when}"
 
 
-def _tell(kept: Sequence[Row], options: argparse.Namespace) -> None:
+def _show(kept: Sequence[Row], options: argparse.Namespace) -> None:
     shown = kept if options.all else kept[:FEW]
     table(
         (
@@ -186,7 +180,7 @@ def _tell(kept: Sequence[Row], options: argparse.Namespace) -> None:
     )
     say(*omitted(shown, kept, "clusters"))
     findings = [(row["cluster"], finding) for row in kept for finding in row["findings"]]
-    if len(kept) > TOLD and not options.all:
+    if len(kept) > ALL_FINDINGS and not options.all:
         findings.sort(key=lambda each: -(each[1]["replica_hours"] or 0.0))
         listed = findings[:FEW]
     else:
@@ -203,16 +197,16 @@ def _line(row: Row) -> list[str]:
     return [
         row["cluster"],
         f"{row['observations']:,}",
-        _told(row["rate"], "/s"),
-        _told(row["exponent"]),
-        "/".join(_told(stall, " s") for stall in stalls) if any(stall is not None for stall in stalls) else "-",
+        _cell(row["rate"], "/s"),
+        _cell(row["exponent"]),
+        "/".join(_cell(stall, " s") for stall in stalls) if any(stall is not None for stall in stalls) else "-",
         "-" if row["season_error"] is None else f"{100 * row['season_error']:.2g} % off",
-        _told(row["replica_hours"], " h"),
-        _told(row["needed_hours"], " h"),
+        _cell(row["replica_hours"], " h"),
+        _cell(row["needed_hours"], " h"),
         "-" if row["violation"] is None else f"{100 * row['violation']:.2g} %",
         str(len(row["findings"])),
     ]
 
 
-def _told(value: float | None, unit: str = "") -> str:
+def _cell(value: float | None, unit: str = "") -> str:
     return "-" if value is None else f"{format_number(value)}{unit}"

@@ -14,7 +14,7 @@ from autoscaler.cli import options as arguments
 from autoscaler.cli.configuration import known, wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import complain, print_json, progress, say, table
-from autoscaler.cli.spark_options import needed
+from autoscaler.cli.spark_options import require_pyspark
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, explain, format_number, format_span
 
@@ -139,7 +139,7 @@ def _unwatched(record: Record) -> bool:
 
 def _dataset(options: argparse.Namespace, config: Config) -> tuple[Iterable[Record], dict[str, int]]:
     """The records of the clusters to compare, and the number of records of the others, which are not read."""
-    needed("replay of a dataset")
+    require_pyspark("replay of a dataset")
     from autoscaler.history import read as dataset
 
     wanted = set(config.clusters) if options.cluster is None else {options.cluster}

@@ -1,4 +1,4 @@
-"""The options of the commands that run on Spark, and the session that they ask for."""
+"""Options and session of the commands that run on Spark."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--master`, `--remote`, `--conf` and `--explain` to a parser, in a group of their own."""
+    """Add `--master`, `--remote`, `--conf` and `--explain`, in a group of their own."""
     add = parser.add_argument_group("Spark").add_argument
     add(
         "--master",
         metavar="URL",
-        help="where Spark runs: local[4], spark://host:7077, k8s://... (default: what spark-submit says, else here, on "
-        "all cores)",
+        help="where Spark runs: local[4], spark://host:7077, k8s://... "
+        "(default: the master of spark-submit, else all cores of this machine)",
     )
     add("--remote", metavar="URL", help="a Spark Connect server instead, like sc://host:15002")
     add(
@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a Spark property, like spark.driver.memory=4g; may be repeated",
     )
-    # `explain` is what commands without Spark call something else.
-    add("--explain", action="store_true", help="also print the physical plan, to the standard error")
+    add("--explain", action="store_true", help="also print the physical plan on the standard error")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -52,25 +51,21 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def table_url(path: str) -> str:
-    """Where a table is written that takes the place of the one that a run before wrote.
+    """The URL of a table to be written, which may replace that of an earlier run.
 
     Raises:
-        AutoscalerError: something else is there, which must stay.
+        ConfigurationError: the path exists and is not such a table.
     """
     if "://" in path:
         return path
     place = Path(path).absolute()
     if place.exists() and not (place / "_SUCCESS").exists():
-        raise wrong(f"{path}: is there already and is no table that was written before")
+        raise wrong(f"{path}: exists and is not a table of an earlier run")
     return f"file://{place}"
 
 
-def needed(command: str) -> None:
-    """Make sure that PySpark is there, before anything of `autoscaler.history` is imported.
-
-    Raises:
-        AutoscalerError: it is not.
-    """
+def require_pyspark(command: str) -> None:
+    """Raise AutoscalerError if PySpark is not installed, before anything of `autoscaler.history` is imported."""
     for package in ("pyspark", "pyarrow", "pandas"):
         try:
             __import__(package)
@@ -79,23 +74,21 @@ def needed(command: str) -> None:
 
 
 @contextmanager
-def opened(options: argparse.Namespace, command: str) -> Iterator[SparkSession]:
-    """The Spark session that the options ask for, until the end of the block.
-
-    What Spark raises inside, and the command has not made a better message of, becomes one line.
+def open_session(options: argparse.Namespace, command: str) -> Iterator[SparkSession]:
+    """The Spark session of the options, until the end of the block. Errors of Spark inside it become one line.
 
     Args:
-        options: what `add_arguments` has parsed.
+        options: of `add_arguments`.
         command: the command's name, like `history`.
 
     Raises:
-        AutoscalerError: there is no PySpark or no Java, Spark does not start, or it failed at its work.
+        AutoscalerError: there is no PySpark or no Java, or Spark does not start or fails.
     """
-    needed(command)
+    require_pyspark(command)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    from autoscaler.history.progress import told_of
+    from autoscaler.history.progress import print_ui_url
     from autoscaler.history.session import session
 
     if options.master is not None and options.remote is not None:
@@ -104,7 +97,7 @@ def opened(options: argparse.Namespace, command: str) -> Iterator[SparkSession]:
     settings = _settings(dict(options.conf))
     try:
         with session(name, master=options.master, remote=options.remote, settings=settings) as spark:
-            told_of(spark)
+            print_ui_url(spark)
             yield spark
     except (PySparkException, Py4JError) as error:
         raise AutoscalerError(f"Spark failed: {cause(error)}") from error
@@ -117,37 +110,32 @@ def opened(options: argparse.Namespace, command: str) -> Iterator[SparkSession]:
 
 
 def _settings(given: dict[str, str]) -> dict[str, str]:
-    """What was given, with Spark's console kept quiet unless that was given as well."""
-    from autoscaler import history as pipeline
+    """The given settings, and those that keep Spark's console quiet."""
+    from autoscaler import history
 
-    log = Path(pipeline.__path__[0]) / "log4j2.properties"
+    log = Path(history.__path__[0]) / "log4j2.properties"
     given.setdefault("spark.ui.showConsoleProgress", "false")
     given[_OPTIONS] = f"-Dlog4j2.configurationFile={log.as_uri()} {given.get(_OPTIONS, '')}".strip()
     return given
 
 
 def cause(error: BaseException) -> str:
-    """What is wrong, in one line: the innermost cause that Spark names, without the stacks around it."""
+    """The innermost cause of an error of Spark, in one line."""
     lines = [line.strip() for line in str(error).splitlines()]
     if any(line.startswith("Traceback (most recent") for line in lines):
-        # Of a Python worker: its traceback ends with what was raised.
+        # The traceback of a Python worker ends with the exception.
         raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt|Exit)\b", line)]
         return raised[0] if raised else "a Python worker failed"
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    told = causes[-1:] or [line for line in lines if line and not line.startswith("at ")][:1]
-    return told[0] if told else type(error).__name__
+    found = causes[-1:] or [line for line in lines if line and not line.startswith("at ")][:1]
+    return found[0] if found else type(error).__name__
 
 
-def tell_plan(options: argparse.Namespace, plans: Mapping[str, DataFrame]) -> None:
-    """Where `--explain` was given, print the physical plans on the standard error.
-
-    Args:
-        options: what `add_arguments` has parsed.
-        plans: what a query is for -> the query.
-    """
+def print_plans(options: argparse.Namespace, plans: Mapping[str, DataFrame]) -> None:
+    """With `--explain`, print the physical plans of queries, by name, on the standard error."""
     if not options.explain:
         return
-    from autoscaler.history.progress import explained
+    from autoscaler.history.progress import explain_plan
 
     for what, df in plans.items():
-        complain(f"The plan of {what}:", explained(df), "")
+        complain(f"The plan of {what}:", explain_plan(df), "")

@@ -1,4 +1,4 @@
-"""What a back-test tries: the clusters of a configuration, its variants, and simulated clusters made as theirs are."""
+"""Trials of `backtest` and `tune`: the clusters of a configuration, the variants, and the simulated clusters."""
 
 from __future__ import annotations
 
@@ -30,24 +30,23 @@ from autoscaler.simulation.baselines import BASELINES, Baseline
 from autoscaler.simulation.plant import STEP, work
 from autoscaler.simulation.scoring import needed
 from autoscaler.simulation.trial import STATIC_HEADROOM, Case, Variant, plant_from_profile
-from autoscaler.trace import profile_file as profiles
+from autoscaler.trace import profile_file
 
 if TYPE_CHECKING:
     from autoscaler.history.backtest_job import Known
 
 CONFIGURED = "configured"
-"""What tables call the policies that the configuration has."""
+"""The name of the configured policies in tables."""
 
 PROFILE = "profile"
-"""The metric that shows a profile to a policy that is given one for the trial; such a policy's parameter is called so
-too."""
+"""The metric with the profile of a policy that gets one for the trial, and the name of such a policy's parameter."""
 
 Setting = tuple[str, tuple[str, ...]]
-"""A key, like `main.objective`, and the values that are tried."""
+"""A key, like `main.objective`, and the values to try."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `backtest` and `tune` have in common to a parser."""
+    """Add the options that `backtest` and `tune` have in common."""
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="the history: a dataset of `autoscaler history import`")
     add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
@@ -61,34 +60,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="KEY=V1,V2",
         help="try these values of a setting: of a policy, like main.objective=30s,60s, or of the cluster, like "
-        "down.window=0s,5m; repeated, every combination is tried",
+        "down.window=0s,5m; if repeated, every combination is tried",
     )
-    add("--seeds", type=arguments.count, default=1, metavar="N", help="from 1 to N (default: 1)")
+    add("--seeds", type=arguments.count, default=1, metavar="N", help="use the seeds 1 to N (default: 1)")
     add(
         "--slo",
         type=arguments.span,
         metavar="TIME",
-        help="no record should wait longer (default: the policy's objective)",
+        help="no record should be older (default: the policy's objective)",
     )
     add(
         "--profiles",
         type=Path,
         metavar="DIR",
-        help="profiles of `autoscaler profile`: the simulated clusters are made as they say, and policies that can use "
-        "one are tried with it too, on days after those that it was made of",
+        help="profiles of `autoscaler profile`: the simulated clusters get their properties, and policies that can use "
+        "one are tried with it too, on days after those it was computed from",
     )
     add(
         "--plant",
         default="k8s",
         metavar="NAME|FILE",
-        help="the simulated cluster, where no profile says otherwise: as for `simulate` (default: k8s)",
+        help="the simulated cluster, if there is no profile: as for `simulate` (default: k8s)",
     )
     add(
         "--rate-per-worker",
         "--one",
         type=arguments.above,
         metavar="RATE",
-        help="records/s that one worker processes, where no profile says it",
+        help="records/s that one worker processes, if there is no profile; --one is the old name",
     )
     add(
         "--metric",
@@ -96,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.pair,
         default=[],
         metavar="NAME=SHOWN",
-        help="what a metric of the configuration is of what the simulated cluster shows, where that is not clear",
+        help="the metric of the simulated cluster for one of the configuration, where that is not clear",
     )
 
 
@@ -130,13 +129,13 @@ def _split(text: str) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is tried on which clusters.
+    """The clusters to try.
 
     Attributes:
         read: the configuration.
         names: cluster in the history -> its name in the configuration.
-        profiles: cluster -> its profile, of those that have one.
-        slo: seconds that a record may wait, of each cluster.
+        profiles: cluster -> its profile, if it has one.
+        slo: cluster -> seconds that a record may wait.
     """
 
     read: Config
@@ -146,14 +145,14 @@ class Chosen:
 
     @property
     def first(self) -> dict[str, date]:
-        """The first day on which a cluster may be tried: its profile must not know that day."""
+        """The first day on which a cluster is tried: the day after its profile ends."""
         return {
             name: (profile.end.astimezone(UTC) + timedelta(days=1)).date() for name, profile in self.profiles.items()
         }
 
 
 def chosen(options: argparse.Namespace) -> Chosen:
-    """Read the configuration and the profiles of the clusters that are asked for.
+    """Read the configuration and the profiles of the clusters.
 
     Raises:
         ConfigurationError: they cannot be read, or there is no such cluster.
@@ -163,7 +162,7 @@ def chosen(options: argparse.Namespace) -> Chosen:
     read = configuration.load(options.config)
     wanted = list(dict.fromkeys(options.cluster or read.clusters))
     if len(read.clusters) == 1 and len(wanted) == 1:
-        # Named on the command line: it is meant, whatever the configuration calls it.
+        # The only cluster of the configuration may have another name in the history.
         names = {wanted[0]: next(iter(read.clusters))}
     else:
         names = {name: configuration.known(name, read.clusters, f"cluster of {read.path}") for name in wanted}
@@ -178,13 +177,13 @@ def chosen(options: argparse.Namespace) -> Chosen:
 
 def _profiles(directory: Path, names: Mapping[str, str]) -> dict[str, Profile]:
     if not directory.is_dir():
-        raise wrong(f"--profiles {directory}: is no directory; `autoscaler profile` makes one")
+        raise wrong(f"--profiles {directory}: is not a directory; `autoscaler profile` makes one")
     found: dict[str, Profile] = {}
     problems = []
     for name in names:
-        path = directory / profiles.name(name)
+        path = directory / profile_file.file_name(name)
         try:
-            found[name] = profiles.load(path.read_bytes())
+            found[name] = profile_file.load(path.read_bytes())
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -196,10 +195,10 @@ def _profiles(directory: Path, names: Mapping[str, str]) -> dict[str, Profile]:
     return found
 
 
-def _objective(cluster: Cluster, usual: float) -> float:
-    """What the cluster's policies say that a record may wait; the least of them."""
+def _objective(cluster: Cluster, default: float) -> float:
+    """The least objective of the cluster's policies, in seconds."""
     found = [getattr(named.policy, "objective", None) for named in cluster.spec.policies]
-    return min([one.total_seconds() for one in found if isinstance(one, timedelta)], default=usual)
+    return min([one.total_seconds() for one in found if isinstance(one, timedelta)], default=default)
 
 
 # Variants
@@ -215,23 +214,23 @@ def combinations(settings: Sequence[Setting]) -> list[dict[str, str]]:
 
 
 def path_of(key: str, name: str, policies: Sequence[str]) -> tuple[str, ...]:
-    """Where a key like `main.objective` is in a configuration: of that policy, or else of the cluster itself."""
+    """The path of a key like `main.objective` in a configuration: of that policy, or else of the cluster."""
     for policy in sorted(policies, key=len, reverse=True):
         if key.startswith(f"{policy}."):
             return ("clusters", name, "policies", policy, *key.removeprefix(f"{policy}.").split("."))
     return ("clusters", name, *key.split("."))
 
 
-def patched(options: argparse.Namespace, read: Config, settings: Mapping[str, Mapping[str, str]]) -> Config:
-    """The configuration with settings in their places.
+def apply_settings(options: argparse.Namespace, read: Config, settings: Mapping[str, Mapping[str, str]]) -> Config:
+    """The configuration with settings changed.
 
     Args:
         options: of the command.
-        read: the configuration without them.
-        settings: cluster, as the configuration calls it -> key -> value, both as they are written.
+        read: the configuration.
+        settings: cluster in the configuration -> key -> value, both as given.
 
     Raises:
-        ConfigurationError: they are refused, in the words in which the file itself would be.
+        ConfigurationError: a setting is wrong, with the message for the same text in a file.
     """
     root: Node = document.read(options.config, Problems(str(options.config)))
     for name, changes in settings.items():
@@ -247,29 +246,29 @@ def patched(options: argparse.Namespace, read: Config, settings: Mapping[str, Ma
     try:
         return configuration.load(options.config, root)
     except ConfigurationError as error:
-        told = ", ".join(dict.fromkeys(f"{key}={text}" for each in settings.values() for key, text in each.items()))
-        raise wrong(*(f"--set {told}: {problem}" for problem in error.problems)) from error
+        given = ", ".join(dict.fromkeys(f"{key}={text}" for each in settings.values() for key, text in each.items()))
+        raise wrong(*(f"--set {given}: {problem}" for problem in error.problems)) from error
 
 
 def variants(
     options: argparse.Namespace, given: Chosen, grid: Callable[[str], Sequence[Mapping[str, str]]]
 ) -> dict[str, list[Variant]]:
-    """What is tried of the configuration itself: cluster -> each combination of its settings.
+    """The variants of the configured policies: cluster -> one for each combination of settings.
 
     Args:
         options: of the command.
         given: the clusters.
-        grid: cluster, as the configuration calls it -> combinations, of which the first changes nothing.
+        grid: cluster in the configuration -> combinations, of which the first changes nothing.
 
     Raises:
-        ConfigurationError: one of them is refused.
+        ConfigurationError: a setting is wrong.
     """
     ours = dict.fromkeys(given.names.values())
     all_of_them = {name: grid(name) for name in ours}
     found: dict[str, list[Variant]] = {name: [] for name in given.names}
     for place in range(max(map(len, all_of_them.values()))):
         now = {name: each[place] for name, each in all_of_them.items() if place < len(each)}
-        config = patched(options, given.read, now) if place else given.read
+        config = apply_settings(options, given.read, now) if place else given.read
         for name, own in given.names.items():
             if own in now:
                 found[name] += _configured(options, config.clusters[own], now[own], given.profiles.get(name), name)
@@ -279,18 +278,18 @@ def variants(
 def _configured(
     options: argparse.Namespace, cluster: Cluster, parameters: Mapping[str, str], profile: Profile | None, name: str
 ) -> list[Variant]:
-    """A cluster as it is configured, and with a profile where it could have one."""
+    """A cluster as it is configured, and with a profile if it has one that it could use."""
     spec = _stepped(cluster.spec, name)
     used = {getattr(named.policy, PROFILE, None) for named in spec.policies} - {None}
-    # What shows a profile is no metric of the simulated cluster; it is shown one as well, or else has none.
-    rest = {metric: told for metric, told in cluster.metrics.items() if metric not in used}
+    # The metric of a profile is not one of the simulated cluster: it has the given profile, or none.
+    rest = {metric: reading for metric, reading in cluster.metrics.items() if metric not in used}
     names = plant_metrics(options.config, replace(cluster, metrics=rest), _shown(options, cluster))
     shown = replace(spec, metrics=tuple(rest))
     if used:
         metric = str(next(iter(used)))
         return [Variant(CONFIGURED, shown, parameters, names, profile=metric if profile else "")]
     found = [Variant(CONFIGURED, shown, parameters, names)]
-    if profile is not None and any(_can(named.policy) for named in spec.policies):
+    if profile is not None and any(_accepts_profile(named.policy) for named in spec.policies):
         more = replace(shown, policies=_with_profile(spec))
         found.append(Variant(f"{CONFIGURED} + profile", more, parameters, names, profile=PROFILE))
     return found
@@ -301,28 +300,28 @@ def _shown(options: argparse.Namespace, cluster: Cluster) -> dict[str, str]:
     return {name: shown for name, shown in everything.items() if name in cluster.metrics}
 
 
-def _can(policy: Any) -> bool:  # noqa: ANN401 - any plug-in
+def _accepts_profile(policy: Any) -> bool:  # noqa: ANN401 - any plug-in
     return any(field.name == PROFILE for field in dataclasses.fields(policy))
 
 
 def _with_profile(spec: ClusterSpec) -> tuple[NamedPolicy, ...]:
-    """The policies, those that can use a profile looking at one."""
-    return tuple(_looking(named) if _can(named.policy) else named for named in spec.policies)
+    """The policies; those that can use a profile get one."""
+    return tuple(_profiled(named) if _accepts_profile(named.policy) else named for named in spec.policies)
 
 
-def _looking(named: NamedPolicy) -> NamedPolicy:
+def _profiled(named: NamedPolicy) -> NamedPolicy:
     policy: Any = named.policy
     return NamedPolicy(named.name, replace(policy, **{PROFILE: PROFILE}))
 
 
 def _stepped(spec: ClusterSpec, name: str) -> ClusterSpec:
-    """With the interval rounded up to the steps that a simulation goes by."""
+    """With the interval rounded up to steps of the simulation."""
     steps = max(1, math.ceil(spec.interval.total_seconds() / STEP))
     return replace(spec, name=name, interval=timedelta(seconds=STEP * steps))
 
 
 def baseline(text: str) -> tuple[str, Baseline]:
-    """A policy to compare with: NAME=SETTINGS as in a configuration file, one of the benchmark's, or any installed.
+    """A policy to compare with: NAME=SETTINGS as in a configuration file, one of the benchmark, or any installed one.
 
     Raises:
         argparse.ArgumentTypeError: there is none of that name.
@@ -337,29 +336,26 @@ def baseline(text: str) -> tuple[str, Baseline]:
     if name not in installed:
         names = dict.fromkeys([*BASELINES, *installed])
         raise argparse.ArgumentTypeError(
-            f"{name!r} is no policy{plugins.guess(name, names)}; expected NAME=SETTINGS, or one of {', '.join(names)}"
+            f"{name!r} is not a policy{plugins.guess(name, names)}; expected NAME=SETTINGS, or one of "
+            f"{', '.join(names)}"
         )
     return name, Baseline(f"{{type: {name}}}", "", bare=False)
 
 
-def compared(
+def _baseline_variants(
     policies: Sequence[tuple[str, Baseline]],
     own: ClusterSpec,
     slo: float,
     one: float,
     profile: Profile | None,
 ) -> list[Variant]:
-    """Other policies, with the parameters that they have by default and all that the simulated cluster shows.
+    """Other policies, with their default parameters and all metrics of the simulated cluster.
 
-    Args:
-        policies: by name.
-        own: what is configured: its limits, interval and slots hold for all.
-        slo: seconds that a record may wait.
-        one: records/s that one worker processes.
-        profile: of the cluster, if there is one: policies that can use one are tried with it too.
+    The limits, interval and slots of the configured cluster (`own`) hold for all. Policies that can use a profile are
+    tried with it too.
 
     Raises:
-        ConfigurationError: one of them cannot be read, such as one that needs a parameter.
+        ConfigurationError: a policy cannot be configured, such as one that needs a parameter.
     """
     found = []
     for label, other in policies:
@@ -369,8 +365,10 @@ def compared(
         try:
             made = baseline_spec(label, other, slo, one)
         except ConfigurationError as error:
-            told = tuple(f"--policy {problem}" for problem in error.problems)
-            raise wrong(*told, f"--policy {label}: say its parameters like --policy '{label}={{type: ...}}'") from error
+            problems = tuple(f"--policy {problem}" for problem in error.problems)
+            raise wrong(
+                *problems, f"--policy {label}: give its parameters like --policy '{label}={{type: ...}}'"
+            ) from error
         spec = replace(
             made,
             name=own.name,
@@ -380,7 +378,7 @@ def compared(
             partitions=own.partitions,
         )
         found.append(Variant(label, spec, bare=other.bare, oracle=other.oracle))
-        if profile is not None and not other.oracle and any(_can(named.policy) for named in spec.policies):
+        if profile is not None and not other.oracle and any(_accepts_profile(named.policy) for named in spec.policies):
             more = replace(spec, policies=_with_profile(spec))
             found.append(Variant(f"{label} + profile", more, bare=other.bare, profile=PROFILE))
     return found
@@ -389,21 +387,21 @@ def compared(
 # Simulated clusters
 
 
-def case(
+def build_case(
     options: argparse.Namespace,
     given: Chosen,
     there: Known,
     tried: Sequence[Variant],
     policies: Sequence[tuple[str, Baseline]],
 ) -> tuple[Case, str]:
-    """A simulated cluster for one of the history, and a sentence about how big a worker is.
+    """The simulated cluster for one of the history, and the rate of a worker with its origin, in words.
 
     Args:
         options: of the command.
         given: the clusters.
-        there: what the history has of it.
-        tried: what is tried of the configuration itself.
-        policies: what else is.
+        there: the recorded days of the cluster.
+        tried: the variants of the configured policies.
+        policies: other policies.
     """
     name = there.cluster
     cluster = given.read.clusters[given.names[name]]
@@ -414,7 +412,7 @@ def case(
         plant = replace(plant, partitions=cluster.spec.partitions)
     one, why = _one(options, told, cluster.spec, profile, there.peak, plant.gamma)
     static = max(1, math.ceil(STATIC_HEADROOM * needed([there.peak * STEP], one, plant.gamma)[0]))
-    others = compared(policies, _stepped(cluster.spec, name), plant.slo, one, profile)
+    others = _baseline_variants(policies, _stepped(cluster.spec, name), plant.slo, one, profile)
     return Case(plant, one, static, (*tried, *others), profile), f"{format_number(one)} records/s ({why})"
 
 

@@ -1,4 +1,4 @@
-"""`autoscaler tune`: the parameters that keep an objective at the least cost, as a patch of the configuration."""
+"""`autoscaler tune`: finds the parameters that meet an objective at the least cost, as a patch of the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from autoscaler.cli import spark_options, trials
-from autoscaler.cli.backtest import made, parameters, prepared, tell_left_out
+from autoscaler.cli.backtest import build_cases, parameters, prepare, print_left_out
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import print_json, say, table
@@ -25,7 +25,7 @@ from autoscaler.core.explain import count_of
 from autoscaler.core.model import ClusterSpec
 
 if TYPE_CHECKING:
-    from autoscaler.cli.backtest import Ready
+    from autoscaler.cli.backtest import TrialData
     from autoscaler.history.backtest_job import Known
     from autoscaler.history.tune_search import Objective
     from autoscaler.simulation.trial import Case, Variant
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 OK = 0
 
 HELD = 1 / 3
-"""This share of a cluster's days, the last ones, is held back: what was chosen on the others is judged by them."""
+"""The share of a cluster's days, the last ones, that validate what was chosen on the others."""
 
 VIOLATION = 0.005
 
 OBJECTIVES = (0.5, 0.75, 1.0)
 RESERVES = ("0.02", "0.05", "0.1")
-"""What is tried of a policy with an `objective` and a `reserve`, where nothing is said: shares of the objective that is
-configured, and reserves."""
+"""Tried without --set for policies with an `objective` and a `reserve`: shares of the configured objective, "
+"and reserves."""
 
 Row = Mapping[str, Any]
 
@@ -50,16 +50,11 @@ Row = Mapping[str, Any]
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser("tune")
-    add_arguments(parser)
     parser.set_defaults(command=run)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `tune` to a parser."""
     parser.description = (
-        "Find the parameters that keep an objective at the least cost, by back-tests: chosen on the first two thirds "
-        "of each cluster's days, and recommended only if they also hold, and are better than what is configured, on "
-        "the last third. Prints a patch of the configuration. docs/backtest.md has an example."
+        "Find the parameters that meet an objective at the least cost, by back-tests: chosen on the first two thirds "
+        "of each cluster's days, and recommended only if they also meet it, and are better than the configured ones, "
+        "on the last third. Prints a patch of the configuration. docs/backtest.md has an example."
     )
     trials.add_arguments(parser)
     add = parser.add_argument
@@ -68,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=VIOLATION,
         metavar="SHARE",
-        help="at most this share of the time with a record that waits for longer than --slo, like 0.5%% (the default)",
+        help="maximum share of the time with a record older than --slo (default: 0.5%%)",
     )
-    add("--rescales", type=_number, metavar="N", help="at most so many changes of size in an hour (default: any)")
-    add("--out", type=Path, metavar="FILE", help="write the patch there, not to the standard output")
+    add("--rescales", type=_number, metavar="N", help="maximum rescales per hour (default: any)")
+    add("--out", type=Path, metavar="FILE", help="write the patch to this file, not to the standard output")
     add("--json", action="store_true", help="print JSON")
     spark_options.add_arguments(parser)
 
@@ -98,15 +93,15 @@ def _number(text: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What came of one cluster.
+class Tuned:
+    """The result for one cluster.
 
     Attributes:
         cluster: its name in the history.
-        trained, validated: the days that parameters were chosen by, and those that were held back.
-        configured, chosen: the figures on the days they were chosen by; chosen: None where nothing keeps the objective.
-        configured_then, chosen_then: the figures on the days held back; None where nothing was to be validated.
-        recommended: whether it is recommended.
+        trained, validated: the days on which parameters were chosen, and those on which they were validated.
+        configured, chosen: the figures on the former days; chosen: None where nothing meets the objective.
+        configured_then, chosen_then: the figures on the latter days; None where nothing was to be validated.
+        recommended: whether the chosen parameters are recommended.
         why: a sentence.
     """
 
@@ -123,39 +118,39 @@ class Found:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    spark_options.needed("tune")
+    spark_options.require_pyspark("tune")
     if options.out is not None and not options.out.absolute().parent.is_dir():
-        raise wrong(f"--out {options.out}: {options.out.absolute().parent} is no directory")
+        raise wrong(f"--out {options.out}: {options.out.absolute().parent} is not a directory")
     given = trials.chosen(options)
     specs = {name: cluster.spec for name, cluster in given.read.clusters.items()}
     grids = {own: _grid(options, specs[own]) for own in dict.fromkeys(given.names.values())}
     tried = {
-        # What is recommended is parameters; to give a policy a profile is more than that.
+        # Parameters are recommended; giving a policy a profile is more than that.
         name: [variant for variant in found if variant.policy == trials.CONFIGURED]
         for name, found in trials.variants(options, given, grids.__getitem__).items()
     }
     from autoscaler.history.tune_search import Objective
 
     objective = Objective(options.violation, options.rescales)
-    with spark_options.opened(options, "tune") as spark, prepared(options, spark, given) as ready:
-        cases, notes = made(options, given, ready, tried, ())
+    with spark_options.open_session(options, "tune") as spark, prepare(options, spark, given) as ready:
+        cases, notes = build_cases(options, given, ready, tried, ())
         found, short = _tuned(options, ready, cases, objective)
         left_out = ready.known
     text = patch(options, given.names, given.slo, found, objective)
     if options.out is not None and text:
         options.out.write_text(text)
     if options.json:
-        print_json({"clusters": [_plain(one) for one in found], "patch": text, "notes": [*notes, *short]})
+        print_json({"clusters": [_to_json(one) for one in found], "patch": text, "notes": [*notes, *short]})
         return OK
     _show(found, objective)
     say("", *notes, *short)
-    tell_left_out(left_out)
+    print_left_out(left_out)
     if not text:
         say("", "Nothing is recommended: there is no patch.")
     elif options.out is None:
         say("", text.rstrip())
     else:
-        say("", f"The patch is in {options.out}: it is merged into {options.config}, key by key.")
+        say("", f"The patch is in {options.out}: merge it into {options.config}, key by key.")
     return OK
 
 
@@ -172,8 +167,8 @@ def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]
     if not settings:
         names = ", ".join(named.name for named in spec.policies)
         raise wrong(
-            f"{options.config}: cluster {spec.name} has no policy with an objective and a reserve: say with --set what "
-            f"may be changed, like --set {spec.policies[0].name}.KEY=V1,V2; its policies are {names}"
+            f"{options.config}: cluster {spec.name} has no policy with an objective and a reserve: name with --set "
+            f"what may be changed, like --set {spec.policies[0].name}.KEY=V1,V2; its policies are {names}"
         )
     return trials.combinations(settings)
 
@@ -182,16 +177,16 @@ def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]
 
 
 def split(known: Known) -> tuple[Known, Known]:
-    """The days that parameters are chosen by, and those that are held back."""
+    """The days on which parameters are chosen, and those on which they are validated."""
     held = max(1, round(len(known.days) * HELD))
     return replace(known, days=known.days[:-held]), replace(known, days=known.days[-held:])
 
 
 def _tuned(
-    options: argparse.Namespace, ready: Ready, cases: Mapping[str, Case], objective: Objective
-) -> tuple[list[Found], list[str]]:
+    options: argparse.Namespace, ready: TrialData, cases: Mapping[str, Case], objective: Objective
+) -> tuple[list[Tuned], list[str]]:
     from autoscaler.history.backtest_job import results
-    from autoscaler.history.progress import watched
+    from autoscaler.history.progress import show_progress
     from autoscaler.history.tune_search import best, means
 
     halves = {one.cluster: split(one) for one in ready.known if one.cluster in cases}
@@ -199,34 +194,35 @@ def _tuned(
     whole = {name: both for name, both in halves.items() if name not in short}
     if not whole:
         raise wrong(
-            f"{options.dataset}: has one whole day of {', '.join(short[:FEW])}: two are needed, one to choose by and "
-            "one to judge by"
+            f"{options.dataset}: has one whole day of {', '.join(short[:FEW])}: two are needed, one to choose on and "
+            "one to validate on"
         )
     train = replace(ready, known=tuple(train for train, _ in whole.values()))
     tries = train.trials(cases, options.seeds)
-    spark_options.tell_plan(options, {"the trials": tries})
-    with watched(
+    spark_options.print_plans(options, {"the trials": tries})
+    with show_progress(
         ready.spark, f"choosing among {count_of(max(len(case.variants) for case in cases.values()), 'variant')}"
     ):
         rows = [row.asDict(recursive=True) for row in best(means(results(tries)), objective).collect()]
     chosen = {row["cluster"]: row for row in rows}
-    again = {
+    validated = {
         name: replace(case, variants=_both(case, chosen[name]["chosen"]["variant"]))
         for name, case in cases.items()
         if name in chosen and chosen[name]["chosen"] is not None and chosen[name]["chosen"]["variant"]
     }
-    held = replace(ready, known=tuple(after for name, (_, after) in whole.items() if name in again))
+    held = replace(ready, known=tuple(after for name, (_, after) in whole.items() if name in validated))
     then: dict[str, dict[int, Row]] = {}
-    if again:
-        with watched(ready.spark, f"validating on {count_of(sum(len(one.days) for one in held.known), 'day')}"):
-            for row in means(results(held.trials(again, options.seeds))).collect():
+    if validated:
+        with show_progress(ready.spark, f"validating on {count_of(sum(len(one.days) for one in held.known), 'day')}"):
+            for row in means(results(held.trials(validated, options.seeds))).collect():
                 then.setdefault(row["cluster"], {})[row["variant"]] = row.asDict()
     found = [
-        judged(name, whole[name][0].days, whole[name][1].days, chosen[name], then.get(name, {}), objective)
+        judge(name, whole[name][0].days, whole[name][1].days, chosen[name], then.get(name, {}), objective)
         for name in sorted(chosen)
     ]
     return found, [
-        f"{name} has one whole day only: two are needed, one to choose by and one to judge by." for name in short[:FEW]
+        f"{name} has one whole day only: two are needed, one to choose on and one to validate on."
+        for name in short[:FEW]
     ]
 
 
@@ -234,47 +230,51 @@ def _both(case: Case, number: int) -> tuple[Variant, ...]:
     return case.variants[0], case.variants[number]
 
 
-def judged(
+def judge(
     cluster: str,
     trained: tuple[date, ...],
     validated: tuple[date, ...],
     row: Row,
     then: Mapping[int, Row],
     objective: Objective,
-) -> Found:
-    """Whether what was chosen is recommended.
+) -> Tuned:
+    """Whether the chosen parameters are recommended.
 
     Args:
         cluster: its name.
-        trained: the days that it was chosen by.
-        validated: the days that were held back.
-        row: of `pipeline.tune.best`.
-        then: the figures on the days held back, of what is configured (0) and of what was chosen (1).
-        objective: what is to be kept.
+        trained: the days on which they were chosen.
+        validated: the days on which they were validated.
+        row: of `tune_search.best`.
+        then: the figures on the latter days, of the configured variant (0) and of the chosen one (1).
+        objective: the objective.
     """
     configured, chosen = row["configured"], row["chosen"]
 
-    def told(why: str, *, recommended: bool = False) -> Found:
-        return Found(
+    def result(why: str, *, recommended: bool = False) -> Tuned:
+        return Tuned(
             cluster, trained, validated, configured, chosen, then.get(0), then.get(1), recommended=recommended, why=why
         )
 
     if chosen is None:
         near = row["nearest"]
-        return told(f"nothing that was tried keeps the objective: {_figures(near)} at best, with {_with(near)}")
+        return result(f"nothing that was tried meets the objective: {_figures(near)} at best, with {_with(near)}")
     if not then:
-        return told("what is configured is the cheapest that keeps the objective")
+        return result("the configured parameters are the cheapest that meet the objective")
     before, after = then[0], then[1]
-    if not objective.kept(after):
-        return told(f"not recommended: on the days held back it breaks the objective ({_figures(after)})")
+    if not objective.is_met(after):
+        return result(f"not recommended: on the validation days it misses the objective ({_figures(after)})")
     paid, pays = before["replica_hours"], after["replica_hours"]
-    saved = 1 - pays / paid if paid else -float(pays > 0)  # a cluster that may go down to none may have cost nothing
-    if objective.kept(before) and saved <= 0:
-        return told(f"not recommended: on the days held back it costs {-saved:.1%} more than what is configured")
+    saved = 1 - pays / paid if paid else -float(pays > 0)  # a cluster that may scale to 0 may have cost nothing
+    if objective.is_met(before) and saved <= 0:
+        return result(
+            f"not recommended: on the validation days it costs {-saved:.1%} more than the configured parameters"
+        )
     cost = f"{saved:.1%} less" if saved >= 0 else f"{-saved:.1%} more"
-    broken = "" if objective.kept(before) else f"; what is configured breaks the objective there ({_figures(before)})"
-    return told(
-        f"on the days held back it costs {cost} and keeps the objective ({_figures(after)}){broken}", recommended=True
+    broken = (
+        "" if objective.is_met(before) else f"; the configured parameters miss the objective there ({_figures(before)})"
+    )
+    return result(
+        f"on the validation days it costs {cost} and meets the objective ({_figures(after)}){broken}", recommended=True
     )
 
 
@@ -283,14 +283,14 @@ def _figures(row: Row) -> str:
 
 
 def _with(row: Row) -> str:
-    told = parameters(row)
-    return "what is configured" if told == "-" else told
+    text = parameters(row)
+    return "the configured parameters" if text == "-" else text
 
 
-# What is printed
+# Output
 
 
-def _show(found: Sequence[Found], objective: Objective) -> None:
+def _show(found: Sequence[Tuned], objective: Objective) -> None:
     limit = "" if objective.rescales is None else f", at most {objective.rescales:g} rescales an hour"
     say(f"Objective: too late for at most {objective.violation:.3g} of the time{limit}.", "")
     rows = []
@@ -319,7 +319,7 @@ def _cells(row: Row | None) -> tuple[str, ...]:
     )
 
 
-def _plain(found: Found) -> dict[str, Any]:
+def _to_json(found: Tuned) -> dict[str, Any]:
     return {
         "cluster": found.cluster,
         "trained": [found.trained[0].isoformat(), found.trained[-1].isoformat()],
@@ -340,24 +340,16 @@ def patch(
     options: argparse.Namespace,
     names: Mapping[str, str],
     slo: Mapping[str, float],
-    found: Sequence[Found],
+    found: Sequence[Tuned],
     objective: Objective,
 ) -> str:
-    """What is recommended as a part of a configuration, with comments; empty: nothing is.
-
-    Args:
-        options: of the command.
-        names: cluster in the history -> in the configuration.
-        slo: cluster -> seconds that a record may wait.
-        found: what came of each cluster.
-        objective: what is kept.
-    """
+    """The recommended parameters as a part of a configuration, with comments; empty: nothing is recommended."""
     good = [one for one in found if one.recommended and one.chosen is not None]
     if not good:
         return ""
     limit = "" if objective.rescales is None else f" and at most {objective.rescales:g} rescales an hour"
     lines = [
-        f"# autoscaler tune {options.dataset}: merged into {options.config}, key by key.",
+        f"# autoscaler tune {options.dataset}: merge this into {options.config}, key by key.",
         f"# Objective: at most {100 * objective.violation:.3g} % of the time with a record too old{limit}.",
         "clusters:",
     ]
@@ -366,7 +358,7 @@ def patch(
         lines += [
             f"  {_scalar(names[one.cluster])}:",
             f"    # Too old is above {slo[one.cluster]:g} s. Chosen on {_days(one.trained)},",
-            f"    # judged on {_days(one.validated)}:",
+            f"    # validated on {_days(one.validated)}:",
             f"    # {one.why}.",
         ]
         lines += [f"    {line}" for line in _nested(one.chosen["parameters"], options, names[one.cluster])]
@@ -397,10 +389,10 @@ def _lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{_scalar(key)}:"
             yield from _lines(value, f"{indent}  ")
         else:
-            yield f"{indent}{_scalar(key)}: {value}"  # as it was given: it was read as YAML before
+            yield f"{indent}{_scalar(key)}: {value}"  # as given: it was parsed as YAML before
 
 
 def _scalar(name: str) -> str:
-    """A name as a key that every reader of YAML takes for a text."""
+    """A name as a key that every YAML parser reads as a string."""
     plain = re.fullmatch(r"[A-Za-z_][\w.-]*", name) and isinstance(yaml.safe_load(name), str)
     return name if plain else f"'{name}'"

@@ -1,7 +1,7 @@
-"""What the history of a cluster tells: its usual week, what each size can do, how long a rescale takes.
+"""The profile of a cluster: its season, the capacity of each size, how long rescales take.
 
-A profile is made from weeks of history (`autoscaler profile`) and shown to policies as one more reading, which holds
-what matters now: so it is kept with every observation, and any driver decides with it as the daemon did.
+A profile is computed from weeks of history (`autoscaler profile`) and given to policies as one more reading, with the
+values that matter now: so it is recorded with every observation, and a replay decides with it as the daemon did.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ MONDAY_S = 4 * 86400.0
 """The first Monday of 1970 was the 5th of January."""
 
 MINUTES = 30
-"""A reading tells the usual arrivals of now and of each of so many minutes to come."""
+"""A reading has the seasonal arrivals of now and of this many next minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How long something takes, in seconds: the median, the tenth and the ninetieth percentile, and of how many."""
+    """Durations, in seconds: the median, the tenth and the ninetieth percentile, and their number."""
 
     median: float
     low: float
@@ -32,15 +32,15 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What sizes can process: n replicas do rate * n^exponent records/s when they are busy.
+    """The capacity of sizes: n replicas process rate * n^exponent records/s when they are busy.
 
     Attributes:
         rate: records/s of one replica.
-        exponent: how that grows with the size; 1: in proportion.
-        rate_error: standard error of ln(rate) at the sizes that were seen.
+        exponent: how the capacity grows with the size; 1: in proportion.
+        rate_error: standard error of ln(rate) at the observed sizes.
         exponent_error: standard error of the exponent.
-        drift: by what share the rate grows in a week (negative: it sinks), as last seen.
-        sizes: size -> records/s that it was seen to do.
+        drift: growth of the rate per week, as a share; negative: it shrinks.
+        sizes: size -> measured records/s.
     """
 
     rate: float
@@ -53,12 +53,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Season:
-    """The usual arrivals, records/s, in equal slots of a week that begins on Monday, 0:00 UTC.
+    """The seasonal arrivals, records/s, in equal slots of a week that begins on Monday, 0:00 UTC.
 
     Attributes:
         usual: the median of each slot, at the level of the last week.
         low, high: tenth and ninetieth percentile.
-        trend: by what share arrivals grow in a week.
+        trend: growth of the arrivals per week, as a share.
     """
 
     usual: tuple[float, ...]
@@ -68,12 +68,12 @@ class Season:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What was done in the time that a profile is of.
+class Summary:
+    """Cost and lateness in the time of a profile.
 
     Attributes:
-        replica_hours: that were paid for.
-        needed_hours: replica-hours that the arrivals needed at each moment, by the curve; None: it is not known.
+        replica_hours: paid for.
+        needed_hours: replica-hours that the arrivals needed at each moment, by the curve; None: not known.
         violation: share of the time in which the oldest record was older than the objective; None: lag is not known.
         rescales_per_hour: changes of size.
     """
@@ -86,12 +86,12 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something people should know.
+    """A problem, or a possible saving.
 
     Attributes:
-        kind: a word for it, the same for all clusters.
+        kind: such as `flaps`, the same for all clusters.
         text: a sentence with the numbers.
-        replica_hours: what it costs in a week, where that can be told.
+        replica_hours: its cost in a week, where it is known.
     """
 
     kind: str
@@ -101,21 +101,21 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All that the history of one cluster tells.
+    """All that is computed from the history of one cluster.
 
     Attributes:
         cluster: its name.
-        made_at: when this was found.
-        begin, end: the first and the last observation that it is of.
-        observations: how many.
-        capacity: what sizes can do; None: it was never busy enough to tell.
-        times: direction -> name -> how long it takes: `start_up` (from the request until all are ready), `absorb`
-            (until the job uses them), `stall` (the job stands still), `catch_up` (until what piled up is gone).
-        season: the usual week; None: there is none, or less than a week is known.
-        errors: minutes ahead -> mean error of what the season forecasts, as a share of the arrivals, on days
-            that it was not made from.
-        done: what was paid, how late it was, how often it was changed.
-        findings: what people should know, the most expensive first.
+        made_at: when it was computed.
+        begin, end: the times of the first and the last observation.
+        observations: their number.
+        capacity: the capacity of sizes; None: the job was never busy enough.
+        times: direction -> phase -> durations: `start_up` (from the request until all are ready), `absorb` (until the
+            job uses them), `stall` (the job stands still), `catch_up` (until the backlog is processed).
+        season: the season; None: there is none, or less than a week is known.
+        errors: minutes ahead -> mean error of the season's forecasts, as a share of the arrivals, on days that it was
+            not computed from.
+        done: cost, lateness and number of rescales.
+        findings: the most expensive first.
     """
 
     cluster: str
@@ -127,12 +127,12 @@ class Profile:
     times: Mapping[Direction, Mapping[str, Spread]] = field(default_factory=dict)
     season: Season | None = None
     errors: Mapping[int, float] = field(default_factory=dict)
-    done: Done | None = None
+    done: Summary | None = None
     findings: tuple[Finding, ...] = ()
 
 
-def usual(slots: tuple[float, ...], at: float) -> float:
-    """The usual value at a time (seconds since 1970, UTC), between the middles of two slots."""
+def seasonal_value(slots: tuple[float, ...], at: float) -> float:
+    """The value at a time (seconds since 1970, UTC), interpolated between the middles of two slots."""
     place = ((at - MONDAY_S) % WEEK_S) / WEEK_S * len(slots) - 0.5
     slot = int(place) if place >= 0 else -1
     share = place - slot
@@ -140,17 +140,17 @@ def usual(slots: tuple[float, ...], at: float) -> float:
 
 
 def reading(profile: Profile, at: datetime) -> Reading:
-    """What a profile says at a time: the usual arrivals of now and of the minutes to come, and what else it knows.
+    """The profile as a reading: the seasonal arrivals of now and of the next minutes, capacity and durations.
 
     The value has `MINUTES` + 1 numbers, all 0 where there is no season. `parts` has `capacity` (rate, exponent and
-    their errors) and `up` and `down` (seconds that each thing takes), as far as they are known.
+    their errors) and `up` and `down` (median seconds of each phase), as far as they are known.
     """
     now = at.timestamp()
     season = profile.season
     value = (
         (0.0,) * (MINUTES + 1)
         if season is None
-        else tuple([round(usual(season.usual, now + 60.0 * minute), 3) for minute in range(MINUTES + 1)])
+        else tuple([round(seasonal_value(season.usual, now + 60.0 * minute), 3) for minute in range(MINUTES + 1)])
     )
     parts: dict[str, Mapping[str, float]] = {}
     curve = profile.capacity
@@ -166,6 +166,6 @@ def reading(profile: Profile, at: datetime) -> Reading:
     return Reading(value, at, parts=parts)
 
 
-def old(profile: Profile, at: datetime, most: timedelta) -> bool:
-    """Whether the last thing a profile knows of is longer ago than `most`."""
-    return at - profile.end > most
+def is_stale(profile: Profile, at: datetime, max_age: timedelta) -> bool:
+    """Whether the history of a profile ended longer ago than `max_age`."""
+    return at - profile.end > max_age

@@ -1,7 +1,7 @@
-"""Policies tried on what really arrived, cluster by cluster and day by day, on all cores that Spark has.
+"""Trials of policies on recorded load, by cluster and day, on all cores of Spark.
 
-What arrived becomes one row for each cluster and day. It goes to Python together with all that is to be tried on it, so
-that it is sent once, and a task takes whole trials: see `autoscaler.simulation.trial`.
+The arrivals of a cluster and day are one row. It is sent to Python once, together with all variants to try on it, and a
+task runs whole trials: see `autoscaler.simulation.trial`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from autoscaler.simulation.scoring import RESCALE_WEIGHT, VIOLATION_WEIGHT
 from autoscaler.simulation.trial import BEFORE, MAX_GAP, SLOT, SLOTS, Case, Outcome, Variant, day_load, run_trial
 
 WAVES = 16
-"""Each core gets so many tasks where there is enough to do: one that is done early takes another..."""
+"""Tasks per core, if there are enough trials: a core that is done early takes another task."""
 
 TRIALS_IN_TASK = 60
-"""... and more where they would have more trials than this, a minute or so: a bar moves, and little is done again."""
+"""Maximum trials of a task, about a minute: the progress bar moves, and a failed task repeats little."""
 
 _text, _whole, _number = StringType(), IntegerType(), DoubleType()
 
@@ -57,8 +57,8 @@ TRIALS = _row(
     seed=_whole,
     hours=_number,
     replica_hours=_number,
-    demand_hours=_number,  # what the arrivals needed at each moment
-    static_hours=_number,  # what the peak of all days and 10 % would have been, all the time
+    demand_hours=_number,  # needed by the arrivals at each moment
+    static_hours=_number,  # the size for the peak of all days plus 10 %, all the time
     late_hours=_number,  # with a record older than the objective
     p50_s=_number,
     p99_s=_number,
@@ -82,13 +82,13 @@ _DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a history has of a cluster's arrivals.
+    """The recorded days of a cluster.
 
     Attributes:
         cluster: its name.
-        days: those that are whole enough to be tried, in order.
-        peak: the greatest arrivals of these in `trial.SLOT` seconds, records/s.
-        left_out: each day that is not whole enough, and for how many seconds nothing was recorded at a stretch.
+        days: the days that are complete enough for trials, in order.
+        peak: the maximum arrivals of these in `trial.SLOT` seconds, records/s.
+        left_out: each other day, and the seconds of its longest gap.
     """
 
     cluster: str
@@ -98,21 +98,21 @@ class Known:
 
 
 def arrived(spark: SparkSession, observations: DataFrame, first: Mapping[str, date] | None = None) -> DataFrame:
-    """What arrived, one row for each cluster and day, with the evening before.
+    """The arrivals, one row for each cluster and day, with the evening before.
 
     Args:
         spark: the session.
         observations: with the columns `cluster`, `at` and `arrivals`.
-        first: cluster -> its first day that counts; all days count of those that are not in it.
+        first: cluster -> first day; all days of clusters that are not in it.
 
     Returns:
-        The columns `cluster`, `day`, `slots` and `rates` (see `trial.offered`), `missing` (for how many seconds
-        nothing was recorded at a stretch) and `peak`.
+        The columns `cluster`, `day`, `slots` and `rates` (see `trial.offered`), `missing` (seconds
+        of the longest gap) and `peak`.
     """
     rate = F.col("arrivals")
     number = F.expr(f"unix_micros(at) div {round(SLOT * 1_000_000)}")
     sound = observations.where(rate.isNotNull() & ~F.isnan(rate) & (rate >= 0) & (rate < math.inf))
-    # By slot first: what one cluster has a hundred times as much of is small before it is moved.
+    # By slot first: a cluster with a hundred times the data of others is small before the shuffle.
     means = sound.groupBy("cluster", number.alias("number")).agg(F.avg("arrivals").alias("rate"))
     day, slot = F.expr(f"cast(number div {SLOTS} as int)"), F.expr(f"cast(number % {SLOTS} as int)")
     own, next_day = [F.struct((day + later).alias("day"), (slot - later * SLOTS).alias("slot")) for later in (0, 1)]
@@ -144,7 +144,7 @@ def _missing(slots: Column) -> Column:
 
 
 def known(arrivals: DataFrame) -> list[Known]:
-    """What there is of each cluster: so many numbers as there are clusters, and days that are left out."""
+    """The recorded days of each cluster, and those that are left out."""
     fits = _fits()
     rows = (
         arrivals.groupBy("cluster")

@@ -1,8 +1,8 @@
-"""Following: a Structured Streaming query that adds to a dataset what daemons pack, each file once.
+"""`history follow`: a Structured Streaming query that adds the compressed files of daemons to a dataset, each once.
 
-Spark's file source finds the files, and its checkpoint remembers which were taken. A batch is a list of files, a row
-for each, and not their lines: it is read by the function that imports files, so both make the same of them. A batch
-that is repeated after a kill changes nothing, since a dataset only grows by what is new: exactly once in effect.
+Spark's file source finds the files, and its checkpoint records which were processed. A batch is a list of files,
+not their lines: they are imported by the same function as in `history import`. A batch that is repeated after a
+crash changes nothing, since only new rows are added: exactly once in effect.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ NAME = "history follow"
 """The query's name."""
 
 CHECKPOINT = "_follow"
-"""Where the checkpoint is in a dataset if nothing else is said."""
+"""The default place of the checkpoint in a dataset."""
 
 PACKED, ANY = "*.jsonl.gz", "*.{jsonl,jsonl.gz}"
 
 _KNOWN = "followers.json"
-"""The note of a dataset with the ids of the checkpoints that follow into it."""
+"""The note of a dataset with the ids of the checkpoints that belong to it."""
 
 _FOUND = "path string, modificationTime timestamp, length long, content binary"
 _HOUR = r"(\d{4}-\d\d-\d\dT\d\d)[^/]*$"
 LATE = timedelta(hours=1)
-"""A file is late when it is older than the newest one by more."""
+"""A file is late when it is older than the newest one by more than this."""
 
-_LOOK = 0.3
-_BUSY = 5.0
+_POLL_S = 0.3
+_BUSY_S = 5.0
 
 
 class FollowError(AutoscalerError):
-    """Following cannot begin or go on; the message says why and what to do."""
+    """The query cannot start or continue; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
-    """What is followed, and how.
+class FollowOptions:
+    """Options of the query.
 
     Attributes:
         places: directories, patterns of them like `/srv/*/history`, or URLs of one file system that Spark knows.
-        checkpoint: a directory for what Spark remembers.
-        plain: also take files that are not packed: they must be whole when they appear.
-        files: the most files of one batch.
-        every: time between two looks; None: take what is there, and end.
-        count: whether to count, for each batch, how many files wait.
+        checkpoint: the directory of Spark's checkpoint.
+        plain: also import uncompressed files: they must be complete when they appear.
+        files: the maximum number of files of a batch.
+        every: time between two searches for files; None: process the present files and end.
+        count: whether to count the files that wait at each batch.
     """
 
     places: Sequence[str]
@@ -75,16 +75,16 @@ class Following:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a batch did.
+    """The result of a batch.
 
     Attributes:
-        number: Spark's number of it. One that is told again was repeated.
-        files: how many there were.
-        late: those of them that are older than the newest hour that was there before, by more than an hour.
-        gone: those of them that were removed before they could be read.
-        imported: what became of their lines.
-        waiting: files that were there when it began, beyond its own; None: they were not counted.
-        seconds: how long it took.
+        number: Spark's number of it. The same number comes again when a batch is repeated.
+        files: number of files.
+        late: those older than the newest hour of earlier batches, by more than an hour.
+        gone: those that were removed before they could be read.
+        imported: the result of the import.
+        waiting: further files that existed when it began; None: they were not counted.
+        seconds: its duration.
     """
 
     number: int
@@ -101,13 +101,13 @@ class Follower:
     """One query: `run` it once.
 
     Attributes:
-        waiting: batch -> files that were there when it began, beyond its own, of the last batches.
+        waiting: number of a batch -> further files that existed when it began; of the last batches.
     """
 
     spark: SparkSession
     dataset: Dataset
-    what: Following
-    tell: Callable[[Batch], object]
+    options: FollowOptions
+    report: Callable[[Batch], object]
     warn: Callable[[str], object] = lambda _: None
     waiting: dict[int, int] = field(default_factory=dict)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -117,75 +117,75 @@ class Follower:
     _newest: datetime = datetime(1970, 1, 2)  # noqa: DTZ001 - naive, as PySpark has times
 
     def stop(self) -> None:
-        """End it, also in the middle of a batch, which is then repeated by the next run. It may be called twice."""
+        """End it, even in the middle of a batch, which the next run repeats. It may be called twice."""
         self._stopped.set()
         self._known.set()
 
     def run(self) -> None:
-        """Follow until there is nothing more to do or `stop` is called.
+        """Run until there is nothing more to do or `stop` is called.
 
         Raises:
             FollowError: a place or the checkpoint cannot be used.
             AutoscalerError: the dataset cannot be written.
-            PySparkException: Spark failed at it.
+            PySparkException: Spark failed.
         """
         found = self.found()
-        place = url(self.what.checkpoint)
+        place = url(self.options.checkpoint)
         before = _checkpoint_id(self.spark, place)
         if before is not None and before not in self._followers() and _any(self.spark, f"{place}/commits"):
             raise FollowError(
-                f"{self.what.checkpoint}: is the checkpoint of another dataset, and says which files that has; give "
-                "--checkpoint another directory, or remove it to have all files read again: what is there already is "
-                "not added twice"
+                f"{self.options.checkpoint}: is the checkpoint of another dataset, with the files imported there; give "
+                "--checkpoint another directory, or remove it to have all files read again: records that are there "
+                "already are not added twice"
             )
-        if self.what.count:
-            self._seen = _taken(self.spark, place)
+        if self.options.count:
+            self._seen = _processed(self.spark, place)
         writer = found.writeStream.queryName(NAME).foreachBatch(self._work).option("checkpointLocation", place)
-        every = self.what.every
+        every = self.options.every
         timed = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=_interval(every))
         try:
             query = timed.start()
-            self._follows(query.id)
-            while not self._stopped.is_set() and not query.awaitTermination(_LOOK):
+            self._record_checkpoint(query.id)
+            while not self._stopped.is_set() and not query.awaitTermination(_POLL_S):
                 pass
             query.stop()
             if _has_ended(self.spark):
-                self._cut_off()
+                self._spark_ended()
         except (PySparkException, Py4JError, OSError) as error:
             if self._stopped.is_set():
-                return  # Spark was in the middle of something, or ended by the same signal
+                return  # Spark was interrupted in its work, or ended by the same signal
             if _has_ended(self.spark):
-                self._cut_off()
+                self._spark_ended()
             if self._failure is not None:
                 raise self._failure from None
-            raise FollowError(_told(error, self.what.checkpoint)) from error
+            raise FollowError(_describe(error, self.options.checkpoint)) from error
 
-    def _cut_off(self) -> None:
+    def _spark_ended(self) -> None:
         if not self._stopped.is_set():
-            raise FollowError(_CUT_OFF) from None
+            raise FollowError(_SPARK_ENDED) from None
 
-    def _follows(self, checkpoint: str) -> None:
-        """Keep in the dataset that it is this one that a checkpoint speaks of."""
+    def _record_checkpoint(self, checkpoint: str) -> None:
+        """Record in the dataset that a checkpoint belongs to it."""
         known = self._followers()
         if checkpoint not in known:
             self.dataset.keep_note(_KNOWN, json.dumps([*known, checkpoint]) + "\n")
         self._known.set()
 
     def found(self) -> DataFrame:
-        """The files, a row for each: their content is not read here. `at` is the hour of the name."""
+        """The files, one row each, without their content. `at` is the hour in the name."""
         reader = self.spark.readStream.format("binaryFile").schema(_FOUND)
         options = {
-            "pathGlobFilter": ANY if self.what.plain else PACKED,
+            "pathGlobFilter": ANY if self.options.plain else PACKED,
             "recursiveFileLookup": "true",
-            "maxFilesPerTrigger": str(self.what.files),
-            # A file that is older than the newest one by more than this is never taken, and a week is Spark's default.
+            "maxFilesPerTrigger": str(self.options.files),
+            # Files older than the newest one by more than this are ignored; Spark's default is a week.
             "maxFileAge": f"{100 * 365}d",
-            # What is removed between being listed and being looked at.
+            # Files that are removed after they were listed.
             "ignoreMissingFiles": "true",
         }
-        found = reader.options(**options).load(together(self.what.places, plain=self.what.plain))
+        found = reader.options(**options).load(join_places(self.options.places, plain=self.options.plain))
         hour = F.try_to_timestamp(F.regexp_extract("path", _HOUR, 1), F.lit("yyyy-MM-dd'T'HH"))
-        # Nothing is dropped for being late. The watermark is there so that the progress tells which hours are read.
+        # No late file is dropped: the watermark is there for the progress to show which hours are read.
         return found.select("path", F.coalesce(hour, "modificationTime").alias("at")).withWatermark(
             "at", f"{LATE.total_seconds():.0f} seconds"
         )
@@ -195,23 +195,23 @@ class Follower:
         try:
             self._known.wait()
             if self._stopped.is_set():
-                raise FollowError("it was stopped")  # noqa: TRY301 - Spark must not take the batch for done
+                raise FollowError("it was stopped")  # noqa: TRY301 - Spark must not record the batch as done
             found = {row.path: row.at for row in batch.collect()}
-            files = sorted(map(_same, found))
+            files = sorted(map(_normalized, found))
             waiting = self._count(files, number)
-            there, imported = self._add_those_there(files)
+            there, imported = self._add_existing(files)
             late = sum(at < self._newest - LATE for at in found.values())
             self._newest = max([self._newest, *found.values()])
             gone = len(files) - len(there)
-            self.tell(Batch(number, len(files), late, gone, imported, waiting, time.monotonic() - begun))
+            self.report(Batch(number, len(files), late, gone, imported, waiting, time.monotonic() - begun))
         except Exception as error:
             if self._failure is None:
                 self._failure = error
             raise
 
-    def _add_those_there(self, files: Sequence[str]) -> tuple[Sequence[str], Imported]:
-        """Add files but for those that have been removed. Returns what was read, and what became of it."""
-        # To look at each costs a request where it is far: only when something failed.
+    def _add_existing(self, files: Sequence[str]) -> tuple[Sequence[str], Imported]:
+        """Add files, except those that were removed. Returns the files read, and the result."""
+        # A check costs a request for each remote file: these are checked only after a failure.
         there: Sequence[str] = [file for file in files if "://" in file or Path(file).exists()]
         while True:
             try:
@@ -223,28 +223,28 @@ class Follower:
                 there = left
 
     def _add(self, files: Sequence[str]) -> Imported:
-        told = False
+        warned = False
         while True:
             try:
                 return add(self.spark, self.dataset, files, now=datetime.fromtimestamp(time.time(), UTC))
             except BusyError as error:
-                if not told:
+                if not warned:
                     self.warn(f"waiting: {error}")
-                told = True
-                if self._stopped.wait(_BUSY):
+                warned = True
+                if self._stopped.wait(_BUSY_S):
                     raise
 
     def _count(self, files: Sequence[str], number: int) -> int | None:
-        if not self.what.count:
+        if not self.options.count:
             return None
         self._seen.update(files)
         there = self.spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-        there = there.option("pathGlobFilter", ANY if self.what.plain else PACKED)
+        there = there.option("pathGlobFilter", ANY if self.options.plain else PACKED)
         try:
-            listed = there.load(together(self.what.places, plain=self.what.plain)).select("path").toArrow()
-        except AnalysisException:  # no directory is there now
+            listed = there.load(join_places(self.options.places, plain=self.options.plain)).select("path").toArrow()
+        except AnalysisException:  # no directory exists now
             return 0
-        count = sum(_same(path) not in self._seen for path in listed["path"].to_pylist())
+        count = sum(_normalized(path) not in self._seen for path in listed["path"].to_pylist())
         self.waiting = {**dict(list(self.waiting.items())[-20:]), number: count}
         return count
 
@@ -254,35 +254,35 @@ class Follower:
 
 
 def waiting_of(follower: Follower) -> Callable[[Mapping[str, Any]], int | None]:
-    """What `injob.report` asks: how many files a batch has left."""
+    """The `waiting` of `injob.report`: the number of files that wait after a batch."""
     return lambda progress: follower.waiting.get(progress["batchId"])
 
 
 def url(place: str) -> str:
     """A place as Spark takes it."""
-    return place if "://" in place else f"file://{_whole(place.removeprefix('file:'))}"
+    return place if "://" in place else f"file://{_absolute(place.removeprefix('file:'))}"
 
 
-def _whole(path: str) -> str:
-    """A path from the root on, without `..`: Spark would take that away without a look at links."""
+def _absolute(path: str) -> str:
+    """An absolute path without `..`, which Spark would resolve without following links."""
     parts = Path(path).absolute().parts
     if ".." not in parts:
         return str(Path(*parts))
     after = len(parts) - parts[::-1].index("..")
-    # Links further on stay: what they lead to may become another place, and files are known by their path.
+    # Later links stay: they may be changed, and files are identified by their paths.
     return str(Path(os.path.realpath(Path(*parts[:after])), *parts[after:]))
 
 
-_CUT_OFF = (
-    "Spark was ended while this followed: its application was removed, or its Java was killed or had no memory left; "
-    "start this again: it goes on with the same files, and what is there already is not added twice"
+_SPARK_ENDED = (
+    "Spark ended during the query: its application was removed, or its Java was killed or had no memory left; run this "
+    "again: it continues with the same files, and records that are there already are not added twice"
 )
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Whether there is no Spark any more; then whatever it says of an error is about that."""
+    """Whether Spark has ended; then its other errors follow from that."""
     try:
-        return bool(spark._jsc.sc().isStopped())  # noqa: SLF001 - else nothing tells
+        return bool(spark._jsc.sc().isStopped())  # noqa: SLF001 - the only way
     except (Py4JError, OSError):
         return True
 
@@ -294,48 +294,48 @@ def _is_there(spark: SparkSession, file: str) -> bool:
     return bool(path.getFileSystem(spark._jsc.hadoopConfiguration()).exists(path))  # noqa: SLF001
 
 
-def together(places: Sequence[str], *, plain: bool = False) -> str:
-    """One pattern for all places: a query has one source, whatever places are added to it or taken away later.
+def join_places(places: Sequence[str], *, plain: bool = False) -> str:
+    """One pattern for all places: a query has one source, whatever places are added or removed later.
 
     Raises:
-        FollowError: a place is not there or cannot be used, or they are in several file systems.
+        FollowError: a place does not exist or cannot be used, or they are in several file systems.
     """
     systems: dict[str, list[str]] = {}
     for place in places:
         if "://" not in place:
-            _look(place, plain=plain)
+            _check_place(place, plain=plain)
         system, path = re.fullmatch(r"([^:]+://[^/]*)/*(.*)", url(place), re.DOTALL).groups()  # type: ignore[union-attr]
         there = "://" not in place and os.path.lexists(place)
-        systems.setdefault(system, []).append(_as_it_is(path, among=len(places) > 1) if there else path)
+        systems.setdefault(system, []).append(_literal(path, among=len(places) > 1) if there else path)
     if len(systems) > 1:
         raise FollowError(
-            f"{' and '.join(systems)} are different file systems: follow each by a command of its own, with its own "
+            f"{' and '.join(systems)} are different file systems: follow each with its own command and its own "
             "--checkpoint"
         )
     ((system, paths),) = systems.items()
     return f"{system}/{paths[0]}" if len(paths) == 1 else f"{system}/{{{','.join(paths)}}}"
 
 
-def _as_it_is(path: str, *, among: bool) -> str:
-    """A path in which no letter means others. Among several in braces, Hadoop takes one escape away first."""
+def _literal(path: str, *, among: bool) -> str:
+    """A path without patterns. Among several in braces, Hadoop removes one level of escapes first."""
     if not among:
         return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
     return re.sub(r"([\\{}\[\]*?])", r"\\\\\\\1", path).replace(",", "\\,")
 
 
-def _look(place: str, *, plain: bool) -> None:
+def _check_place(place: str, *, plain: bool) -> None:
     path = Path(place)
     if not path.is_dir():
         if os.path.lexists(path):
-            raise FollowError(f"{place}: is no directory")
+            raise FollowError(f"{place}: is not a directory")
         if not re.search(r"[{\[*?]", place):
             raise FollowError(
                 f"{place}: there is no such directory; the history of a daemon is in history/ of its daemon.directory"
             )
     elif plain and any((path / up / "state.sqlite3").exists() for up in ("", "..")):
         raise FollowError(
-            f"{place}: belongs to a daemon, whose plain files still grow, and each file is read once; leave out "
-            "--plain: the daemon packs each when its hour is over"
+            f"{place}: belongs to a daemon, whose uncompressed files still grow, and each file is read once; leave out "
+            "--uncompressed: the daemon compresses each file when its hour is over"
         )
 
 
@@ -343,13 +343,13 @@ def _interval(every: timedelta) -> str:
     return f"{round(every.total_seconds() * 1000)} milliseconds"
 
 
-def _same(path: str) -> str:
-    """One name for a file, which Spark calls `file:/a` here and `file:///a` there; on this machine its path."""
+def _normalized(path: str) -> str:
+    """One name for a file, which Spark calls `file:/a` or `file:///a`; on this machine its path."""
     return re.sub(r"^file:/+", "/", path)
 
 
 def _checkpoint_id(spark: SparkSession, place: str) -> str | None:
-    """What tells a checkpoint from others; None: there is none yet. Raises FollowError."""
+    """The id of a checkpoint; None: there is none yet. Raises FollowError."""
     try:
         text = "".join(row.value for row in spark.read.text(f"{place}/metadata", wholetext=True).collect())
     except AnalysisException:
@@ -367,8 +367,8 @@ def _any(spark: SparkSession, place: str) -> bool:
         return False
 
 
-def _taken(spark: SparkSession, place: str) -> set[str]:
-    """The files that a checkpoint knows."""
+def _processed(spark: SparkSession, place: str) -> set[str]:
+    """The files that a checkpoint has recorded."""
     try:
         lines = spark.read.text(f"{place}/sources/0").where("value LIKE '{%'")
         paths = (
@@ -376,13 +376,13 @@ def _taken(spark: SparkSession, place: str) -> set[str]:
         )
     except AnalysisException:
         return set()
-    return {_same(urllib.parse.unquote(path)) for path in paths if path}
+    return {_normalized(urllib.parse.unquote(path)) for path in paths if path}
 
 
 def _damaged(place: str, why: str) -> str:
     return (
-        f"{place}: the checkpoint is damaged ({why}); move it away and start again: all files are then read again, and "
-        "what is there already is not added twice"
+        f"{place}: the checkpoint is damaged ({why}); move it away and run this again: all files are then read again, "
+        "and records that are there already are not added twice"
     )
 
 
@@ -390,17 +390,18 @@ _DAMAGE = re.compile(
     r"log file|[Nn]o ?such ?[Ee]lement|next on empty iterator|batch \d+ doesn't exist|end-of-input|Unexpected character"
     r"|sources in the checkpoint|log version|not a directory"
 )
-"""What Spark says of a checkpoint that it cannot use."""
+"""Spark's messages about a checkpoint that it cannot use."""
 
 
-def _told(error: Exception, checkpoint: str) -> str:
-    """What is wrong with a query that failed of itself, in one sentence."""
-    told = re.sub(r"^.*?terminated with exception: ", "", str(error), flags=re.DOTALL)
-    causes = re.findall(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.*)$", told, re.MULTILINE)
-    why = (causes[:1] or told.strip().splitlines()[:1] or [type(error).__name__])[0].split(" SQLSTATE: ")[0]
-    if "CONCURRENT_STREAM_LOG_UPDATE" in told:
+def _describe(error: Exception, checkpoint: str) -> str:
+    """Why a query failed, in one sentence."""
+    text = re.sub(r"^.*?terminated with exception: ", "", str(error), flags=re.DOTALL)
+    causes = re.findall(r"^(?:: |Caused by: )?[\w.$]+(?:Exception|Error): (.*)$", text, re.MULTILINE)
+    why = (causes[:1] or text.strip().splitlines()[:1] or [type(error).__name__])[0].split(" SQLSTATE: ")[0]
+    if "CONCURRENT_STREAM_LOG_UPDATE" in text:
         return (
-            f"{checkpoint}: is the checkpoint of two at a time: another `history follow` runs with it; if none does, "
-            "move it away and start again: all files are then read again, and what is there already is not added twice"
+            f"{checkpoint}: is used by two queries at a time: another `history follow` runs with it; if none does, "
+            "move it away and run this again: all files are then read again, and records that are there already are "
+            "not added twice"
         )
     return _damaged(checkpoint, why) if _DAMAGE.search(why) else f"Spark failed: {why}"

@@ -1,8 +1,8 @@
-"""The history that a Prometheus server has, as observations: what is asked, how answers are kept, what becomes of them.
+"""The history in a Prometheus server, as observations: queries, stored answers, and the rows made from them.
 
-Each answer is kept in the dataset as a file of its own (`_prometheus/`) before the next one is asked for, so nothing is
-asked twice. Spark makes the observations of all of them. A time of which no answer has a sample gives none: a gap stays
-a gap.
+Each answer is stored in the dataset as a file (`_prometheus/`) before the next query is sent, so that nothing is
+queried twice. Spark makes the observations from all of them. There is no observation of a time without a sample: a gap
+stays a gap.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import ArrayType, DoubleType, StringType, StructField, StructType, TimestampType
 
-from autoscaler.history.dataset import literal
+from autoscaler.history.dataset import escape_glob
 from autoscaler.history.schema import METRIC
 from autoscaler.sources.prometheus import Asked, Empty, Many, Prometheus, Query, Series, TooMuchError
 
 DIRECTORY = "_prometheus"
-"""Where answers are kept, in a dataset. It may be removed: then all is asked again."""
+"""The directory of answers in a dataset. It may be removed: then everything is queried again."""
 
 DESIRED, READY = "#desired", "#ready"
-"""Names of what is no metric, but a size."""
+"""Names of the sizes, which are not metrics."""
 
-MOST_POINTS = 11_000
-"""Of one series in one answer: Prometheus refuses more."""
+MAX_POINTS = 11_000
+"""Points of a series in one answer: Prometheus refuses more."""
 
 SETTLED = timedelta(minutes=1)
-"""What is younger is not asked for: it may still change, as scrapes and recording rules come late."""
+"""Younger samples are not queried: they may still change, as scrapes and recording rules are late."""
 
 Ask = Callable[[str, datetime, datetime, timedelta], Sequence[Series]]
 
 
 @dataclass(frozen=True)
 class Want:
-    """What is wanted of whom: a metric of a cluster, or a size of it.
+    """A metric or a size of a cluster, and where to query it.
 
     Attributes:
         cluster: its name.
         name: of the metric; or `DESIRED` or `READY`.
-        server: who is asked.
-        query: what is asked.
+        server: the server.
+        query: the query.
     """
 
     cluster: str
@@ -63,7 +63,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of the time: unix seconds, `end` excluded."""
+    """An interval in Unix seconds, `end` excluded."""
 
     begin: int
     end: int
@@ -71,15 +71,15 @@ class Span:
 
 @dataclass(frozen=True)
 class Answer:
-    """One query over one span, and where its answer is kept.
+    """One query over one span, and the file of its answer.
 
     Attributes:
         id: of the query, its server and the step.
-        asked: the query; what many clusters share is one.
-        server: who is asked.
-        span: the time it is asked for.
-        file: where the answer is kept, of this span or of more.
-        there: whether it is there already.
+        asked: the query; clusters may share one.
+        server: the server.
+        span: the interval.
+        file: the file of the answer, which may have more than this span.
+        there: whether the file exists.
     """
 
     id: str
@@ -91,16 +91,14 @@ class Answer:
 
 
 def spans(begin: datetime, end: datetime, window: timedelta, step: timedelta, now: datetime) -> list[Span]:
-    """The windows of a time, in order.
-
-    They end at whole multiples of the window, so that another run has the same ones.
+    """The windows of an interval, in order. They end at multiples of their length, so that every run has the same ones.
 
     Args:
-        begin: the first time that is wanted.
-        end: the last one.
-        window: how long one is, a whole number of steps.
+        begin: the first time.
+        end: the last time.
+        window: length of a window, a whole number of steps.
         step: between two samples, whole seconds.
-        now: what is younger than `SETTLED` is left out.
+        now: times younger than `SETTLED` are left out.
     """
     step_s, window_s = round(step.total_seconds()), round(window.total_seconds())
     first = -(-math.ceil(begin.timestamp()) // step_s) * step_s
@@ -117,9 +115,9 @@ def plan(directory: Path, wants: Iterable[Want], windows: Sequence[Span], step: 
     """All answers that are needed, those of the first window first.
 
     Args:
-        directory: where they are kept.
-        wants: what is wanted.
-        windows: of which times.
+        directory: the directory of answers.
+        wants: metrics and sizes.
+        windows: the times.
         step: between two samples.
     """
     queries = {identity(want, step): want for want in wants}
@@ -144,7 +142,7 @@ def _kept(directory: Path) -> list[Span]:
 
 
 def identity(want: Want, step: timedelta) -> str:
-    """What tells one query from another: equal ones are asked once, whichever clusters they are for."""
+    """The identity of a query: equal queries are sent once, whichever clusters they are for."""
     asked = want.query.asked
     text = json.dumps([want.server.url, asked.query, asked.age, asked.labels, step.total_seconds()])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -166,25 +164,25 @@ _ANSWER = pa.schema(
 
 
 def fetch(answer: Answer, step: timedelta, ask: Ask) -> None:
-    """Ask, and keep what comes. What is too much for one answer is asked in halves.
+    """Query, and store the answer, or nothing if this is interrupted. What is too much for one answer is halved.
 
     Args:
-        answer: what to ask, and where to keep it: all of it, or nothing if this is interrupted.
+        answer: the query and the file.
         step: between two samples.
-        ask: asks for a query from a time to another, inclusive.
+        ask: queries from a time to another, inclusive.
 
     Raises:
         EdgeError: there is no answer.
     """
     file, step_s = answer.file, round(step.total_seconds())
     file.parent.mkdir(parents=True, exist_ok=True)
-    _note(answer)
+    _describe_query(answer)
     written = file.with_name(f".{file.name}.{os.getpid()}")
-    todo = [(answer.span.begin, answer.span.end)]
+    remaining = [(answer.span.begin, answer.span.end)]
     try:
         with pq.ParquetWriter(written, _ANSWER, compression="zstd") as writer:
-            while todo:
-                begin, end = todo.pop()
+            while remaining:
+                begin, end = remaining.pop()
                 try:
                     writer.write_table(_table(answer, *_asked(answer, begin, end - step_s, step, ask)))
                 except TooMuchError:
@@ -192,8 +190,8 @@ def fetch(answer: Answer, step: timedelta, ask: Ask) -> None:
                     if steps < 2:  # noqa: PLR2004 - one time cannot be halved
                         raise
                     half = begin + steps // 2 * step_s
-                    todo += [(half, end), (begin, half)]
-        _keep(written, file)
+                    remaining += [(half, end), (begin, half)]
+        _replace(written, file)
     finally:
         written.unlink(missing_ok=True)
     for other in _kept(file.parent):
@@ -202,14 +200,14 @@ def fetch(answer: Answer, step: timedelta, ask: Ask) -> None:
             _file(file.parent, other).unlink(missing_ok=True)
 
 
-def _note(answer: Answer) -> None:
-    """For people: which query the files beside it are of."""
+def _describe_query(answer: Answer) -> None:
+    """Write a file, for people, that shows the query of the files beside it."""
     asked = answer.asked
-    told = {"server": answer.server.url, "query": asked.query, "age": asked.age, "labels": list(asked.labels)}
-    (answer.file.parent / "query.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    query = {"server": answer.server.url, "query": asked.query, "age": asked.age, "labels": list(asked.labels)}
+    (answer.file.parent / "query.json").write_text(json.dumps(query, indent=2) + "\n", encoding="utf-8")
 
 
-def _keep(written: Path, file: Path) -> None:
+def _replace(written: Path, file: Path) -> None:
     with written.open("rb") as opened:
         os.fsync(opened.fileno())
     written.replace(file)
@@ -226,7 +224,7 @@ def _asked(
 
 
 def _table(answer: Answer, values: Sequence[Series], ages: Sequence[Series] | None) -> pa.Table:
-    """What came as rows, each with the time at which its value was true."""
+    """The series as rows, each with the time at which its value was measured."""
     asked = answer.asked
     known = None if ages is None else _ages(asked, ages)
     tables = []
@@ -267,7 +265,7 @@ def _key(asked: Asked, one: Series) -> object:
 
 
 def _ages(asked: Asked, series: Sequence[Series]) -> dict[object, dict[float, float]]:
-    """The time at which values were true, by series and time; of several the oldest, of which none may be unknown."""
+    """The time at which values were measured, by series and time; of several the oldest, if all are known."""
     found: dict[object, dict[float, float]] = {}
     for one in series:
         here = found.setdefault(_key(asked, one), {})
@@ -295,12 +293,12 @@ _NO_SAMPLE = "no sample"
 
 
 def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence[Want], step: timedelta) -> DataFrame:
-    """What the answers say, one row for each cluster and time at which there is any sample.
+    """The observations in the answers, one row for each cluster and time with any sample.
 
     Args:
-        spark: a session in UTC, on machines that see the files of the answers.
-        answers: those of the time that is wanted, at least one; their files are there.
-        wants: what they are the answers to.
+        spark: a session in UTC, whose workers can read the files of the answers.
+        answers: at least one; their files exist.
+        wants: the metrics and sizes.
         step: between two samples.
     """
     samples = _samples(spark, answers)
@@ -322,30 +320,30 @@ def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence
     read = _grouped(samples, each=each).join(F.broadcast(wanted), ["asked", "key"])
     read = read.select("cluster", "at", "name", _problem().alias("problem"), _reading(each=each).alias("reading"))
     whole = read.groupBy("cluster", "at").agg(*_columns())
-    return _told(whole.join(F.broadcast(_expected(spark, wants)), "cluster"))
+    return _completed(whole.join(F.broadcast(_expected(spark, wants)), "cluster"))
 
 
 def differing(rows: DataFrame, there: DataFrame) -> int:
-    """How many observations say something else than those of the same cluster and time that are there."""
+    """How many observations differ from the stored ones of the same cluster and time."""
 
     def sorted_by_key(name: str) -> Column:
-        # Of a map nobody knows the order, so that two cannot be compared.
+        # Maps have no order, so that two cannot be compared.
         def pair(key: Column) -> Column:
             return F.struct(key.alias("key"), F.col(name)[key].alias("value"))
 
         return F.transform(F.array_sort(F.map_keys(name)), pair).alias(name)
 
-    def told(observations: DataFrame, name: str) -> DataFrame:
+    def as_json(observations: DataFrame, name: str) -> DataFrame:
         whole = F.struct("desired", "ready", sorted_by_key("metrics"), sorted_by_key("missing"))
         return observations.select("cluster", "at", F.to_json(whole).alias(name))
 
-    both = told(rows, "here").join(told(there, "there"), ["cluster", "at"])
+    both = as_json(rows, "here").join(as_json(there, "there"), ["cluster", "at"])
     return int(both.where("here <> there").count())
 
 
 def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
-    """Of each answer the samples of its own span: a file may have several of them, and files may overlap."""
-    files = dict.fromkeys(literal(f"file://{answer.file.absolute()}") for answer in answers)
+    """The samples of each answer's span: a file may have several answers, and files may overlap."""
+    files = dict.fromkeys(escape_glob(f"file://{answer.file.absolute()}") for answer in answers)
     taken = spark.createDataFrame(
         [(answer.id, answer.file.name, answer.span.begin, answer.span.end) for answer in answers],
         "asked string, file string, begin long, end long",
@@ -356,7 +354,7 @@ def _samples(spark: SparkSession, answers: Sequence[Answer]) -> DataFrame:
 
 
 def _grouped(samples: DataFrame, *, each: bool) -> DataFrame:
-    """The samples that one reading is made of, as one row."""
+    """The samples of one reading, as one row."""
     value = F.col("value")
     found = [
         F.count("*").alias("count"),
@@ -369,13 +367,13 @@ def _grouped(samples: DataFrame, *, each: bool) -> DataFrame:
         F.min("true_at").alias("true_at"),
     ]
     if each:
-        # In the order of their labels, as the source gives them.
+        # In the order of their labels, as in the source.
         found.append(F.array_sort(F.collect_list(F.struct("series", "value"))).alias("each"))
     return samples.groupBy("asked", "key", "at").agg(*found)
 
 
 def _problem() -> Column:
-    """Why the samples are no reading, in the words of the source; null: they are one."""
+    """Why the samples are not a reading, in the words of the source; null: they are one."""
     several = F.concat(F.col("count"), F.lit(" samples, expected one"))
     return (
         F.when((F.col("many") == Many.ERROR.value) & (F.col("count") > 1), several)
@@ -411,7 +409,7 @@ def _columns() -> Iterator[Column]:
 
 
 def _expected(spark: SparkSession, wants: Sequence[Want]) -> DataFrame:
-    """The metrics of each cluster, and those of which no sample means zero."""
+    """The metrics of each cluster: those that are missing without a sample, and those that are then 0."""
     metrics: dict[str, list[Want]] = {}
     for want in wants:
         metrics.setdefault(want.cluster, [])
@@ -430,17 +428,17 @@ def _expected(spark: SparkSession, wants: Sequence[Want]) -> DataFrame:
     )
 
 
-def _told(whole: DataFrame) -> DataFrame:
-    """With what is missing, and why, and with the columns of their own that some metrics have."""
+def _completed(whole: DataFrame) -> DataFrame:
+    """With missing metrics and the reason, and the columns of the main metrics."""
     read, problems = F.col("read"), F.col("problems")
 
     def unknown(name: Column) -> Column:
         return ~F.map_contains_key(read, name) & ~F.map_contains_key(problems, name)
 
-    def nothing(name: Column) -> Column:
+    def zero(name: Column) -> Column:
         return F.struct(name, _metric(F.lit(0.0), F.lit(None), F.col("at"), F.lit(0.0)))
 
-    zeros = F.map_from_entries(F.transform(F.filter("zeros", unknown), nothing))
+    zeros = F.map_from_entries(F.transform(F.filter("zeros", unknown), zero))
     absent = F.map_from_entries(F.transform(F.filter("names", unknown), lambda name: F.struct(name, F.lit(_NO_SAMPLE))))
     size = F.when(
         F.col("desired").isNull() & F.col("ready").isNull(), F.create_map(F.lit("target"), F.lit(_NO_SAMPLE))

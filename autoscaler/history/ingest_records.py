@@ -1,11 +1,10 @@
-"""Traces into the dataset: JSON lines, as a daemon's history has them, become observations and decisions.
+"""Records of daemons into the dataset: JSON lines become rows of `observations` and `decisions`.
 
-Spark's own reader parses them, by a schema: numbers that JSON lacks ("NaN", "Infinity") and ISO 8601 durations are
-understood, fields that nobody knows are passed over. What is no record is set aside with the reason.
+Spark parses them with a schema: numbers that JSON lacks ("NaN", "Infinity") and ISO 8601 durations are understood, and
+unknown fields are skipped. Lines that are not records are quarantined in the table `rejected`, with the reason.
 
-Lines are parsed once, and sent to where the file of their date and cluster will be written. What was understood of them
-stays there aside, on disks, and is looked at several times: for the keys, which tell what is new, for observations, and
-for decisions.
+Lines are parsed once, and shuffled to the task that will write the file of their date and cluster. The shuffle output
+is read several times: for the keys, which show what is new, for observations, and for decisions.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pyspark.sql.types import ArrayType, DoubleType, MapType, StructType
 
 from autoscaler.core.guards import GUARDS
 from autoscaler.core.model import Reason
-from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, literal
+from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, escape_glob
 from autoscaler.history.progress import is_connect
 from autoscaler.history.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
 from autoscaler.trace.codec import VERSION
@@ -37,22 +36,22 @@ from autoscaler.trace.codec import VERSION
 EPOCH = datetime.fromtimestamp(0, UTC)
 EARLIEST = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 AHEAD = timedelta(days=1)
-"""A time before, or so much later than the import, was told by a clock that is wrong."""
+"""A time before `EARLIEST`, or this much later than the import, is that of a wrong clock."""
 
-USUAL = " ".join([*(name.value for name, _ in GUARDS), Reason.BOUNDS.value])
-"""The names of guards as nearly all records have them."""
+ALL_GUARDS = " ".join([*(name.value for name, _ in GUARDS), Reason.BOUNDS.value])
+"""The names of guards that nearly all records have."""
 
-LOOKED_AT = 16
-"""Of many files so many tell which clusters there are and how many lines each has; of few, an eighth."""
+SAMPLE_FILES = 16
+"""Files that are sampled for the clusters and their numbers of lines; of few files, an eighth."""
 
 DATE = r"(\d{4}-\d\d-\d\d)[^/]*$"
 """The date in a file's name."""
 
-LONGEST = 1000
-"""So many characters are kept of a line that is no record."""
+MAX_TEXT = 1000
+"""Characters that are kept of a line that is not a record."""
 
 _SPARK_FAILED = (PySparkException, Py4JError)
-"""What is raised where a file cannot be read: PySpark has no exception of its own for the plain one of Spark."""
+"""What is raised when a file cannot be read: some exceptions of Spark have no class in PySpark."""
 
 _BAD = "_bad"
 _METRICS = "_metrics"
@@ -73,10 +72,10 @@ _DECISION = (
     "verdicts:array<struct<guard:string,before:int,after:int,reason:string,detail:string>>,notes:array<array<string>>,combined:string>"
 )
 LINE = f"{_OBSERVATION}, {_DECISION}, version int, dry_run boolean, failed string"
-"""What is understood of a line."""
+"""The schema of a line."""
 
 WRONG_TYPE = "a value in it is missing, or not of the type that it should be"
-DAMAGED = "the file is damaged: what could be read of it was taken"
+DAMAGED = "the file is damaged: the readable part was imported"
 
 _DAYS = {"Y": 365 * 86400, "W": 604800, "D": 86400}
 _HOURS = {"H": 3600, "M": 60, "S": 1}
@@ -84,13 +83,13 @@ _HOURS = {"H": 3600, "M": 60, "S": 1}
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What an import did.
+    """The result of an import.
 
     Attributes:
-        merged: what was added to each table; a record is counted as its decision.
+        merged: the rows added to each table; a record is counted as its decision.
         lines: lines read.
-        rejected: reason -> lines, or files, set aside for it.
-        damaged: files that are damaged; what could be read of them was.
+        rejected: reason -> number of lines, or files, quarantined.
+        damaged: damaged files; their readable part was imported.
     """
 
     merged: Merged = field(default_factory=Merged)
@@ -105,10 +104,10 @@ class _Input:
 
     Attributes:
         files: all of them.
-        damaged: packed ones that cannot be read to their end.
-        torn: file -> its last line, which its writer may still be at.
+        damaged: compressed ones that cannot be read to their end.
+        torn: file -> its last line, which its writer may not have finished.
         rename: old name of a cluster -> new one.
-        until: what is later was told by a wrong clock.
+        until: later times are those of a wrong clock.
     """
 
     files: tuple[str, ...]
@@ -127,31 +126,31 @@ def add(
     rename: Mapping[str, str] | None = None,
     torn: Mapping[str, str] | None = None,
 ) -> Imported:
-    """Add the records of files to a dataset; what is there already changes nothing.
+    """Add the records of files to a dataset; records that are there already are left as they are.
 
     Args:
         spark: a session in UTC.
-        dataset: where to.
-        files: paths on this machine or URLs, of JSON lines, or packed ones (`.gz`).
-        now: times a day later than this are told by a wrong clock.
+        dataset: the dataset.
+        files: paths on this machine or URLs, of JSON lines, also compressed (`.gz`).
+        now: the present time.
         rename: old name of a cluster -> new one.
-        torn: file -> its last line where it has no end: its writer may still be at it, so it is not set aside.
+        torn: file -> its last line where that has no end of line: it may not be finished, so it is not quarantined.
 
     Raises:
-        DatasetError: somebody else is writing, or a file of the dataset is damaged.
+        DatasetError: another process is writing, or a file of the dataset is damaged.
     """
     if not files:
         return Imported()
     given = _Input(tuple(files), rename or {}, now + AHEAD, torn=torn or {})
     with dataset.writing() as write, ExitStack() as held:
         try:
-            lines, keys = _kept(spark, dataset, given, held)
+            lines, keys = _shuffled_lines(spark, dataset, given, held)
         except _SPARK_FAILED:
             damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
             if not damaged:
                 raise
             given = replace(given, damaged=frozenset(damaged))
-            lines, keys = _kept(spark, dataset, given, held)
+            lines, keys = _shuffled_lines(spark, dataset, given, held)
         good, rejected = keys.where("problem is null"), _rejected(keys, given)
         records = lines.where("problem is null")
         rows = {
@@ -159,42 +158,46 @@ def add(
             "decisions": records.select("cluster", "at", "done.*", "order"),
             "rejected": rejected,
         }
-        merged = write(spark, rows, {"observations": good, "decisions": good}, laid=("observations", "decisions"))
+        merged = write(
+            spark, rows, {"observations": good, "decisions": good}, partitioned=("observations", "decisions")
+        )
         counts = {row.reason: row["count"] for row in rejected.groupBy("reason").count().collect()}
         return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
 
 
-def _kept(spark: SparkSession, dataset: Dataset, given: _Input, held: ExitStack) -> tuple[DataFrame, DataFrame]:
-    """All lines, parsed, kept aside for as long as `held` is; and what tells where they go, without what they say."""
-    lines = held.enter_context(_aside(_laid(dataset, _parsed(spark, given), given)))
-    return lines, dataset.stage(spark, lines.drop("seen", "done"), "keys")
+def _shuffled_lines(
+    spark: SparkSession, dataset: Dataset, given: _Input, held: ExitStack
+) -> tuple[DataFrame, DataFrame]:
+    """All lines, parsed and shuffled, until `held` is closed; and their keys and problems."""
+    lines = held.enter_context(_computed_once(_partitioned(dataset, _parsed(spark, given), given)))
+    return lines, dataset.stage(lines.drop("seen", "done"), "keys")
 
 
-def plans(
+def query_plans(
     spark: SparkSession, files: Sequence[str], *, now: datetime, rename: Mapping[str, str] | None = None
 ) -> Mapping[str, DataFrame]:
-    """What is read from files, and how."""
+    """The query that reads files, by name, to be explained."""
     return {"the lines": _parsed(spark, _Input(tuple(files), rename or {}, now + AHEAD))}
 
 
-def _laid(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame:
-    """Lines in the partitions that are to be written as files, as far as a look at some of the files can tell.
+def _partitioned(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame:
+    """Lines in the partitions that will be written as files, planned by a sample of the files.
 
-    A partition is of one date, or of a few, and of as many clusters as fit, in their order. All that a cluster has of a
-    date is in one, whatever was seen.
+    A partition has one date, or a few, and as many clusters as fit, in their order. All lines of a cluster and date are
+    in one partition, whatever the sample was.
     """
     spark, files = lines.sparkSession, given.files
-    # Drawn, as every so-many-th may be the first of each daemon.
-    some = Random(len(files)).sample(files, min(LOOKED_AT, math.ceil(len(files) / 8)))  # noqa: S311 - nothing secret
-    seen = dataset.stage(spark, _seen(spark, some, given), "seen")
+    # At random, as every n-th file may be the first of each daemon.
+    sample = Random(len(files)).sample(files, min(SAMPLE_FILES, math.ceil(len(files) / 8)))  # noqa: S311 - nothing secret
+    seen = dataset.stage(_count_rows(spark, sample, given), "seen")
     found = seen.groupBy("date").agg(F.sum("rows").alias("rows")).agg(F.sum("rows"), F.max("rows")).collect()[0]
     rows, most = (number or 1 for number in found)
-    each = rows / len(some) / ROWS_PER_FILE
-    # A daemon's files say of which date they are.
+    each = rows / len(sample) / ROWS_PER_FILE
+    # The names of a daemon's files have the date.
     named = (re.search(DATE, file) for file in files)
     dates = Counter(name and name[1] for name in named)
     a_date = math.ceil(each * (len(files) * most / rows if None in dates else max(dates.values())))
-    parts = max(math.ceil(each * len(files)) + a_date, min(len(files), LOOKED_AT))
+    parts = max(math.ceil(each * len(files)) + a_date, min(len(files), SAMPLE_FILES))
     place: Column = F.lit(0)
     if a_date > 1:
         before = F.sum("rows").over(Window.orderBy("cluster").rowsBetween(Window.unboundedPreceding, -1))
@@ -206,18 +209,18 @@ def _laid(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame:
             *(F.struct(F.lit(row["_place"]).alias("place"), F.lit(row["name"]).alias("name")) for row in first)
         )
         lines = lines.join(F.broadcast(places), F.col("cluster") == F.col("_seen"), "left")
-        # To look through all bounds takes long, so it is done only for clusters that were not seen.
+        # To search all bounds is slow, so it is done only for clusters that are not in the sample.
         below = F.filter(bounds, lambda bound: bound["name"] <= F.col("cluster"))
         place = F.coalesce("_place", F.array_max(F.transform(below, lambda bound: bound["place"])), F.lit(0))
-    # A time that is no time may be millions of years away.
+    # An invalid time may be millions of years away.
     day = F.datediff(F.to_date("at"), F.lit(EARLIEST.date())).cast("long")
     of_text = F.when(F.col("cluster").isNull() | F.col("problem").isNotNull(), F.xxhash64("text"))
     part = F.pmod(F.coalesce(of_text, day * a_date + place), F.lit(parts)).cast("int")
     return lines.repartitionById(parts, part).drop("_seen", "_place")
 
 
-def _seen(spark: SparkSession, files: Sequence[str], given: _Input) -> DataFrame:
-    """How many rows of which cluster and date are in files."""
+def _count_rows(spark: SparkSession, files: Sequence[str], given: _Input) -> DataFrame:
+    """The number of rows of each cluster and date in files."""
     lines = spark.read.schema("decision struct<cluster:string,at:timestamp>").option("ignoreCorruptFiles", "true")
     date = F.to_date("decision.at")
     return (
@@ -231,25 +234,25 @@ def _seen(spark: SparkSession, files: Sequence[str], given: _Input) -> DataFrame
 
 
 @contextmanager
-def _aside(rows: DataFrame) -> Iterator[DataFrame]:
-    """What comes out of a shuffle, whose input is worked out once, until the end of the block.
+def _computed_once(rows: DataFrame) -> Iterator[DataFrame]:
+    """The output of a shuffle, computed only once until the end of the block.
 
-    Spark keeps what a shuffle has written on the disks of those who wrote it, and works out again what is lost with
-    one of them. But each action plans a shuffle of its own, unless it is told of the RDD that the first one has made.
+    Spark keeps shuffle files on the disks of its executors, and recomputes those that are lost with one. But each
+    action plans its own shuffle, unless it is given the RDD of the first one.
     """
     spark = rows.sparkSession
     if is_connect(spark):
         kept = rows.persist(StorageLevel.DISK_ONLY)
         forget: Callable[[], object] = kept.unpersist
     else:
-        java, session = rows._jdf, spark._jsparkSession  # noqa: SLF001 - no public way leads to what is planned
+        java, session = rows._jdf, spark._jsparkSession  # noqa: SLF001 - there is no public way
         made = java.queryExecution().toRdd()
         kept = DataFrame(session.internalCreateDataFrame(made, java.schema(), False), spark)
         forget = partial(made.cleanShuffleDependencies, True)
     try:
         yield kept
     finally:
-        # Where Spark has gone, the error that says so must not be replaced by this one.
+        # If Spark has ended, its error must not be replaced by this one.
         with suppress(*_SPARK_FAILED, OSError):
             forget()
 
@@ -263,12 +266,12 @@ def _is_whole(spark: SparkSession, file: str) -> bool:
 
 
 def _escaped(path: str) -> str:
-    """A path for Spark, in which it takes no letter for a pattern."""
-    return literal(path if "://" in path else f"file://{path}")
+    """A path for Spark, in which it finds no glob pattern."""
+    return escape_glob(path if "://" in path else f"file://{path}")
 
 
 def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
-    """A row for each line: key, observation (`seen`) and decision (`done`), or what the problem with it is."""
+    """A row for each line: key, observation (`seen`) and decision (`done`), or the problem with it."""
     frames = []
     for damaged in (False, True):
         files = [_escaped(file) for file in given.files if (file in given.damaged) is damaged]
@@ -279,11 +282,11 @@ def _parsed(spark: SparkSession, given: _Input) -> DataFrame:
                 .option("ignoreCorruptFiles", str(damaged).lower())
                 .json(files)
             )
-            frames.append(_understood(lines, given))
+            frames.append(_rows_of(lines, given))
     return reduce(DataFrame.unionByName, frames)
 
 
-def _understood(lines: DataFrame, given: _Input) -> DataFrame:
+def _rows_of(lines: DataFrame, given: _Input) -> DataFrame:
     metrics = F.coalesce("observation.metrics", F.create_map().cast(f"map<string,{_METRIC}>"))
     parsed = F.to_json(F.struct(*(name for name in lines.columns if name != _BAD)))
     known = lines.withColumn(_METRICS, F.transform_values(metrics, _metric)).withColumn("problem", _problem(given))
@@ -294,15 +297,15 @@ def _understood(lines: DataFrame, given: _Input) -> DataFrame:
         _order().alias("order"),
         "problem",
         F.when(problem, _path()).alias("file"),
-        # Of a line that is well-formed Spark keeps no text: then it is what was understood of it.
-        F.when(problem, F.left(F.coalesce(_BAD, parsed), F.lit(LONGEST))).alias("text"),
+        # Spark does not keep the text of a well-formed line: then it is the parsed content.
+        F.when(problem, F.left(F.coalesce(_BAD, parsed), F.lit(MAX_TEXT))).alias("text"),
         F.when(~problem, F.struct(*_observation())).alias("seen"),
         F.when(~problem, F.struct(*_decision())).alias("done"),
     )
 
 
 def _path() -> Column:
-    """The file of a line as it was given."""
+    """The file of a line, as it was given."""
     decoded = F.url_decode(F.replace(F.input_file_name(), F.lit("+"), F.lit("%2B")))
     return F.regexp_replace(decoded, "^file:/+", "/")
 
@@ -320,7 +323,7 @@ def _cluster(given: _Input) -> Column:
 
 
 def _order() -> Column:
-    """A number of a record, which both of its halves have: of several with one key it tells which is taken."""
+    """A number that both halves of a record have: of several records with one key that with the least is added."""
     return F.xxhash64(
         "observation.desired",
         "observation.ready",
@@ -334,13 +337,13 @@ def _order() -> Column:
 
 
 def _problem(given: _Input) -> Column:
-    """Why a line is no record; null: it is one."""
+    """Why a line is not a record; null: it is one."""
     bad, cluster, at = F.col(_BAD), F.col("decision.cluster"), F.col("decision.at")
     unread = bad.isNotNull() & cluster.isNull() & at.isNull()
     known = (
-        F.when(unread & ~bad.startswith("{"), "it is no JSON object")
+        F.when(unread & ~bad.startswith("{"), "it is not a JSON object")
         .when(unread & ~F.rtrim(bad).endswith("}"), "it is cut off")
-        .when(unread & F.get_json_object(bad, "$.decision").isNull(), "it is no JSON, or has no decision")
+        .when(unread & F.get_json_object(bad, "$.decision").isNull(), "it is not JSON, or has no decision")
         .when(
             F.col("version") != VERSION,
             F.concat(
@@ -364,37 +367,37 @@ def _problem(given: _Input) -> Column:
         known.when(at != F.col("observation.at"), "its observation is of another time than its decision")
         .when(at < F.lit(EARLIEST), f"its time is before {EARLIEST.year}: a clock was wrong")
         .when(at > F.lit(given.until), "its time is in the future: a clock was wrong")
-        .when(F.exists(F.map_values(_METRICS), _unread), WRONG_TYPE)
-        .when(_untold(F.col("decision.guards"), F.col("decision.verdicts")), WRONG_TYPE)
+        .when(F.exists(F.map_values(_METRICS), _is_incomplete), WRONG_TYPE)
+        .when(_is_inconsistent(F.col("decision.guards"), F.col("decision.verdicts")), WRONG_TYPE)
     )
 
 
-def _untold(guards: Column, verdicts: Column) -> Column:
-    """Whether no trail can be made of the names of guards and some verdicts: see `restored`."""
-    names, told_by = _words(guards), F.transform(verdicts, lambda one: one["guard"])
+def _is_inconsistent(guards: Column, verdicts: Column) -> Column:
+    """Whether the trail of verdicts cannot be restored from the names of guards and some verdicts: see `restored`."""
+    names, judged = _words(guards), F.transform(verdicts, lambda one: one["guard"])
     unknown = F.size(F.array_except(names, F.array(*(F.lit(reason.value) for reason in Reason)))) > 0
-    twice = (F.size(F.array_distinct(names)) < F.size(names)) | (F.size(F.array_distinct(told_by)) < F.size(told_by))
-    wrong = unknown | F.coalesce(twice | (F.size(F.array_except(told_by, names)) > 0), F.lit(False))
-    # Nearly all records are so, and need no more than to be compared.
-    quiet = (guards == USUAL) & (F.coalesce(F.size(verdicts), F.lit(0)) <= 0)
+    twice = (F.size(F.array_distinct(names)) < F.size(names)) | (F.size(F.array_distinct(judged)) < F.size(judged))
+    wrong = unknown | F.coalesce(twice | (F.size(F.array_except(judged, names)) > 0), F.lit(False))
+    # Nearly all records are so: one comparison is enough.
+    quiet = (guards == ALL_GUARDS) & (F.coalesce(F.size(verdicts), F.lit(0)) <= 0)
     return F.when(quiet | ~F.coalesce(guards.rlike(r"\S"), F.lit(False)), F.lit(False)).otherwise(wrong)
 
 
 def _words(guards: Column) -> Column:
-    """The names in a text, whatever stands between them: as Python reads a line."""
+    """The names in a string, as `str.split` finds them."""
     return F.filter(F.split(guards, r"\s+"), lambda name: name != "")
 
 
-def _unread(metric: Column) -> Column:
-    """Whether a metric has no value that could be understood, or no time."""
+def _is_incomplete(metric: Column) -> Column:
+    """Whether a metric has no valid value, or no time."""
     return metric["at"].isNull() | (metric["value"].isNull() & metric["values"].isNull())
 
 
 def _rejected(keys: DataFrame, given: _Input) -> DataFrame:
-    """Lines that are no records, and files that are damaged."""
+    """Lines that are not records, and damaged files."""
     rows = keys.where("problem is not null").select("file", F.col("problem").alias("reason"), "text")
     for file, line in given.torn.items():
-        rows = rows.where(~((F.col("file") == file) & (F.col("text") == line[:LONGEST])))
+        rows = rows.where(~((F.col("file") == file) & (F.col("text") == line[:MAX_TEXT])))
     if given.damaged:
         damaged = [(file, DAMAGED, "") for file in sorted(given.damaged)]
         rows = rows.unionByName(keys.sparkSession.createDataFrame(damaged, "file string, reason string, text string"))
@@ -451,15 +454,15 @@ def _engine() -> Column:
 
 
 def _seconds(text: Column) -> Column:
-    """A span in seconds, of ISO 8601 as pydantic writes it: a year has 365 days.
+    """An ISO 8601 duration, as pydantic writes it, in seconds: a year has 365 days.
 
-    By plain functions of texts: regular expressions take ten times as long, and there are several spans in a record.
+    By plain string functions: regular expressions take ten times as long, and a record has several durations.
     """
     days, hours, rest = F.substring_index(text, "T", 1), F.substring_index(text, "T", -1), F.substring(text, 3, 99)
     sign = F.when(text.startswith("-"), -1.0).otherwise(1.0)
     time = F.when(text.contains("T"), _sum_of(hours, _HOURS)).otherwise(0.0)
     return (
-        # Nearly all that metrics are means over: a comparison takes a tenth of what it takes to read it.
+        # The durations of nearly all metrics: a comparison takes a tenth of the time of parsing.
         F.when(text == "PT0S", 0.0)
         .when(text == "PT1M", 60.0)
         .when(text.startswith("PT"), F.coalesce(_time(rest), _sum_of(rest, _HOURS)))
@@ -469,9 +472,9 @@ def _seconds(text: Column) -> Column:
 
 
 def _time(text: Column) -> Column:
-    """Seconds of hours, minutes and seconds, by Spark's own reader of intervals; null: it cannot read them.
+    """Seconds of hours, minutes and seconds, by Spark's parser of intervals; null: it cannot parse them.
 
-    It takes fewer steps than `_sum_of`, but no fraction of an hour or a minute.
+    It takes fewer steps than `_sum_of`, but no fractions of hours or minutes.
     """
     for unit, name in {"H": " hour ", "M": " minute ", "S": " second"}.items():
         text = F.replace(text, F.lit(unit), F.lit(name))
@@ -479,7 +482,7 @@ def _time(text: Column) -> Column:
 
 
 def _sum_of(text: Column, units: Mapping[str, int]) -> Column:
-    """Seconds of numbers that are followed by their units, in this order; what is not there is nought."""
+    """Seconds of numbers that are followed by their units, in this order; missing ones are 0."""
     total = F.lit(0.0)
     for unit, seconds in units.items():
         number = F.substring_index(text, unit, 1).try_cast("double") * seconds
@@ -499,7 +502,7 @@ def _decision() -> list[Column]:
     return [
         *(F.col(f"decision.{name}") for name in ("current", "proposed", "desired", "reason")),
         listed("recommendations", partial(_filled, "recommendations")),
-        F.when(F.col("decision.guards") == USUAL, USUAL)
+        F.when(F.col("decision.guards") == ALL_GUARDS, ALL_GUARDS)
         .otherwise(F.coalesce(F.array_join(_words(F.col("decision.guards")), " "), F.lit("")))
         .alias("guards"),
         listed("verdicts", partial(_filled, "verdicts")),
@@ -511,7 +514,7 @@ def _decision() -> list[Column]:
 
 
 def _filled(name: str, one: Column) -> Column:
-    """One of a list of the decision, with what is left out in a line because it is empty."""
+    """An element of a list of the decision, with the empty values that a line leaves out."""
     columns = DECISIONS[name].dataType.elementType
     empty = {"inputs": _empty(columns, "inputs")} if "inputs" in columns.names else {}
     empty |= {text: F.lit("") for text in ("policy", "detail") if text in columns.names}
@@ -521,6 +524,6 @@ def _filled(name: str, one: Column) -> Column:
 
 
 def _empty(columns: StructType, name: str) -> Column:
-    """What a column has where a line says nothing: a map or a list of nothing."""
+    """The value of a column that a line leaves out: an empty map or list."""
     kind = columns[name].dataType
     return (F.create_map() if isinstance(kind, MapType) else F.array()).cast(kind)

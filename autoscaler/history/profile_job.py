@@ -1,7 +1,7 @@
-"""Profiles of a fleet: observations become minutes in the JVM, and the minutes of a cluster its profile in Python.
+"""Profiles of a fleet: the JVM summarizes observations by the minute, Python computes the profiles from that.
 
-A cluster has at most as many rows as minutes, whether it was looked at every second or every minute: one with a
-hundred times the data of the others costs Python no more than they do.
+Python gets at most one row per minute, however often a cluster was observed: a hundred times the data of other clusters
+costs it no more time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
@@ -32,25 +32,26 @@ from pyspark.sql.types import (
 
 from autoscaler.core.model import JobState
 from autoscaler.core.workload_profile import Profile
-from autoscaler.history.cluster_profile import COLUMNS, Asked, Minutes, Rescaled, made
+from autoscaler.history.cluster_profile import ProfileOptions, build_profile
 from autoscaler.history.dataset import Dataset
+from autoscaler.history.minutes import COLUMNS, Minutes, Rescaled
 from autoscaler.history.progress import is_connect
 from autoscaler.history.seasonality import DAY_S, WEEK, WEEKS
-from autoscaler.trace.profile_file import dump, name
+from autoscaler.trace.profile_file import dump, file_name
 
-MOST = 1e200
-"""What is beyond is no number of records."""
-OVER_S = 60.0
-"""Rates are usually means over so long."""
+MAX_RATE = 1e200
+"""No number of records is beyond this."""
+MEAN_OVER_S = 60.0
+"""The usual interval of mean rates."""
 BEHIND_S = 10.0
-STUCK = 0.6
-"""A job that falls behind does all it can, if its workers are busier than this: else something else does."""
+SATURATED = 0.6
+"""A job whose lag grows is saturated if its workers are busier than this; else it waits for another system."""
 
 ENDED_S = 900.0
-LIKE = 0.22
+SIMILAR = 0.22
 FOLLOWS_S = (-600.0, 7200.0)
-"""A cluster has been renamed, probably, when it ended so long before the others (seconds) and another, whose mean
-arrivals differ by no more than this (ln), began so long after it."""
+"""A cluster has probably been renamed when it ended this long before the others (seconds) and another one, whose mean
+arrivals differ by no more than this (ln), began this long after its end."""
 
 _text, _number, _long, _time = StringType(), DoubleType(), LongType(), TimestampType()
 _FINDING = StructType([StructField("kind", _text), StructField("text", _text), StructField("replica_hours", _number)])
@@ -79,26 +80,15 @@ PROFILES = StructType(
         }.items()
     ]
 )
-"""One row for each cluster: numbers people ask for, and the whole profile as JSON. Times are UTC; `_s` are seconds;
-`season_error` is that of the season's forecasts for `TOLD_AHEAD` minutes."""
+"""One row for each cluster: the main figures, and the whole profile as JSON. Times are UTC; `_s` are seconds;
+`season_error` is that of the season's forecasts for `AHEAD` minutes."""
 
-TOLD_AHEAD = 15
+AHEAD = 15
 
-TOGETHER = 100
-"""So many profiles are fetched at a time: up to 30 MB."""
+PER_PARTITION = 100
+"""Profiles that are fetched at a time: up to 30 MB."""
 
-_RESCALES = (
-    "at",
-    "before",
-    "after",
-    "direction",
-    "cause",
-    "ready_s",
-    "absorbed_s",
-    "stall_s",
-    "caught_up_s",
-    "outcome",
-)
+_RESCALES = tuple(column.name for column in fields(Rescaled))
 _NOTES = ("renamed_to", "renamed_from", "skew_s", "over_s")
 
 
@@ -120,12 +110,12 @@ def profiles(
         spark: a session in UTC.
         dataset: the history.
         made_at: the time now.
-        objective: records that wait longer are too late.
-        holidays: days (UTC) that do not count for the usual week.
-        since: the first date, or time; None: so many weeks before the end as a season can use.
-        until: the last date (inclusive), or the time before which what counts ends.
-        clusters: of these only, by their names in the dataset.
-        renamed: name in the dataset -> the name it has now.
+        objective: records that wait longer are late.
+        holidays: days (UTC) that the season is not computed from.
+        since: the first date, or time; None: as many weeks before the end as a season uses.
+        until: the last date (inclusive), or the time before which the history ends.
+        clusters: only these, by their names in the dataset.
+        renamed: name in the dataset -> present name.
 
     Raises:
         DatasetError: a file of the dataset is damaged.
@@ -133,28 +123,28 @@ def profiles(
     if since is None:
         since = _begin(dataset, until)
     wanted = None if clusters is None else _with_old(clusters, renamed or {})
-    seen = dataset.read(spark, "observations", since=since, until=until, clusters=wanted)
-    changed = dataset.read(spark, "rescales", since=since, until=until, clusters=wanted)
+    observations = dataset.read(spark, "observations", since=since, until=until, clusters=wanted)
+    rescales = dataset.read(spark, "rescales", since=since, until=until, clusters=wanted)
     sample = dataset.read(spark, "observations", since=_latest(dataset, until), until=until, clusters=wanted)
-    seen, changed, sample = (_named(rows, renamed or {}) for rows in (seen, changed, sample))
-    asked = Asked(made_at, objective.total_seconds(), frozenset(holidays))
+    observations, rescales, sample = (_renamed(rows, renamed or {}) for rows in (observations, rescales, sample))
+    options = ProfileOptions(made_at, objective.total_seconds(), frozenset(holidays))
 
     def profile(left: pa.Table, right: pa.Table) -> pa.Table:
-        return _profile(left, right, asked)
+        return _profile(left, right, options)
 
-    each = _minutes(seen, asked.objective).groupBy("cluster")
-    besides = _besides(changed, _lives(seen), _readings(sample)).groupBy("cluster")
-    return each.cogroup(besides).applyInArrow(profile, PROFILES)
+    minutes = _minutes(observations, options.objective).groupBy("cluster")
+    others = _rescales_and_notes(rescales, _renames(observations), _reading_ages(sample)).groupBy("cluster")
+    return minutes.cogroup(others).applyInArrow(profile, PROFILES)
 
 
 def _begin(dataset: Dataset, until: date | datetime | None) -> date | None:
-    """The first date that counts: of as many weeks as a season can use."""
+    """The first date of as many weeks as a season uses."""
     last = _latest(dataset, until)
     return None if last is None else last - timedelta(days=WEEKS * WEEK)
 
 
 def _latest(dataset: Dataset, until: date | datetime | None) -> date | None:
-    """The last date that counts, if only a part of it."""
+    """The last date, even if only a part of it is used."""
     end = until if until is None or isinstance(until, datetime) else datetime.combine(until, time(), UTC)
     begun = (day for day in dataset.dates() if end is None or datetime.combine(day, time(), UTC) < end)
     return max(begun, default=None)
@@ -164,7 +154,7 @@ def _with_old(clusters: Collection[str], renamed: Mapping[str, str]) -> list[str
     return [*clusters, *(old for old, new in renamed.items() if new in clusters and old not in clusters)]
 
 
-def _named(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
+def _renamed(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
     cluster: Column = F.col("cluster")
     for old, new in renamed.items():
         cluster = F.when(F.col("cluster") == old, F.lit(new)).otherwise(cluster)
@@ -174,24 +164,24 @@ def _named(rows: DataFrame, renamed: Mapping[str, str]) -> DataFrame:
 # In the JVM
 
 
-def _sound(column: str) -> Column:
-    """A number that can be one of records: finite and not below 0; null where it is not."""
+def _valid(column: str) -> Column:
+    """A number of records: finite and not below 0; else null."""
     value = F.col(column)
-    return F.when((value >= 0) & (value < MOST), value)  # NaN is greater than any number
+    return F.when((value >= 0) & (value < MAX_RATE), value)  # NaN is greater than any number
 
 
-def _minutes(seen: DataFrame, objective: float) -> DataFrame:
+def _minutes(observations: DataFrame, objective: float) -> DataFrame:
     """One row for each cluster and minute, with the columns of `Minutes`."""
-    arrivals, throughput, lag, busy = (_sound(name) for name in ("arrivals", "throughput", "lag", "utilization"))
+    arrivals, throughput, lag, busy = (_valid(name) for name in ("arrivals", "throughput", "lag", "utilization"))
     at = F.unix_micros("at") / 1e6
     coming = F.coalesce(arrivals, throughput)
     late = F.when(lag == 0, 0.0).when(coming > 0, F.when(lag > objective * coming, 1.0).otherwise(0.0))
-    behind = (throughput < arrivals) & (lag > BEHIND_S * throughput) & (busy.isNull() | (busy > STUCK))
+    behind = (throughput < arrivals) & (lag > BEHIND_S * throughput) & (busy.isNull() | (busy > SATURATED))
     job = F.col("engine.job")
-    rows = seen.select(
+    rows = observations.select(
         "cluster",
-        # What a mean over a minute shows is half a minute old.
-        F.floor((at - OVER_S / 2) / 60).alias("minute"),
+        # A mean over a minute is half a minute old.
+        F.floor((at - MEAN_OVER_S / 2) / 60).alias("minute"),
         at.alias("at"),
         F.least("desired", "ready").alias("least"),
         F.greatest("desired", "ready").alias("most"),
@@ -202,18 +192,18 @@ def _minutes(seen: DataFrame, objective: float) -> DataFrame:
         late.alias("late"),
         F.when(behind, 1.0).otherwise(0.0).alias("behind"),
         F.when(job.isNotNull() & (job != JobState.RUNNING.value), 1.0).otherwise(0.0).alias("stopped"),
-        (F.unix_micros("engine.running_since") / 1e6).alias("since"),
+        (F.unix_micros("engine.running_since") / 1e6).alias("running_since"),
         F.col("engine.slots").alias("slots"),
         F.col("engine.partitions").alias("partitions"),
     )
     numbers = {
-        "looks": F.count(F.lit(1)),
+        "observations": F.count(F.lit(1)),
         "first": F.min("at"),
         "last": F.max("at"),
         "least": F.min("least"),
         "most": F.max("most"),
         "paid": F.avg("most"),
-        "since": F.max("since"),
+        "running_since": F.max("running_since"),
         "slots": F.max("slots"),
         "partitions": F.max("partitions"),
         **{each: F.avg(each) for each in ("arrivals", "throughput", "utilization", "lag", "late", "behind", "stopped")},
@@ -223,14 +213,14 @@ def _minutes(seen: DataFrame, objective: float) -> DataFrame:
     )
 
 
-def _lives(seen: DataFrame) -> DataFrame:
-    """Of clusters that were probably renamed: the name before and after."""
+def _renames(observations: DataFrame) -> DataFrame:
+    """The names before and after of clusters that were probably renamed."""
     at = F.unix_micros("at") / 1e6
-    days = seen.groupBy("cluster", F.floor(at / DAY_S).alias("day")).agg(
-        F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_sound("arrivals")).alias("level")
+    days = observations.groupBy("cluster", F.floor(at / DAY_S).alias("day")).agg(
+        F.min(at).alias("begin"), F.max(at).alias("end"), F.avg(_valid("arrivals")).alias("level")
     )
-    # That of a busy day: one of them has a weekend, the other has not. They are few, and come to one place in the end:
-    # they stay there from here on, as all cores wait while a stage of next to nothing runs.
+    # The level is that of a busy day: one may have a weekend, and the other not. The rows are few and end in one
+    # partition: they are in one from here on, as all cores wait while a tiny stage runs.
     lives = (
         days.coalesce(1)
         .groupBy("cluster")
@@ -240,20 +230,20 @@ def _lives(seen: DataFrame) -> DataFrame:
             F.ln(F.percentile_approx("level", 0.75)).alias("level"),
         )
     )
-    # There are as many as clusters. Were they joined to themselves, the whole history would be read for each side anew.
+    # Not a self-join, which would read the whole history once for each side.
     life = F.struct("cluster", "begin", "end", "level")
     each = lives.agg(F.collect_list(life).alias("lives"), F.min("begin").alias("from"), F.max("end").alias("to"))
     each = each.select(F.explode("lives").alias("life"), "from", "to").where("life.level is not null")
 
-    def met(those: Column, time: str, *near: int, ended: bool) -> Column:
-        """The days on which those that end can meet those that begin."""
+    def matched(those: Column, time: str, *near: int, ended: bool) -> Column:
+        """The days on which clusters that end can be matched with clusters that begin."""
         days = F.array(*(F.floor(F.col(time) / DAY_S) + day for day in near))
         days = F.when(those, days).otherwise(F.array().cast("array<bigint>"))
         return F.transform(days, lambda day: F.struct(day.alias("day"), F.lit(ended).alias("ended")))
 
     places = F.concat(
-        met(F.col("life.end") < F.col("to") - ENDED_S, "life.end", -1, 0, 1, ended=True),
-        met(F.col("life.begin") > F.col("from") + ENDED_S, "life.begin", 0, ended=False),
+        matched(F.col("life.end") < F.col("to") - ENDED_S, "life.end", -1, 0, 1, ended=True),
+        matched(F.col("life.begin") > F.col("from") + ENDED_S, "life.begin", 0, ended=False),
     )
     pairs = (
         each.select("life", F.inline(places))
@@ -268,13 +258,15 @@ def _lives(seen: DataFrame) -> DataFrame:
     old, new = F.col("old"), F.col("new")
     off = F.abs(old["level"] - new["level"])
     follows = (new["begin"] - old["end"]).between(*FOLLOWS_S) & (old["cluster"] != new["cluster"])
-    nobody = F.lit(None).cast("string")
+    unknown = F.lit(None).cast("string")
 
-    def told(cluster: Column, to: Column, of: Column) -> Column:
+    def rename(cluster: Column, to: Column, of: Column) -> Column:
         return F.struct(cluster.alias("cluster"), to.alias("to"), of.alias("of"), off.alias("off"))
 
-    both = pairs.where(follows & (off < LIKE)).select(
-        F.inline(F.array(told(old["cluster"], new["cluster"], nobody), told(new["cluster"], nobody, old["cluster"])))
+    both = pairs.where(follows & (off < SIMILAR)).select(
+        F.inline(
+            F.array(rename(old["cluster"], new["cluster"], unknown), rename(new["cluster"], unknown, old["cluster"]))
+        )
     )
     return both.groupBy("cluster").agg(
         F.min_by("to", F.when(F.col("to").isNotNull(), F.col("off"))).alias("renamed_to"),
@@ -282,8 +274,8 @@ def _lives(seen: DataFrame) -> DataFrame:
     )
 
 
-def _readings(sample: DataFrame) -> DataFrame:
-    """How old readings are when they are looked at, and what they are means over."""
+def _reading_ages(sample: DataFrame) -> DataFrame:
+    """The age of readings at their observation, and the interval that they are means over."""
     reading = F.element_at("metrics", "arrivals")
     return sample.groupBy("cluster").agg(
         F.avg((F.unix_micros("at") - F.unix_micros(reading["at"])) / 1e6).alias("skew_s"),
@@ -291,17 +283,17 @@ def _readings(sample: DataFrame) -> DataFrame:
     )
 
 
-def _besides(changed: DataFrame, lives: DataFrame, readings: DataFrame) -> DataFrame:
-    """The rescales of clusters, and what else is known of them."""
-    rows = changed.select("cluster", *_RESCALES).withColumn("at", F.unix_micros("at") / 1e6)
-    return rows.join(lives.join(readings, "cluster", "full"), "cluster", "full")
+def _rescales_and_notes(rescales: DataFrame, renames: DataFrame, ages: DataFrame) -> DataFrame:
+    """The rescales of clusters, with renames and the ages of readings."""
+    rows = rescales.select("cluster", *_RESCALES).withColumn("at", F.unix_micros("at") / 1e6)
+    return rows.join(renames.join(ages, "cluster", "full"), "cluster", "full")
 
 
 # In Python workers
 
 
-def _profile(left: pa.Table, right: pa.Table, asked: Asked) -> pa.Table:
-    """The profile of one cluster as a row; nothing where there are rescales alone."""
+def _profile(left: pa.Table, right: pa.Table, options: ProfileOptions) -> pa.Table:
+    """The profile of one cluster as a row; no row where there are only rescales."""
     rows = []
     if left.num_rows:
         order = np.argsort(_numbers(left["minute"]))
@@ -313,8 +305,8 @@ def _profile(left: pa.Table, right: pa.Table, asked: Asked) -> pa.Table:
             if row["at"] is not None and None not in (row["before"], row["after"])
         ]
         notes = {key: right[key][0].as_py() for key in _NOTES} if right.num_rows else {}
-        columns["minute"] = columns["minute"] - round(((notes.get("over_s") or OVER_S) - OVER_S) / 120.0)
-        rows.append(_row(made(cluster, Minutes(**columns), rescales, asked, notes)))
+        columns["minute"] = columns["minute"] - round(((notes.get("over_s") or MEAN_OVER_S) - MEAN_OVER_S) / 120.0)
+        rows.append(_row(build_profile(cluster, Minutes(**columns), rescales, options, notes)))
     return pa.Table.from_pylist(rows, schema=_ARROW)
 
 
@@ -343,7 +335,7 @@ def _row(profile: Profile) -> dict[str, Any]:
         "start_up_up_s": median("up", "start_up"),
         "stall_up_s": median("up", "stall"),
         "stall_down_s": median("down", "stall"),
-        "season_error": None if profile.season is None else profile.errors.get(TOLD_AHEAD),
+        "season_error": None if profile.season is None else profile.errors.get(AHEAD),
         "replica_hours": None if done is None else done.replica_hours,
         "needed_hours": None if done is None else done.needed_hours,
         "violation": None if done is None else done.violation,
@@ -358,37 +350,37 @@ def _row(profile: Profile) -> dict[str, Any]:
 
 @contextmanager
 def stored(rows: DataFrame) -> Iterator[DataFrame]:
-    """Make the rows of `profiles`, on all cores, and keep them until the end of the block; yields them to be fetched.
+    """Compute the rows of `profiles` on all cores and keep them until the end of the block.
 
-    `fetched` makes a job of each partition, one after the other. So all is made before, and what is yielded has
-    few partitions, each small enough to be held.
+    `fetched` runs a job for each partition, one after the other: so all rows are computed before, and those yielded
+    have few partitions, each small enough for the driver's memory.
     """
     kept = rows.persist(StorageLevel.DISK_ONLY)
     try:
-        yield kept.coalesce(max(kept.count() // TOGETHER, 1))
+        yield kept.coalesce(max(kept.count() // PER_PARTITION, 1))
     finally:
         kept.unpersist()
 
 
 def fetched(rows: DataFrame) -> Iterator[Any]:
-    """The rows that `stored` has yielded, those of one partition at a time.
+    """The rows that `stored` has yielded, one partition at a time.
 
-    Not by the iterator of the DataFrame: Spark 4.3 keeps the results of its jobs as long as the session lasts, as they
-    begin when the query that they are of has ended. With a few thousand profiles that is all the driver's memory.
+    Not with `toLocalIterator` of the DataFrame: Spark 4.3 keeps the results of its jobs until the session ends, because
+    they start after the end of their query. A few thousand profiles would fill the driver's memory.
     """
     yield from rows.toLocalIterator() if is_connect(rows.sparkSession) else rows.rdd.toLocalIterator()
 
 
 def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:
-    """Write each profile into a file of a directory, as a whole or not at all; yields what was written, row by row.
+    """Write each profile to a file of a directory, atomically; yields the rows written.
 
     Args:
         rows: of `profiles`.
-        directory: made where it is missing.
+        directory: created where it is missing.
     """
     directory.mkdir(parents=True, exist_ok=True)
     for row in rows:
-        path = directory / name(row.cluster)
+        path = directory / file_name(row.cluster)
         part = path.with_name(f".{path.name}.part")
         with part.open("w", encoding="utf-8") as file:
             file.write(row.profile)

@@ -1,4 +1,4 @@
-"""What Spark is doing, for people: a bar while it works, and the plan of what it will do."""
+"""The progress of Spark on the terminal, and the plans of its queries."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
-EVERY = 0.3
-"""Seconds between two looks at what Spark has done."""
+POLL_INTERVAL = 0.3
+"""Seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """How far the jobs of one piece of work are.
+class Progress:
+    """The progress of a group of jobs.
 
     Attributes:
-        stages, of_stages: stages that have ended, of those known by now: a plan that adapts finds more on its way.
+        stages, of_stages: stages that have ended, of those known by now: an adaptive plan adds more.
         tasks, of_tasks: the same of tasks.
-        rows: rows read from files and other sources; None where Spark does not tell.
+        rows: rows read; None where Spark does not report them.
     """
 
     stages: int = 0
@@ -38,25 +38,25 @@ class Done:
     rows: int | None = None
 
     def __str__(self) -> str:
-        told = f"{self.stages}/{self.of_stages} stages, {self.tasks}/{self.of_tasks} tasks"
-        return f"{told}, {format_number(float(self.rows))} rows" if self.rows else told
+        text = f"{self.stages}/{self.of_stages} stages, {self.tasks}/{self.of_tasks} tasks"
+        return f"{text}, {format_number(float(self.rows))} rows" if self.rows else text
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Whether it is a session of Spark Connect, which has no context and does not tell of its stages."""
+    """Whether it is a session of Spark Connect, which has no context and does not report its stages."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 @contextmanager
-def watched(spark: SparkSession, what: str) -> Iterator[None]:
-    """A bar on the standard error while Spark works: stages and tasks done, rows read.
+def show_progress(spark: SparkSession, what: str) -> Iterator[None]:
+    """A progress bar on the standard error, if that is a terminal: stages and tasks done, rows read.
 
-    The jobs started inside, by this thread, are called `what` in Spark's own UI. Without a terminal nothing is
-    printed, and with Spark Connect there is only something that turns.
+    The jobs that this thread starts inside are described as `what` in Spark's UI. With Spark Connect there is only a
+    spinner.
 
     Args:
-        spark: the session that works.
-        what: what is being done, like `reading 12 files`.
+        spark: the session.
+        what: a description, like `reading 12 files`.
     """
     from rich.console import Console  # noqa: PLC0415 - a command that prints no bar need not load it
 
@@ -78,7 +78,7 @@ def watched(spark: SparkSession, what: str) -> Iterator[None]:
 
 @contextmanager
 def _grouped(context: SparkContext, what: str) -> Iterator[str]:
-    """Name the jobs of this thread, and call them afterwards what they were called before."""
+    """Put the jobs of this thread in a group with a description, and restore the previous ones at the end."""
     keys = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
     before = {key: context.getLocalProperty(key) for key in keys}
     group = f"autoscaler-{uuid.uuid4()}"
@@ -86,27 +86,28 @@ def _grouped(context: SparkContext, what: str) -> Iterator[str]:
     try:
         yield group
     finally:
-        with suppress(Exception):  # where Spark has gone, the error that says so must not be replaced by this one
+        with suppress(Exception):  # if Spark has ended, its error must not be replaced by this one
             for key, value in before.items():
                 context.setLocalProperty(key, value)
 
 
 @contextmanager
 def _bar(context: SparkContext, what: str, group: str, console: object) -> Iterator[None]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - likewise
+    from rich import progress  # noqa: PLC0415 - likewise
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeElapsedColumn())
+    texts = (progress.TextColumn(f"{{task.{field}}}") for field in ("description", "fields[done]"))
+    columns = (next(texts), progress.BarColumn(), *texts, progress.TimeElapsedColumn())
     ended = threading.Event()
-    with Progress(*columns, console=console, transient=True) as bar:  # type: ignore[arg-type] # imported when needed
+    with progress.Progress(*columns, console=console, transient=True) as bar:  # type: ignore[arg-type] # imported when needed
         task = bar.add_task(what, total=None, done="")
 
-        def look() -> None:
-            while not ended.wait(EVERY):
-                with suppress(Exception):  # a bar is no reason to fail, and Spark may be going down
-                    now = done(context, group)
+        def poll() -> None:
+            while not ended.wait(POLL_INTERVAL):
+                with suppress(Exception):  # the bar must not fail the command, and Spark may be ending
+                    now = job_progress(context, group)
                     bar.update(task, total=now.of_tasks or None, completed=now.tasks, done=str(now))
 
-        thread = threading.Thread(target=look, name="autoscaler-progress", daemon=True)
+        thread = threading.Thread(target=poll, name="autoscaler-progress", daemon=True)
         thread.start()
         try:
             yield
@@ -115,8 +116,8 @@ def _bar(context: SparkContext, what: str, group: str, console: object) -> Itera
             thread.join()
 
 
-def done(context: SparkContext, group: str) -> Done:
-    """How far the jobs of a group are."""
+def job_progress(context: SparkContext, group: str) -> Progress:
+    """The progress of the jobs of a group."""
     tracker = context.statusTracker()
     stages: dict[int, bool] = {}
     for job in tracker.getJobIdsForGroup(group):
@@ -128,29 +129,29 @@ def done(context: SparkContext, group: str) -> Done:
     for stage, over in stages.items():
         seen = tracker.getStageInfo(stage)
         here, of_here = (seen.numCompletedTasks, seen.numTasks) if seen is not None else (0, 0)
-        # The stages of a job that has ended are over too: what is not done was there already, and left out.
-        over = over or 0 < of_here <= here  # noqa: PLW2901 - it is the same thing, known better
+        # The stages of a job that has ended are over too: tasks that are not done were skipped.
+        over = over or 0 < of_here <= here  # noqa: PLW2901 - a refined value
         ended += over
         tasks += of_here if over else here
         of_tasks += of_here
-    return Done(ended, len(stages), tasks, of_tasks, _rows(context, stages))
+    return Progress(ended, len(stages), tasks, of_tasks, _rows(context, stages))
 
 
 def _rows(context: SparkContext, stages: dict[int, bool]) -> int | None:
     try:
-        store = context._jsc.sc().statusStore()  # noqa: SLF001 - the tracker's own store, which alone knows the rows
+        store = context._jsc.sc().statusStore()  # noqa: SLF001 - only the tracker's store has the rows
         return sum(int(store.lastStageAttempt(stage).inputRecords()) for stage in stages)
-    except Exception:  # noqa: BLE001 - it is no public interface: where it has changed, nothing is told
+    except Exception:  # noqa: BLE001 - not a public interface: where it has changed, rows are left out
         return None
 
 
-def told_of(spark: SparkSession) -> None:
-    """Say where Spark's own UI is, on the standard error if that is a terminal."""
+def print_ui_url(spark: SparkSession) -> None:
+    """Print the URL of Spark's UI on the standard error, if that is a terminal."""
     if sys.stderr.isatty() and not is_connect(spark) and spark.sparkContext.uiWebUrl:
-        sys.stderr.write(f"Spark's own view of the work: {spark.sparkContext.uiWebUrl}\n")
+        sys.stderr.write(f"Spark UI: {spark.sparkContext.uiWebUrl}\n")
 
 
-def explained(df: DataFrame) -> str:
+def explain_plan(df: DataFrame) -> str:
     """The physical plan of a query, as Spark formats it. Nothing is run."""
     written = io.StringIO()
     with redirect_stdout(written):

@@ -1,16 +1,16 @@
-"""A dataset as records again, for what decides about them one after the other. Nothing here needs Spark to run.
+"""A dataset as records, for a replay. Spark need not run.
 
-What was imported comes back exactly. Where nothing is known of a decision, as after an import from Prometheus, what was
-done takes its place: the size that was there at the next observation.
+Records come back exactly as they were imported. Where there is no decision, as after an import from Prometheus, the
+size at the next observation takes its place.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
-from itertools import groupby
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from autoscaler.core.model import (
     Verdict,
 )
 from autoscaler.history.dataset import Dataset, DatasetError, day_of, open_dataset
+from autoscaler.history.dataset.layout import unreadable
 from autoscaler.ports import Record
 from autoscaler.trace.verdict_trail import restored
 
@@ -39,7 +40,7 @@ BATCH = 2000
 """Rows of a file that are in memory at a time."""
 
 GAP = 2.5
-"""Intervals (the shortest that was seen) after which the next observation does not tell what was done at the last."""
+"""Intervals (the shortest so far) after which an observation no longer shows what was done at the one before."""
 
 _Row = Mapping[str, Any]
 _Key = tuple[str, datetime]
@@ -55,26 +56,26 @@ def read(
 ) -> Iterator[Record]:
     """The records of a dataset, day by day and cluster by cluster; those of one cluster in order of time.
 
-    Only so many rows are held as a batch of a file has, and one record of each cluster.
+    The memory needed is that of a batch of each file, and one record of each cluster.
 
     Args:
         path: the dataset, a directory of this machine.
-        clusters: of these only; files and parts of files that have none of them are not read.
+        clusters: only these; files and row groups without them are not read.
         since: only from then on.
         until: only up to then, inclusive.
-        advanced: is told how many days are done.
+        advanced: called with the number of days done.
 
     Raises:
-        DatasetError: there is no dataset, or a file of it cannot be read; the message says which.
+        DatasetError: there is no dataset, or a file of it cannot be read.
     """
     dataset = _opened(path)
-    days = _days(dataset, "observations")
-    decided = _days(dataset, "decisions")
-    waiting: dict[str, _Waiting] = {}
+    observed = dataset.files("observations")
+    decided = dataset.files("decisions")
+    waiting: dict[str, _Undecided] = {}
     first, last = day_of(since), day_of(until)
-    for done, day in enumerate(sorted(days), 1):
-        if not ((first and day < first) or (last and day > last)):
-            rows = _rows(dataset, days[day], clusters)
+    for done, (day, names) in enumerate(observed.items(), 1):
+        if day is not None and not ((first and day < first) or (last and day > last)):
+            rows = _rows(dataset, names, clusters)
             for observation, decision in _together(rows, _rows(dataset, decided.get(day, ()), clusters)):
                 at = observation["at"]
                 if (since and at < since) or (until and at > until):
@@ -82,22 +83,22 @@ def read(
                 try:
                     yield from _next(waiting, _observation(observation), observation["cluster"], decision)
                 except (KeyError, TypeError, ValueError) as error:
-                    raise DatasetError(_strange(path, observation, error)) from error
+                    raise DatasetError(_invalid(path, observation, error)) from error
         advanced(done)
     for one in waiting.values():
         yield one.record(one.current)
 
 
 def days(path: str | Path) -> int:
-    """How many days a dataset has observations of. Raises DatasetError."""
-    return len(_days(_opened(path), "observations"))
+    """The number of days with observations. Raises DatasetError."""
+    return len(_opened(path).dates())
 
 
 def clusters(path: str | Path) -> Counter[str]:
-    """How many observations a dataset has of each cluster. Raises DatasetError."""
+    """The number of observations of each cluster. Raises DatasetError."""
     dataset = _opened(path)
     counts: Counter[str] = Counter()
-    for name in _files(dataset, "observations"):
+    for name in itertools.chain(*dataset.files("observations").values()):
         with _reading(dataset, name) as file:
             for batch in file.iter_batches(columns=["cluster"]):
                 for one in pc.value_counts(batch.column(0)).to_pylist():
@@ -114,30 +115,16 @@ def _opened(path: str | Path) -> Dataset:
     return open_dataset(path)
 
 
-def _files(dataset: Dataset, table: str) -> tuple[str, ...]:
-    return tuple(dataset._current(table)[0])  # noqa: SLF001 - the one who knows what a merge has half done
-
-
-def _days(dataset: Dataset, table: str) -> dict[date, tuple[str, ...]]:
-    def day(name: str) -> date:
-        return date.fromisoformat(name.split("/")[-2].removeprefix("date="))
-
-    return {when: tuple(names) for when, names in groupby(sorted(_files(dataset, table), key=day), day)}
-
-
 def _reading(dataset: Dataset, name: str) -> pq.ParquetFile:
     file = Path(dataset.path) / name
     try:
         return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
     except (OSError, pa.ArrowInvalid) as error:
-        raise _spoiled(file, error) from error
+        raise _unreadable(file, error) from error
 
 
-def _spoiled(file: Path, error: Exception) -> DatasetError:
-    return DatasetError(
-        f"{file}: cannot be read: {str(error).splitlines()[0]}; put a good copy of it there, or remove it and import "
-        "that day again"
-    )
+def _unreadable(file: Path, error: Exception) -> DatasetError:
+    return DatasetError(unreadable(str(file), str(error).splitlines()[0]))
 
 
 def _rows(dataset: Dataset, names: Sequence[str], wanted: Collection[str] | None) -> Iterator[_Row]:
@@ -157,18 +144,18 @@ def _of_file(dataset: Dataset, name: str, wanted: Collection[str] | None) -> Ite
             chosen = None if wanted is None else pa.array(sorted(wanted), pa.string())
             for read_batch in opened.iter_batches(BATCH, row_groups=groups):
                 batch = read_batch if chosen is None else read_batch.filter(pc.is_in(read_batch["cluster"], chosen))
-                for row in _plain(batch):
+                for row in _dicts(batch):
                     key = _key(row)
                     if last is not None and key < last:
                         raise DatasetError(f"{file}: is not sorted by cluster and time; import that day again")
                     last = key
                     yield row
     except (OSError, pa.ArrowInvalid) as error:
-        raise _spoiled(file, error) from error
+        raise _unreadable(file, error) from error
 
 
 def _groups(opened: pq.ParquetFile, wanted: Collection[str] | None) -> list[int]:
-    """The row groups that may have one of the wanted clusters, by what the file says of them."""
+    """The row groups that may have one of the wanted clusters, by their statistics."""
     count = opened.metadata.num_row_groups
     if wanted is None:
         return list(range(count))
@@ -179,20 +166,20 @@ def _groups(opened: pq.ParquetFile, wanted: Collection[str] | None) -> list[int]
     )
 
     def may(number: int) -> bool:
-        told = opened.metadata.row_group(number).column(leaf).statistics
-        return told is None or not told.has_min_max or any(told.min <= name <= told.max for name in wanted)
+        found = opened.metadata.row_group(number).column(leaf).statistics
+        return found is None or not found.has_min_max or any(found.min <= name <= found.max for name in wanted)
 
     return [number for number in range(count) if may(number)]
 
 
-def _strange(path: str | Path, row: _Row, error: Exception) -> str:
+def _invalid(path: str | Path, row: _Row, error: Exception) -> str:
     return (
-        f"{path}: what is kept of cluster {row['cluster']} at {row['at']:%Y-%m-%d %H:%M:%S} is no record: {error!r}; "
+        f"{path}: the row of cluster {row['cluster']} at {row['at']:%Y-%m-%d %H:%M:%S} is not a record: {error!r}; "
         "was it written by another version?"
     )
 
 
-def _plain(batch: pa.RecordBatch) -> Iterator[_Row]:
+def _dicts(batch: pa.RecordBatch) -> Iterator[_Row]:
     names = batch.schema.names
     for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
         row = dict(zip(names, values, strict=True))
@@ -214,11 +201,11 @@ def _together(observations: Iterator[_Row], decisions: Iterator[_Row]) -> Iterat
         yield observation, decision if same else None
 
 
-# Observations of which no decision is known
+# Observations without a decision
 
 
-class _Waiting:
-    """The last observation of a cluster without a decision: what was done then shows at the next one."""
+class _Undecided:
+    """The last observation of a cluster without a decision: the next one shows what was done."""
 
     def __init__(self, cluster: str, observation: Observation, current: int, shortest: timedelta | None) -> None:
         self.cluster = cluster
@@ -233,9 +220,9 @@ class _Waiting:
 
 
 def _next(
-    waiting: dict[str, _Waiting], observation: Observation, cluster: str, decision: _Row | None
+    waiting: dict[str, _Undecided], observation: Observation, cluster: str, decision: _Row | None
 ) -> Iterator[Record]:
-    """The record that this one completes, if there is one, and this one if its decision is known."""
+    """The record that an observation completes, if there is one, and its own record if its decision is known."""
     before = waiting.pop(cluster, None)
     shortest = None
     if before is not None:
@@ -249,10 +236,10 @@ def _next(
         return
     known_before = 0 if before is None else before.current
     current = known_before if observation.desired is None else observation.desired
-    waiting[cluster] = _Waiting(cluster, observation, current, shortest)
+    waiting[cluster] = _Undecided(cluster, observation, current, shortest)
 
 
-# Rows as what they were
+# Rows as records
 
 
 def record(observation: _Row, decision: _Row) -> Record:
@@ -310,7 +297,7 @@ def _bound(row: _Row | None) -> Bound | None:
     return None if row is None else Bound(row["replicas"], row["reason"])
 
 
-_ASKED = itemgetter("policy", "replicas", "reason", "inputs", "detail")
+_FIELDS = itemgetter("policy", "replicas", "reason", "inputs", "detail")
 
 
 def _decision(row: _Row) -> Decision:
@@ -327,7 +314,7 @@ def _decision(row: _Row) -> Decision:
         Reason(row["reason"]),
         tuple(
             Recommendation(replicas, Reason(reason), dict(inputs or ()), detail or "", policy or "")
-            for policy, replicas, reason, inputs, detail in map(_ASKED, row["recommendations"] or ())
+            for policy, replicas, reason, inputs, detail in map(_FIELDS, row["recommendations"] or ())
         ),
         restored([Reason(name) for name in (row.get("guards") or "").split()], verdicts, row["proposed"]),
         tuple((Reason(note["reason"]), note["text"]) for note in row["notes"] or ()),
@@ -336,5 +323,5 @@ def _decision(row: _Row) -> Decision:
 
 
 def _time(at: datetime) -> datetime:
-    # What Spark writes as INT96 has no zone, and is UTC.
+    # INT96 times of Spark have no zone, and are UTC.
     return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)

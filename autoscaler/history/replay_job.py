@@ -1,4 +1,4 @@
-"""Decisions made again on Spark about what was recorded: the same as in `autoscaler.trace.replay`, for a fleet."""
+"""Replay on Spark: decides again on recorded observations, as `autoscaler.trace.replay` does, for a fleet."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ AGAIN = StructType(
         StructField("why", StringType()),
     ]
 )
-"""The size that was decided and the one that would have been, a digest of each whole decision, and what differs first,
-null where nothing does that counts."""
+"""The recorded size and the one of the replay, a digest of each decision, and the first difference, or null."""
 
 
 def again(observations: DataFrame, decisions: DataFrame, specs: Mapping[str, ClusterSpec]) -> DataFrame:
-    """Decide again about each record of the clusters that have a spec, those of one cluster in order of time.
+    """Decide again on each record of the clusters that have a spec, in order of time.
 
     A task holds one batch and the state of one cluster, however long its history is.
 
     Args:
         observations: the table of a dataset.
         decisions: likewise.
-        specs: cluster -> what decides.
+        specs: cluster -> its spec.
 
     Returns:
         `AGAIN`.
@@ -88,5 +87,5 @@ class _Again:
 
 
 def digest(decision: Decision) -> str:
-    """Of all that a decision says: equal ones have the same."""
+    """A digest of a whole decision."""
     return hashlib.sha256(repr(decision).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""Changes of size, found in what was seen and decided: when, why, and how long each step of them took.
+"""Rescales, found in observations and decisions: when, why, and how long each phase took.
 
-What is looked at only every few seconds happened between two looks: its time is taken to be the middle of them, so that
-a median over many has no bias. When the job says since when it runs, that is exact.
+A change between two observations is dated in the middle of them, so that a median over many has no bias. The time since
+which a job runs, where it is reported, is exact.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from autoscaler.core.model import Cause, Direction, JobState, Reason
 from autoscaler.history.schema import RESCALES
 
 FOLLOWED_S = 6 * 3600
-"""A rescale is followed for so long: what comes later has nothing to do with it, and no day but the next is needed."""
+"""A rescale is followed for this long: later changes have other causes, and only the next day is needed."""
 
 GAP_S = 3600
-"""A change that came while nobody looked for so long is not told: there may have been many, at any time."""
+"""A change in a gap this long is not counted: there may have been several, at any time."""
 
-SHOWN_S = 120
-"""A target shows the size that was asked for within this time; else somebody else has asked for it."""
+REQUEST_S = 120
+"""A target shows a requested size within this time; a later change was requested by another controller."""
 
-WAITS_S = 10.0
-"""Caught up: no more waits than is processed in so many seconds."""
+CAUGHT_UP_S = 10.0
+"""Caught up: the lag is at most what is processed in this many seconds."""
 
 
 def find(observations: DataFrame, decisions: DataFrame, tasks: int | None = None) -> DataFrame:
     """The rescales of observations and decisions, as rows of the table `rescales`.
 
-    A rescale begins when the size changes that the target is told to have: `request` where we had asked for it, from
-    that decision on, else `external`; or when replicas go and nobody asked for it (`loss`; `before` is what is left).
-    It is followed until the next one begins, for six hours at most.
+    A rescale begins when the desired size of the target changes: `request` where a decision requested it, from that
+    decision on, else `external`; or when replicas are lost (`loss`; `before` is the number left). It is followed until
+    the next one begins, for six hours at most.
 
     Args:
         observations: the table of a dataset, or a part of it.
         decisions: likewise.
-        tasks: how many share the work, each of which sorts its clusters in memory; None: as many as Spark takes.
+        tasks: number of tasks, each of which sorts its clusters in memory; None: chosen by Spark.
     """
     stream = _stream(observations, decisions)
     if tasks is not None:
         stream = stream.repartition(tasks, "cluster")
-    return _told(_followed(_events(stream)))
+    return _summarized(_with_phases(_with_events(stream)))
 
 
 def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Observations, and each request after the one that led to it."""
+    """Observations, and each request after the observation that led to it."""
     engine = F.col("engine")
     seen = observations.select(
         "cluster",
@@ -60,20 +60,20 @@ def _stream(observations: DataFrame, decisions: DataFrame) -> DataFrame:
         engine["max_parallelism"].alias("most"),
         engine["running_since"].alias("since"),
     )
-    said = F.filter("recommendations", lambda one: one["replicas"] == F.col("proposed"))
+    chosen = F.filter("recommendations", lambda one: one["replicas"] == F.col("proposed"))
     asked = decisions.where((F.col("desired") != F.col("current")) & ~F.coalesce("dry_run", F.lit(False))).select(
         "cluster",
         "at",
         F.lit(1).alias("kind"),
-        F.struct("at", F.col("desired").alias("size"), "reason", F.get(said, F.lit(0))["detail"].alias("detail")).alias(
-            "asked"
-        ),
+        F.struct(
+            "at", F.col("desired").alias("size"), "reason", F.get(chosen, F.lit(0))["detail"].alias("detail")
+        ).alias("asked"),
     )
     return seen.unionByName(asked, allowMissingColumns=True)
 
 
 def _rows(begin: int, end: int) -> WindowSpec:
-    """Those rows before and after a row of a cluster. Not a constant: without a session there is no window."""
+    """Rows of a cluster around a row. Not a constant: a window needs a session."""
     return Window.partitionBy("cluster").orderBy("at", "kind").rowsBetween(begin, end)
 
 
@@ -90,8 +90,8 @@ def _middle(one: Column, other: Column) -> Column:
     return F.timestamp_micros(((F.unix_micros(one) + F.unix_micros(other)) / 2).cast("long"))
 
 
-def _events(stream: DataFrame) -> DataFrame:
-    """Observations with the number of the rescale that they are of, and `event`: what is known of it at its begin."""
+def _with_events(stream: DataFrame) -> DataFrame:
+    """Observations with the number of their rescale, and `event`: its begin."""
     seen = F.col("kind") == 0
     runs = seen & (F.col("job") == JobState.RUNNING.value)
     # Between two observations there is at most one request.
@@ -99,7 +99,7 @@ def _events(stream: DataFrame) -> DataFrame:
     known = rows.select(
         "*",
         _last(F.struct("at", "size", "ready"), seen & F.col("size").isNotNull()).alias("before"),
-        _last(F.col("at"), seen).alias("looked"),
+        _last(F.col("at"), seen).alias("previous_at"),
         _last(F.struct("at", "next_at", "since"), runs & F.col("since").isNotNull()).alias("ran"),
         _last(F.col("used"), (runs | (seen & F.col("job").isNull())) & (F.col("used") > 0)).alias("used_before"),
         _last(F.col("asked"), ~seen).alias("request"),
@@ -108,7 +108,7 @@ def _events(stream: DataFrame) -> DataFrame:
     watched = _apart(at, before["at"]) <= GAP_S
     changed = (size != before["size"]) & watched
     lost = (size == before["size"]) & (F.col("ready") < size) & (before["ready"] >= before["size"]) & watched
-    ours = changed & (request["size"] == size) & (_apart(before["at"], request["at"]) <= SHOWN_S)
+    ours = changed & (request["size"] == size) & (_apart(before["at"], request["at"]) <= REQUEST_S)
     ours = F.coalesce(ours, F.lit(False))
     cause = (
         F.when(ours, Cause.REQUEST.value).when(changed, Cause.EXTERNAL.value).otherwise(Cause.LOSS.value).alias("cause")
@@ -132,11 +132,11 @@ def _events(stream: DataFrame) -> DataFrame:
     )
 
 
-def _followed(rows: DataFrame) -> DataFrame:
-    """Which step each observation shows done, and when that was; what was done by an earlier one is not told again."""
+def _with_phases(rows: DataFrame) -> DataFrame:
+    """The phases that each observation shows to be done, and when."""
     event, at, used, since = F.col("event"), F.col("at"), F.col("used"), F.col("since")
     up = event["after"] >= event["before"]
-    middle = _middle(F.col("looked"), at)
+    middle = _middle(F.col("previous_at"), at)
     runs = F.coalesce(F.col("job") == JobState.RUNNING.value, F.lit(True))
     ready = (F.col("ready") == event["after"]) | (up & (F.col("ready") > event["after"]))
     each = F.try_divide(event["used"], event["size"])  # slots of a replica, where all of them were used
@@ -144,33 +144,33 @@ def _followed(rows: DataFrame) -> DataFrame:
     wanted = F.when(F.col("most").isNotNull(), F.least(wanted, F.col("most"))).otherwise(wanted)
     restarted = since > event["at"]
     reached = F.when(up, used >= wanted).otherwise(used <= wanted)
-    # Where it cannot be told how much the job should use, its restart is what shows that it took the change in.
+    # Where it is not known how much the job should use, its restart shows that it has absorbed the change.
     absorbed = runs & (used > 0) & ready & F.coalesce(reached, restarted)
     stood = F.col("ran")["at"], F.col("ran")["next_at"], F.col("ran")["since"]
-    again = runs & (_apart(since, stood[2]) > 1)
-    # Replicas that are told to go do so right after that look; else it was any time between two.
+    restarted_again = runs & (_apart(since, stood[2]) > 1)
+    # Replicas that are removed on request stop right after the observation; else at any time between two.
     at_once = (event["cause"] == Cause.REQUEST.value) & ~up & (stood[0] <= event["at"])
     begin = F.when(at_once, event["at"]).otherwise(_middle(stood[0], F.least(stood[1], since)))
     flags = rows.select(
         "*",
         F.when(ready, middle).alias("ready_at"),
         F.when(absorbed, F.when(restarted, since).otherwise(middle)).alias("absorbed_at"),
-        F.when(again, _apart(since, begin)).alias("stall"),
-        # Where nothing is known of the job, it is ready when its replicas are.
+        F.when(restarted_again, _apart(since, begin)).alias("stall"),
+        # Where the state of the job is not known, it is ready when its replicas are.
         F.coalesce(F.when(used.isNotNull(), absorbed).otherwise(ready), F.lit(False)).alias("taken"),
-        (F.col("lag") <= WAITS_S * F.col("throughput")).alias("even"),
+        (F.col("lag") <= CAUGHT_UP_S * F.col("throughput")).alias("even"),
     )
     earlier = Window.partitionBy("cluster", "number").orderBy("at").rowsBetween(Window.unboundedPreceding, -1)
     taken = F.coalesce(F.max("taken").over(earlier), F.lit(False))
     flags = flags.withColumn("was_taken", taken)
     caught = (F.col("was_taken") | F.col("taken")) & F.col("even")
-    # A mean tells of half its span ago.
+    # A mean is half its interval old.
     caught_at = F.timestamp_micros((F.unix_micros(middle) - F.col("over") * 5e5).cast("long"))
     flags = flags.withColumn("caught_at", F.when(caught, caught_at))
     return flags.withColumn("was_caught", F.max(F.col("caught_at").isNotNull()).over(earlier))
 
 
-def _told(rows: DataFrame) -> DataFrame:
+def _summarized(rows: DataFrame) -> DataFrame:
     running = F.max(F.col("since").isNotNull())
     found = rows.groupBy("cluster", "number").agg(
         F.first("event").alias("event"),
@@ -179,11 +179,11 @@ def _told(rows: DataFrame) -> DataFrame:
         F.when(running, F.coalesce(F.sum(F.when(~F.col("was_taken"), F.col("stall"))), F.lit(0.0))).alias("stall_s"),
         F.min("caught_at").alias("caught_at"),
         F.max(F.when(~F.coalesce("was_caught", F.lit(False)), F.col("lag"))).alias("lag_peak"),
-        F.max(F.col("used").isNotNull()).alias("told"),
+        F.max(F.col("used").isNotNull()).alias("reports_use"),
     )
     event = F.col("event")
     following = F.lead(event["at"]).over(Window.partitionBy("cluster").orderBy("number"))
-    settled = F.col("ready_at").isNotNull() & (F.col("absorbed_at").isNotNull() | ~F.col("told"))
+    settled = F.col("ready_at").isNotNull() & (F.col("absorbed_at").isNotNull() | ~F.col("reports_use"))
     least = F.greatest("caught_at", "absorbed_at", "ready_at")
     columns = {
         "at": event["at"],

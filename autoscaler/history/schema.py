@@ -1,7 +1,7 @@
 """The tables of the dataset, version 1. Times are UTC, spans are seconds, rates are records/s, sizes are replicas.
 
-A record of the trace format becomes one row of `observations` and one of `decisions`, without loss. Rows of a table are
-told apart by cluster and time.
+A record of the trace format becomes one row of `observations` and one of `decisions`, without loss. Cluster and time
+identify a row.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ OBSERVATIONS = _row(
     remarks=ArrayType(_text),
     date=DateType(),
 )
-"""`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and plain queries: of one
-number per replica the sum, and of utilization the hottest. All metrics, these too, are whole in `metrics`."""
+"""`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and simple queries:
+the sum where a metric has one number per replica, the maximum of `utilization`. `metrics` has all metrics in full."""
 
 DECISIONS = _row(
     cluster=_text,
@@ -98,19 +98,19 @@ RESCALES = _row(
     after=_whole,
     direction=_text,  # up, down
     cause=_text,  # request, external, loss
-    reason=_text,  # of the decision that asked for it; null where it was not ours
+    reason=_text,  # of the decision that requested it; null for other causes
     detail=_text,
-    ready_s=_number,  # from `at` until all replicas are ready; null where that was not seen
+    ready_s=_number,  # from `at` until all replicas are ready; null where that was not observed
     absorbed_s=_number,  # from `at` until the job uses them
     stall_s=_number,  # how long the job stood still
-    caught_up_s=_number,  # from `at` until what piled up is gone
+    caught_up_s=_number,  # from `at` until the backlog is processed
     lag_peak=_number,
     outcome=_text,  # settled, superseded, unfinished
     date=DateType(),
 )
 
 REJECTED = _row(file=_text, reason=_text, text=_text, date=DateType())
-"""Lines that are no record: of which file and why. `text` is at most 1,000 characters of it; `date` is that of the
-file's name where it has one."""
+"""Quarantined lines, with file and reason. `text` is at most 1,000 characters of a line; `date` is that of the file's
+name, if it has one."""
 
 TABLES = {"observations": OBSERVATIONS, "decisions": DECISIONS, "rescales": RESCALES, "rejected": REJECTED}

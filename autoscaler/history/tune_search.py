@@ -1,4 +1,4 @@
-"""Which parameters keep an objective at the least cost, and whether they do so on days that nobody has looked at."""
+"""Selects the parameters that meet an objective at the least cost."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ FIGURES = ("replica_hours", "to_static", "violation", "rescales_per_hour", "p99_
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is to be kept.
+    """An objective.
 
     Attributes:
-        violation: at most this share of the time with a record older than the delay objective.
-        rescales: at most so many changes of size in an hour; None: as many as it takes.
+        violation: maximum share of the time with a record older than the delay objective.
+        rescales: maximum number of rescales per hour; None: any.
     """
 
     violation: float
     rescales: float | None = None
 
-    def kept(self, figures: Mapping[str, Any]) -> bool:
-        """Whether the figures of a variant keep it."""
+    def is_met(self, figures: Mapping[str, Any]) -> bool:
+        """Whether the figures of a variant meet it."""
         fits = figures["violation"] <= self.violation
         return bool(fits and (self.rescales is None or figures["rescales_per_hour"] <= self.rescales))
 
@@ -34,7 +34,7 @@ def means(results: DataFrame) -> DataFrame:
     """The figures of each cluster and variant: means over the seeds.
 
     Args:
-        results: as `backtest.results` makes them.
+        results: of `backtest_job.results`.
     """
     return results.groupBy("cluster", "variant").agg(
         F.first("parameters").alias("parameters"), *(F.avg(name).alias(name) for name in FIGURES)
@@ -42,24 +42,24 @@ def means(results: DataFrame) -> DataFrame:
 
 
 def best(figures: DataFrame, objective: Objective) -> DataFrame:
-    """For each cluster what is configured (variant 0), the cheapest that keeps the objective, and the nearest to it.
+    """For each cluster the configured variant (0), the cheapest that meets the objective, and the nearest to it.
 
     Args:
-        figures: as `means` makes them.
-        objective: what is to be kept.
+        figures: of `means`.
+        objective: the objective.
 
     Returns:
-        One row for each cluster: `cluster`, and `configured`, `chosen` (null: none keeps it) and `nearest` with
+        One row for each cluster: `cluster`, and `configured`, `chosen` (null: none meets it) and `nearest` with
         `variant` and the figures.
     """
     whole = F.struct("variant", "parameters", *FIGURES)
-    kept = F.col("violation") <= objective.violation
+    met = F.col("violation") <= objective.violation
     if objective.rescales is not None:
-        kept = kept & (F.col("rescales_per_hour") <= objective.rescales)
-    # Where two cost the same, the one that is less late, then the one that comes first: what is configured.
+        met = met & (F.col("rescales_per_hour") <= objective.rescales)
+    # Of equal costs the less late one, then the first: the configured one.
     price = F.struct("replica_hours", "violation", "variant")
     return figures.groupBy("cluster").agg(
         F.min_by(whole, "variant").alias("configured"),
-        F.min_by(whole, F.when(kept, price)).alias("chosen"),
+        F.min_by(whole, F.when(met, price)).alias("chosen"),
         F.min_by(whole, F.struct("violation", "replica_hours")).alias("nearest"),
     )

@@ -1,4 +1,4 @@
-"""What the history of a cluster tells, from the files that `autoscaler profile` writes, as one metric.
+"""The profile of a cluster, from the files that `autoscaler profile` writes, as one metric.
 
     sources:
       history: {type: profile, directory: /var/lib/autoscaler/profiles}
@@ -9,8 +9,8 @@
         policies:
           main: {type: adaptive, objective: 60s, profile: profile}
 
-A file is read again when it has changed. A new one that cannot be read is told once and the last good one counts on;
-one whose history ended longer ago than `max_age` does not count. Policies do without it then, as without any profile.
+A file is read again when it has changed. If it cannot be read, that is logged once and the last valid profile stays in
+use; one whose history ended longer ago than `max_age` is not used. Policies then decide without a profile.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import ClassVar
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.core.workload_profile import Profile as History
-from autoscaler.core.workload_profile import old, reading
+from autoscaler.core.workload_profile import is_stale, reading
 from autoscaler.ports import AnswerError, Shared, UnavailableError
-from autoscaler.trace import profile_file as profiles
+from autoscaler.trace import profile_file
 
 log = logging.getLogger("autoscaler.sources.profile")
 
-LARGEST = 5_000_000
-"""Bytes. A week in slots of a minute takes a quarter of a million."""
+MAX_BYTES = 5_000_000
+"""A week in slots of a minute takes a quarter of a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Query:
     """Which profile.
 
     Attributes:
-        cluster: whose, by the name it has in the history.
+        cluster: name of the cluster in the history.
     """
 
     cluster: str
@@ -58,7 +58,7 @@ class Profile:
 
     Attributes:
         directory: where `autoscaler profile --out` writes them.
-        max_age: a profile whose history ended longer ago does not count. Default 14d.
+        max_age: a profile whose history ended longer ago is not used. Default 14d.
     """
 
     Query: ClassVar[type] = Query
@@ -72,18 +72,18 @@ class Profile:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:
-        """Open it. Nothing is read before the first `collect`."""
+        """Yield the source. Nothing is read before the first `collect`."""
         del shared
         yield _Source(self)
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was made of a file: by what it is told from a changed one, the last good profile, what is wrong now."""
+    """A file's state: its stamp, the last valid profile, and the problem with the present content."""
 
     stamp: tuple[int, int, int]
     profile: History | None
-    problem: str
+    problem: str | None
 
 
 class _Source:
@@ -94,46 +94,46 @@ class _Source:
         self._read: dict[str, _Read] = {}
 
     async def collect(self, query: Query, now: datetime) -> Reading:
-        """What the cluster's profile says of now and the next minutes. Raises EdgeError when there is none to go by."""
-        path = self._plugin.directory / profiles.name(query.cluster)
+        """The profile of the cluster at a time. Raises EdgeError when there is no usable one."""
+        path = self._plugin.directory / profile_file.file_name(query.cluster)
         before = self._read.get(query.cluster)
         try:
-            found = await asyncio.to_thread(_look, path, before)
+            found = await asyncio.to_thread(_read_file, path, before)
         except OSError as error:
             raise UnavailableError(
                 f"{path} cannot be read: {error.strerror}; `autoscaler profile` writes it"
             ) from error
         if found is not before:
             self._read[query.cluster] = found
-            self._tell(path, query.cluster, before, found)
+            self._log_change(path, query.cluster, before, found)
         profile = found.profile
         if profile is None:
             raise AnswerError(f"{path}: {found.problem}")
-        if old(profile, now, self._plugin.max_age):
+        if is_stale(profile, now, self._plugin.max_age):
             raise AnswerError(
                 f"{path}: its history ended on {profile.end:%Y-%m-%d}, longer ago than max_age "
-                f"({self._plugin.max_age.total_seconds() / 86400:g} days): make it anew with `autoscaler profile`"
+                f"({self._plugin.max_age.total_seconds() / 86400:g} days): run `autoscaler profile` again"
             )
         return reading(profile, now)
 
-    def _tell(self, path: Path, cluster: str, before: _Read | None, found: _Read) -> None:
+    def _log_change(self, path: Path, cluster: str, before: _Read | None, found: _Read) -> None:
         if found.problem:
-            counts = "none counts" if found.profile is None else "the last good one counts on"
-            log.warning("profile cannot be read", extra={"path": str(path), "error": found.problem, "then": counts})
+            then = "no profile is used" if found.profile is None else "the last valid one stays in use"
+            log.warning("profile cannot be read", extra={"path": str(path), "error": found.problem, "then": then})
         elif before is not None and found.profile is not None:
-            log.info("profile was read anew", extra={"cluster": cluster, "history": f"{found.profile.end:%Y-%m-%d}"})
+            log.info("profile has changed", extra={"cluster": cluster, "history": f"{found.profile.end:%Y-%m-%d}"})
 
 
-def _look(path: Path, before: _Read | None) -> _Read:
+def _read_file(path: Path, before: _Read | None) -> _Read:
     """Read a file if it has changed. Raises OSError when it is not there or cannot be read."""
     stat = path.stat()
     stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
     if before is not None and before.stamp == stamp:
         return before
     good = None if before is None else before.profile
-    if stat.st_size > LARGEST:
-        return _Read(stamp, good, f"has {stat.st_size:,} bytes, expected at most {LARGEST:,}")
+    if stat.st_size > MAX_BYTES:
+        return _Read(stamp, good, f"has {stat.st_size:,} bytes, expected at most {MAX_BYTES:,}")
     try:
-        return _Read(stamp, profiles.load(path.read_bytes()), "")
+        return _Read(stamp, profile_file.load(path.read_bytes()), None)
     except ValueError as error:
         return _Read(stamp, good, str(error))

@@ -1,6 +1,6 @@
-"""Profiles as JSON files, one for each cluster, validated when they are read back.
+"""Profiles as JSON files, one for each cluster, validated when they are read.
 
-Spark's workers write them, and have nothing installed but what Spark needs: pydantic is loaded to read only.
+Spark's workers, which write them, have only the packages that Spark needs: pydantic is imported for reading only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PLAIN = re.compile(r"[\w.-]+")
 _DIGITS = 6
 
 
-def name(cluster: str) -> str:
-    """The file of a cluster's profile. What a file's name cannot hold is written as %XX."""
+def file_name(cluster: str) -> str:
+    """The name of the file of a cluster's profile. Characters that a file name cannot have are written as %XX."""
     safe = "".join(
         letter if _PLAIN.fullmatch(letter) else "".join(f"%{byte:02X}" for byte in letter.encode())
         for letter in cluster
@@ -51,7 +51,7 @@ def _plain(thing: Any) -> Any:  # noqa: ANN401 - any part of a profile, as a JSO
     if isinstance(thing, Mapping):
         return {key: _plain(value) for key, value in thing.items()}
     if isinstance(thing, (list, tuple)):
-        # Nearly all of a profile is a week of rates. One that is not finite makes the sum so too.
+        # Nearly all of a profile is a week of rates. If one is not finite, neither is their sum.
         if set(map(type, thing)) == {float} and math.isfinite(sum(thing)):
             return [float(f"{value:.{_DIGITS}g}") for value in thing]
         return [_plain(value) for value in thing]
@@ -59,16 +59,16 @@ def _plain(thing: Any) -> Any:  # noqa: ANN401 - any part of a profile, as a JSO
 
 
 def load(text: bytes | str) -> Profile:
-    """Read a profile back. Raises ValueError with one line that says what is wrong."""
+    """Read a profile. Raises ValueError with one line that says what is wrong."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"is no JSON: {error}") from error
+        raise ValueError(f"is not JSON: {error}") from error
     if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        raise ValueError(f"is no profile: expected an object with format {FORMAT!r}")
+        raise ValueError(f"is not a profile: expected an object with format {FORMAT!r}")
     version = whole.get("version")
     if version != VERSION:
-        raise ValueError(f"version {version!r} of the profile's format is not known, expected {VERSION}")
+        raise ValueError(f"version {version!r} of the profile format is not supported, expected {VERSION}")
     body = {key: value for key, value in whole.items() if key not in ("format", "version")}
     profile = _validated(body)
     if not all(map(math.isfinite, _numbers(profile))):

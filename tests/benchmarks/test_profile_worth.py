@@ -18,12 +18,13 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from autoscaler.core.model import ClusterSpec, Direction, Limits, NamedPolicy
 from autoscaler.core.step import step
 from autoscaler.core.workload_profile import Curve, Profile, Spread
-from autoscaler.history.seasonality import season
+from autoscaler.history.seasonality import fit_season
 from autoscaler.simulation.loads import Load, bursts, diurnal, noise, ramps, read_points, resample, staircase
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, STEP
@@ -123,7 +124,7 @@ def known(name: str) -> Profile:
     """What two weeks tell of the arrivals."""
     slots = [math.fsum(rates(name)[at : at + SLOT]) / SLOT for at in range(0, 2 * WEEK, SLOT)]
     begin = START.timestamp()
-    found = season([(begin + 60.0 * number, rate) for number, rate in enumerate(slots)])
+    found = fit_season(begin + 60.0 * np.arange(len(slots), dtype=np.float64), np.array(slots)).season
     return Profile(name, START, START, START + timedelta(days=14), len(slots), season=found)
 
 

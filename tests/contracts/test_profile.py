@@ -11,7 +11,7 @@ from autoscaler.core.workload_profile import Profile as History
 from autoscaler.core.workload_profile import Season
 from autoscaler.sources.profile import Profile, Query
 from autoscaler.testing import SourceContract
-from autoscaler.trace import profile_file as profiles
+from autoscaler.trace import profile_file
 
 
 class TestProfile(SourceContract):
@@ -19,7 +19,7 @@ class TestProfile(SourceContract):
     def plugin(self, tmp_path: Path) -> Profile:
         now = datetime.now(UTC)  # noqa: TID251 - the contract's readings are of now
         made = History("orders", now, now - timedelta(days=14), now, 80640, season=Season((5.0,), (5.0,), (5.0,)))
-        (tmp_path / profiles.name("orders")).write_text(profiles.dump(made))
+        (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(made))
         return Profile(tmp_path)
 
     @pytest.fixture

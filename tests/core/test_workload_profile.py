@@ -17,9 +17,9 @@ from autoscaler.core.workload_profile import (
     Profile,
     Season,
     Spread,
-    old,
+    is_stale,
     reading,
-    usual,
+    seasonal_value,
 )
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
@@ -28,23 +28,23 @@ DAY = 86400.0
 
 def test_the_week_begins_on_monday() -> None:
     week = tuple(float(10 * day) for day in range(7))  # Monday 0, Tuesday 10, ... Sunday 60
-    assert usual(week, MONDAY.timestamp() + DAY / 2) == 0
-    assert usual(week, MONDAY_S + 1.5 * DAY) == 10
-    assert usual(week, MONDAY_S - 0.5 * DAY) == 60
+    assert seasonal_value(week, MONDAY.timestamp() + DAY / 2) == 0
+    assert seasonal_value(week, MONDAY_S + 1.5 * DAY) == 10
+    assert seasonal_value(week, MONDAY_S - 0.5 * DAY) == 60
 
 
 def test_between_the_middles_of_two_slots_it_is_in_between_also_over_the_end_of_the_week() -> None:
     week = tuple(float(10 * day) for day in range(7))
-    assert usual(week, MONDAY_S + 2 * DAY) == pytest.approx(15)
-    assert usual(week, MONDAY_S) == pytest.approx(30)  # Sunday's 60 and Monday's 0
-    assert usual(week, MONDAY_S + 7 * DAY - 0.25 * DAY) == pytest.approx(45)
-    assert usual(week, MONDAY_S + 2800 * WEEK_S + 1.5 * DAY) == pytest.approx(10)
-    assert usual((7.0,), 12345.0) == 7
+    assert seasonal_value(week, MONDAY_S + 2 * DAY) == pytest.approx(15)
+    assert seasonal_value(week, MONDAY_S) == pytest.approx(30)  # Sunday's 60 and Monday's 0
+    assert seasonal_value(week, MONDAY_S + 7 * DAY - 0.25 * DAY) == pytest.approx(45)
+    assert seasonal_value(week, MONDAY_S + 2800 * WEEK_S + 1.5 * DAY) == pytest.approx(10)
+    assert seasonal_value((7.0,), 12345.0) == 7
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=40), st.floats(-1e10, 1e10))
 def test_it_stays_between_the_least_and_the_most(week: list[float], at: float) -> None:
-    assert min(week) * (1 - 1e-9) <= usual(tuple(week), at) <= max(week) * (1 + 1e-9)
+    assert min(week) * (1 - 1e-9) <= seasonal_value(tuple(week), at) <= max(week) * (1 + 1e-9)
 
 
 def test_a_reading_tells_of_now_and_each_of_the_next_minutes() -> None:
@@ -70,5 +70,5 @@ def test_what_else_is_known_is_among_its_parts() -> None:
 
 def test_a_profile_is_as_old_as_the_last_thing_it_knows_of() -> None:
     profile = Profile("c", MONDAY + timedelta(days=30), MONDAY, MONDAY, 1)
-    assert not old(profile, MONDAY + timedelta(days=14), timedelta(days=14))
-    assert old(profile, MONDAY + timedelta(days=14, seconds=1), timedelta(days=14))
+    assert not is_stale(profile, MONDAY + timedelta(days=14), timedelta(days=14))
+    assert is_stale(profile, MONDAY + timedelta(days=14, seconds=1), timedelta(days=14))

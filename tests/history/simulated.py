@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, JobState, Limits, Observation, Reason
-from autoscaler.history.cluster_profile import COLUMNS, Minutes
+from autoscaler.history.minutes import COLUMNS, Minutes
 from autoscaler.ports import Record
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.loop import Run, run
@@ -64,7 +64,7 @@ def minutes(records: Sequence[Record], objective: float = 60.0, utilization: str
         behind = number["throughput"] < number["arrivals"] and number["lag"] > 10 * number["throughput"]
         rows.setdefault(math.floor((at - 30) / 60), []).append(
             {
-                "looks": 1.0,
+                "observations": 1.0,
                 "first": at,
                 "last": at,
                 "least": float(min(seen.desired, seen.ready)),
@@ -75,18 +75,18 @@ def minutes(records: Sequence[Record], objective: float = 60.0, utilization: str
                 "late": float(number["lag"] > objective * number["arrivals"]),
                 "behind": float(behind and not busy <= 0.6),
                 "stopped": float(engine is not None and engine.job is not JobState.RUNNING),
-                "since": engine.running_since.timestamp() if engine and engine.running_since else math.nan,
+                "running_since": engine.running_since.timestamp() if engine and engine.running_since else math.nan,
                 "slots": math.nan if engine is None else float(engine.slots or 0),
                 "partitions": float(engine.partitions) if engine and engine.partitions else math.nan,
             }
         )
     how: dict[str, Callable[[list[float]], float]] = {
-        "looks": math.fsum,
+        "observations": math.fsum,
         "first": min,
         "last": max,
         "least": min,
         "most": max,
-        "since": _latest,
+        "running_since": _latest,
         "slots": max,
     }
     columns = {

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from autoscaler import cli
-from autoscaler.cli.backtest import of_fleet
+from autoscaler.cli.backtest import _fleet_totals
 from autoscaler.config.combine import read as expression
 from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
 from autoscaler.core.workload_profile import Curve, Profile
@@ -23,7 +23,7 @@ from autoscaler.history.backtest_job import RESULTS, TRIALS, Known, arrived, kno
 from autoscaler.plugins import Kind, load
 from autoscaler.simulation.plant import PLANTS
 from autoscaler.simulation.trial import BEFORE, SLOTS, Case, Variant, day_load, run_trial
-from autoscaler.trace import profile_file as profiles
+from autoscaler.trace import profile_file
 from tests.history import written
 
 FIRST = date(2026, 3, 4)
@@ -194,7 +194,7 @@ def test_days_are_added_up(spark: SparkSession) -> None:
 
 def test_a_cluster_that_paid_nothing_counts_among_the_others(spark: SparkSession) -> None:
     found = added(spark, [trial("x", 0, 1, 0), trial("idle", 0, 1, 0, replica_hours=0.0)])
-    (row,) = of_fleet(found)
+    (row,) = _fleet_totals(found)
     assert (row["clusters"], row["replica_hours"], row["to_static"], row["to_demand"]) == (2, 100.0, 0.25, 0.625)
 
 
@@ -298,7 +298,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
     assert told(history, config) == 2
     assert "metric busy of orders: the simulated cluster shows" in capsys.readouterr().err
     assert told(history / "nothing", config, *GIVEN) == 1
-    assert "is no dataset" in capsys.readouterr().err
+    assert "is not a dataset" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,12 +327,12 @@ def test_a_profile_makes_the_cluster_and_is_tried_on_later_days(
 ) -> None:
     end = MIDNIGHT + timedelta(days=1) - MINUTE
     profile = Profile("orders", end, MIDNIGHT, end, 1000, capacity=Curve(150.0, 0.8, 0.01, 0.01))
-    (tmp_path / profiles.name("orders")).write_text(profiles.dump(profile))
+    (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(profile))
     assert told(history, config, *GIVEN, "--profiles", tmp_path) == 0
     shown = capsys.readouterr().out
     assert "1 day from 2026-03-05 to 2026-03-05; a worker processes 150 records/s (its profile)" in shown
     assert "n^0.8 times" in shown
     late = replace(profile, end=end + timedelta(days=2))
-    (tmp_path / profiles.name("orders")).write_text(profiles.dump(late))
+    (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(late))
     assert told(history, config, *GIVEN, "--profiles", tmp_path) == 2
     assert "a profile is tried on days after those that it was made of" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from autoscaler.history import ingest_records as records
+from autoscaler.history import ingest_records
 from autoscaler.history.dataset import Dataset, DatasetError, open_dataset
 from autoscaler.history.profile_job import profiles
 from autoscaler.trace.profile_file import load
@@ -55,9 +55,11 @@ def hours() -> dict[str, list[str]]:
     return found
 
 
-def brought(spark: SparkSession, into: Path, *files: Path, rename: dict[str, str] | None = None) -> records.Imported:
+def brought(
+    spark: SparkSession, into: Path, *files: Path, rename: dict[str, str] | None = None
+) -> ingest_records.Imported:
     opened = open_dataset(into, make=True)
-    return records.add(spark, opened, [str(file) for file in files], now=NOW, rename=rename)
+    return ingest_records.add(spark, opened, [str(file) for file in files], now=NOW, rename=rename)
 
 
 def profiled(spark: SparkSession, directory: Path, **options: Any) -> dict[str, Any]:
@@ -177,11 +179,11 @@ def test_a_dataset_of_a_newer_version_is_refused_and_left_alone(
 
 
 def test_what_is_no_dataset_is_told_from_one_that_is_empty(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"is no dataset .*`autoscaler history import` makes one"):
+    with pytest.raises(DatasetError, match=r"is not a dataset .*`autoscaler history import` makes one"):
         profiled(spark, tmp_path / "missing")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
-    with pytest.raises(DatasetError, match="has something else in it"):
+    with pytest.raises(DatasetError, match="contains other files"):
         open_dataset(tmp_path / "other", make=True)
     assert (tmp_path / "other" / "notes.txt").read_text() == "mine"
     open_dataset(tmp_path / "empty", make=True)
@@ -225,22 +227,23 @@ def test_a_renamed_cluster_is_told_of_and_made_one_on_request(spark: SparkSessio
 
 KILLED = """
 import os, signal, sys
-from autoscaler.history import dataset
+from autoscaler.history.dataset.files import LocalFiles
+from autoscaler.history.dataset.layout import COMMIT, STAGING
 from autoscaler.cli import main
 
 method, count = sys.argv[1], int(sys.argv[2])
-known, seen = getattr(dataset._Local, method), []
+known, seen = getattr(LocalFiles, method), []
 
 def call(self, name, *rest):
     if len(seen) == count:
         os.kill(os.getpid(), signal.SIGKILL)
     # What is written aside is removed at any time.
-    counted = {"put": name == dataset.COMMIT, "remove": not name.startswith(dataset.STAGING)}
+    counted = {"write": name == COMMIT, "remove": not name.startswith(STAGING)}
     if counted.get(method, True):
         seen.append(name)
     return known(self, name, *rest)
 
-setattr(dataset._Local, method, call)
+setattr(LocalFiles, method, call)
 main(sys.argv[3:])
 """
 
@@ -248,7 +251,7 @@ main(sys.argv[3:])
 @pytest.mark.parametrize(
     ("method", "count"),
     [
-        ("put", 0),  # all is written aside, and nothing says so
+        ("write", 0),  # all is written aside, and nothing says so
         ("move", 0),  # it is said which files come and go, and none has moved
         ("move", 2),  # some have
         ("remove", 2),  # what is in the way of them is being removed
@@ -279,7 +282,7 @@ def test_an_import_that_is_killed_is_finished_by_the_next_one(
     # Whoever reads now sees all of it or none.
     everything = sum(map(len, hours.values()))
     seen = counted(spark, open_dataset(into))
-    assert seen == (len(first[1]) if method == "put" else everything)
+    assert seen == (len(first[1]) if method == "write" else everything)
     done = brought(spark, into, *sorted((tmp_path / "traces").iterdir()))
     assert seen + done.merged.added["observations"] == everything
     opened = open_dataset(into)

@@ -7,13 +7,31 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from random import Random
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from autoscaler.history.capacity_fit import Sample, curve
+from autoscaler.core.workload_profile import Curve
+from autoscaler.history.capacity_fit import fit
 
 END = 1_770_000_000.0
 DAY_S = 86400.0
+
+
+class Sample(NamedTuple):
+    """One column each of what `fit` takes."""
+
+    size: int
+    throughput: float
+    utilization: float
+    at: float
+    minutes: float = 1.0
+    workers: float = 0.0
+
+
+def curve(samples: Sequence[Sample]) -> Curve | None:
+    return fit(*np.array(samples, dtype=np.float64).reshape(-1, len(Sample._fields)).T)
 
 
 @pytest.fixture(autouse=True)

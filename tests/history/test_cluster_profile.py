@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from autoscaler.core.model import Cause, Direction
-from autoscaler.core.workload_profile import Profile, usual
-from autoscaler.history.cluster_profile import COLUMNS, Asked, Minutes, Rescaled, made
+from autoscaler.core.workload_profile import Profile, seasonal_value
+from autoscaler.history.cluster_profile import ProfileOptions, build_profile
+from autoscaler.history.minutes import COLUMNS, Minutes, Rescaled
 from autoscaler.ports import Record
 from autoscaler.simulation.loads import Load, diurnal, noise
 from autoscaler.simulation.loop import Run
@@ -22,7 +23,7 @@ from autoscaler.simulation.plant import PLANTS, PlantSpec
 from autoscaler.trace.profile_file import dump, load
 from tests.history.simulated import followed, minutes
 
-ASKED = Asked(datetime(2026, 2, 1, tzinfo=UTC))
+OPTIONS = ProfileOptions(datetime(2026, 2, 1, tzinfo=UTC))
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC).timestamp()
 
 
@@ -54,7 +55,7 @@ def _kinds(profile: Profile) -> list[str]:
 def test_a_day_tells_the_capacity(day: tuple[list[Record], Run], utilization: str) -> None:
     records, run = day
 
-    curve = made("it", minutes(records, utilization=utilization), [], ASKED).capacity
+    curve = build_profile("it", minutes(records, utilization=utilization), [], OPTIONS).capacity
 
     assert curve is not None
     for size in (3, 8, 16):
@@ -71,7 +72,7 @@ def test_two_weeks_tell_capacity_and_season_on_every_plant(plant: str) -> None:
     unit = load.rates[0] / noise(truth, 0.05, 1)[0]
     records, run = followed(load, PLANTS[plant])
 
-    profile = made("it", minutes(records, objective=PLANTS[plant].slo), [], ASKED)
+    profile = build_profile("it", minutes(records, objective=PLANTS[plant].slo), [], OPTIONS)
 
     assert profile.capacity is not None
     assert profile.season is not None
@@ -82,7 +83,7 @@ def test_two_weeks_tell_capacity_and_season_on_every_plant(plant: str) -> None:
             run.rate_per_worker * size**0.9, rel=0.05
         )
     usually = unit * np.array(truth[: 7 * len(day)]).reshape(-1, 12).mean(axis=1)
-    season = np.array([usual(profile.season.usual, BEGIN + 60.0 * minute + 30) for minute in range(7 * 1440)])
+    season = np.array([seasonal_value(profile.season.usual, BEGIN + 60.0 * minute + 30) for minute in range(7 * 1440)])
     assert np.abs(season - usually).mean() < 0.03 * usually.mean()
     score = run.score()
     assert profile.done.replica_hours == pytest.approx(score.cost, rel=0.02)
@@ -92,7 +93,7 @@ def test_two_weeks_tell_capacity_and_season_on_every_plant(plant: str) -> None:
 def test_partitions_that_leave_workers_idle_are_known() -> None:
     records, run = _day(PlantSpec(partitions=24, gamma=0.85))
 
-    profile = made("it", minutes(records), [], ASKED)
+    profile = build_profile("it", minutes(records), [], OPTIONS)
 
     assert profile.capacity is not None
     assert profile.capacity.exponent == pytest.approx(0.85, abs=0.05)
@@ -105,7 +106,7 @@ def test_without_utilization_the_capacity_shows_while_the_job_falls_behind() -> 
     load = Load("short", tuple([400.0] * 2000 + [900.0] * 3000), rate_per_worker=100.0)
     records, run = followed(load, PlantSpec(gamma=0.9), target=1.3)
 
-    profile = made("it", minutes(records, utilization=None), [], ASKED)
+    profile = build_profile("it", minutes(records, utilization=None), [], OPTIONS)
 
     assert profile.capacity is not None
     for size in (4, 9):
@@ -117,7 +118,7 @@ def test_what_was_paid_needed_and_late_is_what_the_simulation_says(day: tuple[li
     records, run = day
     score = run.score()
 
-    done = made("it", minutes(records), [], ASKED).done
+    done = build_profile("it", minutes(records), [], OPTIONS).done
 
     assert done is not None
     assert done.replica_hours == pytest.approx(score.cost, rel=0.02)
@@ -130,7 +131,7 @@ def test_the_profile_scales_with_the_records(day: tuple[list[Record], Run]) -> N
     once = minutes(day[0])
     more = replace(once, **{name: 1000 * getattr(once, name) for name in ("arrivals", "throughput", "lag")})
 
-    one, thousand = made("it", once, [], ASKED), made("it", more, [], ASKED)
+    one, thousand = build_profile("it", once, [], OPTIONS), build_profile("it", more, [], OPTIONS)
 
     assert one.capacity is not None
     assert thousand.capacity is not None
@@ -154,7 +155,7 @@ def test_times_are_told_by_direction_each_after_the_one_before() -> None:
         _rescale(31, "down", cause=Cause.LOSS.value, stall_s=50.0),
     ]
 
-    times = made("it", _steady(), rescales, ASKED).times
+    times = build_profile("it", _steady(), rescales, OPTIONS).times
 
     up = times[Direction.UP]
     assert (up["start_up"].median, up["start_up"].low, up["start_up"].high, up["start_up"].count) == (30, 22, 38, 21)
@@ -173,7 +174,7 @@ def _steady(days: float = 8, size: float = 4.0, arrivals: Any = 300.0, **changes
     count = int(days * 1440)
     minute = np.asarray(BEGIN / 60 + np.arange(count), dtype=np.float64)
     values = {
-        "looks": 4.0,
+        "observations": 4.0,
         "first": minute * 60 + 30,
         "last": minute * 60 + 75,
         "least": size,
@@ -186,7 +187,7 @@ def _steady(days: float = 8, size: float = 4.0, arrivals: Any = 300.0, **changes
         "late": 0.0,
         "behind": 0.0,
         "stopped": 0.0,
-        "since": BEGIN - 86400,
+        "running_since": BEGIN - 86400,
         "slots": size,
         "partitions": math.nan,
     } | changes
@@ -199,21 +200,22 @@ def _found(kind: str, profile: Profile) -> Any:
 
 
 def test_nothing_is_found_where_all_is_well() -> None:
-    assert made("it", _steady(arrivals=340.0), [], ASKED).findings == ()
+    assert build_profile("it", _steady(arrivals=340.0), [], OPTIONS).findings == ()
 
 
 def test_more_than_needed_is_told_with_its_cost() -> None:
-    finding = _found("over_provisioned", made("it", _steady(size=8.0, arrivals=300.0), [], ASKED))
+    finding = _found("over_provisioned", build_profile("it", _steady(size=8.0, arrivals=300.0), [], OPTIONS))
 
     assert finding.replica_hours == pytest.approx(4 * 168)  # 300/s need 4 of 100 n^0.9
-    assert "50 % of what was paid" in finding.text
+    assert "50 % of the replica-hours paid for" in finding.text
 
 
 def test_less_than_needed_is_told_with_its_hours() -> None:
     arrivals = np.full(8 * 1440, 300.0)
     arrivals[:1440] = 600.0
 
-    finding = _found("under_provisioned", made("it", _steady(arrivals=arrivals, utilization=0.8616), [], ASKED))
+    profile = build_profile("it", _steady(arrivals=arrivals, utilization=0.8616), [], OPTIONS)
+    finding = _found("under_provisioned", profile)
 
     assert "21 h a week" in finding.text
 
@@ -224,7 +226,7 @@ def test_flaps_and_slow_starts_and_heartbeats_are_found() -> None:
     slow = [_rescale(20 + number, ready_s=300.0 if number % 4 == 0 else 30.0) for number in range(12)]
     lost = [_rescale(40 + number, "down", cause="loss", stall_s=50.0) for number in range(3)]
 
-    profile = made("it", _steady(arrivals=340.0), [*flaps, *slow, *lost], ASKED)
+    profile = build_profile("it", _steady(arrivals=340.0), [*flaps, *slow, *lost], OPTIONS)
 
     assert _kinds(profile) == ["slow_starts", "flaps", "heartbeat_stalls"]
     assert "8 times" in _found("flaps", profile).text
@@ -238,13 +240,13 @@ def test_a_scale_in_that_kills_its_workers_is_found() -> None:
     rescales = [_rescale(2 * number) for number in range(6)]
     rescales += [_rescale(2 * number + 1, "down", stall_s=58.0) for number in range(6)]
 
-    profile = made("it", _steady(arrivals=340.0), rescales, ASKED)
+    profile = build_profile("it", _steady(arrivals=340.0), rescales, OPTIONS)
 
-    assert "6 times workers went" in _found("heartbeat_stalls", profile).text
+    assert "6 times workers were lost" in _found("heartbeat_stalls", profile).text
 
 
 def test_replicas_beyond_the_partitions_are_told() -> None:
-    profile = made("it", _steady(size=6.0, arrivals=340.0, partitions=4.0, utilization=0.976), [], ASKED)
+    profile = build_profile("it", _steady(size=6.0, arrivals=340.0, partitions=4.0, utilization=0.976), [], OPTIONS)
 
     assert _found("partition_bound", profile).replica_hours == pytest.approx(2 * 168)
 
@@ -255,12 +257,12 @@ def test_gaps_clock_skew_renames_and_drift_are_told() -> None:
     kept = (whole.minute < BEGIN / 60 + 3 * 1440) | (whole.minute >= BEGIN / 60 + 4 * 1440)
     gap = Minutes(**{name: getattr(drifting, name)[kept] for name in COLUMNS})
 
-    profile = made("it", gap, [], ASKED, {"skew_s": 90.0, "renamed_to": "that", "over_s": None})
+    profile = build_profile("it", gap, [], OPTIONS, {"skew_s": 90.0, "renamed_to": "that", "over_s": None})
 
-    assert _found("gap", profile).text.startswith("nothing is known from 2026-01-07 23:59 to 2026-01-09 00:00")
+    assert _found("gap", profile).text.startswith("nothing is recorded from 2026-01-07 23:59 to 2026-01-09 00:00")
     assert "1 min 30 s older" in _found("clock_skew", profile).text
     assert "--rename it=that" in _found("renamed", profile).text
-    assert "% less from week to week" in _found("capacity_drift", profile).text
+    assert "shrinks by" in _found("capacity_drift", profile).text
 
 
 # what says little
@@ -290,10 +292,10 @@ HISTORIES = {
     "two far apart": _cut(STEADY, [0, 9000]),
     "no metrics": _steady(arrivals=NAN, throughput=NAN, utilization=NAN, lag=NAN, late=NAN),
     "no size": _steady(least=NAN, most=NAN, paid=NAN),
-    "no engine": _steady(since=NAN, slots=NAN),
+    "no engine": _steady(running_since=NAN, slots=NAN),
     "nothing arrives": _steady(arrivals=0.0, throughput=0.0, utilization=0.0),
     "no replicas": _steady(size=0.0, arrivals=0.0, utilization=0.0, throughput=0.0),
-    "stopped": _steady(stopped=1.0, since=NAN),
+    "stopped": _steady(stopped=1.0, running_since=NAN),
     "huge": _steady(arrivals=1e199, throughput=1e199, utilization=0.5, lag=1e199),
     "tiny": _steady(arrivals=1e-200, throughput=1e-200, utilization=0.5),
     "more than a curve can say": _steady(arrivals=1e12, throughput=1.0, utilization=0.9, behind=1.0, lag=1e12),
@@ -307,7 +309,7 @@ HISTORIES = {
         least=np.arange(8 * 1440) % 5,
         partitions=7.0,
     ),
-    "clocks that differ": _steady(since=BEGIN + 86400 * 365),
+    "clocks that differ": _steady(running_since=BEGIN + 86400 * 365),
     "years apart": replace(_cut(STEADY, range(3000)), minute=STEADY.minute[:3000] * np.linspace(1, 1.05, 3000)),
 }
 
@@ -319,11 +321,11 @@ def test_whatever_was_seen_gives_a_profile_that_can_be_read_back(history: str) -
         Rescaled(BEGIN, 0, 3, "up", "request", NAN, math.inf, -5.0, None),
     ]
 
-    profile = made("it", HISTORIES[history], odd, ASKED)
+    profile = build_profile("it", HISTORIES[history], odd, OPTIONS)
 
     assert all(map(math.isfinite, _numbers(profile)))
     assert load(dump(profile)).cluster == "it"
 
 
 def test_too_little_history_is_said() -> None:
-    assert "little_history" in _kinds(made("it", _cut(STEADY, range(100)), [], ASKED))
+    assert "little_history" in _kinds(build_profile("it", _cut(STEADY, range(100)), [], OPTIONS))

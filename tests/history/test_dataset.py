@@ -17,8 +17,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from autoscaler.history import dataset as module
-from autoscaler.history.dataset import BusyError, Dataset, DatasetError, open_dataset
+from autoscaler.history.dataset import BusyError, Dataset, DatasetError, merge, open_dataset, store
+from autoscaler.history.dataset.files import LocalFiles
+from autoscaler.history.dataset.hadoop_files import HadoopFiles
+from autoscaler.history.dataset.layout import COMMIT, STAGING, Change
+from autoscaler.history.dataset.store import LOCK, MARKER
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 SCHEMA = "cluster string, at timestamp, desired int, ready int"
@@ -77,7 +80,7 @@ def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSes
 def test_a_cluster_s_day_is_in_one_file_and_sorted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ROWS_PER_FILE", 50)
+    monkeypatch.setattr(merge, "ROWS_PER_FILE", 50)
     dataset = open_dataset(tmp_path, make=True)
     dataset.merge(spark, {"observations": rows(spark, 6, 1).orderBy("at", ascending=False)})
     files = sorted(tmp_path.glob("observations/date=*/*.parquet"))
@@ -120,7 +123,7 @@ def _prepared(path: Path) -> Dataset:
     return dataset
 
 
-CHANGE = module._Change(
+CHANGE = Change(
     {f"_staging/new/{name}": name for name in (f"observations/date=2026-01-05/{file}.parquet" for file in "cd")}
     | {"_staging/new/decisions/date=2026-01-05/e.parquet": "decisions/date=2026-01-05/e.parquet"},
     ("observations/date=2026-01-05/a.parquet",),
@@ -129,7 +132,7 @@ CHANGE = module._Change(
 
 def shown(dataset: Dataset) -> list[str]:
     """What a reader finds."""
-    names = [*dataset._current("observations")[0], *dataset._current("decisions")[0]]
+    names = [*dataset._layout.current("observations")[0], *dataset._layout.current("decisions")[0]]
     return sorted((Path(dataset.path) / name).read_text() for name in names)
 
 
@@ -138,7 +141,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
     steps = 0
 
     def counted(verb: str) -> None:
-        real = getattr(module._Local, verb)
+        real = getattr(LocalFiles, verb)
 
         def step(self: object, *arguments: object) -> object:
             nonlocal steps
@@ -147,9 +150,9 @@ def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
                 raise Killed
             return real(self, *arguments)
 
-        monkeypatch.setattr(module._Local, verb, step)
+        monkeypatch.setattr(LocalFiles, verb, step)
 
-    for verb in ("put", "move", "remove", "keep"):
+    for verb in ("write", "move", "remove", "sync"):
         counted(verb)
 
 
@@ -162,18 +165,18 @@ def test_a_kill_at_any_moment_of_a_commit_shows_all_or_nothing_and_is_mended(tmp
         with pytest.MonkeyPatch.context() as patch:
             _moments(patch, killed_at)
             try:
-                dataset._commit(CHANGE)
+                dataset._layout.commit(CHANGE)
                 over = True
             except Killed:
                 over = False
         outcomes.append(shown(dataset))
-        committed = (path / module.COMMIT).exists() or over
+        committed = (path / COMMIT).exists() or over
         assert outcomes[-1] == (new if committed else old)
         with open_dataset(path).writing():
             pass
         assert shown(open_dataset(path)) == outcomes[-1]
-        assert not (path / module.COMMIT).exists()
-        assert not (path / module.STAGING).exists()
+        assert not (path / COMMIT).exists()
+        assert not (path / STAGING).exists()
         if over:
             break
     assert over
@@ -186,7 +189,7 @@ def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_coun
     busy = pytest.raises(BusyError, match=rf"is being written by process {os.getpid()} on ")
     with dataset.writing(), busy, open_dataset(tmp_path).writing():
         pass
-    (tmp_path / module.LOCK).write_text("process 1 on somewhere\n")
+    (tmp_path / LOCK).write_text("process 1 on somewhere\n")
     with dataset.writing():
         pass
 
@@ -196,7 +199,7 @@ def test_what_cannot_be_written_is_told_and_loses_nothing(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     dataset = _prepared(tmp_path)
-    (tmp_path / module.COMMIT).write_text(json.dumps({"come": dict(CHANGE.come), "go": CHANGE.go}))
+    (tmp_path / COMMIT).write_text(json.dumps({"come": dict(CHANGE.add), "go": CHANGE.remove}))
     before = shown(dataset)
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
@@ -212,8 +215,8 @@ def test_what_cannot_be_written_is_told_and_loses_nothing(tmp_path: Path, monkey
     # The error of whoever holds it is not taken for one of the dataset.
     with pytest.raises(FileNotFoundError), dataset.writing():
         (tmp_path / "missing").read_text()
-    (tmp_path / module.LOCK).unlink()
-    (tmp_path / module.LOCK).mkdir()
+    (tmp_path / LOCK).unlink()
+    (tmp_path / LOCK).mkdir()
     with pytest.raises(DatasetError, match=f"^{tmp_path}/_lock: cannot be written: Is a directory$"), dataset.writing():
         pass
 
@@ -225,14 +228,14 @@ def test_what_cannot_be_written_is_told_and_loses_nothing(tmp_path: Path, monkey
             {"format": "autoscaler-history", "version": 2},
             "was written by a newer autoscaler (version 2, this one knows",
         ),
-        ({"format": "other", "version": 1}, "tells of 'other', expected 'autoscaler-history'"),
+        ({"format": "other", "version": 1}, "has format 'other', expected 'autoscaler-history'"),
         ("{", "is damaged, expected a format and a version"),
-        (None, "is no dataset (it has no autoscaler-history.json)"),
+        (None, "is not a dataset (it has no autoscaler-history.json)"),
     ],
 )
 def test_what_is_no_dataset_of_a_known_version_is_refused(tmp_path: Path, marker: Any, message: str) -> None:
     if marker is not None:
-        (tmp_path / module.MARKER).write_text(marker if isinstance(marker, str) else json.dumps(marker))
+        (tmp_path / MARKER).write_text(marker if isinstance(marker, str) else json.dumps(marker))
     with pytest.raises(DatasetError) as error:
         open_dataset(tmp_path)
     assert message in str(error.value)
@@ -240,7 +243,7 @@ def test_what_is_no_dataset_of_a_known_version_is_refused(tmp_path: Path, marker
 
 def test_a_directory_with_something_else_in_it_does_not_become_a_dataset(tmp_path: Path) -> None:
     (tmp_path / "letters.txt").touch()
-    with pytest.raises(DatasetError, match="has something else in it"):
+    with pytest.raises(DatasetError, match="contains other files"):
         open_dataset(tmp_path, make=True)
 
 
@@ -272,11 +275,11 @@ def test_a_damaged_file_is_named(spark: SparkSession, one_day: tuple[Dataset, Pa
 def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: SparkSession, tmp_path: Path) -> None:
     # The only one that is here is this machine's, by way of Hadoop.
     url = f"file://{tmp_path}/far"
-    with pytest.raises(DatasetError, match="is no dataset"):
-        module._opened(url, module._Hadoop(url), make=False)
-    dataset = module._opened(url, module._Hadoop(url), make=True)
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        store._opened(url, HadoopFiles(url), make=False)
+    dataset = store._opened(url, HadoopFiles(url), make=True)
     assert dataset.merge(spark, {"observations": rows(spark, 2, 1)}).added == {"observations": 48}
-    far = module._opened(url, module._Hadoop(url), make=False)
+    far = store._opened(url, HadoopFiles(url), make=False)
     (day,) = (tmp_path / "far" / "observations").iterdir()
     before = {file.name for file in day.glob("*.parquet")}
     assert far.merge(spark, {"observations": rows(spark, 3, 1)}).added == {"observations": 24}
@@ -290,23 +293,23 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     (tmp_path / "far" / "old").write_text("same")
     (tmp_path / "far" / "new").write_text("same")
     place = (tmp_path / "far" / "new").stat().st_ino
-    far._files.move("old", "new")
+    far._layout.files.move("old", "new")
     assert not (tmp_path / "far" / "old").exists()
     assert (tmp_path / "far" / "new").stat().st_ino == place
 
-    (tmp_path / "far" / module.LOCK).write_text("process 1 on elsewhere\n")
+    (tmp_path / "far" / LOCK).write_text("process 1 on elsewhere\n")
     with pytest.raises(BusyError, match=r"being written by process 1 on elsewhere; .* remove file://.*/far/_lock"):
         far.merge(spark, {})
     gone = subprocess.Popen(["true"])
     gone.wait()
-    (tmp_path / "far" / module.LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
+    (tmp_path / "far" / LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
     with far.writing():
         pass
     # In a container that was started again all is as before, the number of the process too.
-    (tmp_path / "far" / module.LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}, 01234567\n")
+    (tmp_path / "far" / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}, 01234567\n")
     with far.writing(), pytest.raises(BusyError, match=rf"being written by process {os.getpid()} on "), far.writing():
         pass
-    assert not (tmp_path / "far" / module.LOCK).exists()
+    assert not (tmp_path / "far" / LOCK).exists()
 
 
 def test_a_file_system_that_spark_lacks_is_told(spark: SparkSession) -> None:

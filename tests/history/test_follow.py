@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from autoscaler.core.model import Decision, Observation, Reading, Reason
 from autoscaler.daemon.compression import compress
 from autoscaler.history.dataset import Dataset, open_dataset
-from autoscaler.history.ingest_follow import Batch, Follower, FollowError, Following, together, url, waiting_of
+from autoscaler.history.ingest_follow import Batch, Follower, FollowError, FollowOptions, join_places, url, waiting_of
 from autoscaler.history.ingest_records import Imported
 from autoscaler.history.ingest_records import add as real
 from autoscaler.ports import AutoscalerError, Record
@@ -61,7 +61,7 @@ class Fleet:
         """Take what is there. Returns the batches."""
         self.told = []
         what = {"places": [f"{self.root}/*/history"], "checkpoint": str(self.root / "dataset" / "_follow"), **changes}
-        Follower(self.spark, self.dataset, Following(**what), self.told.append).run()  # type: ignore[arg-type]
+        Follower(self.spark, self.dataset, FollowOptions(**what), self.told.append).run()  # type: ignore[arg-type]
         return self.told
 
     def rows(self, table: str = "observations") -> list[tuple[str, datetime]]:
@@ -125,7 +125,7 @@ def test_a_batch_that_was_cut_off_is_repeated_and_nothing_is_lost_or_there_twice
         # The rows are in the dataset, and Spark does not know it: as after a kill between the two.
         raise AutoscalerError(f"killed in batch {batch.number}")
 
-    what = Following([f"{fleet.root}/*/history"], str(fleet.root / "checkpoint"))
+    what = FollowOptions([f"{fleet.root}/*/history"], str(fleet.root / "checkpoint"))
     with pytest.raises(AutoscalerError, match=r"^killed in batch 0$"):
         Follower(fleet.spark, fleet.dataset, what, fail).run()
     (again,) = fleet.follow(checkpoint=what.checkpoint)
@@ -168,7 +168,7 @@ def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, mo
 def test_it_waits_while_somebody_else_writes_and_can_be_stopped_then(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
     warned: list[str] = []
-    what = Following([f"{fleet.root}/a/history"], str(fleet.root / "checkpoint"))
+    what = FollowOptions([f"{fleet.root}/a/history"], str(fleet.root / "checkpoint"))
 
     def warn(text: str) -> None:
         warned.append(text)
@@ -189,9 +189,9 @@ def test_files_that_wait_are_counted_also_after_a_restart(fleet: Fleet) -> None:
         packed(fleet.root / "a b,{c}" / "history", NOON + number * HOUR)
     places = [str(fleet.root / "a b,{c}" / "history"), f"{fleet.root}/x*"]
     told: list[Batch] = []
-    what = Following(places, str(fleet.root / "checkpoint"), files=2, count=True)
+    what = FollowOptions(places, str(fleet.root / "checkpoint"), files=2, count=True)
     first = Follower(fleet.spark, fleet.dataset, what, told.append)
-    first.tell = lambda batch: (told.append(batch), first.stop())  # type: ignore[func-returns-value]
+    first.report = lambda batch: (told.append(batch), first.stop())  # type: ignore[func-returns-value]
     first.run()
     packed(fleet.root / "a b,{c}" / "history", NOON + 5 * HOUR)
     second = Follower(fleet.spark, fleet.dataset, what, told.append)
@@ -235,7 +235,7 @@ def test_a_checkpoint_that_cannot_be_used_says_so(fleet: Fleet, monkeypatch: pyt
         with pytest.raises(FollowError, match=rf"spoilt: the checkpoint is damaged \(.*{damage}.*\); move it away"):
             fleet.follow(checkpoint=str(spoilt))
         shutil.rmtree(spoilt)
-    other = Following([f"{fleet.root}/a/history"], str(place))
+    other = FollowOptions([f"{fleet.root}/a/history"], str(place))
     dataset = open_dataset(fleet.root / "another", make=True)
     with pytest.raises(FollowError, match=r"_follow: is the checkpoint of another dataset"):
         Follower(fleet.spark, dataset, other, fleet.told.append).run()
@@ -246,14 +246,14 @@ def test_places_that_cannot_be_followed_say_so(tmp_path: Path) -> None:
     (tmp_path / "daemon" / "history").mkdir(parents=True)
     (tmp_path / "daemon" / "state.sqlite3").touch()
     with pytest.raises(FollowError, match=r"none: there is no such directory; the history of a daemon is in history/"):
-        together([str(tmp_path / "none")])
+        join_places([str(tmp_path / "none")])
     with pytest.raises(FollowError, match=r"file: is no directory"):
-        together([str(tmp_path / "file")])
+        join_places([str(tmp_path / "file")])
     with pytest.raises(FollowError, match=r"s3a://bucket and file:// are different file systems"):
-        together(["s3a://bucket/x", str(tmp_path)])
+        join_places(["s3a://bucket/x", str(tmp_path)])
     for place in (tmp_path / "daemon", tmp_path / "daemon" / "history"):
         with pytest.raises(FollowError, match=r"belongs to a daemon, whose plain files still grow"):
-            together([str(place)], plain=True)
+            join_places([str(place)], plain=True)
 
 
 def test_a_place_has_one_path_however_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,8 +275,8 @@ def test_several_places_become_one_pattern(tmp_path: Path) -> None:
         return [str(tmp_path / name) for name in names]
 
     one, two, odd = named("one", "two", "o,d{d}")
-    assert together([one]) == f"file://{one}"
-    assert together([one, two]) == f"file:///{{{one[1:]},{two[1:]}}}"
-    assert together([odd]) == f"file://{tmp_path}/o,d\\{{d\\}}"
-    assert together(["s3a://bucket/a/", "s3a://bucket/b*"]) == "s3a://bucket/{a/,b*}"
-    assert together([one, odd]).endswith("o\\,d\\\\\\{d\\\\\\}}")
+    assert join_places([one]) == f"file://{one}"
+    assert join_places([one, two]) == f"file:///{{{one[1:]},{two[1:]}}}"
+    assert join_places([odd]) == f"file://{tmp_path}/o,d\\{{d\\}}"
+    assert join_places(["s3a://bucket/a/", "s3a://bucket/b*"]) == "s3a://bucket/{a/,b*}"
+    assert join_places([one, odd]).endswith("o\\,d\\\\\\{d\\\\\\}}")

@@ -168,29 +168,30 @@ def test_it_is_followed_into_and_each_file_counts_once_through_a_kill_and_a_remo
 
 RACE = """
 import sys
-from autoscaler.history import dataset as module
+from autoscaler.history.dataset import BusyError, hadoop_files, open_dataset
+from autoscaler.history.dataset.store import LOCK
 from autoscaler.history.session import session
 
 url, *properties = sys.argv[1:]
 with session("race", master="local[2]", settings=dict(one.split("=", 1) for one in properties)) as spark:
-    first, second = module.open_dataset(url, make=True), module.open_dataset(url)
-    write = module._write
+    first, second = open_dataset(url, make=True), open_dataset(url)
+    write = hadoop_files._write
 
     def late(stream, text):
         # The other one has looked, and seen nobody; now this one is quicker.
-        module._write = write
-        with second._files.lock(module.LOCK):
+        hadoop_files._write = write
+        with second._layout.files.lock(LOCK):
             write(stream, text)
 
-    module._write = late
+    hadoop_files._write = late
     try:
-        with first._files.lock(module.LOCK):
+        with first._layout.files.lock(LOCK):
             print("both have it")
-    except module.BusyError as error:
+    except BusyError as error:
         print(error)
     for text in ("one", "two"):
         first.keep_note("x", text)
-    print(first._files.names(""), first.note("x"), first.note("y"), first._files.names("none"))
+    print(first._layout.files.names(""), first.note("x"), first.note("y"), first._layout.files.names("none"))
 """
 
 

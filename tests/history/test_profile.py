@@ -19,13 +19,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler import cli
 from autoscaler.core.model import Direction
-from autoscaler.core.workload_profile import Profile, usual
-from autoscaler.history.cluster_profile import COLUMNS
+from autoscaler.core.workload_profile import Profile, seasonal_value
 from autoscaler.history.dataset import Dataset, open_dataset
-from autoscaler.history.profile_job import PROFILES, _latest, _lives, _minutes, fetched, profiles, stored, write
+from autoscaler.history.minutes import COLUMNS
+from autoscaler.history.profile_job import PROFILES, _latest, _minutes, _renames, fetched, profiles, stored, write
 from autoscaler.simulation.loads import Load
 from autoscaler.simulation.plant import PLANTS
-from autoscaler.trace.profile_file import load, name
+from autoscaler.trace.profile_file import file_name, load
 from tests.history.fleet import DAY, MONDAY, Fleet
 from tests.history.fleet import write as write_fleet
 from tests.history.simulated import followed, minutes
@@ -82,7 +82,7 @@ def test_a_week_of_a_fleet_tells_seasons_and_times(spark: SparkSession, weeks: P
         assert profile.capacity is not None
         assert profile.capacity.exponent == pytest.approx(truth.exponent, abs=0.05)
         assert profile.season is not None
-        season = np.array([usual(profile.season.usual, monday + time) for time in times])
+        season = np.array([seasonal_value(profile.season.usual, monday + time) for time in times])
         usually = truth.usual(times)
         assert np.abs(season - usually).mean() < 0.05 * usually.mean()
         assert profile.times[Direction.UP]["stall"].median == pytest.approx(truth.stall_up, rel=0.1)
@@ -120,7 +120,7 @@ class _Changed(Dataset):
     rows: DataFrame
 
     def __init__(self, whole: Dataset, rows: DataFrame) -> None:
-        for each in ("path", "_files"):
+        for each in ("path", "_layout"):
             object.__setattr__(self, each, getattr(whole, each))
         object.__setattr__(self, "rows", rows)
 
@@ -233,7 +233,7 @@ def test_who_ends_when_another_begins_with_as_much_was_renamed(
     start = datetime(2026, 1, 5, tzinfo=UTC)
     rows = [(name, start + timedelta(hours=hour), level) for name, *ends, level in lives for hour in ends]
     frame = spark.createDataFrame(rows, "cluster string, at timestamp, arrivals double")
-    told = {row.cluster: (row.renamed_to, row.renamed_from) for row in _lives(frame).collect()}
+    told = {row.cluster: (row.renamed_to, row.renamed_from) for row in _renames(frame).collect()}
     assert told == found
 
 
@@ -266,7 +266,7 @@ def test_files_are_whole_and_named_after_their_cluster(spark: SparkSession, hist
         written_rows = list(write(fetched(rows), tmp_path / "new" / "profiles"))
 
     files = sorted((tmp_path / "new" / "profiles").iterdir())
-    assert [file.name for file in files] == [name("job-0001"), name("job-0002")]
+    assert [file.name for file in files] == [file_name("job-0001"), file_name("job-0002")]
     assert {load(file.read_text()).cluster for file in files} == {row.cluster for row in written_rows}
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from autoscaler.cli import spark_options
-from autoscaler.history.progress import Done, done, explained, watched
+from autoscaler.history.progress import Progress, explain_plan, job_progress, show_progress
 from autoscaler.ports import AutoscalerError
 
 
@@ -22,12 +22,12 @@ def parsed(*arguments: str) -> argparse.Namespace:
 def test_the_work_of_a_block_is_counted_and_named(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
     context = spark.sparkContext
     context.setLocalProperty("spark.job.description", "what was there before")
-    with watched(spark, "counting by remainder"):
+    with show_progress(spark, "counting by remainder"):
         group = context.getLocalProperty("spark.jobGroup.id")
         assert context.getLocalProperty("spark.job.description") == "counting by remainder"
-        assert done(context, group) == Done(rows=0)
+        assert job_progress(context, group) == Progress(rows=0)
         assert spark.range(0, 1000, 1, 3).selectExpr("id % 7 AS k").groupBy("k").count().count() == 7
-        now = done(context, group)
+        now = job_progress(context, group)
     assert 0 < now.stages == now.of_stages
     assert 3 <= now.tasks == now.of_tasks
     assert str(now).startswith(f"{now.stages}/{now.of_stages} stages, {now.tasks}/{now.of_tasks} tasks")
@@ -43,7 +43,7 @@ def test_a_bar_is_shown_on_a_terminal(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    with watched(spark, "counting"):
+    with show_progress(spark, "counting"):
         spark.range(10).count()
     told = capsys.readouterr()
     assert "counting" in told.err
@@ -51,13 +51,13 @@ def test_a_bar_is_shown_on_a_terminal(
 
 
 def test_the_plan_is_physical_and_nothing_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
-    with watched(spark, "explaining"):
-        plan = explained(spark.range(10).selectExpr("raise_error('it ran')"))
-        assert done(spark.sparkContext, spark.sparkContext.getLocalProperty("spark.jobGroup.id")).of_stages == 0
+    with show_progress(spark, "explaining"):
+        plan = explain_plan(spark.range(10).selectExpr("raise_error('it ran')"))
+        assert job_progress(spark.sparkContext, spark.sparkContext.getLocalProperty("spark.jobGroup.id")).of_stages == 0
     assert plan.startswith("== Physical Plan ==")
-    spark_options.tell_plan(parsed(), {"nothing": spark.range(1)})
+    spark_options.print_plans(parsed(), {"nothing": spark.range(1)})
     assert capsys.readouterr() == ("", "")
-    spark_options.tell_plan(parsed("--explain"), {"the numbers": spark.range(1)})
+    spark_options.print_plans(parsed("--explain"), {"the numbers": spark.range(1)})
     told = capsys.readouterr()
     assert told.err.startswith("The plan of the numbers:\n== Physical Plan ==")
     assert told.out == ""
@@ -67,7 +67,7 @@ def test_the_plan_is_physical_and_nothing_runs(spark: SparkSession, capsys: pyte
 def test_what_spark_says_when_it_fails_becomes_one_line() -> None:
     with (
         pytest.raises(AutoscalerError, match=r"^Spark failed: \[USER_RAISED_EXCEPTION\] no such luck.*$") as told,
-        spark_options.opened(parsed(), "history") as session,
+        spark_options.open_session(parsed(), "history") as session,
     ):
         session.sql("SELECT raise_error('no such luck')").collect()
     assert "\n" not in str(told.value)
@@ -77,7 +77,7 @@ def test_what_spark_says_when_it_fails_becomes_one_line() -> None:
 def test_a_java_that_is_gone_is_told() -> None:
     with (
         pytest.raises(AutoscalerError, match=r"^Spark failed: its Java was killed, or had no memory left; run this"),
-        spark_options.opened(parsed(), "history"),
+        spark_options.open_session(parsed(), "history"),
     ):
         raise ConnectionRefusedError(111, "Connection refused")  # as Py4J does where nobody listens
 
@@ -91,14 +91,14 @@ def test_of_causes_the_innermost_is_told() -> None:
 def test_without_pyspark_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(AutoscalerError, match=r"history needs PySpark: pip install '\.\[spark\]'"):
-        spark_options.needed("history")
+        spark_options.require_pyspark("history")
 
 
 def test_master_and_remote_exclude_each_other() -> None:
     options = parsed("--master", "local[1]", "--remote", "sc://here")
     with (
         pytest.raises(AutoscalerError, match="--master and --remote exclude"),
-        spark_options.opened(options, "history"),
+        spark_options.open_session(options, "history"),
     ):
         pass
 

@@ -52,8 +52,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ask(dataset: Path, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    history_query.add_arguments(parser)
-    return history_query.run(parser.parse_args([str(dataset), *arguments]))
+    history_query.register(parser.add_subparsers())
+    return history_query.run(parser.parse_args(["query", str(dataset), *arguments]))
 
 
 def test_a_query_prints_a_table(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:

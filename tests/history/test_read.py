@@ -26,9 +26,8 @@ from autoscaler.core.model import (
     Recommendation,
     Verdict,
 )
-from autoscaler.history import read as reading
+from autoscaler.history import read
 from autoscaler.history.dataset import DatasetError
-from autoscaler.history.read import read
 from autoscaler.ports import Record
 from autoscaler.trace import format as traces
 from autoscaler.trace.codec import dump_record
@@ -103,7 +102,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_record_comes_back_with_all_that_it_has(tmp_path: Path) -> None:
     records = [full("orders", BEGIN), plain("orders", BEGIN + TICK), plain("orders", BEGIN + 2 * TICK, None)]
-    assert list(read(written.dataset(tmp_path / "dataset", records))) == records
+    assert list(read.read(written.dataset(tmp_path / "dataset", records))) == records
 
 
 def test_a_dataset_that_has_a_verdict_of_each_guard_is_read(tmp_path: Path) -> None:
@@ -115,18 +114,18 @@ def test_a_dataset_that_has_a_verdict_of_each_guard_is_read(tmp_path: Path) -> N
     table = pq.read_table(file)
     (row,) = table.to_pylist()
     assert (row["guards"], len(row["verdicts"])) == ("freshness cap rate_limit", 1)
-    assert list(read(place)) == [one]
+    assert list(read.read(place)) == [one]
     each = [{"guard": v.guard.value, "before": 8, "after": 8, "reason": v.reason.value, "detail": ""} for v in passed]
     before = table.drop_columns("guards").schema
     pq.write_table(pa.Table.from_pylist([row | {"verdicts": [*each, *row["verdicts"]]}], schema=before), file)
-    assert list(read(place)) == [one]
+    assert list(read.read(place)) == [one]
 
 
 def test_what_is_no_number_comes_back_as_it_was(tmp_path: Path) -> None:
     at = BEGIN
     record = plain("orders", at)
     record = replace(record, observation=replace(record.observation, metrics={"lag": Reading(math.nan, at)}))
-    (found,) = read(written.dataset(tmp_path / "dataset", [record]))
+    (found,) = read.read(written.dataset(tmp_path / "dataset", [record]))
     value = found.observation.metrics["lag"].value
     assert isinstance(value, float)
     assert math.isnan(value)
@@ -136,7 +135,7 @@ def test_what_simulate_has_recorded_comes_back_exactly(trace: Path, tmp_path: Pa
     records = list(traces.read(trace))
     assert any(record.failed for record in records)
     assert any(record.observation.missing for record in records)
-    found = list(read(written.dataset(tmp_path / "dataset", records)))
+    found = list(read.read(written.dataset(tmp_path / "dataset", records)))
     assert [dump_record(one) for one in found] == [dump_record(one) for one in records]
     differ = [one for one, record in zip(found, records, strict=True) if one != record]
     # What is no number does not even equal itself.
@@ -170,7 +169,7 @@ def test_the_records_of_a_cluster_come_in_order_of_time_over_midnight(tmp_path: 
     records = [full(name, BEGIN + number * TICK) for number in range(20) for name in ("b", "a", "c")]
     dataset = written.dataset(tmp_path / "dataset", records, rows_per_group=5)
     assert len(list((dataset / "observations").iterdir())) == 2
-    found = list(read(dataset))
+    found = list(read.read(dataset))
     assert len(found) == 60
     for name in "abc":
         assert [one for one in found if one.decision.cluster == name] == [
@@ -182,14 +181,14 @@ def test_one_cluster_is_found_without_reading_the_others(tmp_path: Path, monkeyp
     records = [full(name, BEGIN + number * TICK) for number in range(4) for name in ("a", "b", "c")]
     dataset = written.dataset(tmp_path / "dataset", records, rows_per_group=4)
     groups: list[list[int]] = []
-    before = reading._groups
+    before = read._groups
 
     def noted(*arguments: object) -> list[int]:
         groups.append(before(*arguments))  # type: ignore[arg-type]
         return groups[-1]
 
-    monkeypatch.setattr(reading, "_groups", noted)
-    assert [one.decision.cluster for one in read(dataset, clusters=["b"])] == ["b"] * 4
+    monkeypatch.setattr(read, "_groups", noted)
+    assert [one.decision.cluster for one in read.read(dataset, clusters=["b"])] == ["b"] * 4
     assert groups == [[1], [1]]
 
 
@@ -201,7 +200,7 @@ def test_a_day_in_several_files_is_read_in_order(tmp_path: Path) -> None:
         rows = pq.ParquetFile(file).read()
         for number in range(3):
             pq.write_table(rows.take(list(range(number, rows.num_rows, 3))), file.with_name(f"part-{number}.parquet"))
-    assert list(read(dataset)) == sorted(records, key=lambda one: (one.decision.cluster, one.decision.at))
+    assert list(read.read(dataset)) == sorted(records, key=lambda one: (one.decision.cluster, one.decision.at))
 
 
 def test_times_as_spark_writes_them_by_default_are_utc(tmp_path: Path) -> None:
@@ -210,13 +209,13 @@ def test_times_as_spark_writes_them_by_default_are_utc(tmp_path: Path) -> None:
     for file in dataset.glob("*/*/*.parquet"):
         rows = pq.ParquetFile(file).read()
         pq.write_table(rows, file, use_deprecated_int96_timestamps=True)
-    assert list(read(dataset)) == [record]
+    assert list(read.read(dataset)) == [record]
 
 
 def without_decisions(tmp_path: Path, *sizes: tuple[int, int | None]) -> list[tuple[int, int]]:
     """What was decided by the sizes at some ticks: the size before and after, of each."""
     records = [plain("orders", BEGIN + tick * TICK, size) for tick, size in sizes]
-    found = list(read(written.dataset(tmp_path / "dataset", records, decided=False)))
+    found = list(read.read(written.dataset(tmp_path / "dataset", records, decided=False)))
     assert [one.observation for one in found] == [one.observation for one in records]
     return [(one.decision.current, one.decision.desired) for one in found]
 
@@ -243,7 +242,7 @@ def test_where_no_decision_is_known_what_was_done_takes_its_place(
 def test_only_the_wanted_time_is_read(tmp_path: Path) -> None:
     records = [full("orders", BEGIN + number * TICK) for number in range(20)]
     dataset = written.dataset(tmp_path / "dataset", records)
-    found = read(dataset, since=BEGIN + 3 * TICK, until=BEGIN + 9 * TICK)
+    found = read.read(dataset, since=BEGIN + 3 * TICK, until=BEGIN + 9 * TICK)
     assert list(found) == records[3:10]
 
 
@@ -255,13 +254,13 @@ def test_the_wanted_time_may_be_of_another_zone(tmp_path: Path) -> None:
     # by their own calendars they begin a day later and end a day earlier
     since, until = (midnight - 3 * TICK).astimezone(east), (midnight + 2 * TICK).astimezone(west)
     assert (since.day, until.day) == (6, 5)
-    assert list(read(dataset, since=since)) == records[1:]
-    assert list(read(dataset, until=until)) == records[:7]
+    assert list(read.read(dataset, since=since)) == records[1:]
+    assert list(read.read(dataset, until=until)) == records[:7]
 
 
 def test_clusters_are_counted(tmp_path: Path) -> None:
     records = [full("orders", BEGIN), full("clicks", BEGIN), full("orders", BEGIN + TICK)]
-    assert reading.clusters(written.dataset(tmp_path / "dataset", records)) == {"orders": 2, "clicks": 1}
+    assert read.clusters(written.dataset(tmp_path / "dataset", records)) == {"orders": 2, "clicks": 1}
 
 
 def _cut(file: Path) -> None:
@@ -286,7 +285,7 @@ def _strange(file: Path) -> None:
     [
         (_cut, r"part-0\.parquet: cannot be read: .*; put a good copy of it there"),
         (_unsorted, r"part-0\.parquet: is not sorted by cluster and time"),
-        (_strange, r"of cluster orders at 2026-01-05 23:58:30 is no record: .*levitating.*another version"),
+        (_strange, r"of cluster orders at 2026-01-05 23:58:30 is not a record: .*levitating.*another version"),
     ],
 )
 def test_what_is_no_good_is_named(tmp_path: Path, spoil: Callable[[Path], None], says: str) -> None:
@@ -294,9 +293,9 @@ def test_what_is_no_good_is_named(tmp_path: Path, spoil: Callable[[Path], None],
     (file,) = (dataset / "observations").glob("*/*.parquet")
     spoil(file)
     with pytest.raises(DatasetError, match=says):
-        list(read(dataset))
+        list(read.read(dataset))
 
 
 def test_a_directory_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="is no dataset"):
-        list(read(tmp_path))
+    with pytest.raises(DatasetError, match="is not a dataset"):
+        list(read.read(tmp_path))

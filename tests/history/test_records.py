@@ -32,7 +32,7 @@ from autoscaler.core.model import (
     Recommendation,
     Verdict,
 )
-from autoscaler.history import ingest_records as records
+from autoscaler.history import ingest_records
 from autoscaler.history.dataset import Dataset, open_dataset
 from autoscaler.history.ingest_records import DAMAGED, WRONG_TYPE, Imported
 from autoscaler.history.read import read
@@ -166,10 +166,10 @@ def spoiled(**changes: Any) -> bytes:
 BOTH = {"observation__at": "2999-01-01T00:00:00Z", "decision__at": "2999-01-01T00:00:00Z"}
 OLD = dict.fromkeys(BOTH, "1999-12-31T00:00:00Z")
 BAD = {
-    b"once upon a time": "it is no JSON object",
-    b"[1, 2]": "it is no JSON object",
+    b"once upon a time": "it is not a JSON object",
+    b"[1, 2]": "it is not a JSON object",
     dump_record(GOOD[1]).partition(b',"version"')[0].removesuffix(b"}"): "it is cut off",
-    b'{"observation": {}, "decisions": {"cluster": "x"} ]}': "it is no JSON, or has no decision",
+    b'{"observation": {}, "decisions": {"cluster": "x"} ]}': "it is not JSON, or has no decision",
     spoiled(version=2): "version 2 of the trace format is not known, expected 1",
     spoiled(decision__cluster=None): "it has no decision.cluster",
     spoiled(decision__proposed=None): "it has no decision.proposed",
@@ -220,7 +220,7 @@ def messy(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Mess
 
     def imported() -> Imported:
         files = sorted(str(file) for file in directory.iterdir())
-        return records.add(spark, dataset, files, now=NOW, torn={files[-1]: torn.decode()})
+        return ingest_records.add(spark, dataset, files, now=NOW, torn={files[-1]: torn.decode()})
 
     once = imported()
     return Messy(directory, dataset, once, imported(), parquet(Path(dataset.path)))
@@ -237,12 +237,12 @@ def test_lines_that_leave_nothing_out_are_the_same_records(spark: SparkSession, 
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
     file.write_bytes(b"".join(in_full(record) + b"\n" for record in GOOD))
-    added = records.add(spark, dataset, [str(file)], now=NOW).merged
+    added = ingest_records.add(spark, dataset, [str(file)], now=NOW).merged
     assert added.added["decisions"] == len(GOOD)
     assert as_lines(Path(dataset.path)) == sorted(dump_record(record) for record in GOOD)
     # They are known to be the same.
     file.write_bytes(lines(GOOD))
-    assert records.add(spark, dataset, [str(file)], now=NOW).merged.added["decisions"] == 0
+    assert ingest_records.add(spark, dataset, [str(file)], now=NOW).merged.added["decisions"] == 0
 
 
 @pytest.mark.e2e
@@ -257,11 +257,11 @@ def test_lines_that_somebody_has_written_with_other_spaces_are_the_same_records(
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
     file.write_bytes(b"".join(spaced(record) + b"\n" for record in GOOD))
-    added = records.add(spark, dataset, [str(file)], now=NOW)
+    added = ingest_records.add(spark, dataset, [str(file)], now=NOW)
     assert (added.merged.added["decisions"], added.rejected) == (len(GOOD), {})
     assert as_lines(Path(dataset.path)) == sorted(dump_record(record) for record in GOOD)
     file.write_bytes(lines(GOOD))
-    assert records.add(spark, dataset, [str(file)], now=NOW).merged.added["decisions"] == 0
+    assert ingest_records.add(spark, dataset, [str(file)], now=NOW).merged.added["decisions"] == 0
 
 
 @pytest.mark.e2e
@@ -294,25 +294,25 @@ def test_an_import_again_changes_nothing_not_even_a_file(messy: Messy) -> None:
 
 @pytest.mark.e2e
 def test_lines_that_are_no_records_are_set_aside_with_the_reason(messy: Messy, spark: SparkSession) -> None:
-    aside = messy.dataset.read(spark, "rejected").collect()
-    found = Counter(row.reason for row in aside)
+    rejected_rows = messy.dataset.read(spark, "rejected").collect()
+    found = Counter(row.reason for row in rejected_rows)
     wanted = Counter(BAD.values()) + Counter([DAMAGED])
     assert found == wanted
     assert messy.first.rejected == dict(wanted)
-    assert {row.file for row in aside} == {
+    assert {row.file for row in rejected_rows} == {
         str(messy.directory / name) for name in ("2026-01-05T22.jsonl", "2026-01-06T00.jsonl.gz")
     }
-    texts = {row.text for row in aside}
+    texts = {row.text for row in rejected_rows}
     assert "once upon a time" in texts
     assert all(len(text) <= 1000 for text in texts)
     assert messy.first.damaged == (str(messy.directory / "2026-01-06T00.jsonl.gz"),)
 
 
 @pytest.mark.e2e
-def test_what_is_kept_aside_is_worked_out_once_and_gone_when_it_is_over(spark: SparkSession, tmp_path: Path) -> None:
+def test_shuffled_rows_are_computed_once_and_removed_at_the_end(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "all.jsonl"
     file.write_bytes(lines(GOOD))
-    with records._aside(spark.read.text(str(file)).repartition(3)) as kept:
+    with ingest_records._computed_once(spark.read.text(str(file)).repartition(3)) as kept:
         file.unlink()
         assert {kept.count() for _ in range(2)} == {len(GOOD)}
         assert kept.where("value like '%clicks%'").count() == lines(GOOD).count(b'"cluster":"clicks"')
@@ -321,19 +321,21 @@ def test_what_is_kept_aside_is_worked_out_once_and_gone_when_it_is_over(spark: S
 
 
 @pytest.mark.e2e
-def test_an_import_leaves_nothing_aside(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    aside, seen = records._aside, []
+def test_an_import_leaves_no_shuffle_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed_once, seen = ingest_records._computed_once, []
 
     @contextmanager
     def spied(rows: DataFrame) -> Iterator[DataFrame]:
-        with aside(rows) as kept:
+        with computed_once(rows) as kept:
             seen.append(kept)
             yield kept
 
-    monkeypatch.setattr(records, "_aside", spied)
+    monkeypatch.setattr(ingest_records, "_computed_once", spied)
     file = tmp_path / "all.jsonl"
     file.write_bytes(lines(GOOD))
-    done = records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(file)], now=NOW)
+    done = ingest_records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(file)], now=NOW)
     assert done.lines == len(GOOD)
     file.unlink()
     with pytest.raises(Exception, match=r"FAILED_READ_FILE\.FILE_NOT_EXIST"):
@@ -363,7 +365,7 @@ def held(spark: SparkSession, directory: Path) -> list[list[str]]:
 def test_an_import_into_new_dates_makes_files_of_whole_clusters_in_their_order(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(records, "ROWS_PER_FILE", 100)
+    monkeypatch.setattr(ingest_records, "ROWS_PER_FILE", 100)
     names = [f"c{number:02}" for number in range(16)]
     files = []
     # Each file has two clusters that no other has: the one that is looked at tells nothing of the others.
@@ -373,7 +375,7 @@ def test_an_import_into_new_dates_makes_files_of_whole_clusters_in_their_order(
     # A line that a clock has told wrongly does not make one file of all of them.
     files[0].write_bytes(files[0].read_bytes() + of(["c00"], "2001-02-03", times=1))
     dataset = open_dataset(tmp_path / "dataset", make=True)
-    done = records.add(spark, dataset, [str(file) for file in files], now=NOW)
+    done = ingest_records.add(spark, dataset, [str(file) for file in files], now=NOW)
     assert done.merged.added == {"observations": 401, "decisions": 401, "rejected": 0}
     for table in ("observations", "decisions"):
         files_of = held(spark, tmp_path / "dataset" / table / "date=2026-01-05")
@@ -393,13 +395,13 @@ def test_one_import_adds_to_old_dates_and_new_ones_and_to_those_with_lines_that_
     # What is a whole number to JSON is a time of some million years from now to Spark.
     far = spoiled(decision__at=1767650400000000) + b"\n"
     second.write_bytes(of(["b", "c"], "2026-01-05") + of(["a"], "2026-01-06") + 2 * of(["a"], "2026-01-07") + far)
-    records.add(spark, dataset, [str(first)], now=NOW)
-    done = records.add(spark, dataset, [str(second)], now=NOW)
+    ingest_records.add(spark, dataset, [str(first)], now=NOW)
+    done = ingest_records.add(spark, dataset, [str(second)], now=NOW)
     assert done.merged.added == {"observations": 75, "decisions": 75, "rejected": 1}
     assert done.merged.known == {"observations": 50, "decisions": 50, "rejected": 0}
     wanted = of("abc", "2026-01-05") + of("a", "2026-01-06") + of("a", "2026-01-07")
     assert as_lines(tmp_path / "dataset") == sorted(wanted.splitlines())
-    again = records.add(spark, dataset, [str(first), str(second)], now=NOW)
+    again = ingest_records.add(spark, dataset, [str(first), str(second)], now=NOW)
     assert again.merged.added == {"observations": 0, "decisions": 0, "rejected": 0}
 
 
@@ -408,10 +410,10 @@ def test_a_line_of_an_age_that_no_file_is_for_is_set_aside(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that a date has more files than there are days in the ages that can be told by 32 bits.
-    monkeypatch.setattr(records, "ROWS_PER_FILE", 1)
+    monkeypatch.setattr(ingest_records, "ROWS_PER_FILE", 1)
     file = tmp_path / "one.jsonl"
     file.write_bytes(of([f"c{number}" for number in range(12)], times=3) + spoiled(decision__at=9 * 10**12) + b"\n")
-    done = records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(file)], now=NOW)
+    done = ingest_records.add(spark, open_dataset(tmp_path / "dataset", make=True), [str(file)], now=NOW)
     assert sum(done.rejected.values()) == 1
     assert done.merged.added["decisions"] == 36
 
@@ -423,12 +425,12 @@ def test_a_day_that_gets_nothing_but_a_bad_line_stays_as_it_was(spark: SparkSess
     tuesday = [record for record in mine if record.decision.at.day != BEGIN.day]
     dataset = open_dataset(tmp_path / "dataset", make=True)
     (tmp_path / "first.jsonl").write_bytes(lines([*monday[1:], *tuesday]))
-    records.add(spark, dataset, [str(tmp_path / "first.jsonl")], now=NOW)
+    ingest_records.add(spark, dataset, [str(tmp_path / "first.jsonl")], now=NOW)
     before = parquet(tmp_path / "dataset")
     # Its key alone is that of a record.
     bad = spoiled(decision__verdicts__0__before="few").replace(b"2026-01-05T12", b"2026-01-06T12")
     (tmp_path / "second.jsonl").write_bytes(lines(monday[:1]) + bad + b"\n")
-    done = records.add(spark, dataset, [str(tmp_path / "second.jsonl")], now=NOW)
+    done = ingest_records.add(spark, dataset, [str(tmp_path / "second.jsonl")], now=NOW)
     assert (done.merged.added["decisions"], done.rejected) == (1, {WRONG_TYPE: 1})
     assert as_lines(tmp_path / "dataset") == sorted(dump_record(record) for record in mine)
     after = parquet(tmp_path / "dataset")
@@ -523,7 +525,7 @@ def test_a_file_that_is_packed_meanwhile_is_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = [record for record in GOOD if record.decision.cluster == "clicks"][:20]
-    traces, dataset, add = tmp_path / "traces", tmp_path / "dataset", records.add
+    traces, dataset, add = tmp_path / "traces", tmp_path / "dataset", ingest_records.add
     traces.mkdir()
     hours = [traces / f"2026-01-05T{hour}.jsonl" for hour in (20, 21, 22, 23)]
     for number, file in enumerate(hours):
@@ -537,7 +539,7 @@ def test_a_file_that_is_packed_meanwhile_is_looked_for_again(
             file.unlink()
         return add(*arguments, **options)
 
-    monkeypatch.setattr(records, "add", packed)
+    monkeypatch.setattr(ingest_records, "add", packed)
     assert cli.main(["history", "import", str(traces), str(dataset), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["files"]["read"], told["added"]["decisions"]) == (4, 20)

@@ -11,9 +11,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from autoscaler.core.workload_profile import usual
-from autoscaler.history import seasonality as season
-from autoscaler.history.seasonality import find
+from autoscaler.core.workload_profile import Season, seasonal_value
+from autoscaler.history.seasonality import SeasonFit, fit_season
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC).timestamp()
 WEEK_S = 7 * 86400.0
@@ -70,17 +69,21 @@ def _weeks(shape: Shape, weeks: float, seed: int = 1, width: float = 60.0) -> li
     return [(MONDAY + start, rate) for start, rate in zip(starts, rates, strict=True)]
 
 
-def _find(slots: list[tuple[float, float]], holidays: tuple[date, ...] = ()) -> season.Found:
-    starts, rates = np.array(slots).T
-    return find(starts, rates, holidays)
+def _find(slots: list[tuple[float, float]], holidays: tuple[date, ...] = ()) -> SeasonFit:
+    starts, rates = np.array(slots, dtype=np.float64).reshape(-1, 2).T
+    return fit_season(starts, rates, holidays)
 
 
-def _off(found: season.Found, shape: Shape, week: int) -> float:
+def _season(slots: list[tuple[float, float]]) -> Season | None:
+    return _find(slots).season
+
+
+def _off(found: SeasonFit, shape: Shape, week: int) -> float:
     """Mean error of a season, as a share of the mean, against the truth of a week."""
     assert found.season is not None
     times = [week * WEEK_S + minute * 60.0 for minute in range(7 * 1440)]
     truth = [shape(time) for time in times]
-    seen = [usual(found.season.usual, MONDAY + time) for time in times]
+    seen = [seasonal_value(found.season.usual, MONDAY + time) for time in times]
     return sum(abs(a - b) for a, b in zip(seen, truth, strict=True)) / sum(truth)
 
 
@@ -89,7 +92,7 @@ def test_two_weeks_tell_the_usual_week(shape: Shape) -> None:
     found = _find(_weeks(shape, 2))
 
     assert _off(found, shape, 1) < 0.02
-    assert all(found.errors[ahead] < found.stays[ahead] for ahead in (30, 60))
+    assert all(found.errors[ahead] < found.unchanged_errors[ahead] for ahead in (30, 60))
 
 
 @pytest.mark.parametrize("days", [7, 8, 9, 10])
@@ -103,8 +106,8 @@ def test_a_jump_at_a_fixed_time_is_seen_within_a_minute() -> None:
 
     assert found is not None
     tuesday_9 = MONDAY + 86400 + 9 * 3600
-    assert usual(found.usual, tuesday_9 - 60) < 40
-    assert usual(found.usual, tuesday_9 + 60) > 90
+    assert seasonal_value(found.usual, tuesday_9 - 60) < 40
+    assert seasonal_value(found.usual, tuesday_9 + 60) > 90
 
 
 def test_smooth_days_take_few_slots() -> None:
@@ -134,15 +137,14 @@ def test_what_does_not_repeat_is_no_season() -> None:
     }
 
     seasons = {
-        name: season.season([(MONDAY + 60.0 * n, rate) for n, rate in enumerate(rates)])
-        for name, rates in never.items()
+        name: _season([(MONDAY + 60.0 * n, rate) for n, rate in enumerate(rates)]) for name, rates in never.items()
     }
 
     assert seasons == dict.fromkeys(never)
 
 
 def test_less_than_a_week_is_no_season() -> None:
-    assert season.season(_weeks(_office, 5 / 7)) is None
+    assert _season(_weeks(_office, 5 / 7)) is None
 
 
 def test_growth_is_told_and_the_level_is_that_of_the_last_week() -> None:
@@ -183,8 +185,8 @@ def test_percentiles_enclose_four_days_in_five() -> None:
 
     assert found is not None
     slots = _weeks(_diurnal, 1, seed=9)
-    low = np.mean([rate < usual(found.low, at + 30) for at, rate in slots])
-    high = np.mean([rate > usual(found.high, at + 30) for at, rate in slots])
+    low = np.mean([rate < seasonal_value(found.low, at + 30) for at, rate in slots])
+    high = np.mean([rate > seasonal_value(found.high, at + 30) for at, rate in slots])
     assert 0.04 < low < 0.16
     assert 0.04 < high < 0.16
 
@@ -192,7 +194,7 @@ def test_percentiles_enclose_four_days_in_five() -> None:
 def test_the_season_scales_with_the_arrivals() -> None:
     slots = _weeks(_office, 2)
 
-    once, more = (season.season([(at, factor * rate) for at, rate in slots]) for factor in (1.0, 1000.0))
+    once, more = (_season([(at, factor * rate) for at, rate in slots]) for factor in (1.0, 1000.0))
 
     assert once is not None
     assert more is not None
@@ -205,7 +207,7 @@ def test_slots_of_any_length_do(width: float) -> None:
     found = _find(_weeks(_diurnal, 2, width=width))
 
     assert _off(found, _diurnal, 1) < 0.05
-    assert all(map(math.isfinite, [*found.errors.values(), *found.stays.values()]))
+    assert all(map(math.isfinite, [*found.errors.values(), *found.unchanged_errors.values()]))
 
 
 @pytest.mark.parametrize(
@@ -220,4 +222,4 @@ def test_slots_of_any_length_do(width: float) -> None:
     ],
 )
 def test_what_says_nothing_is_no_season(slots: list[tuple[float, float]]) -> None:
-    assert season.season(slots) is None
+    assert _season(slots) is None

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from autoscaler import cli
 from autoscaler.cli.trials import combinations, path_of
-from autoscaler.cli.tune import Found, judged, patch, split
+from autoscaler.cli.tune import Tuned, judge, patch, split
 from autoscaler.history.backtest_job import Known
 from autoscaler.history.tune_search import Objective, best, means
 from tests.history import written
@@ -105,51 +105,51 @@ def test_the_last_third_of_the_days_is_held_back() -> None:
 # Judging
 
 
-def judge(chosen: Mapping[str, Any] | None, *then: Mapping[str, Any]) -> Found:
+def judged(chosen: Mapping[str, Any] | None, *then: Mapping[str, Any]) -> Tuned:
     told = {"configured": row(0, 100), "chosen": chosen, "nearest": row(3, 110, violation=0.01)}
-    return judged("orders", DAYS[:6], DAYS[6:], told, dict(enumerate(then)), OBJECTIVE)
+    return judge("orders", DAYS[:6], DAYS[6:], told, dict(enumerate(then)), OBJECTIVE)
 
 
 def test_what_holds_on_days_not_seen_and_costs_less_is_recommended() -> None:
-    found = judge(row(1, 80), row(0, 50), row(1, 45))
+    found = judged(row(1, 80), row(0, 50), row(1, 45))
     assert found.recommended
     assert found.why.startswith("on the days held back it costs 10.0% less and keeps the objective (too late for 0.10%")
 
 
 def test_what_breaks_the_objective_on_days_not_seen_is_refused() -> None:
     for after in (row(1, 45, violation=0.0051), row(1, 45, rescales=4.1)):
-        found = judge(row(1, 80), row(0, 50), after)
+        found = judged(row(1, 80), row(0, 50), after)
         assert not found.recommended
         assert found.why.startswith("not recommended: on the days held back it breaks the objective (too late for 0.")
 
 
 def test_what_is_not_better_than_what_is_configured_is_refused() -> None:
-    found = judge(row(1, 80), row(0, 50), row(1, 51))
+    found = judged(row(1, 80), row(0, 50), row(1, 51))
     assert not found.recommended
     assert found.why == "not recommended: on the days held back it costs 2.0% more than what is configured"
 
 
 def test_a_cluster_that_cost_nothing_is_judged_too() -> None:
-    assert not judge(row(1, 80), row(0, 0), row(1, 0)).recommended
-    assert not judge(row(1, 80), row(0, 0), row(1, 1)).recommended
+    assert not judged(row(1, 80), row(0, 0), row(1, 0)).recommended
+    assert not judged(row(1, 80), row(0, 0), row(1, 1)).recommended
 
 
 def test_what_costs_more_is_recommended_where_what_is_configured_breaks_the_objective() -> None:
-    found = judge(row(1, 80), row(0, 50, violation=0.02), row(1, 51))
+    found = judged(row(1, 80), row(0, 50, violation=0.02), row(1, 51))
     assert found.recommended
     assert "it costs 2.0% more" in found.why
     assert "what is configured breaks the objective there (too late for 2.00%" in found.why
 
 
 def test_where_nothing_keeps_the_objective_the_nearest_is_told() -> None:
-    found = judge(None)
+    found = judged(None)
     assert not found.recommended
     assert found.why.startswith("nothing that was tried keeps the objective: too late for 1.00% of the time, 2.0 resc")
     assert found.why.endswith("at best, with main.reserve=0.3")
 
 
 def test_what_is_configured_may_be_best() -> None:
-    found = judge(row(0, 100))
+    found = judged(row(0, 100))
     assert not found.recommended
     assert found.why == "what is configured is the cheapest that keeps the objective"
 
@@ -168,8 +168,8 @@ def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pyte
     path.write_text(CONFIG)
     options = argparse.Namespace(dataset="d", config=path)
     chosen = {**row(1, 80), "parameters": {"main.objective": "45s", "main.reserve": "0.1", "down.window": "2m"}}
-    good = judge(chosen, row(0, 50), row(1, 45))
-    text = patch(options, {"orders": "orders"}, {"orders": 60.0}, [good, judge(None)], OBJECTIVE)
+    good = judged(chosen, row(0, 50), row(1, 45))
+    text = patch(options, {"orders": "orders"}, {"orders": 60.0}, [good, judged(None)], OBJECTIVE)
     assert yaml.safe_load(text) == {
         "clusters": {"orders": {"policies": {"main": {"objective": "45s", "reserve": 0.1}}, "down": {"window": "2m"}}}
     }
@@ -185,13 +185,13 @@ def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     options = argparse.Namespace(dataset="d", config=path)
-    good = judge(row(1, 80), row(0, 50), row(1, 45))
+    good = judged(row(1, 80), row(0, 50), row(1, 45))
     text = patch(options, {"orders": "2"}, {"orders": 60.0}, [good], OBJECTIVE)
     assert yaml.safe_load(text)["clusters"] == {"2": {"policies": {"main": {"reserve": 0.1}}}}
 
 
 def test_where_nothing_is_recommended_there_is_no_patch() -> None:
-    assert patch(argparse.Namespace(), {}, {}, [judge(None)], OBJECTIVE) == ""
+    assert patch(argparse.Namespace(), {}, {}, [judged(None)], OBJECTIVE) == ""
 
 
 # Settings

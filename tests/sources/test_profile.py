@@ -14,9 +14,9 @@ from autoscaler.core.model import Direction
 from autoscaler.core.workload_profile import Curve, Season, Spread, reading
 from autoscaler.core.workload_profile import Profile as History
 from autoscaler.ports import AnswerError, UnavailableError
-from autoscaler.sources.profile import LARGEST, Profile, Query
+from autoscaler.sources.profile import MAX_BYTES, Profile, Query
 from autoscaler.testing import LocalShared
-from autoscaler.trace import profile_file as profiles
+from autoscaler.trace import profile_file
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 WEEK = tuple(float(100 + hour) for hour in range(168))
@@ -33,8 +33,8 @@ MADE = History(
 
 
 def write(directory: Path, made: History, *, seconds: int = 0) -> Path:
-    path = directory / profiles.name(made.cluster)
-    path.write_text(profiles.dump(made))
+    path = directory / profile_file.file_name(made.cluster)
+    path.write_text(profile_file.dump(made))
     os.utime(path, (1_767_571_200 + seconds,) * 2)
     return path
 
@@ -60,7 +60,7 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
         anew = replace(MADE, capacity=Curve(60.0, 0.8, 0.02, 0.03))
         write(tmp_path, anew, seconds=1)
         assert await source.collect(Query("orders"), MONDAY) == reading(anew, MONDAY)
-    assert [record.message for record in caplog.records] == ["profile was read anew"]
+    assert [record.message for record in caplog.records] == ["profile has changed"]
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
         "{",
         "[]",
         '{"format": "autoscaler-profile", "version": 2}',
-        profiles.dump(MADE)[:-40],
+        profile_file.dump(MADE)[:-40],
         "[" * 10**5,
-        "x" * (LARGEST + 1),
+        "x" * (MAX_BYTES + 1),
     ],
 )
 async def test_a_file_that_cannot_be_read_is_told_once_and_the_last_good_one_counts_on(
@@ -92,7 +92,7 @@ async def test_without_a_good_one_the_error_names_the_file_and_what_is_wrong(tmp
         with pytest.raises(UnavailableError, match=r"orders\.json cannot be read: No such file.*autoscaler profile"):
             await source.collect(Query("orders"), MONDAY)
         (tmp_path / "orders.json").write_text('{"format": "autoscaler-profile", "version": 7}')
-        with pytest.raises(AnswerError, match=r"orders\.json: version 7 of the profile's format is not known"):
+        with pytest.raises(AnswerError, match=r"orders\.json: version 7 of the profile format is not supported"):
             await source.collect(Query("orders"), MONDAY)
 
 
@@ -113,7 +113,7 @@ async def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cluster", ["a/b", "../x", ".hidden", "ä b", "x" * 40])
 def test_the_file_of_any_cluster_is_a_plain_name(cluster: str) -> None:
-    name = profiles.name(cluster)
+    name = profile_file.file_name(cluster)
     assert Path(name).name == name
     assert not name.startswith(".")
 

@@ -1,0 +1,184 @@
+"""Which files a dataset's tables consist of, and the commit that changes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from functools import reduce
+
+from pyspark.sql import DataFrame, SparkSession
+
+from autoscaler.history.dataset.files import DatasetError, Files
+from autoscaler.history.schema import TABLES
+
+COMMIT = "_commit.json"
+STAGING = "_staging"
+
+ROWS_PER_FILE = 100_000
+"""About 20 MB, and what a task sorts in memory. One cluster's rows of a day are never in two files."""
+
+KEYS: Mapping[str, tuple[str, ...]] = {
+    "observations": ("cluster", "at"),
+    "decisions": ("cluster", "at"),
+    "rescales": ("cluster", "at"),
+    "rejected": ("file", "text"),
+}
+"""The key of each table."""
+
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Files to add and to remove; paths within the dataset. `add` is staged file -> its place in a table."""
+
+    add: Mapping[str, str] = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
+
+    def then(self, add: Mapping[str, str], remove: Collection[str]) -> Change:
+        """This change and another one."""
+        return Change({**self.add, **add}, (*self.remove, *remove))
+
+    def apply(self, table: str, listed: Collection[str]) -> list[str]:
+        """The files of a table after this change, given those in its directory; staged ones at their present place."""
+        moved = set(listed)
+        staged = [at for at, place in self.add.items() if place.startswith(f"{table}/") and place not in moved]
+        return [*(name for name in listed if name not in self.remove), *staged]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tables of a dataset as files.
+
+    Attributes:
+        path: where the dataset is, for messages.
+        files: its directory.
+    """
+
+    path: str
+    files: Files
+
+    def listed(self, table: str, within: str = "") -> list[str]:
+        """The Parquet files in the directory of a table, or in a staging directory for it."""
+        place = f"{within}{table}"
+        return [
+            f"{place}/{day}/{name}"
+            for day in self.files.names(place)
+            if day.startswith("date=")
+            for name in self.files.names(f"{place}/{day}")
+            if name.endswith(".parquet") and not name.startswith(("_", "."))
+        ]
+
+    def current(self, table: str) -> tuple[list[str], bool]:
+        """The files that make up a table now, and whether they are just those in its directory."""
+        for _ in range(_ATTEMPTS):
+            change, listed = self.pending(), self.listed(table)
+            if change != self.pending() or listed != self.listed(table):
+                continue  # a writer is moving files
+            return (listed, True) if change is None else (change.apply(table, listed), False)
+        raise self._changing()
+
+    def after(self, change: Change, table: str) -> list[str]:
+        """The files that make up a table after a change that is not committed yet."""
+        return change.apply(table, self.current(table)[0])
+
+    def pending(self) -> Change | None:
+        """The change in the commit file; None: there is no commit file."""
+        text = self.files.read(COMMIT)
+        if text is None:
+            return None
+        commit = json.loads(text)
+        return Change(commit["come"], tuple(commit["go"]))
+
+    def commit(self, change: Change) -> None:
+        """Make a change, all of it or nothing, whenever the process ends."""
+        self.files.sync(change.add)
+        self.files.write(COMMIT, json.dumps({"come": dict(change.add), "go": list(change.remove)}))
+        self.finish()
+
+    def finish(self) -> None:
+        """Complete the change in the commit file, if there is one. Steps already done are skipped."""
+        change = self.pending()
+        if change is None:
+            return
+        for staged, place in change.add.items():
+            self.files.move(staged, place)
+        self.files.sync(change.add.values())
+        for name in change.remove:
+            self.files.remove(name)
+        self.files.remove(COMMIT)
+
+    def table(self, spark: SparkSession, table: str) -> DataFrame:
+        """A whole table."""
+        for _ in range(_ATTEMPTS):
+            names, is_directory = self.current(table)
+            if not names or not is_directory:
+                return self.rows(spark, table, names)
+            # Spark lists the directories now: what it has found is right if nothing has changed meanwhile.
+            rows = spark.read.schema(TABLES[table]).parquet(escape_glob(self.files.url(table)))
+            if self.current(table) == (names, True):
+                return rows
+        raise self._changing()
+
+    def rows(self, spark: SparkSession, table: str, names: Sequence[str]) -> DataFrame:
+        """The rows of files of a table, or files staged for it."""
+        if not names:
+            return spark.createDataFrame([], TABLES[table])
+        bases: dict[str, list[str]] = {}
+        for name in names:
+            bases.setdefault(name.rsplit("/", 2)[0], []).append(escape_glob(self.files.url(name)))
+        frames = [
+            spark.read.schema(TABLES[table]).option("basePath", self.files.url(base)).parquet(*urls)
+            for base, urls in bases.items()
+        ]
+        return reduce(DataFrame.unionByName, frames)
+
+    def check(self, table: str, since: date | datetime | None, until: date | datetime | None) -> None:
+        """Raise DatasetError for the first file of these dates that cannot be a Parquet file."""
+        first, last = day_of(since), day_of(until)
+        for name in self.current(table)[0]:
+            day = date_of(name)
+            if day is not None and ((first and day < first) or (last and day > last)):
+                continue
+            problem = self.files.damage(name)
+            if problem and self.files.read(COMMIT) is None and name in self.listed(table):
+                raise DatasetError(unreadable(self.files.url(name), problem))
+
+    def _changing(self) -> DatasetError:
+        return DatasetError(f"{self.path}: other processes keep changing it; try again when they are done")
+
+
+def unreadable(file: str, problem: str) -> str:
+    """The message for a file that cannot be read."""
+    return (
+        f"{file}: cannot be read: {problem}; put a good copy of it there, or remove it and import that day again with "
+        "--reimport"
+    )
+
+
+def escape_glob(url: str) -> str:
+    """A path or URL in which Spark finds no glob pattern."""
+    return re.sub(r"([\\{}\[\]*?^])", r"\\\1", url)
+
+
+def day_of(at: date | datetime | None) -> date | None:
+    """The UTC date of a time; a time without a time zone is UTC."""
+    if not isinstance(at, datetime):
+        return at
+    return (at.astimezone(UTC) if at.tzinfo else at).date()
+
+
+def date_of(name: str) -> date | None:
+    """The date of a table's file; None: its rows have no date."""
+    try:
+        return date.fromisoformat(name.rsplit("/", 2)[1].removeprefix("date="))
+    except ValueError:
+        return None  # Spark's name of the directory of rows without one
+
+
+def of_dates(names: Collection[str], dates: Collection[date | None]) -> list[str]:
+    """Those of a table's files that are of these dates."""
+    return [name for name in names if date_of(name) in dates]
