@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
-from autoscaler.core import flink as rules
+from autoscaler.core import dataflow
 from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Secret, Shared
@@ -94,6 +94,14 @@ OF_NEED = frozenset({Metric.REQUIRED_PARALLELISM, Metric.REQUIRED_SLOTS})
 OF_CHECKPOINTS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AGE})
 
 
+class Aggregator(StrEnum):
+    """How the busy times of a vertex's subtasks become one (`job.autoscaler.metrics.busy-time.aggregator`)."""
+
+    MAX = "MAX"
+    MIN = "MIN"
+    AVG = "AVG"
+
+
 @dataclass(frozen=True, slots=True)
 class FlinkQuery:
     """One metric of a Flink job.
@@ -140,10 +148,10 @@ class FlinkQuery:
                 raise ParameterError(name, "must not be negative")
 
     @property
-    def aggregator(self) -> rules.Aggregator:
+    def aggregator(self) -> Aggregator:
         """How busy times of subtasks become one."""
         hottest = self.metric in {Metric.CAPACITY, Metric.TRUE_RATE, Metric.VERTICES, *OF_NEED}
-        return rules.Aggregator((self.aggregate or ("max" if hottest else "avg")).upper())
+        return Aggregator((self.aggregate or ("max" if hottest else "avg")).upper())
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -209,7 +217,7 @@ class Track:
         points = [point for point in self.points(value) if point[1] is not None and not math.isnan(point[1])]
         if len(points) < 2 or points[-1][0] - points[0][0] < SHORTEST:  # noqa: PLR2004 - a rate lies between two
             return math.nan
-        return rules.rate(points)
+        return dataflow.rate(points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,31 +300,31 @@ def waiting(track: Track) -> float:
     return pending
 
 
-def share(track: Track, total: str, now: str, aggregator: rules.Aggregator = rules.Aggregator.AVG) -> float:
+def share(track: Track, total: str, now: str, aggregator: Aggregator = Aggregator.AVG) -> float:
     """Share of the time, 0 to 1, that the subtasks of a vertex spend so; NaN where Flink does not measure it.
 
     The mean comes from what accumulated over the window, the hottest and the idlest from Flink's own shares, each of
     which is of the last 5 s.
     """
     last = track.last
-    if aggregator is rules.Aggregator.AVG:
+    if aggregator is Aggregator.AVG:
         grown = track.grown(lambda sample: sample.sum(total))
         if not math.isnan(grown):
             return min(1.0, max(0.0, grown / 1000 / last.count))
     some = [sample.metrics[now] for sample in track.samples if now in sample.metrics]
     values = [getattr(known, aggregator.value.lower()) / 1000 for known in some]
-    if aggregator is rules.Aggregator.AVG:
+    if aggregator is Aggregator.AVG:
         values = values[-1:]
-    mean = rules.average(values)
+    mean = dataflow.average(values)
     return min(1.0, max(0.0, mean)) if math.isfinite(mean) else math.nan
 
 
-def busy(track: Track, aggregator: rules.Aggregator = rules.Aggregator.AVG) -> float:
+def busy(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
     """Share of the time that it works."""
     return share(track, BUSY, NOW_BUSY, aggregator)
 
 
-def held(track: Track, aggregator: rules.Aggregator = rules.Aggregator.AVG) -> float:
+def held(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
     """Share of the time that it waits for those downstream."""
     return share(track, HELD, NOW_HELD, aggregator)
 
@@ -382,10 +390,10 @@ def saturation(seen: Seen, _: FlinkQuery) -> float:
 
 def utilization(seen: Seen, _: FlinkQuery) -> float:
     """Busy share of the slots: that of the busiest vertex, mean over its subtasks."""
-    return _most(seen, BUSY, NOW_BUSY, rules.Aggregator.AVG)
+    return _most(seen, BUSY, NOW_BUSY, Aggregator.AVG)
 
 
-def _most(seen: Seen, total: str, now: str, aggregator: rules.Aggregator) -> float:
+def _most(seen: Seen, total: str, now: str, aggregator: Aggregator) -> float:
     shares = [share(track, total, now, aggregator) for track in _some(seen.alive)]
     known = [one for one in shares if not math.isnan(one)]
     if not known:
@@ -423,14 +431,14 @@ def true_rate(seen: Seen, query: FlinkQuery) -> float:
     return _finite(_true_rate(track, track in seen.sources, query.aggregator), f"the true rate of {query.vertex!r}")
 
 
-def _true_rate(track: Track, source: bool, aggregator: rules.Aggregator) -> float:
+def _true_rate(track: Track, source: bool, aggregator: Aggregator) -> float:
     rate = read_rate(track) if source else records(track, RECORDS_IN)
     observed = []
     if source and track.last.pending is not None:
         # Flink takes one sample a time; the window is one here, so its mean stands for all of them.
-        seen = rules.observed_while_catching_up(rate, track.last.pending, _zero(held(track)) * 1000)
+        seen = dataflow.observed_while_catching_up(rate, track.last.pending, _zero(held(track)) * 1000)
         observed = [seen, seen]
-    return rules.true_processing_rate(busy(track, aggregator) * 1000, rate, observed)
+    return dataflow.true_processing_rate(busy(track, aggregator) * 1000, rate, observed)
 
 
 def _zero(value: float) -> float:
@@ -439,16 +447,16 @@ def _zero(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every vertex must do, and could do, by Flink's rules."""
+    """What every vertex must do, and could do, by Flink's dataflow."""
 
-    graph: rules.Graph
-    rates: Mapping[str, rules.Rates]
-    targets: Mapping[str, rules.TargetRate]
+    graph: dataflow.Graph
+    rates: Mapping[str, dataflow.Rates]
+    targets: Mapping[str, dataflow.TargetRate]
     true_rates: Mapping[str, float]
     sources: frozenset[str]
 
 
-def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], rules.TargetRate]) -> Work:
+def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], dataflow.TargetRate]) -> Work:
     """Put the vertices together. `target` says what a source must take.
 
     Raises:
@@ -458,42 +466,44 @@ def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], ru
     inputs = seen.job.inputs
     edges = tuple((start, end) for end in alive for start in inputs[end] if start in alive)
     try:
-        graph = rules.Graph(tuple(alive), edges)
+        graph = dataflow.Graph(tuple(alive), edges)
     except ValueError as error:
         raise AnswerError(f"the plan of the job makes no sense: {error}") from None
     sources = frozenset(track.vertex.id for track in seen.sources)
-    rates: dict[str, rules.Rates] = {}
+    rates: dict[str, dataflow.Rates] = {}
     true_rates: dict[str, float] = {}
-    targets: dict[str, rules.TargetRate] = {}
+    targets: dict[str, dataflow.TargetRate] = {}
     for vertex, track in alive.items():
         source = vertex in sources
         taken = read_rate(track) if source else records(track, RECORDS_IN)
         given = records(track, RECORDS_OUT) if graph.outputs(vertex) else math.nan
-        rates[vertex] = rules.Rates(taken, given)
+        rates[vertex] = dataflow.Rates(taken, given)
         true_rates[vertex] = _true_rate(track, source, query.aggregator)
         if source:
             targets[vertex] = target(track, query)
-    ratios = rules.output_ratios(graph, rates)
-    return Work(graph, rates, rules.target_rates(graph, targets, ratios), true_rates, sources)
+    ratios = dataflow.output_ratios(graph, rates)
+    return Work(graph, rates, dataflow.target_rates(graph, targets, ratios), true_rates, sources)
 
 
-def _taken(track: Track, _: FlinkQuery) -> rules.TargetRate:
+def _taken(track: Track, _: FlinkQuery) -> dataflow.TargetRate:
     """What a source takes now."""
-    return rules.TargetRate(read_rate(track))
+    return dataflow.TargetRate(read_rate(track))
 
 
-def _target(track: Track, query: FlinkQuery) -> rules.TargetRate:
+def _target(track: Track, query: FlinkQuery) -> dataflow.TargetRate:
     """What a source must take: a source that does not tell its lag, what it takes, as in Flink's autoscaler."""
     if track.last.pending is None:
         return _taken(track, query)
     seconds = query.catch_up.total_seconds()
-    return rules.TargetRate(_offered(track), waiting(track) / seconds if seconds else 0.0)
+    return dataflow.TargetRate(_offered(track), waiting(track) / seconds if seconds else 0.0)
 
 
 def capacity(seen: Seen, query: FlinkQuery) -> float:
     """Records per second that the whole job could process at its sources, at its present parallelism."""
     known = work(seen, query, _taken)
-    found = rules.job_true_rate(known.graph, {v: target.rate for v, target in known.targets.items()}, known.true_rates)
+    found = dataflow.job_true_rate(
+        known.graph, {v: target.rate for v, target in known.targets.items()}, known.true_rates
+    )
     names = [seen.tracks[vertex].vertex.name for vertex in found.unknown if vertex not in known.graph.sources]
     if names:
         raise AnswerError(f"what the job could process is unknown: {', '.join(names)} cannot be measured")
@@ -532,7 +542,7 @@ def _needed(seen: Seen, query: FlinkQuery) -> dict[str, int]:
     for track in seen.alive:
         vertex = track.vertex
         target, rate = known.targets[vertex.id], known.true_rates[vertex.id]
-        wanted = rules.target_capacity(target, query.utilization, query.catch_up, query.restart)
+        wanted = dataflow.target_capacity(target, query.utilization, query.catch_up, query.restart)
         if math.isnan(rate) and vertex.id in known.graph.sources:
             continue  # a legacy source: how much it needs is not known, and it is rarely what limits
         if math.isnan(rate) or math.isnan(wanted):
@@ -544,7 +554,7 @@ def _needed(seen: Seen, query: FlinkQuery) -> dict[str, int]:
             )
         most = vertex.max_parallelism if vertex.max_parallelism > 0 else None
         # Subtasks of a source that have come to their end take no part.
-        needed[vertex.id] = rules.needed_parallelism(track.last.count, rate, wanted, most)
+        needed[vertex.id] = dataflow.needed_parallelism(track.last.count, rate, wanted, most)
     if not needed:
         raise AnswerError("no vertex tells what it could process")
     return needed
@@ -561,7 +571,7 @@ def parts(seen: Seen, query: FlinkQuery) -> dict[str, dict[str, float]]:
     A vertex that is over has only its slot sharing group and its key groups: it is deployed anew with the others.
     """
     known = work(seen, query, _taken)
-    ratios = rules.output_ratios(known.graph, known.rates)
+    ratios = dataflow.output_ratios(known.graph, known.rates)
     groups: dict[str | None, int] = {}
     found: dict[str, dict[str, float]] = {}
     for vertex in seen.job.vertices:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.core.flink import Graph
+from autoscaler.core.dataflow import Graph
 from autoscaler.core.model import (
     Behaviour,
     Cause,

@@ -13,18 +13,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autoscaler.core.flink import (
-    Aggregator,
+from autoscaler.core.dataflow import (
     Graph,
     Rates,
     TargetRate,
-    Utilization,
-    busy_time,
-    input_rate,
+    divided,
     observed_while_catching_up,
     output_ratios,
     rate,
-    source_rate,
     target_rates,
     true_processing_rate,
 )
@@ -36,15 +32,14 @@ from autoscaler_policies.flink_operator.scaling import (
     Load,
     Settings,
     Summary,
+    Utilization,
     Wanted,
     aligned,
-    divided,
     effectiveness,
     exceeds_quota,
     job_changes,
     job_slots,
     job_workers,
-    metric_window,
     outside_band,
     processing_backlog,
     recent,
@@ -55,6 +50,7 @@ from autoscaler_policies.flink_operator.scaling import (
     vertex_change,
 )
 from autoscaler_policies.schedule import quartz
+from tests.policies.reference_flink import busy_time, input_rate, source_rate
 
 NAN, INF = math.nan, math.inf
 CASES = json.loads((Path(__file__).parent / "data" / "flink_scaling.json").read_text())
@@ -251,16 +247,6 @@ def backlog_detection(inputs: Inputs) -> bool:
     )
 
 
-def window(inputs: Inputs) -> list[list[Any]]:
-    found = []
-    kept: tuple[float, ...] = ()
-    for at in inputs["samples_at"]:
-        known = metric_window(kept, at, inputs["job_running_at"], inputs["stabilization"], inputs["window"])
-        kept = known.samples
-        found.append([len(kept), known.full])
-    return found
-
-
 def excluded_period(inputs: Inputs) -> list[bool] | bool:
     """Times of a case without a day are those of a Thursday; a case without times asks whether it can be read."""
     expressions = inputs.get("expressions") or [inputs["expression"]]
@@ -321,7 +307,7 @@ def _first_change(inputs: Inputs) -> list[int] | None:
             name: Load(
                 known[name],
                 TargetRate(taken),
-                true_processing_rate(busy_time(Aggregator.MAX, seen[-inputs["window_samples"] :]), taken),
+                true_processing_rate(busy_time("MAX", seen[-inputs["window_samples"] :]), taken),
                 4000,
             )
             for name, seen in busy.items()
@@ -339,7 +325,7 @@ def _evaluated(config: Inputs, window: Inputs) -> int:
     counted = [(at * 1000, count) for at, count, _ in window["samples"]]
     lags = [(at * 1000, lag) for at, _, lag in window["samples"]]
     per_second = [window["records_in_per_s_metric"]] * len(counted) if "records_in_per_s_metric" in window else []
-    aggregator = Aggregator(config["busy_agg"])
+    aggregator = config["busy_agg"]
     taken = input_rate(aggregator, counted, per_second)
     busy = busy_time(aggregator, [window["busy_max_ms_per_s"] / 1000] * len(counted))
     threshold = seconds(config["observed_lag_threshold_s"])
@@ -376,7 +362,6 @@ RUNNERS: Mapping[str, Callable[[Inputs], Any]] = {
     "scaling_effectiveness": scaling_effectiveness,
     "scaling_coefficient": coefficient,
     "backlog_detection": backlog_detection,
-    "metric_window": window,
     "excluded_period": excluded_period,
     "restart_time": restart,
     "quota": quota,
@@ -661,20 +646,6 @@ def test_what_needs_no_more_workers_is_never_too_much() -> None:
 # time
 
 
-def test_a_job_that_has_started_anew_is_measured_anew() -> None:
-    known = metric_window((10, 20, 30), 40, 35, 0, 100)
-    assert (known.samples, known.full, known.stabilizing) == ((40,), False, False)
-
-
-def test_samples_are_kept_while_the_job_stabilizes() -> None:
-    known = metric_window((10, 20), 30, 5, 100, 10)
-    assert (known.samples, known.full, known.stabilizing) == ((10, 20, 30), False, True)
-
-
-def test_a_sample_of_the_same_time_replaces_the_one_before() -> None:
-    assert metric_window((10, 20), 20, 0, 0, 100).samples == (10, 20)
-
-
 CONFIGURED = timedelta(minutes=5)
 
 
@@ -766,11 +737,6 @@ def test_a_rate_at_the_edge_of_its_band_is_within() -> None:
     target = TargetRate(900.0)
     for true_rate, outside in ((999.999, True), (1000.0, False), (1800.0, False), (1800.001, True)):
         assert outside_band(Load(10, target, true_rate), known, timedelta(0)) is outside
-
-
-def test_the_window_begins_when_the_job_is_stable() -> None:
-    assert metric_window((), 99, 0, 100, 100).stabilizing
-    assert not metric_window((), 100, 0, 100, 100).stabilizing
 
 
 def test_the_settings_are_those_of_the_operator() -> None:

@@ -13,14 +13,14 @@ from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from autoscaler.core.flink import (
+from autoscaler.core.dataflow import (
     INF,
     NAN,
     Graph,
     Rates,
     TargetRate,
-    Utilization,
     average,
+    divided,
     observed_while_catching_up,
     output_ratios,
     rate,
@@ -48,8 +48,8 @@ from autoscaler_policies.flink_operator.scaling import (
     Load,
     Settings,
     Summary,
+    Utilization,
     Wanted,
-    divided,
     exceeds_quota,
     job_changes,
     job_slots,

@@ -1,6 +1,6 @@
 """What Flink's autoscaler makes of what it has measured, as pure functions.
 
-`autoscaler.core.flink` says what the vertices of a job could do and must do; this says which parallelism they get.
+`autoscaler.core.dataflow` says what the vertices of a job could do and must do; this says which parallelism they get.
 The rules are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler), number for number; each docstring
 names the class and method it follows. Numbers are doubles as in Java: what is not known is NaN, a comparison with NaN
 is false, and a division by zero gives an infinity or NaN. Times are seconds since 1970 where they are points in time.
@@ -15,14 +15,13 @@ from datetime import timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 from enum import StrEnum
 
-from autoscaler.core.flink import TargetRate, Utilization, needed_workers, target_capacity, thresholds
+from autoscaler.core.dataflow import TargetRate, divided, target_capacity
 
 NAN = math.nan
 MOST = 2**31 - 1
 """The largest int of Java: a limit that is not set."""
 
 _SECOND = timedelta(seconds=1)
-_UTILIZATION = Utilization()
 _THOUSANDTH = Decimal("0.001")
 _COARSE = 2.0**43  # from here on doubles are further apart than a thousandth
 
@@ -43,6 +42,36 @@ class Alignment(StrEnum):
 
 _LEGACY = frozenset({Alignment.LEGACY_EVENLY_SPREAD, Alignment.LEGACY_MAXIMIZE_UTILISATION})
 _LOOSE = frozenset({Alignment.BALANCED, Alignment.LEGACY_MAXIMIZE_UTILISATION})
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """How busy the vertices may be: `job.autoscaler.utilization.*`, a share between 0 and 1.
+
+    Attributes:
+        target: what a rescale aims at.
+        boundary: how far from the target is still good, where `maximum` or `minimum` is not given.
+        maximum: above it more is needed.
+        minimum: below it less would do.
+    """
+
+    target: float = 0.7
+    boundary: float = 0.3
+    maximum: float | None = None
+    minimum: float | None = None
+
+    @property
+    def upper(self) -> float:
+        """The utilization above which more is needed."""
+        return self.target + self.boundary if self.maximum is None else self.maximum
+
+    @property
+    def lower(self) -> float:
+        """The utilization below which less would do."""
+        return self.target - self.boundary if self.minimum is None else self.minimum
+
+
+_UTILIZATION = Utilization()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,13 +360,6 @@ def scaling_coefficient(history: Sequence[Summary], observations: int = 3, least
     return float(Decimal(repr(max(least, min(1.0, fitted)))).quantize(Decimal("0.01"), ROUND_CEILING))
 
 
-def divided(dividend: float, divisor: float) -> float:
-    """IEEE division, as in Java."""
-    if divisor:
-        return dividend / divisor
-    return NAN if not dividend or math.isnan(dividend) else math.copysign(math.inf, dividend)
-
-
 # a vertex
 
 
@@ -451,6 +473,30 @@ def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog:
     return load.true_rate < up or load.true_rate > down
 
 
+def thresholds(
+    target: TargetRate,
+    utilization: Utilization,
+    catch_up: timedelta,
+    restart: timedelta,
+    *,
+    backlog: bool = False,
+    rounded_from: float = -math.inf,
+) -> tuple[float, float]:
+    """The true rates below which more is needed and above which less would do.
+
+    As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed the vertices may be
+    busy all the time, and nothing is scaled down (the second is infinite). `rounded_from` is that of `target_capacity`.
+
+    Returns:
+        (scale up below, scale down above), records/s.
+    """
+    upper, lower = (1.0, 0.0) if backlog else (utilization.upper, utilization.lower)
+    return (
+        target_capacity(target, upper, catch_up, rounded_from=rounded_from),
+        target_capacity(target, lower, catch_up, restart, rounded_from=rounded_from),
+    )
+
+
 def needed_capacity(target: TargetRate, settings: Settings, restart: timedelta) -> float:
     """Records/s that a vertex is to be able to process."""
     return target_capacity(
@@ -542,7 +588,7 @@ def job_slots(groups: Iterable[tuple[int, int]]) -> int:
 
 def job_workers(groups: Iterable[tuple[int, int]], slots_per_worker: int) -> int:
     """Workers for these groups (`job_slots`): with a single group ceil(parallelism / slots per worker)."""
-    return needed_workers((job_slots(groups),), slots_per_worker)
+    return -(-job_slots(groups) // slots_per_worker)
 
 
 def exceeds_quota(
@@ -575,41 +621,6 @@ def exceeds_quota(
 
 
 # time
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Times of samples that are kept, oldest first, and whether they fill the window (`CollectedMetricHistory`)."""
-
-    samples: tuple[float, ...]
-    full: bool
-    stabilizing: bool = False
-
-
-def metric_window(
-    samples: Sequence[float], now: float, running_at: float, stabilization: float, window: float
-) -> Window:
-    """Keep one more sample: `ScalingMetricCollector.updateMetrics`. All times in one unit.
-
-    The window begins with the first sample after the job has run for the stabilization interval; samples before are
-    kept until it is full. Of a job that has started anew nothing of before counts.
-
-    Args:
-        samples: times of those kept so far, oldest first.
-        now: time of the new one.
-        running_at: when the job went into RUNNING.
-        stabilization: `stabilization.interval`.
-        window: `metrics.window`.
-    """
-    kept = () if samples and running_at > samples[0] else tuple(samples)
-    stable = running_at + stabilization
-    first = next((at for at in kept if at >= stable), now)
-    kept = (*(at for at in kept if at != now), now)
-    if now < stable:
-        return Window(kept, full=False, stabilizing=True)
-    if now < first + window:
-        return Window(kept, full=False)
-    return Window(tuple(at for at in kept if at >= now - window), full=True)
 
 
 def restart_time(

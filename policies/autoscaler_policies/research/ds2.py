@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.flink import Graph, propagate
+from autoscaler.core.dataflow import Graph, propagate
 from autoscaler.core.model import ZERO, Reason, Recommendation, View
 from autoscaler.core.parameters import ParameterError
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since

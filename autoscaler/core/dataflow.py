@@ -1,26 +1,19 @@
-"""Flink's own rules for how fast a job could go, as pure functions.
+"""How records flow through the vertices of a job: what each takes, could take, and must take.
 
-They are those of the autoscaler of the Flink Kubernetes operator (module flink-autoscaler), number for number; each
+The rules are those of the autoscaler of the Flink Kubernetes operator (module flink-autoscaler), number for number; each
 docstring names the class and method it follows. Rates are records per second, busy and backpressured times are
-milliseconds per second (0 to 1000) as Flink reports them, times of samples are milliseconds.
+milliseconds per second (0 to 1000), times of samples are milliseconds.
 
-What is not known is NaN here, as it is in Flink: every function is total, NaN comes out where an input that matters is
-NaN, and infinity where a vertex takes no records and so shows no limit. Whoever makes a metric of a result must not
-let either through.
-
-The order of work: `rate` and `average` reduce the samples of a window; `busy_time`, `input_rate` and
-`true_processing_rate` say what a vertex could process at its parallelism; `output_ratios` and `target_rates` say what
-each vertex must process for what the sources are offered; `job_true_rate`, `needed_parallelism` and `needed_workers`
-put a job together.
+What is not known is NaN: every function is total, NaN comes out where an input that matters is NaN, and infinity where
+a vertex takes no records and so shows no limit. Whoever makes a metric of a result must not let either through.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import StrEnum
 from functools import reduce
 from operator import add
 
@@ -32,41 +25,6 @@ Samples = Iterable[tuple[float, float | None]]
 
 _SECOND = timedelta(seconds=1)
 _LONGEST = float(2**63)  # Java's Math.round ends at its largest long, which is this as a double
-
-
-class Aggregator(StrEnum):
-    """How the busy times of a vertex's subtasks become one (`job.autoscaler.metrics.busy-time.aggregator`)."""
-
-    MAX = "MAX"
-    MIN = "MIN"
-    AVG = "AVG"
-
-
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """How busy the vertices may be: `job.autoscaler.utilization.*`, a share between 0 and 1.
-
-    Attributes:
-        target: what a rescale aims at.
-        boundary: how far from the target is still good, where `maximum` or `minimum` is not given.
-        maximum: above it more is needed.
-        minimum: below it less would do.
-    """
-
-    target: float = 0.7
-    boundary: float = 0.3
-    maximum: float | None = None
-    minimum: float | None = None
-
-    @property
-    def upper(self) -> float:
-        """The utilization above which more is needed."""
-        return self.target + self.boundary if self.maximum is None else self.maximum
-
-    @property
-    def lower(self) -> float:
-        """The utilization below which less would do."""
-        return self.target - self.boundary if self.minimum is None else self.minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +121,7 @@ def rate(samples: Samples) -> float:
 
     Less than two samples give NaN. A counter that was reset gives a negative rate, as in Flink.
     """
-    known = [(at, value) for at, value in _in_order(samples) if not math.isnan(value)]
+    known = [(at, value) for at, value in in_order(samples) if not math.isnan(value)]
     if len(known) < 2:  # noqa: PLR2004 - a rate lies between two samples
         return NAN
     (start, first), (end, last) = known[0], known[-1]
@@ -182,7 +140,7 @@ def average(values: Iterable[float | None], minimum: int = 1) -> float:
     return _sum(finite) / len(finite) if len(finite) >= minimum else NAN
 
 
-def _in_order(samples: Samples) -> list[tuple[float, float]]:
+def in_order(samples: Samples) -> list[tuple[float, float]]:
     """By time; of two samples of one time the later given one, as in a TreeMap."""
     return sorted({at: _number(value) for at, value in samples}.items())
 
@@ -197,34 +155,6 @@ def _number(value: float | None) -> float:
 
 
 # what one vertex could do
-
-
-def busy_time(
-    aggregator: Aggregator, load: Iterable[float | None] = (), accumulated: Samples = (), parallelism: int = 1
-) -> float:
-    """Busy ms per second of a vertex over a window: `ScalingMetricEvaluator.computeBusyTimeAvg`.
-
-    Args:
-        aggregator: MAX and MIN average `load`; AVG takes the growth of `accumulated` for each subtask.
-        load: busy share (0 to 1) of the busiest (MAX) or idlest (MIN) subtask at each time.
-        accumulated: accumulated busy ms of all subtasks together.
-        parallelism: how many subtasks that are.
-    """
-    if aggregator is Aggregator.AVG:
-        return _over(rate(accumulated), parallelism)
-    return average(load) * 1000
-
-
-def input_rate(aggregator: Aggregator, records_in: Samples, per_second: Iterable[float | None] = ()) -> float:
-    """Records/s to hold against the busy time: `ScalingMetricEvaluator.computeTprInputRate`.
-
-    It must be estimated as the busy time is: for MAX and MIN the mean of the rates read (`per_second`), and the growth
-    of the counter only where there is none; for AVG always the growth of the counter `records_in`.
-    """
-    if aggregator is Aggregator.AVG:
-        return rate(records_in)
-    mean = average(per_second)
-    return mean if math.isfinite(mean) else rate(records_in)
 
 
 def observed_rate(records_in: float, backpressured: float) -> float:
@@ -292,7 +222,7 @@ def true_processing_rate(
         switch_threshold: `job.autoscaler.observed-true-processing-rate.switch-threshold`.
         minimum: samples that the mean of `observed` needs.
     """
-    by_busy_time = INF if records_in == 0 else _over(records_in, busy / 1000)
+    by_busy_time = INF if records_in == 0 else divided(records_in, busy / 1000)
     seen = average(observed, minimum)
     if math.isnan(seen):
         return by_busy_time
@@ -301,7 +231,7 @@ def true_processing_rate(
     return by_busy_time
 
 
-def _over(dividend: float, divisor: float) -> float:
+def divided(dividend: float, divisor: float) -> float:
     """IEEE division, as Java does it: x / 0 is an infinity and 0 / 0 is NaN."""
     if divisor:
         return dividend / divisor
@@ -347,25 +277,6 @@ def output_ratios(graph: Graph, rates: Mapping[str, Rates]) -> dict[tuple[str, s
 
 def _rates(rates: Mapping[str, Rates], vertex: str) -> Rates:
     return rates.get(vertex) or Rates(NAN)
-
-
-def source_rate(records_in: Samples, lag: Samples, catch_up: timedelta) -> TargetRate:
-    """What a source is offered: `ScalingMetricEvaluator.computeTargetDataRate`, its part for sources.
-
-    It is offered what it takes in and what its lag grows by. Where Flink gives up ("Cannot evaluate metrics without
-    ingestion rate information") the rate is NaN.
-
-    Args:
-        records_in: the counter of its records.
-        lag: its lag at the same times. No sample at all is a source that does not tell: Flink then counts no lag.
-        catch_up: in what time the lag is to be gone, in whole seconds; 0 asks for nothing on top.
-    """
-    lags = _in_order(lag)
-    grows = rate(lags) if lags else 0.0
-    offered = rate(records_in) + grows
-    seconds = catch_up // _SECOND
-    waiting = lags[-1][1] if lags else 0.0
-    return TargetRate(offered if math.isnan(offered) else max(0.0, offered), waiting / seconds if seconds else 0.0)
 
 
 def propagate(graph: Graph, sources: Mapping[str, float], ratios: Mapping[tuple[str, str], float]) -> dict[str, float]:
@@ -433,30 +344,6 @@ def target_capacity(
     return capacity if capacity < rounded_from else _round(capacity)
 
 
-def thresholds(
-    target: TargetRate,
-    utilization: Utilization,
-    catch_up: timedelta,
-    restart: timedelta,
-    *,
-    backlog: bool = False,
-    rounded_from: float = -INF,
-) -> tuple[float, float]:
-    """The true rates below which more is needed and above which less would do.
-
-    As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed the vertices may be
-    busy all the time, and nothing is scaled down (the second is infinite). `rounded_from` is that of `target_capacity`.
-
-    Returns:
-        (scale up below, scale down above), records/s.
-    """
-    upper, lower = (1.0, 0.0) if backlog else (utilization.upper, utilization.lower)
-    return (
-        target_capacity(target, upper, catch_up, rounded_from=rounded_from),
-        target_capacity(target, lower, catch_up, restart, rounded_from=rounded_from),
-    )
-
-
 def _round(value: float) -> float:
     """Java's Math.round: halves up, no further than its largest long. NaN stays NaN; Java would say 0."""
     if math.isnan(value) or abs(value) >= _LONGEST:
@@ -509,13 +396,8 @@ def needed_parallelism(parallelism: int, true_rate: float, capacity: float, max_
         capacity: records/s it must be able to process (`target_capacity`).
         max_parallelism: its number of key groups; more would be idle.
     """
-    needed = _over(capacity, true_rate) * parallelism
+    needed = divided(capacity, true_rate) * parallelism
     if math.isnan(needed):
         return parallelism
     most = 2**31 - 1 if max_parallelism is None else max_parallelism
     return most if needed >= most else max(1, math.ceil(needed))
-
-
-def needed_workers(needed: Sequence[int], slots_per_worker: int) -> int:
-    """Workers for a job of which all vertices share slots: ceil(max over vertices / slots per worker)."""
-    return -(-max(needed, default=0) // slots_per_worker)
