@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Protocol
 from urllib.parse import quote
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, Field
 
 from autoscaler.clients.http import Answer, Endpoint, JsonClient
 from autoscaler.core.parameters import ParameterError
@@ -314,18 +314,6 @@ class Requirement(Answer):
 
 FIGURES = ("min", "max", "avg", "sum")
 
-OVERVIEW = TypeAdapter(Overview)
-JOB_LINES = TypeAdapter(JobLines)
-JOB = TypeAdapter(Job)
-JOB_CONFIG = TypeAdapter(JobConfig)
-SETTINGS = TypeAdapter(list[Setting])
-CHECKPOINT_CONFIG = TypeAdapter(CheckpointConfig)
-CHECKPOINTS = TypeAdapter(Checkpoints)
-TASKMANAGERS = TypeAdapter(TaskManagers)
-AGGREGATES = TypeAdapter(list[ToldAggregate])
-VALUES = TypeAdapter(list[MetricValue])
-REQUIREMENTS = TypeAdapter(dict[str, Requirement])
-
 
 class Access(Protocol):
     """The parameters that everything that speaks to a JobManager has in common."""
@@ -378,15 +366,15 @@ class FlinkApi(JsonClient):
 
     async def overview(self) -> Overview:
         """Slots and TaskManagers in numbers, and Flink's version."""
-        return await self.get("/overview", OVERVIEW)
+        return await self.get("/overview", Overview)
 
     async def taskmanagers(self) -> tuple[TaskManager, ...]:
         """Those that are registered now."""
-        return (await self.get("/taskmanagers", TASKMANAGERS)).taskmanagers
+        return (await self.get("/taskmanagers", TaskManagers)).taskmanagers
 
     async def cluster_config(self) -> dict[str, str]:
         """The JobManager's settings: what it was started with, without Flink's defaults."""
-        settings = await self.get("/jobmanager/config", SETTINGS, fresh=SETTINGS_KEPT)
+        settings = await self.get("/jobmanager/config", list[Setting], fresh=SETTINGS_KEPT)
         return {setting.key: setting.value for setting in settings}
 
     async def taskmanager_metrics(self, names: Iterable[str]) -> dict[str, Aggregate]:
@@ -398,7 +386,7 @@ class FlinkApi(JsonClient):
 
     async def jobs(self) -> tuple[JobLine, ...]:
         """All jobs that the JobManager remembers, ended ones included."""
-        return (await self.get("/jobs/overview", JOB_LINES)).jobs
+        return (await self.get("/jobs/overview", JobLines)).jobs
 
     async def find_job(self, name: str | None) -> JobLine | None:
         """The job of that name (or id): the one that is not over, else the one that ended last, else None.
@@ -412,16 +400,16 @@ class FlinkApi(JsonClient):
 
     async def job(self, jid: str) -> Job:
         """One job with its vertices and its plan."""
-        return await self.get(f"/jobs/{jid}", JOB)
+        return await self.get(f"/jobs/{jid}", Job)
 
     async def job_config(self, jid: str) -> JobConfig:
         """How the job is executed."""
-        return await self.get(f"/jobs/{jid}/config", JOB_CONFIG, fresh=SETTINGS_KEPT)
+        return await self.get(f"/jobs/{jid}/config", JobConfig, fresh=SETTINGS_KEPT)
 
     async def checkpoint_config(self, jid: str) -> CheckpointConfig | None:
         """How the job checkpoints; None when it does not."""
         try:
-            return await self.get(f"/jobs/{jid}/checkpoints/config", CHECKPOINT_CONFIG, fresh=SETTINGS_KEPT)
+            return await self.get(f"/jobs/{jid}/checkpoints/config", CheckpointConfig, fresh=SETTINGS_KEPT)
         except RefusedError as error:
             if "heckpointing" in str(error):
                 return None
@@ -430,7 +418,7 @@ class FlinkApi(JsonClient):
     async def checkpoints(self, jid: str) -> Checkpoints | None:
         """Counts and the latest checkpoints; None when the job does not checkpoint."""
         try:
-            return await self.get(f"/jobs/{jid}/checkpoints", CHECKPOINTS)
+            return await self.get(f"/jobs/{jid}/checkpoints", Checkpoints)
         except RefusedError as error:
             if "heckpointing" in str(error):
                 return None
@@ -438,7 +426,7 @@ class FlinkApi(JsonClient):
 
     async def job_metrics(self, jid: str, names: Iterable[str]) -> dict[str, float]:
         """Numbers of the job as a whole; one that is not reported or not a number is left out."""
-        values = await self.get(f"/jobs/{jid}/metrics?get={_list(names)}", VALUES)
+        values = await self.get(f"/jobs/{jid}/metrics?get={_list(names)}", list[MetricValue])
         found: dict[str, float] = {}
         for value in values:
             try:
@@ -469,7 +457,7 @@ class FlinkApi(JsonClient):
         every = GATHERING_INTERVAL if every is None else every
         age: float | None = None
         for attempt in range(GATHERING_ATTEMPTS):
-            found = await self.get(f"/jobs/{job.jid}/metrics?get=uptime", VALUES, fresh=0)
+            found = await self.get(f"/jobs/{job.jid}/metrics?get=uptime", list[MetricValue], fresh=0)
             age = _age(job, found, job.now / 1000 + time.monotonic() - asked)
             if age is not None and age <= max(CLOCK_TOLERANCE, every):
                 # Younger than that Flink gathers none; if it just has, the TaskManagers' come a moment later.
@@ -482,7 +470,7 @@ class FlinkApi(JsonClient):
     async def vertex_metric_names(self, jid: str, vertex: str) -> frozenset[str]:
         """Names of the metrics that at least one subtask of the vertex reports."""
         return frozenset(
-            value.id for value in await self.get(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", VALUES)
+            value.id for value in await self.get(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", list[MetricValue])
         )
 
     async def vertex_metrics(self, jid: str, vertex: str, names: Iterable[str]) -> dict[str, Aggregate]:
@@ -495,7 +483,7 @@ class FlinkApi(JsonClient):
 
     async def requirements(self, jid: str) -> dict[str, Requirement]:
         """Least and most parallelism by vertex; only jobs of the adaptive scheduler have them (Flink 1.18 on)."""
-        return await self.get(f"/jobs/{jid}/resource-requirements", REQUIREMENTS)
+        return await self.get(f"/jobs/{jid}/resource-requirements", dict[str, Requirement])
 
     async def put_requirements(self, jid: str, bounds: Mapping[str, tuple[int, int]]) -> None:
         """Set least and most parallelism of every vertex: vertex -> (lower, upper). Flink expects all of them."""
@@ -510,7 +498,7 @@ class FlinkApi(JsonClient):
     async def _aggregates(self, path: str, names: Iterable[str]) -> dict[str, Aggregate]:
         found: dict[str, Aggregate] = {}
         for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
-            told = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", AGGREGATES)}
+            told = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ToldAggregate])}
             # Under the names as they were given: samples of many clusters are kept, and texts take room.
             found |= {name: Aggregate(*(getattr(told[name], key) for key in FIGURES)) for name in part if name in told}
         return found

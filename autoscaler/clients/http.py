@@ -1,12 +1,12 @@
 """One client for every system with a REST API that answers JSON: Flink, Spark, the source `http`, and yours.
 
     client = await JsonClient.open(shared, Endpoint(url="http://host:4646", token=self.token))
-    job = await client.get("/v1/job/orders", TypeAdapter(Job))
+    job = await client.get("/v1/job/orders", Job)
     await client.post("/v1/job/orders/scale", {"Count": 3})
 
-A client is shared by all that open it with an equal `Endpoint`. Reads of one path are shared too: callers that come
-together wait for one request, and its answer is kept for a moment, so the metrics of one poll cost one request. All
-methods raise EdgeError, with the address, what was expected and what to do in its message, and never a secret.
+A client is shared by all that open it with an equal `Endpoint`. Reads of one path in one shape are shared too: callers
+that come together wait for one request, and its answer is kept for a moment, so the metrics of one poll cost one
+request. All methods raise EdgeError: its message has the address, what was expected and what to do, and no secret.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import math
 import re
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlsplit
@@ -50,7 +51,8 @@ _CONNECTIONS = 512  # of all clients together: below the 1,024 open files that a
 _CONCURRENT = 8  # requests of one client at a time
 _CHUNK = 64 * 1024
 _EXCERPT = 120  # characters of a foreign text that go into a message
-_ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
+_ANYTHING: type[Any] = object
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 class Answer(BaseModel):
@@ -224,7 +226,7 @@ class JsonClient:
         self._headers = endpoint.request_headers()
         self._timeout = endpoint.timeout.total_seconds()
         self._slots = asyncio.Semaphore(_CONCURRENT)
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[Hashable, _Kept] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -254,20 +256,20 @@ class JsonClient:
         return (self.endpoint.url.rstrip("/") if path.startswith("/") else self.endpoint.url) + path
 
     async def get(
-        self, path: str, shape: TypeAdapter[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
+        self, path: str, shape: type[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
     ) -> T:
         """The answer under a path.
 
         Args:
             path: appended to the endpoint's `url`; quoted, with its query.
-            shape: what the answer must be; default: any JSON.
+            shape: what the answer must be: a subclass of `Answer`, `list[...]` of one; default: any JSON.
             fresh: seconds for which the answer is reused for others. A failure is reused for at most 0.5 s.
             expected: what the message of an unreadable answer names; default: the class's `expected`.
         """
         return (await self.fetch(path, shape, fresh=fresh, expected=expected)).value
 
     async def fetch(
-        self, path: str, shape: TypeAdapter[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
+        self, path: str, shape: type[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
     ) -> Fetched[T]:
         """Like `get`, with the time at which the answer came."""
 
@@ -275,7 +277,7 @@ class JsonClient:
             body = await self._request("GET", path)
             return Fetched(self._parse(path, body, shape, expected), time.monotonic())
 
-        return await self.share(path, read, fresh)
+        return await self.share((path, shape), read, fresh)
 
     async def text(self, path: str) -> str:
         """The page under a path, as it is: for what a system shows nowhere as JSON."""
@@ -299,7 +301,7 @@ class JsonClient:
         """Ask anew from now on. A write does this by itself."""
         self._kept.clear()
 
-    async def share(self, key: str, ask: Callable[[], Coroutine[Any, Any, T]], fresh: float = FRESH) -> T:
+    async def share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]], fresh: float = FRESH) -> T:
         """Share one call of `ask` among all who come while it is under way or ended less than `fresh` seconds ago."""
         now = time.monotonic()
         kept = self._kept.get(key)
@@ -340,9 +342,9 @@ class JsonClient:
             self.forget()
         return self._parse(path, body, _ANYTHING, None) if body.strip() else None
 
-    def _parse(self, path: str, body: bytes, shape: TypeAdapter[T], expected: str | None) -> T:
+    def _parse(self, path: str, body: bytes, shape: type[T], expected: str | None) -> T:
         try:
-            return shape.validate_json(body)
+            answer: T = _adapter(shape).validate_json(body)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = f"{self.url(path)}: expected {expected or self.expected}"
@@ -351,6 +353,7 @@ class JsonClient:
                 raise AnswerError(f"{where}, got {begin} ({first['msg']})") from None
             place = ".".join(map(str, first["loc"])) or "the answer"
             raise AnswerError(f"{where}, but {place}: {first['msg']}") from None
+        return answer
 
     async def _request(self, method: str, path: str, document: object = None) -> bytes:
         """One answer within the time-out. A read is tried again while the server is unavailable."""

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Annotated, TypeVar
 from urllib.parse import quote
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from autoscaler.clients.http import Answer, Endpoint, Fetched, JsonClient, StatusError, check_url
 from autoscaler.core.parameters import ParameterError
@@ -280,13 +280,6 @@ class SparkParameters:
                     raise ParameterError(name, f"must be settings such as spark.worker.timeout=60, not {setting!r}")
 
 
-REPORT = TypeAdapter(Report)
-MASTER = TypeAdapter(Master)
-EXECUTORS = TypeAdapter(list[Executor])
-JOBS = TypeAdapter(list[Job])
-STAGES = TypeAdapter(list[Stage])
-
-
 class SparkApi:
     """The client of one application's Master, driver and report. All methods raise EdgeError."""
 
@@ -298,7 +291,7 @@ class SparkApi:
         """What the driver's report says, checked to be of this application."""
         base, app = self.parameters.report.rstrip("/"), self.parameters.app
         expected = "the report (does the job call autoscaler.injob.report(spark)?)"
-        fetched = await self._fetch(base, "/v1/progress", REPORT, expected)
+        fetched = await self._fetch(base, "/v1/progress", Report, expected)
         report, url = fetched.value, f"{base}/v1/progress"
         if report.format != FORMAT:
             raise AnswerError(
@@ -316,7 +309,7 @@ class SparkApi:
         """What the Master shows, or None when no Master is configured."""
         if self.parameters.master is None:
             return None
-        return (await self._fetch(self.parameters.master, "/json/", MASTER, "a Spark Master")).value
+        return (await self._fetch(self.parameters.master, "/json/", Master, "a Spark Master")).value
 
     async def master_settings(self) -> dict[str, str] | None:
         """The settings the Master was started with, or None when it does not show them (Spark before 4.0)."""
@@ -352,26 +345,26 @@ class SparkApi:
 
     async def executors(self) -> Fetched[list[Executor]]:
         """All executors of the application, the driver left out and dead ones included."""
-        fetched = await self._driver("/allexecutors", EXECUTORS)
+        fetched = await self._driver("/allexecutors", list[Executor])
         return Fetched([executor for executor in fetched.value if executor.id != "driver"], fetched.at)
 
     async def running_jobs(self) -> list[Job]:
         """Jobs that are running now."""
-        return (await self._driver("/jobs?status=running", JOBS)).value
+        return (await self._driver("/jobs?status=running", list[Job])).value
 
     async def completed_jobs(self) -> list[Job]:
         """Jobs that have completed, newest first: up to a megabyte, so not for every poll."""
-        return (await self._driver("/jobs?status=succeeded", JOBS)).value
+        return (await self._driver("/jobs?status=succeeded", list[Job])).value
 
     async def active_stages(self) -> list[Stage]:
         """Stages that are running now."""
-        return (await self._driver("/stages?status=active", STAGES)).value
+        return (await self._driver("/stages?status=active", list[Stage])).value
 
     async def stage(self, number: int) -> list[Stage]:
         """One stage: its attempts."""
-        return (await self._driver(f"/stages/{number}?details=false", STAGES)).value
+        return (await self._driver(f"/stages/{number}?details=false", list[Stage])).value
 
-    async def _driver(self, path: str, shape: TypeAdapter[T]) -> Fetched[T]:
+    async def _driver(self, path: str, shape: type[T]) -> Fetched[T]:
         """What the driver's REST API answers for the application."""
         application = (await self.report()).value.application
         ui = self.parameters.driver or application.ui
@@ -396,7 +389,7 @@ class SparkApi:
         )
         return await JsonClient.open(self._shared, endpoint)
 
-    async def _fetch(self, base: str, path: str, shape: TypeAdapter[T], expected: str) -> Fetched[T]:
+    async def _fetch(self, base: str, path: str, shape: type[T], expected: str) -> Fetched[T]:
         return await (await self._client(base)).fetch(path, shape, expected=f"JSON of {expected}")
 
 

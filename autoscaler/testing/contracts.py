@@ -54,8 +54,8 @@ import random
 import socket
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -291,7 +291,7 @@ def _without(view: View, names: Sequence[str]) -> View:
 def _check_parameters(plugin: object) -> None:
     """What every plug-in is: a frozen, hashable dataclass, equal where its parameters are, and described."""
     cls = type(plugin)
-    assert dataclasses.is_dataclass(plugin), f"{cls.__name__} is no dataclass, expected @dataclass(frozen=True)"
+    assert dataclasses.is_dataclass(plugin), f"{cls.__name__} is not a dataclass, expected @dataclass(frozen=True)"
     frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert frozen, f"{cls.__name__} can be changed, expected @dataclass(frozen=True)"
     again = copy.deepcopy(plugin)
@@ -364,7 +364,7 @@ class PolicyContract:
         other = copy.deepcopy(policy)
         for view, answer in reversed(list(zip(views, first, strict=True))):
             assert policy.evaluate(view) == answer, f"another answer to the same view: {view}"
-            assert other.evaluate(view) == answer, f"an equal policy answers otherwise: {view}"
+            assert other.evaluate(view) == answer, f"an equal policy gives another answer: {view}"
 
     def test_it_changes_nothing(self, policy: Policy, views: Sequence[View]) -> None:
         """Neither what it is shown nor itself."""
@@ -398,13 +398,7 @@ class PolicyContract:
                 shown = dataclasses.replace(_without(view, gap), memory=memory)
                 if learn:
                     shown = dataclasses.replace(shown, memory=learn(shown))
-                answer = policy.evaluate(shown)
-                if answer.replicas is not None:
-                    least = min(view.current, view.limits.maximum)
-                    assert answer.replicas >= least, (
-                        f"asks for {answer.replicas} of {view.current} replicas without {', '.join(gap)}: "
-                        f"{answer.detail}"
-                    )
+                _check_no_fewer(policy.evaluate(shown), view, f"without {', '.join(gap)}")
 
     def test_what_it_learns_can_be_kept(self, policy: Policy, metrics: Sequence[str], views: Sequence[View]) -> None:
         """`learn`, if it has one, gives a bounded number of finite numbers by name, and takes them back.
@@ -412,17 +406,20 @@ class PolicyContract:
         It is shown what it has kept before, at first nothing; and, after an upgrade, what another version has kept.
         """
         learn = _optional(policy, "learn")
+
+        def learned(view: View, memory: Mapping[str, float]) -> Mapping[str, float]:
+            found = learn(dataclasses.replace(view, memory=memory))
+            _check_memory(found)
+            _check_recommendation(policy.evaluate(dataclasses.replace(view, memory=found)), view)
+            return found  # type: ignore[no-any-return]
+
         for seen in (sorted(views, key=lambda view: view.now), days(metrics)):
             memory: Mapping[str, float] = {}
             for number, view in enumerate(seen):
-                memory = learn(dataclasses.replace(view, memory=memory))
-                _check_memory(memory)
-                _check_recommendation(policy.evaluate(dataclasses.replace(view, memory=memory)), view)
+                memory = learned(view, memory)
                 if number % 5 == 0:
                     half = {name: memory[name] for name in list(memory)[number % 2 :: 2]}
-                    found = learn(dataclasses.replace(view, memory={**half, "of.another.version": -1.0}))
-                    _check_memory(found)
-                    _check_recommendation(policy.evaluate(dataclasses.replace(view, memory=found)), view)
+                    learned(view, {**half, "of.another.version": -1.0})
 
     def test_it_learns_the_same_from_the_same(self, policy: Policy, views: Sequence[View]) -> None:
         """Without a change to what it is shown or to itself: a replay has to learn it again."""
@@ -456,10 +453,7 @@ class PolicyContract:
         for view in views:
             shown = dataclasses.replace(view, memory={})
             answer = policy.evaluate(dataclasses.replace(shown, memory=learn(shown) if learn else {}))
-            least = min(view.current, view.limits.maximum)
-            assert answer.replicas is None or answer.replicas >= least, (
-                f"asks for {answer.replicas} of {view.current} replicas at first sight: {answer.detail}"
-            )
+            _check_no_fewer(answer, view, "at first sight")
 
     def test_the_bounds_it_allows_are_bounds(self, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
         """`allow`, if it has one, gives bounds at every time of a year, the same ones for the same time."""
@@ -477,6 +471,11 @@ class PolicyContract:
             assert allow(now, limits) == allowance, f"allows something else at the same time: {now}"
             assert other.allow(now, limits) == allowance, f"an equal policy allows something else: {now}"
         assert policy == itself, "the policy was changed"
+
+
+def _check_no_fewer(answer: Recommendation, view: View, when: str) -> None:
+    allowed = answer.replicas is None or answer.replicas >= min(view.current, view.limits.maximum)
+    assert allowed, f"asks for {answer.replicas} of {view.current} replicas {when}: {answer.detail}"
 
 
 def _optional(policy: Policy, method: str) -> Callable[..., Any]:
@@ -508,12 +507,16 @@ def _nothing_but_the_view(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def _whole(*sizes: object) -> bool:
+    return all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+
+
 def _check_memory(memory: object) -> None:
     assert not inspect.isawaitable(memory), "learn is asynchronous, expected a plain method"
     assert isinstance(memory, Mapping), f"learned {memory!r}, expected a mapping of names to numbers"
     assert len(memory) <= MOST_LEARNED, f"learned {len(memory)} numbers, expected at most {MOST_LEARNED}"
     for name, number in memory.items():
-        assert isinstance(name, str), f"the name of what was learned is {name!r}, expected a text"
+        assert isinstance(name, str), f"the name of what was learned is {name!r}, expected a string"
         assert isinstance(number, int | float), f"learned {name} = {number!r}, expected a number"
         assert math.isfinite(number), f"learned {name} = {number}, expected a finite number"
     assert json.loads(json.dumps(dict(memory))) == memory, "what was learned does not survive JSON"
@@ -523,26 +526,22 @@ def _check_allowance(allowance: object, now: datetime) -> None:
     assert not inspect.isawaitable(allowance), "allow is asynchronous, expected a plain method"
     assert isinstance(allowance, Allowance), f"allows {allowance!r}, expected an Allowance"
     excluded: object = allowance.excluded
-    assert isinstance(excluded, str), f"{allowance}: excluded is {excluded!r}, expected a text"
+    assert isinstance(excluded, str), f"{allowance}: excluded is {excluded!r}, expected a string"
     limits: object = allowance.limits
     assert isinstance(limits, Limits), f"{allowance}: limits are {limits!r}, expected Limits"
     assert limits.minimum <= limits.maximum, f"at {now} the minimum is above the maximum: {limits}"
-    sizes: Sequence[object] = (limits.minimum, limits.maximum)
-    whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
-    assert whole, f"{limits}: expected whole numbers of replicas"
+    assert _whole(limits.minimum, limits.maximum), f"{limits}: expected whole numbers of replicas"
 
 
 def _check_recommendation(answer: object, view: View) -> None:
     assert not inspect.isawaitable(answer), "evaluate is asynchronous, expected a plain method"
-    assert isinstance(answer, Recommendation), f"{answer!r} is no Recommendation"
-    assert isinstance(answer.reason, Reason), f"reason {answer.reason!r} is no Reason"
+    assert isinstance(answer, Recommendation), f"{answer!r} is not a Recommendation"
+    assert isinstance(answer.reason, Reason), f"reason {answer.reason!r} is not a Reason"
     if answer.replicas is None:
         abstaining = {Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED}
         assert answer.reason in abstaining, f"{answer}: without a size expected one of {sorted(abstaining)}"
     else:
-        replicas: object = answer.replicas
-        assert isinstance(replicas, int), f"{answer}: the size is no whole number"
-        assert not isinstance(replicas, bool), f"{answer}: the size is no whole number"
+        assert _whole(answer.replicas), f"{answer}: the size is not a whole number"
         assert 0 <= answer.replicas <= MOST, f"{answer}: expected a size from 0 to {MOST}"
         deciding = {Reason.ABOVE, Reason.BELOW, Reason.STEADY}
         assert answer.reason in deciding, f"{answer}: with a size expected one of {sorted(deciding)}"
@@ -553,9 +552,9 @@ def _check_recommendation(answer: object, view: View) -> None:
     detail: object = answer.detail
     assert detail and isinstance(detail, str), f"{answer}: expected a sentence as detail"  # noqa: PT018 - one thing
     inputs = answer.inputs
-    assert isinstance(inputs, Mapping), f"{answer}: inputs are no mapping"
+    assert isinstance(inputs, Mapping), f"{answer}: inputs are not a mapping"
     for name, number in inputs.items():
-        assert isinstance(name, str), f"{answer}: the name of input {name!r} is no text"
+        assert isinstance(name, str), f"{answer}: the name of input {name!r} is not a string"
         assert math.isfinite(number), f"{answer}: input {name} is not finite"
     assert json.loads(json.dumps(dict(inputs))) == inputs, f"{answer}: inputs do not survive JSON"
 
@@ -564,15 +563,31 @@ def _now() -> datetime:
     return datetime.fromtimestamp(time.time(), UTC)
 
 
+@asynccontextmanager
+async def _connected(plugin: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - any kind of plug-in
+    async with LocalShared() as shared, plugin.connect(shared) as live:
+        yield live
+
+
 class _EdgeContract:
     """What sources, engines and targets have in common."""
 
     patience: float = 10.0
-    """Seconds after which an edge counts as hung; a plug-in's own `timeout` plus a second goes before."""
+    """Seconds after which an edge counts as hung; a plug-in's own `timeout` plus a second takes precedence."""
+
+    @pytest.fixture
+    def plugin(self) -> Any:  # noqa: ANN401 - any kind of plug-in
+        """A plug-in whose server answers; a target that may be scaled to the `sizes`."""
+        _override("plugin")
+
+    @pytest.fixture
+    def unreachable(self) -> Any:  # noqa: ANN401 - likewise
+        """A plug-in with an address where no server listens."""
+        _override("unreachable")
 
     @pytest.fixture
     def secrets(self, plugin: object) -> Sequence[str]:
-        """Texts that nobody may see. Default: the parameters of type `Secret`."""
+        """Strings that must not be shown. Default: the parameters of type `Secret`."""
         return _secrets(plugin)
 
     def _limit(self, plugin: object) -> float:
@@ -589,10 +604,10 @@ class _EdgeContract:
         _check_secret(secrets, str(plugin), "str")
 
     @on_a_loop
-    async def test_it_leaves_no_task_behind(self, plugin: Any) -> None:  # noqa: ANN401 - any kind of plug-in
+    async def test_it_leaves_no_task_behind(self, plugin: Any) -> None:  # noqa: ANN401 - likewise
         """What `connect` began ends with its context."""
         before = asyncio.all_tasks()
-        async with LocalShared() as shared, asyncio.timeout(self.patience), plugin.connect(shared):
+        async with asyncio.timeout(self.patience), _connected(plugin):
             pass
         left = {task for task in asyncio.all_tasks() - before if not task.done()}
         assert not left, f"tasks still run: {left}"
@@ -613,7 +628,7 @@ class _EdgeContract:
     ) -> None:
         begin = time.monotonic()
         with pytest.raises(EdgeError) as caught:
-            async with LocalShared() as shared, plugin.connect(shared) as live:
+            async with _connected(plugin) as live:
                 await use(live)
         took, limit = time.monotonic() - begin, self._limit(plugin)
         assert took < limit, f"gave up after {took:.1f} s, expected {limit:.1f} s at most"
@@ -625,19 +640,9 @@ class SourceContract(_EdgeContract):
     """What a metric source must do. Override `plugin`, `query` and `unreachable`."""
 
     @pytest.fixture
-    def plugin(self) -> SourcePlugin:
-        """A source whose server answers."""
-        _override("plugin")
-
-    @pytest.fixture
     def query(self) -> object:
-        """A query that it can answer, of the plug-in's `Query`."""
+        """A query that `plugin` can answer, of the plug-in's `Query`."""
         _override("query")
-
-    @pytest.fixture
-    def unreachable(self) -> SourcePlugin:
-        """A source with nobody at its address."""
-        _override("unreachable")
 
     def test_its_query_is_a_frozen_dataclass(self, plugin: SourcePlugin, query: object) -> None:
         """Its fields are the keys of a metric in the configuration."""
@@ -647,24 +652,24 @@ class SourceContract(_EdgeContract):
     @on_a_loop
     async def test_a_reading_is_finite_and_says_when_it_was_true(self, plugin: SourcePlugin, query: object) -> None:
         """A naive time or a NaN would stop the decision."""
-        async with LocalShared() as shared, plugin.connect(shared) as source:
+        async with _connected(plugin) as source:
             reading = await asyncio.wait_for(source.collect(query, _now()), self._limit(plugin))
-        assert isinstance(reading, Reading), f"{reading!r} is no Reading"
+        assert isinstance(reading, Reading), f"{reading!r} is not a Reading"
         assert reading.finite(), f"{reading} is not finite, expected an error"
         assert reading.at.tzinfo is not None, f"{reading} has a naive time"
 
     @on_a_loop
     async def test_many_may_ask_at_once(self, plugin: SourcePlugin, query: object) -> None:
         """All clusters that name it share one source."""
-        async with LocalShared() as shared, plugin.connect(shared) as source:
+        async with _connected(plugin) as source:
             now = _now()
             readings = await asyncio.gather(*(source.collect(query, now) for _ in range(20)))
         assert all(isinstance(reading, Reading) for reading in readings), "expected a Reading for everyone"
 
     @on_a_loop
     async def test_one_who_gives_up_harms_nobody(self, plugin: SourcePlugin, query: object) -> None:
-        """A cluster's time-out cancels its own question only."""
-        async with LocalShared() as shared, plugin.connect(shared) as source:
+        """A cluster's time-out cancels its own request only."""
+        async with _connected(plugin) as source:
             impatient = asyncio.create_task(source.collect(query, _now()))
             await asyncio.sleep(0)
             other = asyncio.create_task(source.collect(query, _now()))
@@ -684,26 +689,16 @@ class SourceContract(_EdgeContract):
 class EngineContract(_EdgeContract):
     """What an engine must do. Override `plugin` and `unreachable`."""
 
-    @pytest.fixture
-    def plugin(self) -> EnginePlugin:
-        """An engine that answers."""
-        _override("plugin")
-
-    @pytest.fixture
-    def unreachable(self) -> EnginePlugin:
-        """An engine with nobody at its address."""
-        _override("unreachable")
-
     @on_a_loop
     async def test_its_status_makes_sense(self, plugin: EnginePlugin) -> None:
-        """Counts are whole and not negative, times are aware; None where it cannot tell."""
-        async with LocalShared() as shared, plugin.connect(shared) as engine:
+        """Counts are whole and not negative, times are aware; None where they are unknown."""
+        async with _connected(plugin) as engine:
             status = await asyncio.wait_for(engine.describe(), self.patience)
-        assert isinstance(status, EngineStatus), f"{status!r} is no EngineStatus"
-        assert isinstance(status.job, JobState), f"{status}: job is no JobState"
+        assert isinstance(status, EngineStatus), f"{status!r} is not an EngineStatus"
+        assert isinstance(status.job, JobState), f"{status}: job is not a JobState"
         for name in ("slots", "parallelism", "max_parallelism", "partitions", "restarts"):
             count = getattr(status, name)
-            assert count is None or (isinstance(count, int) and count >= 0), f"{status}: {name} is no count"
+            assert count is None or (isinstance(count, int) and count >= 0), f"{status}: {name} is not a count"
         for name in ("running_since", "last_checkpoint"):
             at = getattr(status, name)
             assert at is None or at.tzinfo is not None, f"{status}: {name} is a naive time"
@@ -713,81 +708,74 @@ class EngineContract(_EdgeContract):
     async def test_an_unreachable_engine_is_an_edge_error_in_time(
         self, unreachable: EnginePlugin, secrets: Sequence[str]
     ) -> None:
-        """Not a status that says all is well."""
+        """Not a status that looks healthy."""
         await self._fails_in_time(unreachable, lambda engine: engine.describe(), secrets)
 
 
 class TargetContract(_EdgeContract):
-    """What a target must do. Override `plugin`, and `unreachable` if there is something to reach.
+    """What a target must do. Override `plugin`, and `unreachable` if it has an address.
 
     The tests scale it: give it something that may be scaled.
     """
 
     @pytest.fixture
-    def plugin(self) -> TargetPlugin:
-        """A target that may be scaled to the `sizes`."""
-        _override("plugin")
-
-    @pytest.fixture
     def unreachable(self) -> TargetPlugin | None:
-        """A target with nobody at its address; None where there is no address."""
+        """A target with an address where no server listens; None if it has no address."""
         return None
 
     @pytest.fixture
     def sizes(self) -> Sequence[int]:
-        """Sizes that are asked for one after the other."""
+        """Sizes that are requested one after the other."""
         return (2, 3, 1)
 
-    async def _confirmed(self, target: ScaleTarget, size: int) -> TargetStatus:
+    async def _scaled(self, target: ScaleTarget, size: int, times: int = 1) -> None:
+        """Request a size and wait until the target shows it."""
+        for _ in range(times):
+            await target.scale(size)
         async with asyncio.timeout(self.patience):
-            while (status := await target.describe()).desired != size:  # noqa: ASYNC110 - no event tells
+            while (await target.describe()).desired != size:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.02)
-        return status
 
     @on_a_loop
     async def test_what_it_shows_makes_sense(self, plugin: TargetPlugin) -> None:
         """Sizes are whole numbers of 0 or more."""
-        async with LocalShared() as shared, plugin.connect(shared) as target:
+        async with _connected(plugin) as target:
             status = await asyncio.wait_for(target.describe(), self.patience)
-        assert isinstance(status, TargetStatus), f"{status!r} is no TargetStatus"
+        assert isinstance(status, TargetStatus), f"{status!r} is not a TargetStatus"
         counts: Sequence[object] = (status.desired, status.ready)
         whole = all(isinstance(count, int) and count >= 0 for count in counts)
         assert whole, f"{status}: expected whole numbers of 0 or more"
-        assert all(isinstance(remark, str) for remark in status.remarks), f"{status}: remarks are texts"
+        assert all(isinstance(remark, str) for remark in status.remarks), f"{status}: remarks are strings"
         bounds: Sequence[object] = (status.floor, status.ceiling)
         assert all(bound is None or isinstance(bound, Bound) for bound in bounds), f"{status}: expected bounds"
 
     @on_a_loop
     async def test_a_size_asked_for_is_the_size_it_shows(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
         """That is how a rescale is confirmed."""
-        async with LocalShared() as shared, plugin.connect(shared) as target:
+        async with _connected(plugin) as target:
             for size in sizes:
-                await target.scale(size)
-                await self._confirmed(target, size)
+                await self._scaled(target, size)
 
     @on_a_loop
     async def test_asking_twice_is_asking_once(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
         """A size, never a difference."""
-        async with LocalShared() as shared, plugin.connect(shared) as target:
-            for _ in range(3):
-                await target.scale(sizes[0])
-            await self._confirmed(target, sizes[0])
+        async with _connected(plugin) as target:
+            await self._scaled(target, sizes[0], times=3)
             await target.scale(sizes[0])
-            assert (await target.describe()).desired == sizes[0], "the same size asked for again changed it"
+            assert (await target.describe()).desired == sizes[0], "the same size requested again changed it"
 
     @on_a_loop
     async def test_describing_changes_nothing(self, plugin: TargetPlugin, sizes: Sequence[int]) -> None:
-        """It is asked at every tick."""
-        async with LocalShared() as shared, plugin.connect(shared) as target:
-            await target.scale(sizes[0])
-            await self._confirmed(target, sizes[0])
+        """It is called at every tick."""
+        async with _connected(plugin) as target:
+            await self._scaled(target, sizes[0])
             for _ in range(3):
                 assert (await target.describe()).desired == sizes[0], "describe changed the size"
 
     @on_a_loop
     async def test_a_negative_size_is_refused_and_changes_nothing(self, plugin: TargetPlugin) -> None:
         """With a ValueError or an EdgeError."""
-        async with LocalShared() as shared, plugin.connect(shared) as target:
+        async with _connected(plugin) as target:
             before = (await target.describe()).desired
             with pytest.raises((ValueError, EdgeError)):
                 await target.scale(-1)

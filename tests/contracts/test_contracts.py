@@ -216,7 +216,7 @@ def test_a_good_policy_that_learns_passes() -> None:
         pytest.param(Learning(spoils_its_memory), "the view was changed", id="changes-its-memory"),
         pytest.param(Learning(lambda _: {"luck": luck()}), "from the same view", id="uses-chance"),
         pytest.param(Learning(lambda _: {"now_at": time.time() // 1e9}), "nothing but the view", id="reads-the-clock"),
-        pytest.param(Learning(lambda _: {1: 1.0}), "what was learned is 1, expected a text", id="no-name"),
+        pytest.param(Learning(lambda _: {1: 1.0}), "what was learned is 1, expected a string", id="no-name"),
         pytest.param(Learning(lambda _: {"text": "1"}), "text = '1', expected a number", id="no-number"),
         pytest.param(Learning(lambda _: None), "learned None, expected a mapping", id="nothing"),
         pytest.param(Learning(lambda _: Later()), "asynchronous, expected a plain method", id="asynchronous"),
@@ -292,7 +292,7 @@ def test_a_good_policy_that_moves_the_bounds_passes() -> None:
         pytest.param(lambda _, limits: limits, "expected an Allowance", id="no-allowance"),
         pytest.param(lambda now, limits: None if now.weekday() else Allowance(limits), "allows None", id="nothing"),
         pytest.param(
-            lambda _, limits: Allowance(limits, cast("str", None)), "excluded is None, expected a text", id="no-text"
+            lambda _, limits: Allowance(limits, cast("str", None)), "excluded is None, expected a string", id="no-text"
         ),
         pytest.param(
             lambda _, limits: Allowance(Limits(limits.minimum, limits.maximum + 0.5)),
@@ -500,7 +500,7 @@ async def test_a_task_left_behind_is_caught() -> None:
 
 
 async def test_a_status_that_makes_no_sense_is_caught() -> None:
-    with pytest.raises(AssertionError, match="no count"):
+    with pytest.raises(AssertionError, match="not a count"):
         await EngineContract().test_its_status_makes_sense(Edge("half a slot"))
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from autoscaler.clients.flink import (
-    CHECKPOINT_CONFIG,
-    CHECKPOINTS,
-    JOB,
-    JOB_CONFIG,
-    JOB_LINES,
+    CheckpointConfig,
+    Checkpoints,
     Execution,
+    Job,
+    JobConfig,
+    JobLines,
     TaskManager,
     Vertex,
     version,
@@ -221,17 +221,17 @@ def facts(release: str = "2.3", scene: str = "running", **settings: str) -> Fact
     def text(path: str) -> str:
         return json.dumps(known.answers[path]["answer"])
 
-    lines = JOB_LINES.validate_json(text("/jobs/overview")).jobs
+    lines = JobLines.model_validate_json(text("/jobs/overview")).jobs
     return Facts(
         line=lines[0],
-        job=JOB.validate_json(text(f"/jobs/{known.jid}")),
+        job=Job.model_validate_json(text(f"/jobs/{known.jid}")),
         version=version(known.answers["/overview"]["answer"]["flink-version"]),
         slots=known.answers["/overview"]["answer"]["slots-total"],
         others=0,
         settings={one["key"]: one["value"] for one in known.settings},
-        config=JOB_CONFIG.validate_json(text(f"/jobs/{known.jid}/config")),
-        checkpointing=CHECKPOINT_CONFIG.validate_json(text(f"/jobs/{known.jid}/checkpoints/config")),
-        checkpoints=CHECKPOINTS.validate_json(text(f"/jobs/{known.jid}/checkpoints")),
+        config=JobConfig.model_validate_json(text(f"/jobs/{known.jid}/config")),
+        checkpointing=CheckpointConfig.model_validate_json(text(f"/jobs/{known.jid}/checkpoints/config")),
+        checkpoints=Checkpoints.model_validate_json(text(f"/jobs/{known.jid}/checkpoints")),
     )
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "docs" / "example-policy"
+from tests.plugins.examples import EXAMPLES, install_example, run_example
+
+EXAMPLE = EXAMPLES / "example-policy"
 
 # Loads the example's configuration and takes steps through the core, as the daemon does.
 PROGRAM = """
@@ -50,31 +46,12 @@ except ConfigurationError as error:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that sees what is installed here, with the example installed from its sources on top."""
-    for needed in ("pip", "hatchling"):
-        if importlib.util.find_spec(needed) is None:
-            missing = f"{needed} is not installed here; `make test` installs it"
-            if os.environ.get("AUTOSCALER_REQUIRE_SERVERS") == "1":
-                pytest.fail(missing)
-            pytest.skip(missing)
-    home = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True)
-    python = home / "venv" / "bin" / "python"
-    variables = {"base": str(home / "venv"), "platbase": str(home / "venv")}
-    site = Path(sysconfig.get_path("purelib", scheme="venv", vars=variables))
-    # Nothing is downloaded: this environment's packages, editable ones included, are seen from the new one.
-    (site / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    shutil.copytree(EXAMPLE, home / "example", ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    install = ["install", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([sys.executable, "-m", "pip", "--python", python, *install, home / "example"], check=True)
-    return python
+    """The interpreter of an environment with the example installed from its sources."""
+    return install_example("policy", tmp_path_factory.mktemp("environment"))
 
 
 def run(python: Path, *arguments: str) -> str:
-    example = python.parents[2] / "example"
-    result = subprocess.run([python, *arguments], cwd=example, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return run_example("policy", python, *arguments)
 
 
 def test_the_example_is_used_by_name_from_a_configuration(python: Path) -> None:
@@ -91,7 +68,7 @@ def test_the_example_passes_its_own_tests_and_the_contract(python: Path) -> None
 
 
 def test_the_example_says_what_is_wrong_with_its_parameters(python: Path) -> None:
-    example = python.parents[2] / "example"
+    example = python.parents[2] / "example-policy"
     text = (EXAMPLE / "example.yaml").read_text()
     (example / "bad.yaml").write_text(text.replace("per_replica: 100", "per_replica: 0"))
     line = text[: text.index("soon:")].count("\n") + 1
