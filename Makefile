@@ -7,7 +7,7 @@ FLINK := $(VENV)/installed-flink
 # Tests of several files at a time, as much of their time is waiting. ARGS="-n 0" runs one after the other.
 WORKERS := -n logical --maxprocesses 4
 
-.PHONY: demo test e2e bench lint compiled clean
+.PHONY: demo test e2e bench lint docs compiled clean
 
 $(STAMP): pyproject.toml
 	@echo "==> making $(VENV) and installing into it (the first time takes a minute or two)"
@@ -40,10 +40,19 @@ lint: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# The documentation as a site in site/: open site/index.html. A dead link fails.
+$(VENV)/installed-docs: $(STAMP)
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev,docs]'
+	@touch $@
+
+docs: $(VENV)/installed-docs
+	@$(BIN)/python -m tests.docs.refresh
+	@$(BIN)/python -m mkdocs build --strict
+
 # A wheel for this machine and this Python, which decides in a tenth to a quarter less time; it needs a C compiler. Built
 # from a source archive, so that nothing compiled stays beside the sources. The flags are for equal digits (docs/adr/0014).
 compiled: $(STAMP)
 	@HATCH_BUILD_HOOK_ENABLE_MYPYC=1 CFLAGS="-ffp-contract=off -fno-builtin-pow" $(BIN)/python -m build --outdir dist .
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) demo-output site
