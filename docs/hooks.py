@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - MkDocs loads it by its path
 """The README is the first page of the site: nothing is said twice."""
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Try policies and parameters on what really arrived: every day of every cluster again, on a simulated cluster "
         "that is made as the real one is, with the same decisions as the daemon makes. Equal arguments give equal "
-        "figures. docs/backtest.md explains them."
+        "figures. docs/simulate.md explains them."
     )
     trials.add_arguments(parser)
     add = parser.add_argument

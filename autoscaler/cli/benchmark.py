@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run policies against loads on simulated clusters and print what each was worth: cost as a ratio to the exact "
         "optimum, share of the time beyond the delay objective, rescales. Equal arguments give equal figures. "
-        "docs/benchmark.md explains them."
+        "docs/contributing/benchmark.md explains them."
     )
     add = parser.add_argument
     names = ", ".join(BASELINES)
@@ -77,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=(*RECORDED, *MADE),
         metavar="LOAD",
-        help=f"one of {', '.join((*RECORDED, *MADE))} (default: the sixteen of docs/benchmark.md, as far as there are "
-        "traces)",
+        help=f"one of {', '.join((*RECORDED, *MADE))} (default: the sixteen of docs/contributing/benchmark.md, "
+        "as far as there are traces)",
     )
     add(
         "--policy",

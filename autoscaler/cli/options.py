@@ -21,7 +21,7 @@ def simulate(parser: argparse.ArgumentParser) -> None:
 
     parser.description = (
         "Have a cluster of a configuration steer a simulated one under a load, and tell what came of it: cost, "
-        "delays, rescales and why. Nothing is connected to. Equal arguments give equal results. docs/simulation.md "
+        "delays, rescales and why. Nothing is connected to. Equal arguments give equal results. docs/simulate.md "
         "has an example."
     )
     add = parser.add_argument

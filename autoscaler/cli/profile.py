@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Find out what the history of each cluster tells: what sizes can do, how long rescales take, the usual week, "
         "what was paid and how late it was, and what people should know. Each profile is a file that the policy "
-        "`adaptive` can use. docs/profile.md says what each number means."
+        "`adaptive` can use. docs/history.md says what each number means."
     )
     add = parser.add_argument
     add("dataset", metavar="DATASET", help="the dataset: a directory, or a URL that Spark can read")

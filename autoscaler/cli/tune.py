@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Find the parameters that keep an objective at the least cost, by back-tests: chosen on the first two thirds "
         "of each cluster's days, and recommended only if they also hold, and are better than what is configured, on "
-        "the last third. Prints a patch of the configuration. docs/backtest.md has an example."
+        "the last third. Prints a patch of the configuration. docs/simulate.md has an example."
     )
     trials.add_arguments(parser)
     add = parser.add_argument

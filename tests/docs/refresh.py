@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from autoscaler.cli import plugins_markdown
@@ -64,7 +65,7 @@ def main() -> None:
         new = refreshed(text)
         if new != text:
             path.write_text(new)
-            print(f"refreshed {path.relative_to(ROOT)}")
+            sys.stdout.write(f"refreshed {path.relative_to(ROOT)}\n")
 
 
 if __name__ == "__main__":

@@ -290,7 +290,7 @@ class Target:
                         name,
                         f"scale_in: hook does not work: {error}",
                         "instances are terminated at once, or wait until the hook's time-out",
-                        "docs/aws.md shows how to put the hook",
+                        "docs/integrations/aws.md shows how to put the hook",
                     )
                 )
         return found
