@@ -9,7 +9,6 @@ from pathlib import Path
 
 from autoscaler.config import load
 from autoscaler.core.model import Learned, Observation, Reading, View
-from autoscaler.engines.flink import CHECKS
 from autoscaler.sources.flink import FlinkQuery, Metric
 from autoscaler_policies.rules.target_tracking import TargetTracking
 
@@ -45,8 +44,3 @@ def test_the_documented_policy_asks_for_the_workers_that_give_the_slots_needed(t
         seen = Observation(now, size, size, readings)
         view = View(now, size, size, readings, (seen,), cluster.spec.limits, Learned(), cluster.spec)
         assert named.policy.evaluate(view).replicas == -(-slots // cluster.spec.slots_per_replica), (slots, size)
-
-
-def test_the_doctors_table_has_a_row_for_each_check() -> None:
-    table = PAGE.split("## The doctor")[1]
-    assert len(re.findall(r"^\| ", table, re.MULTILINE)) - 1 >= len(CHECKS)
