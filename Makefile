@@ -7,7 +7,7 @@ FLINK := $(VENV)/installed-flink
 # Tests of several files at a time, as much of their time is waiting. ARGS="-n 0" runs one after the other.
 WORKERS := -n logical --maxprocesses 4
 
-.PHONY: demo test e2e bench lint clean
+.PHONY: demo test e2e bench lint docs clean
 
 $(STAMP): pyproject.toml
 	@echo "==> making $(VENV) and installing into it (the first time takes a minute or two)"
@@ -40,5 +40,14 @@ lint: $(STAMP)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# The documentation as a site in site/: open site/index.html. A dead link fails.
+$(VENV)/installed-docs: $(STAMP)
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev,docs]'
+	@touch $@
+
+docs: $(VENV)/installed-docs
+	@$(BIN)/python -m tests.docs.refresh
+	@$(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) demo-output site

@@ -40,7 +40,7 @@ def register(commands: Commands) -> None:
     parser.description = (
         "Try policies and parameters on recorded load: every day of every cluster, on a simulated cluster with the "
         "properties of the real one, with the decisions that the daemon would make. Equal arguments give equal "
-        "figures. docs/backtest.md explains them."
+        "figures. docs/simulate.md explains them."
     )
     trials.add_arguments(parser)
     add = parser.add_argument

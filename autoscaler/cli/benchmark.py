@@ -30,7 +30,7 @@ def register(commands: Commands) -> None:
         help="compare policies on simulated clusters",
         description="Run policies against loads on simulated clusters and print for each its cost relative to the "
         "exact optimum, the share of the time beyond the delay objective, and rescales. Equal arguments give equal "
-        "figures. docs/benchmark.md explains them.",
+        "figures. docs/contributing/benchmark.md explains them.",
     )
     parser.set_defaults(command=run)
     add = parser.add_argument
@@ -42,8 +42,8 @@ def register(commands: Commands) -> None:
         action="append",
         choices=(*RECORDED, *SYNTHETIC),
         metavar="LOAD",
-        help=f"one of {', '.join((*RECORDED, *SYNTHETIC))} (default: the sixteen of docs/benchmark.md, recorded ones "
-        "only with --traces)",
+        help=f"one of {', '.join((*RECORDED, *SYNTHETIC))} (default: the sixteen of "
+        "docs/contributing/benchmark.md, recorded ones only with --traces)",
     )
     add(
         "--policy",

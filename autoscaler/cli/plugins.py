@@ -10,6 +10,7 @@ from typing import Any
 from autoscaler import plugins
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import FAILED, OK, print_json, say, table
+from autoscaler.cli.plugins_markdown import markdown
 from autoscaler.config.build import usable
 from autoscaler.config.keys import Key, keys
 from autoscaler.plugins import Description, Kind, Parameter
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json([_json(plugin) for plugin in found])
         return OK
     if arguments.markdown:
-        say("\n\n".join("\n".join(_markdown(plugin, titled=len(found) > 1)) for plugin in found))
+        say("\n\n".join(_markdown(plugin, titled=len(found) > 1) for plugin in found))
     elif arguments.name is not None:
         for number, plugin in enumerate(found):
             say(*([""] if number else []))
@@ -83,22 +84,11 @@ def _show(plugin: Description) -> None:
         table((title, "default", "takes", "meaning"), [(key.path, key.default, key.takes, key.meaning) for key in part])
 
 
-def _markdown(plugin: Description, *, titled: bool) -> Iterator[str]:
+def _markdown(plugin: Description, *, titled: bool) -> str:
     if plugin.problem:
         raise AutoscalerError(plugin.problem)
-    if titled:
-        yield from (f"The {plugin.kind.noun} `{plugin.name}`:", "")
-    parts = list(_parts(plugin))
-    if not parts:
-        yield "No parameters."
-    for number, (title, part) in enumerate(parts):
-        yield from [""] if number else []
-        yield f"| {title} | type | default | description |"
-        yield "|---|---|---|---|"
-        for key in part:
-            default = key.default if key.default in _WORDS else f"`{key.default}`"
-            cells = (f"`{key.path}`", key.takes, default, key.meaning)
-            yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+    title = f"The {plugin.kind.noun} `{plugin.name}`:\n\n" if titled else ""
+    return title + (markdown(plugin).rstrip() or "No parameters.")
 
 
 def _parts(plugin: Description) -> Iterator[tuple[str, list[Key]]]:

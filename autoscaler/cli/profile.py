@@ -39,7 +39,7 @@ def register(commands: Commands) -> None:
     parser.set_defaults(command=run)
     parser.description = (
         "Analyze the history of each cluster: the capacity of sizes, durations of rescales, weekly seasonality, cost, "
-        "lateness, and findings. Each profile is a file that the policy `adaptive` can use. docs/profile.md explains "
+        "lateness, and findings. Each profile is a file that the policy `adaptive` can use. docs/history.md explains "
         "the figures."
     )
     add = parser.add_argument

@@ -34,7 +34,7 @@ def register(commands: Commands) -> None:
         "simulate",
         help="try a configuration on a simulated cluster under a load",
         description="Let a cluster of a configuration scale a simulated one under a load, and report cost, delays, "
-        "rescales and their reasons. Nothing is connected to. Equal arguments give equal results. docs/simulation.md "
+        "rescales and their reasons. Nothing is connected to. Equal arguments give equal results. docs/simulate.md "
         "has an example.",
     )
     parser.set_defaults(command=run)

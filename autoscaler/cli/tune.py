@@ -54,7 +54,7 @@ def register(commands: Commands) -> None:
     parser.description = (
         "Find the parameters that meet an objective at the least cost, by back-tests: chosen on the first two thirds "
         "of each cluster's days, and recommended only if they also meet it, and are better than the configured ones, "
-        "on the last third. Prints a patch of the configuration. docs/backtest.md has an example."
+        "on the last third. Prints a patch of the configuration. docs/simulate.md has an example."
     )
     trials.add_arguments(parser)
     add = parser.add_argument

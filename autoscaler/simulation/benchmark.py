@@ -211,24 +211,25 @@ def cells(of: Means) -> tuple[str, ...]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The means as a table for people: a line for each policy, cost, violation and rescales of each plant."""
+    """The means as tables for people: one for each plant, and J over all of them where there are several."""
     found = means(rows)
     plants = list(dict.fromkeys(one.plant for one in found))
-    policies = list(dict.fromkeys(one.policy for one in found))
-    at = {(one.policy, one.plant): one for one in found}
-    lines = [
-        f"| policy | {' | '.join(f'`{plant}`' for plant in plants)} | J |",
-        f"|---|{'---|' * len(plants)}---|",
-    ]
-    for policy in policies:
-        mine = [at[policy, plant] for plant in plants]
-        texts = [
-            f"{'-' if one.cost is None else f'{one.cost:.2f}'}, {one.violation:.2%}, {one.rescales_per_hour:.1f}"
-            for one in mine
-        ]
-        j = math.fsum(one.j for one in mine) / len(mine)
-        lines.append(f"| `{policy}` | {' | '.join(texts)} | {j:.2f} |")
-    return "\n".join(lines) + "\n"
+    lines = []
+    for plant in plants:
+        lines += [f"`{plant}`:", ""] if len(plants) > 1 else []
+        lines += ["| policy | cost | too late | rescales/h | J |", "|---|---|---|---|---|"]
+        for one in found:
+            if one.plant == plant:
+                cost = "-" if one.cost is None else f"{one.cost:.2f}"
+                numbers = f"{cost} | {one.violation:.2%} | {one.rescales_per_hour:.1f} | {one.j:.2f}"
+                lines.append(f"| `{one.policy}` | {numbers} |")
+        lines.append("")
+    if len(plants) > 1:
+        lines += ["All of them:", "", "| policy | J |", "|---|---|"]
+        for policy in dict.fromkeys(one.policy for one in found):
+            mine = [one.j for one in found if one.policy == policy]
+            lines.append(f"| `{policy}` | {math.fsum(mine) / len(mine):.2f} |")
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def outperformed(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) -> list[tuple[str, float, str, float]]:

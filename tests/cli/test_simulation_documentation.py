@@ -1,4 +1,4 @@
-"""What docs/simulation.md shows is what is printed."""
+"""What docs/simulate.md shows is what is printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoscaler.simulation.faults import DESCRIPTIONS
 from autoscaler.simulation.loads import SYNTHETIC
 from autoscaler.simulation.plant import PLANTS
 
-TEXT = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
 YAML = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 CONSOLE = re.findall(r"```console\n\$ autoscaler (.*?)\n(.*?)```", TEXT, re.DOTALL)
 

@@ -209,7 +209,7 @@ def test_the_configuration_is_the_example_and_fits_in_25_lines() -> None:
     assert len(lines) <= 25
     cluster = load(EXAMPLE, {}).clusters["clicks"]
     assert (cluster.spec.limits.minimum, cluster.spec.limits.maximum) == (2, 24)
-    assert {"lag", "cpu"} <= set(cluster.spec.metrics)
+    assert set(cluster.spec.metrics) == {"lag", "arrivals", "throughput", "utilization"}
 
 
 # -- RBAC

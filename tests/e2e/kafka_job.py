@@ -24,7 +24,7 @@ SCHEMA = "partition int, offset long, worker string, at double"
 
 
 class CommitProgress(StreamingQueryListener):  # type: ignore[misc] # PySpark has no types here
-    """Commits what a batch has read to a Kafka group, for all who watch lag there; as docs/kafka.md shows it."""
+    """Commits what a batch has read to a Kafka group, for all who watch lag there."""
 
     def __init__(self, servers: str, group: str) -> None:
         self._servers, self._group = servers, group

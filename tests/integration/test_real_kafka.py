@@ -256,7 +256,7 @@ async def test_records_of_an_open_transaction_count_by_default(broker: Broker) -
 
 @pytest.fixture(scope="module")
 def _permissions(broker: Broker) -> None:
-    """What docs/kafka.md says is needed, and no more."""
+    """What docs/integrations/metrics.md says is needed, and no more."""
     broker.tool(
         *("org.apache.kafka.tools.AclCommand", "--bootstrap-server", broker.address, "--add"),
         *("--allow-principal", "User:ann", "--operation", "Describe", "--topic", "allowed", "--group", "group"),

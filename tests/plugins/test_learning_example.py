@@ -1,4 +1,4 @@
-"""The policy in docs/writing-a-plugin.md that learns and moves the bounds: it runs as it stands there."""
+"""The policy in docs/plugins.md that learns and moves the bounds: it runs as it stands there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autoscaler.core.model import (
 from autoscaler.core.step import step
 from autoscaler.testing import PolicyContract
 
-PAGE = Path(__file__).parents[2] / "docs" / "writing-a-plugin.md"
+PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 

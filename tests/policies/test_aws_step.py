@@ -132,51 +132,15 @@ def test_a_bound_belongs_to_the_range_further_from_the_threshold() -> None:
         assert step_for(-distance, down, above=False) is down[number]
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
-FRAME = """
-sources:
-  prom: {type: prometheus, url: "http://127.0.0.1:9090"}
-clusters:
-  c:
-    target: {type: "null"}
-    max: 10
-    metrics:
-      cpu: {source: prom, query: cpu}
-      lag: {source: prom, query: lag}
-    """
-
-
-@pytest.mark.parametrize("policy", [AwsStep, Step, AwsTargetTracking])
-def test_every_parameter_is_on_the_page_and_in_the_docstring(policy: type) -> None:
-    section = PAGE.partition("## `aws-step`")[2].partition("\n## `flink-operator`")[0]
-    for field in dataclasses.fields(policy):
-        assert f"| `{field.name}` |" in section
-        assert f"        {field.name}: " in (policy.__doc__ or "")
-
-
-def test_the_examples_of_the_page_are_configurations_that_load(tmp_path: Path) -> None:
-    section = PAGE.partition("## `aws-step`")[2].partition("\n## `flink-operator`")[0]
-    path = tmp_path / "autoscaler.yaml"
-    found: dict[str, object] = {}
-    for block in re.findall(r"```yml\n(.*?)```", section, re.DOTALL):
-        path.write_text(FRAME + block.replace("\n", "\n    "))
-        found |= {named.name: named.policy for named in load(path, {}).clusters["c"].spec.policies}
-    assert found == {
-        "out": dataclasses.replace(OUT, evaluation_periods=2),
-        "in": AwsStep("cpu", 40.0, Comparison.AT_MOST, (Step(-1, None, 0.0),), evaluation_periods=5),
-        "cpu": AwsTargetTracking("cpu", 50.0),
-        "queue": AwsTargetTracking(
-            "lag", acceptable_latency=timedelta(seconds=10), processing_time=timedelta(milliseconds=100)
-        ),
-    }
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 
 
 def test_the_move_from_asg_policies_that_the_page_shows_is_one(tmp_path: Path) -> None:
-    section = PAGE[PAGE.index("### Moving from ASG policies") :]
+    section = PAGE[PAGE.index("## From ASG policies") :]
     stepping, alarm, tracking = (
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", section, re.DOTALL)[:3]
     )
-    after = re.findall(r"```yml\n(.*?)```", section, re.DOTALL)[0]
+    after = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[0]
     path = tmp_path / "autoscaler.yaml"
     path.write_text(after)
     found = {named.name: named.policy for named in load(path, {}).clusters["spark-workers"].spec.policies}

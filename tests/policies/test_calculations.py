@@ -3,7 +3,7 @@ from __future__ import annotations
 import doctest
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "calculations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "calculations.md"
 
 
 def test_every_worked_number_of_the_page_is_what_the_code_gives() -> None:

@@ -523,7 +523,7 @@ def test_a_metric_goes_by_its_name() -> None:
     assert tuple(map(str, Hpa((CPU, LAG)).metrics)) == ("cpu", "lag")
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 NAMES = {
     ("Resource", "averageUtilization"): MetricType.UTILIZATION,
     ("External", "averageValue"): MetricType.VALUE_PER_REPLICA,
@@ -546,8 +546,8 @@ def moved(rules_: Mapping[str, Any], default: ScaleUp | ScaleDown) -> Any:
 
 
 def test_the_move_from_kubernetes_that_the_page_shows_is_one(tmp_path: Path) -> None:
-    section = PAGE[PAGE.index("### Moving from the Kubernetes HPA") :]
-    before, after = re.findall(r"```yml\n(.*?)```", section, re.DOTALL)[:2]
+    section = PAGE[PAGE.index("## From the Kubernetes HPA") :]
+    before, after = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[:2]
     path = tmp_path / "autoscaler.yaml"
     path.write_text(after)
     spec = load(path, {}).clusters["taskmanagers"].spec

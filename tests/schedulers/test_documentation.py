@@ -1,4 +1,4 @@
-"""What docs/reactive.md says is what the code does."""
+"""What docs/contributing/schedulers.md says is what the code does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from autoscaler.schedulers.flink import FlinkSettings, Restart
 from autoscaler.schedulers.spark import SparkSettings
 
-PAGE = Path(__file__).parents[2] / "docs" / "reactive.md"
+PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "schedulers.md"
 
 
 def test_its_examples_run() -> None:

@@ -98,7 +98,7 @@ def test_without_an_optimum_there_is_no_ratio_to_it() -> None:
     (found,) = means([_row(), _row(scenario="t", optimum=None)])
     assert found.cost is None
     assert cells(found)[0] == "-"
-    assert "| `a` | -, 2.00%, 4.0 |" in markdown([_row(optimum=None)])
+    assert "| `a` | - | 2.00% | 4.0 |" in markdown([_row(optimum=None)])
 
 
 def test_violations_are_few_where_the_mean_of_all_seeds_is() -> None:
@@ -123,11 +123,28 @@ def test_rows_and_cells_are_told_in_order() -> None:
         "1.250",
     )
     assert markdown(rows).splitlines() == [
-        "| policy | `k8s` | `ec2` | J |",
-        "|---|---|---|---|",
-        "| `a` | 2.00, 2.00%, 4.0 | 2.00, 2.00%, 4.0 | 2.28 |",
-        "| `b` | 2.00, 2.00%, 4.0 | 4.00, 2.00%, 4.0 | 3.28 |",
+        "`k8s`:",
+        "",
+        "| policy | cost | too late | rescales/h | J |",
+        "|---|---|---|---|---|",
+        "| `a` | 2.00 | 2.00% | 4.0 | 2.28 |",
+        "| `b` | 2.00 | 2.00% | 4.0 | 2.28 |",
+        "",
+        "`ec2`:",
+        "",
+        "| policy | cost | too late | rescales/h | J |",
+        "|---|---|---|---|---|",
+        "| `a` | 2.00 | 2.00% | 4.0 | 2.28 |",
+        "| `b` | 4.00 | 2.00% | 4.0 | 4.28 |",
+        "",
+        "All of them:",
+        "",
+        "| policy | J |",
+        "|---|---|",
+        "| `a` | 2.28 |",
+        "| `b` | 3.28 |",
     ]
+    assert markdown(rows[:2]).startswith("| policy | cost | too late | rescales/h | J |\n")
 
 
 def test_the_digest_is_of_every_digit_and_not_of_the_order() -> None:

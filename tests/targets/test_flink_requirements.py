@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from autoscaler.config import load
 from autoscaler.core.model import Bound
 from autoscaler.ports import (
     AnswerError,
@@ -29,7 +25,6 @@ from autoscaler.targets.flink_requirements import FlinkRequirements
 from autoscaler.testing.contracts import LocalShared
 from tests.targets.flink_jobs import NARROW, SEEN, SINK, SOURCE, FakeFlink, answer, serving
 
-PAGE = (Path(__file__).parents[2] / "docs" / "flink-requirements.md").read_text()
 Opened = Callable[..., AbstractAsyncContextManager[ScaleTarget]]
 
 
@@ -355,27 +350,3 @@ async def test_the_doctor_says_when_a_job_cannot_be_scaled_at_all(flink: FakeFli
 def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         FlinkRequirements(**{"url": "http://jobmanager:8081"} | parameters)
-
-
-def test_every_parameter_is_on_the_page_with_its_default() -> None:
-    rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", PAGE, re.MULTILINE)
-    known = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
-    for field in dataclasses.fields(FlinkRequirements):
-        assert f"        {field.name}: " in (FlinkRequirements.__doc__ or "")
-        match field.default:
-            case dataclasses.MISSING:
-                assert known[field.name] == "required"
-            case timedelta() as default:
-                assert known[field.name] == f"`{default.total_seconds():g}s`"
-            case int(default):
-                assert known[field.name] == f"`{default}`"
-            case _:
-                assert known[field.name] in {"none", "those of the system"}
-
-
-def test_the_example_is_a_configuration_that_loads(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    file = tmp_path / "autoscaler.yaml"
-    file.write_text(block)
-    cluster = load(file, {}).clusters["clicks"]
-    assert cluster.target == FlinkRequirements("http://jobmanager:8081", "clicks")

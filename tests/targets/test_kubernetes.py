@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
 import re
@@ -19,7 +18,6 @@ import pytest
 import yaml
 
 from autoscaler.clients.kubernetes import proxy_of
-from autoscaler.config import load
 from autoscaler.core.model import Bound
 from autoscaler.ports import (
     AnswerError,
@@ -1284,39 +1282,6 @@ async def test_in_a_pod_the_service_account_is_used_and_its_token_is_followed(
         (tmp_path / "token").write_text("")
         with pytest.raises(UnavailableError, match="token"):
             await target.scale(5)
-
-
-DOCS = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
-
-
-def test_every_parameter_is_on_the_page_with_its_default() -> None:
-    known = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", DOCS, re.MULTILINE))
-    for field in dataclasses.fields(Kubernetes):
-        assert f"        {field.name}: " in (Kubernetes.__doc__ or "")
-        match field.default:
-            case dataclasses.MISSING:
-                assert known[field.name] == "required"
-            case "":
-                assert known[field.name]
-            case bool(default):
-                assert known[field.name] == f"`{str(default).lower()}`"
-            case timedelta() as default:
-                assert known[field.name] == f"`{default.total_seconds():g}s`"
-            case default:
-                assert known[field.name] == f"`{default}`"
-
-
-def test_the_examples_on_the_page_are_configurations_that_load(tmp_path: Path) -> None:
-    needed = "    max: 4\n    metrics: {lag: {source: flink, metric: lag}}\n"
-    needed += "    policies: {p: {type: target-tracking, metric: lag, target: 1}}\n"
-    needed += "sources: {flink: {type: flink, url: 'http://flink:8081'}}\n"
-    blocks = re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        file = tmp_path / "autoscaler.yaml"
-        file.write_text(block if "policies:" in block else block + needed)
-        [cluster] = load(file, {}).clusters.values()
-        assert isinstance(cluster.target, Kubernetes)
 
 
 # -- doctor

@@ -292,7 +292,7 @@ class Target:
                         name,
                         f"scale_in: hook does not work: {error}",
                         "instances are terminated at once, or wait until the hook's time-out",
-                        "docs/aws.md shows how to create the hook",
+                        "docs/integrations/aws.md shows how to create the hook",
                     )
                 )
         return found

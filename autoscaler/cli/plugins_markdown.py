@@ -1,0 +1,52 @@
+"""What `autoscaler plugins NAME` shows, as tables in Markdown: the documentation's tables of parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from autoscaler import plugins
+from autoscaler.config import build
+from autoscaler.config.keys import Key, keys
+
+# The column `default` has it already.
+_DEFAULT_LAST = re.compile(r"[;,.]?\s*[Dd]efault:?\s+`?[\w.%]+`?\.?$")
+
+
+def markdown(description: plugins.Description) -> str:
+    """A table of the plug-in's parameters, and for a source another one of the parameters of a metric.
+
+    Raises:
+        PluginError: the plug-in cannot be used.
+    """
+    cls = build.usable(plugins.load(description.kind, description.name), description.kind)
+    parts = [("key", cls)]
+    if description.kind is plugins.Kind.SOURCE:
+        parts.append(("key of a metric", cls.Query))
+    found = [(title, list(keys(part))) for title, part in parts]
+    return "\n".join(table(title, rows) for title, rows in found if rows)
+
+
+def table(title: str, rows: Iterable[Key]) -> str:
+    """One table of keys; a meaning that several keys in a row share is written once."""
+    lines = [f"| {title} | default | takes | meaning |", "|---|---|---|---|"]
+    above = ""
+    for row in rows:
+        default = row.default if row.default in {"required", "none", "as below"} else f"`{row.default}`"
+        meaning = "likewise" if above and row.meaning == above else _meaning(row.meaning)
+        lines.append(f"| `{row.path}` | {default} | {_takes(row.takes)} | {meaning} |")
+        above = row.meaning
+    return "\n".join(lines) + "\n"
+
+
+def _takes(words: str) -> str:
+    words = words.replace("a duration like 30s, 5m or 1h30m", "duration").replace("${NAME}", "`${NAME}`")
+    return _escaped(re.sub(r"\ba(n?) (?=\w)", "", words))
+
+
+def _meaning(words: str) -> str:
+    return _escaped(_DEFAULT_LAST.sub("", words).rstrip(". "))
+
+
+def _escaped(words: str) -> str:
+    return words.replace("|", "\\|")

@@ -1,0 +1,72 @@
+"""Writes the tables of parameters in the documentation anew: `python -m tests.docs.refresh`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from autoscaler.cli import plugins_markdown
+from autoscaler.config.keys import keys
+from autoscaler.config.model import DaemonSpec
+from autoscaler.config.sections import ClusterSection
+from autoscaler.core.model import Behaviour, CapacitySpec, SettleSpec
+from autoscaler.plugins import installed
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+# <!-- plugin: adaptive -->, or <!-- plugin: source flink --> where a name is one of several kinds
+BLOCK = re.compile(r"(<!-- plugin: (?:(?P<kind>\w+) )?(?P<name>[\w-]+) -->\n).*?(<!-- /plugin -->)", re.DOTALL)
+
+# <!-- keys: settle -->
+KEYS = re.compile(r"(<!-- keys: (\w+) -->\n).*?(<!-- /keys -->)", re.DOTALL)
+DECISIONS = re.compile(r"(<!-- decisions -->\n).*?(<!-- /decisions -->)", re.DOTALL)
+SECTIONS = {
+    "daemon": DaemonSpec,
+    "cluster": ClusterSection,
+    "behaviour": Behaviour,
+    "settle": SettleSpec,
+    "capacity": CapacitySpec,
+}
+
+
+def refreshed(page: str) -> str:
+    """The page with each table as the installed plug-in has it."""
+    page = BLOCK.sub(lambda match: f"{match[1]}\n{of_plugin(match['name'], match['kind'])}\n{match[4]}", page)
+    page = KEYS.sub(lambda match: f"{match[1]}\n{of_section(match[2])}\n{match[3]}", page)
+    return DECISIONS.sub(lambda match: f"{match[1]}\n{decisions()}\n{match[2]}", page)
+
+
+def decisions() -> str:
+    """A link to each page of docs/adr, by its title."""
+    lines = []
+    for path in sorted((ROOT / "docs" / "adr").glob("0*.md")):
+        title = path.read_text().partition("\n")[0].partition(". ")[2]
+        lines.append(f"- [{path.name[:4]}: {title}]({path.name})\n")
+    return "".join(lines)
+
+
+def of_section(name: str) -> str:
+    """The table of the keys of a part of the configuration; what has a section of its own is not repeated."""
+    rows = [key for key in keys(SECTIONS[name]) if name != "cluster" or "." not in key.path]
+    return plugins_markdown.table("key", rows)
+
+
+def of_plugin(name: str, kind: str | None) -> str:
+    """The tables of the plug-in of that name, and kind."""
+    (found,) = (one for one in installed() if one.name == name and kind in {None, one.kind.noun})
+    return plugins_markdown.markdown(found)
+
+
+def main() -> None:
+    for path in PAGES:
+        text = path.read_text()
+        new = refreshed(text)
+        if new != text:
+            path.write_text(new)
+            sys.stdout.write(f"refreshed {path.relative_to(ROOT)}\n")
+
+
+if __name__ == "__main__":
+    main()

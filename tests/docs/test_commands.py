@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from autoscaler import cli
+from tests.docs.blocks import blocks
+
+COMMAND = re.compile(r"^ *(?:\$ )?(?:\.venv/bin/)?autoscaler ((?:.*\\\n)*.*)$", re.MULTILINE)
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    found = []
+    for block in blocks("bash", "console", "sh"):
+        for line in COMMAND.findall(block.text):
+            words = shlex.split(line.replace("\\\n", " "), comments=True)
+            if "--help" not in words:
+                found.append((f"{block.where}: {' '.join(words)}", words))
+    return found
+
+
+@pytest.mark.parametrize("words", [words for _, words in commands()], ids=[name for name, _ in commands()])
+def test_a_command_in_the_documentation_is_one_of_the_program(words: list[str]) -> None:
+    words = words[: words.index(">")] if ">" in words else words
+    assert vars(cli._parser(words[0]).parse_args(words))
+
+
+def test_there_are_commands_in_the_documentation() -> None:
+    assert len(commands()) > 25

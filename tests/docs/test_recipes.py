@@ -1,0 +1,62 @@
+"""The plug-ins of docs/contributing/recipes.md keep their contracts as they stand there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT
+
+PAGE = (ROOT / "docs" / "contributing" / "recipes.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", PAGE, re.DOTALL))
+KEY = re.search(r"```python\n(    def __post_init__.*?)```", PAGE, re.DOTALL)
+
+
+def with_scale(source: str) -> str:
+    """The source as the fourth recipe changes it."""
+    assert KEY is not None
+    source = source.replace(
+        "        name: name of the file in the directory.\n",
+        "        name: name of the file in the directory.\n        scale: the number is multiplied by it; default 1.\n",
+    )
+    source = source.replace("    name: str\n", f"    name: str\n    scale: float = 1.0\n\n{KEY[1]}", 1)
+    source = source.replace("float(text)", "float(text) * query.scale")
+    before = "from autoscaler.ports import"
+    return source.replace(before, f"from autoscaler.core.parameters import ParameterError\n{before}")
+
+
+def passes(folder: Path, kind: str, source: str) -> str:
+    """What pytest prints of the contract test of a recipe, with its plug-in as a module of its own."""
+    (folder / f"file_{kind}.py").write_text(source)
+    test = FILES[f"tests/contracts/test_file_{kind}.py"]
+    (folder / "test_contract.py").write_text(test.replace(f"autoscaler.{kind}s.file", f"file_{kind}"))
+    (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\npythonpath = .\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "pytest.ini", "test_contract.py"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("kind", ["target", "source"])
+def test_a_plug_in_of_a_recipe_keeps_its_contract(kind: str, tmp_path: Path) -> None:
+    assert re.search(r"\d{2} passed|[7-9] passed", passes(tmp_path, kind, FILES[f"autoscaler/{kind}s/file.py"]))
+
+
+def test_the_source_with_a_further_key_keeps_its_contract_and_refuses_what_is_refused(tmp_path: Path) -> None:
+    source = with_scale(FILES["autoscaler/sources/file.py"])
+    passes(tmp_path, "source", source)
+    program = [sys.executable, "-c", "from file_source import Query; print(Query('lag').scale); Query('lag', 0)"]
+    run = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.stdout == "1.0\n"
+    assert run.stderr.rstrip().endswith("scale: must not be 0")
+
+
+def test_the_code_that_the_first_recipe_changes_is_there() -> None:
+    module, line = re.findall(r"`(policies/[\w/]+\.py)`.*?the line `([^`]+)`", PAGE, re.DOTALL)[0]
+    assert line in (ROOT / module).read_text()
