@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TypeAlias
@@ -27,95 +26,10 @@ def json_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def simulate(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `simulate` to a parser."""
-    from autoscaler.simulation.faults import NAMED  # noqa: PLC0415 - they are named in the help of this command
-    from autoscaler.simulation.loads import MADE, RECORDED  # noqa: PLC0415
-    from autoscaler.simulation.plant import OTHERS, PLANTS  # noqa: PLC0415
-
-    parser.description = (
-        "Have a cluster of a configuration steer a simulated one under a load, and tell what came of it: cost, "
-        "delays, rescales and why. Nothing is connected to. Equal arguments give equal results. docs/simulation.md "
-        "has an example."
-    )
-    add = parser.add_argument
-    add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
-    add(
-        "--load",
-        required=True,
-        metavar="CSV|NAME",
-        help=f"what is offered: a file with lines t_seconds,value (records/s), or one of {', '.join(MADE)} (made), or "
-        f"of {', '.join(RECORDED)} (recorded, with --traces)",
-    )
-    add(
-        "--plant",
-        default="k8s",
-        metavar="NAME|FILE",
-        help=f"the simulated cluster: {', '.join((*PLANTS, *OTHERS))}, or a YAML file with its parameters (default: "
-        "k8s)",
-    )
-    add("--cluster", metavar="NAME", help="which cluster of the configuration, where it has several")
-    add("--seed", type=int, default=1, metavar="N", help="of all that is drawn (default: 1)")
-    add("--hours", type=above, metavar="H", help="only so many hours from the beginning of the load")
-    add("--peak", type=above, metavar="RATE", help="stretch the load so that its greatest rate is this, records/s")
-    add(
-        "--one",
-        type=above,
-        metavar="RATE",
-        help="records/s that one worker processes (default: `one` of the plant's file, capacity.per_replica of the "
-        "cluster; else so many that two thirds of its max process the peak)",
-    )
-    add(
-        "--faults",
-        metavar="LIST",
-        help=f"what goes wrong, like missing,nan@lag:2m,crash:45m; there are {', '.join(NAMED)}, and all",
-    )
-    add(
-        "--metric",
-        action="append",
-        type=pair,
-        default=[],
-        metavar="NAME=SHOWN",
-        help="what a metric of the configuration is of what the simulated cluster shows, where that is not clear",
-    )
-    add("--optimum", action="store_true", help="also find the least cost possible (extra simulate; takes a while)")
-    add(
-        "--traces",
-        type=Path,
-        default=os.environ.get(TRACES),
-        metavar="DIR",
-        help=f"where the recorded loads are (default: ${TRACES})",
-    )
-    add("--record", type=Path, metavar="DIR", help="write what happened there as a daemon's history, for `replay`")
-    add("--plot", type=Path, metavar="FILE", help="draw a timeline into this PNG file (extra plot)")
-    _telling(parser)
-
-
-def replay(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `replay` to a parser."""
-    parser.description = (
-        "Decide again, by a configuration, about what a daemon or `simulate` has recorded, and tell what would have "
-        "been different, and why. The sizes seen are those recorded: what another size would have led to, only "
-        "`simulate` can tell. Nothing is connected to."
-    )
-    add = parser.add_argument
-    add(
-        "trace",
-        type=Path,
-        metavar="TRACE",
-        help="a history file (.jsonl, .jsonl.gz), or a directory of them: history/ of a daemon's directory; or a "
-        "dataset that `autoscaler history` made (extra spark)",
-    )
-    add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
-    add("--cluster", metavar="NAME", help="only this cluster")
-    add("--from", dest="since", type=moment, metavar="TIME", help="compare from then on, like 2026-01-31T17:05:00Z")
-    add("--to", dest="until", type=moment, metavar="TIME", help="compare up to then")
-    _telling(parser)
-
-
-def _telling(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help="list everything, however long it gets")
-    parser.add_argument("--explain", action="store_true", help="tell the whole story of each decision listed")
+def add_listing(parser: argparse.ArgumentParser) -> None:
+    """Add `--all`, `--explain` and `--json`."""
+    parser.add_argument("--all", action="store_true", help="list everything, however long")
+    parser.add_argument("--explain", action="store_true", help="explain each decision listed in full")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

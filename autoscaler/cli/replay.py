@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from autoscaler.cli import configuration
@@ -35,8 +36,36 @@ OPEN = (
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser("replay")
-    typed.replay(parser)
+    _add_arguments(parser)
     parser.set_defaults(command=run)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `replay` to a parser."""
+    parser.description = (
+        "Decide again, by a configuration, about what a daemon or `simulate` has recorded, and tell what would have "
+        "been different, and why. The sizes seen are those recorded: what another size would have led to, only "
+        "`simulate` can tell. Nothing is connected to."
+    )
+    add = parser.add_argument
+    add(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="a history file (.jsonl, .jsonl.gz), or a directory of them: history/ of a daemon's directory; or a "
+        "dataset that `autoscaler history` made (extra spark)",
+    )
+    add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+    add("--cluster", metavar="NAME", help="only this cluster")
+    add(
+        "--from",
+        dest="since",
+        type=typed.moment,
+        metavar="TIME",
+        help="compare from then on, like 2026-01-31T17:05:00Z",
+    )
+    add("--to", dest="until", type=typed.moment, metavar="TIME", help="compare up to TIME")
+    typed.add_listing(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -28,11 +29,11 @@ from autoscaler.plugins import guess
 from autoscaler.ports import AutoscalerError, Record
 from autoscaler.schedulers.spark import SparkSettings
 from autoscaler.simulation import faults as wrongs
-from autoscaler.simulation.faults import ENGINE, TARGET
+from autoscaler.simulation.faults import ENGINE, NAMED, TARGET
 from autoscaler.simulation.loads import HOUR, MADE, RECORDED, Load, LoadError, from_csv, named
 from autoscaler.simulation.loop import Run
 from autoscaler.simulation.loop import run as simulated
-from autoscaler.simulation.plant import START, STEP, PlantSpec, work
+from autoscaler.simulation.plant import OTHERS, PLANTS, START, STEP, PlantSpec, work
 from autoscaler.simulation.scoring import Score, needed
 from autoscaler.simulation.trial import SPARE, seen
 
@@ -83,8 +84,69 @@ class Asked:
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser("simulate")
-    typed.simulate(parser)
+    _add_arguments(parser)
     parser.set_defaults(command=run)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Have a cluster of a configuration steer a simulated one under a load, and tell what came of it: cost, "
+        "delays, rescales and why. Nothing is connected to. Equal arguments give equal results. docs/simulation.md "
+        "has an example."
+    )
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG", help="the configuration file (YAML)")
+    add(
+        "--load",
+        required=True,
+        metavar="CSV|NAME",
+        help=f"what is offered: a file with lines t_seconds,value (records/s), or one of {', '.join(MADE)} (made), or "
+        f"of {', '.join(RECORDED)} (recorded, with --traces)",
+    )
+    add(
+        "--plant",
+        default="k8s",
+        metavar="NAME|FILE",
+        help=f"the simulated cluster: {', '.join((*PLANTS, *OTHERS))}, or a YAML file with its parameters (default: "
+        "k8s)",
+    )
+    add("--cluster", metavar="NAME", help="which cluster of the configuration, where it has several")
+    add("--seed", type=int, default=1, metavar="N", help="of all that is drawn (default: 1)")
+    add("--hours", type=typed.above, metavar="H", help="only so many hours from the beginning of the load")
+    add(
+        "--peak", type=typed.above, metavar="RATE", help="stretch the load so that its greatest rate is this, records/s"
+    )
+    add(
+        "--one",
+        type=typed.above,
+        metavar="RATE",
+        help="records/s that one worker processes (default: `one` of the plant's file, capacity.per_replica of the "
+        "cluster; else so many that two thirds of its max process the peak)",
+    )
+    add(
+        "--faults",
+        metavar="LIST",
+        help=f"what goes wrong, like missing,nan@lag:2m,crash:45m; there are {', '.join(NAMED)}, and all",
+    )
+    add(
+        "--metric",
+        action="append",
+        type=typed.pair,
+        default=[],
+        metavar="NAME=SHOWN",
+        help="what a metric of the configuration is of what the simulated cluster shows, where that is not clear",
+    )
+    add("--optimum", action="store_true", help="also find the least cost possible (extra simulate; takes a while)")
+    add(
+        "--traces",
+        type=Path,
+        default=os.environ.get(typed.TRACES),
+        metavar="DIR",
+        help=f"where the recorded loads are (default: ${typed.TRACES})",
+    )
+    add("--record", type=Path, metavar="DIR", help="write what happened there as a daemon's history, for `replay`")
+    add("--plot", type=Path, metavar="FILE", help="draw a timeline into this PNG file (extra plot)")
+    typed.add_listing(parser)
 
 
 def run(options: argparse.Namespace) -> int:
