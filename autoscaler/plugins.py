@@ -250,12 +250,14 @@ def _type_text(annotation: object) -> str:
     return annotation.__qualname__ if isinstance(annotation, type) else str(annotation)
 
 
+def default_of(field: dataclasses.Field[Any]) -> object:
+    """The default of a field, or MISSING."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def _default_text(field: dataclasses.Field[Any]) -> str | None:
-    if field.default is not dataclasses.MISSING:
-        default = field.default
-    elif field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    else:
+    default = default_of(field)
+    if default is dataclasses.MISSING:
         return None
     if isinstance(default, timedelta):
         return format_duration(default)

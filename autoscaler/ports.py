@@ -1,11 +1,11 @@
-"""The edges of the house: what a source, an engine, a target and a store must be able to do, and how they fail.
+"""The interfaces of sources, engines, targets and stores, and their errors.
 
 A source, engine or target plug-in is a frozen stdlib dataclass whose fields are its parameters. It does not hold a
 connection: `connect()` gives a live object for as long as an asynchronous context is open. Equal sources and engines
-(same type, same parameters) are connected once and shared by all the clusters that use them, a target once for each
-cluster; what several plug-ins need (an HTTP client, a session with one API server) they take from `Shared`.
+(same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
+cluster. What several plug-ins need, such as an HTTP client, they take from `Shared`.
 
-A field of type `Secret` is the only place where a configuration may say `${ENV}`.
+Only a field of type `Secret` may contain `${ENV}` in a configuration.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ class PluginError(AutoscalerError):
 
 
 class EdgeError(AutoscalerError):
-    """Something outside did not do what it should. The message names it and what was expected."""
+    """An external system failed. The message names it and what was expected."""
 
 
 class UnavailableError(EdgeError):
-    """It could not be reached or said that it cannot answer now (refused, reset, 429, 5xx). Worth a retry."""
+    """It could not be reached or cannot answer now (refused, reset, 429, 5xx). A retry may help."""
 
 
 class EdgeTimeoutError(UnavailableError):
-    """It did not answer in time. Worth a retry."""
+    """It did not answer in time. A retry may help."""
 
 
 class AnswerError(EdgeError):
-    """It answered something that is not usable (HTML, no sample, NaN, too much). A retry would not help."""
+    """Its answer is not usable (HTML, no sample, NaN, too large). A retry would not help."""
 
 
 class NotYetError(AnswerError):
-    """Nothing is wrong, but there is no value yet: a rate needs two looks. It comes by itself."""
+    """There is no value yet, as a rate needs two readings. Nothing is wrong; the value comes later."""
 
 
 class RefusedError(EdgeError):
-    """It understood and said no (401, 403, 404, a policy of the target). A retry would not help."""
+    """It refused the request (401, 403, 404, a policy of the target). A retry would not help."""
 
 
 class StoreError(AutoscalerError):
-    """State cannot be read or kept (disk full, file corrupt). No decision may be acted on."""
+    """State cannot be read or persisted (disk full, file corrupt). No decision may be acted on."""
 
 
 class Secret(str):
-    """A text that is not shown: its repr is masked, and in a configuration it may be `${ENV}`."""
+    """A string that is not shown: its repr is masked, and in a configuration it may be `${ENV}`."""
 
     __slots__ = ()
 
@@ -78,7 +78,7 @@ class Secret(str):
 class Shared(Protocol):
     """What plug-ins share: one live object per key, opened at first use, closed when the daemon stops.
 
-    The daemon's also has `dry_run`, a bool: a plug-in that does something without being asked to scale must not then.
+    The daemon's also has `dry_run`: if it is true, a plug-in must not change anything, also without a scale call.
     """
 
     async def enter(self, key: Hashable, factory: Callable[[], AbstractAsyncContextManager[T]]) -> T:
@@ -95,7 +95,7 @@ class MetricSource(Protocol):
         `now` is the time of the observation. The reading's `at` is when the value was true at its origin.
 
         Raises:
-            EdgeError: the metric cannot be had; the message says why. Never a made-up value.
+            EdgeError: the metric cannot be read; the message says why. Never an invented value.
         """
         ...
 
@@ -104,22 +104,22 @@ class Engine(Protocol):
     """A live view of an in-job scheduler."""
 
     async def describe(self) -> EngineStatus:
-        """Say how the job is. Raises EdgeError when the engine cannot be asked."""
+        """The status of the job. Raises EdgeError when the engine cannot be asked."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """What a target shows.
+    """The status of a target.
 
     Attributes:
-        desired: the size it was told to have.
+        desired: the size it was last set to.
         ready: replicas that are up.
-        remarks: what people should know now, one sentence each: why replicas do not come up, what is under way. They
-            are kept with every observation, so what is always so does not belong here.
+        remarks: what operators should know now, one sentence each, such as why replicas do not start. They are kept
+            with every observation: no permanent facts.
         floor, ceiling: the least and the most it can have at present, and why (an Auto Scaling group's own limits, a
-            suspended process, another controller): the decision stays within and says so. `floor` and `ceiling` both
-            at `desired` hold it. None: no such limit.
+            suspended process, another controller): decisions stay within. Both at `desired` hold the size. None: no
+            such limit.
     """
 
     desired: int
@@ -130,31 +130,31 @@ class TargetStatus:
 
 
 class ScaleTarget(Protocol):
-    """A live thing that can be scaled."""
+    """A live target."""
 
     async def describe(self) -> TargetStatus:
-        """Say what there is. Raises EdgeError when the target cannot be asked."""
+        """The status of the target. Raises EdgeError when it cannot be asked."""
         ...
 
     async def scale(self, replicas: int) -> None:
-        """Ask for a size. Declarative and idempotent: a size, never a difference.
+        """Request a size. Declarative and idempotent: a size, never a difference.
 
-        Returns when the request is accepted, not when it is done; `describe` shows the progress.
+        Returns when the request is accepted, not when it is complete; `describe` shows the progress.
 
         Raises:
-            EdgeError: the request was not accepted, or nobody knows whether it was.
+            EdgeError: the request was not accepted, or it is unknown whether it was.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One worker as its engine sees it.
+    """One worker, as its engine reports it.
 
     Attributes:
         id: the engine's name for it.
         hosts: every host name and address the engine knows it by: how a target finds the pod or instance.
-        cost: what losing it now would cost. Comparable within one answer only; 0 for an idle one.
+        cost: of losing it now, comparable within one answer only; 0 for an idle one.
     """
 
     id: str
@@ -164,31 +164,31 @@ class Worker:
 
 @runtime_checkable
 class Workforce(Protocol):
-    """What a live engine may also be able to do: name its workers, and let one finish before it goes."""
+    """Optional interface of a live engine: list its workers, and drain one."""
 
     async def workers(self) -> Sequence[Worker]:
-        """The workers registered now. Raises EdgeError when the engine cannot say."""
+        """The workers registered now. Raises EdgeError when the engine cannot be asked."""
         ...
 
     async def drain(self, worker: Worker) -> None:
         """Ask a worker to take no new work and finish what it has. Idempotent; `workers` shows when it is gone.
 
         Raises:
-            RefusedError: this engine cannot do that; its workers let go of their work when they are stopped.
-            EdgeError: it could not be asked.
+            RefusedError: this engine cannot do that; its workers give up their work when they are stopped.
+            EdgeError: it cannot be asked.
         """
         ...
 
 
 @runtime_checkable
 class PicksWorkers(Protocol):
-    """What a live target may also be able to do: choose, with the engine's help, which worker goes."""
+    """Optional interface of a live target: choose, with the engine's help, which workers to remove."""
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Take the cluster's engine, before anything else is asked of the target.
+        """Take the cluster's engine, before any other call of the target.
 
-        `workforce()` raises EdgeError while there is none: not connected, none configured, or one that cannot name
-        its workers. A size that is asked for must be reached even so.
+        `workforce()` raises EdgeError while there is none: not connected, none configured, or one that cannot list
+        its workers. A requested size must be reached nevertheless.
         """
         ...
 
@@ -196,14 +196,14 @@ class PicksWorkers(Protocol):
 class SourcePlugin(Protocol):
     """Parameters of a source; `Query` is the frozen dataclass of one metric's parameters.
 
-    A query may say by a property `ages` how old its newest value is just before the next one comes, at the least and at
-    the most (two `timedelta`): a cluster whose `max_age` is not above the least is refused, and told to set the most.
+    A query may have a property `ages`, two `timedelta`: the least and the greatest age of its newest value just before
+    the next one arrives. A cluster whose `max_age` is not above the least is refused; the greatest is suggested.
     """
 
     Query: ClassVar[type]
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[MetricSource]:
-        """Open it."""
+        """Connect."""
         ...
 
 
@@ -211,26 +211,25 @@ class EnginePlugin(Protocol):
     """Parameters of an engine."""
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[Engine]:
-        """Open it."""
+        """Connect."""
         ...
 
 
 class TargetPlugin(Protocol):
     """Parameters of a target.
 
-    Two clusters may not have equal targets, as each would undo what the other does. Parameters that do not tell one
-    target from another are left out by a property `subject`, anything that can be compared, which then stands for the
-    target. A target of which that is not so, because every connection has a size of its own, says so by the class
-    attribute `shareable = True`.
+    Two clusters may not have equal targets, as each would undo the changes of the other. If some parameters do not
+    identify the target, a property `subject`, any value that can be compared, identifies it. If every connection has a
+    size of its own, the class attribute `shareable = True` allows equal targets.
     """
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[ScaleTarget]:
-        """Open it."""
+        """Connect."""
         ...
 
 
 class Severity(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -239,7 +238,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing the doctor found: what is wrong, what it costs, the setting that mends it."""
+    """One finding of a plug-in: what is wrong, what it costs, and the setting that fixes it."""
 
     severity: Severity
     subject: str
@@ -253,7 +252,7 @@ class Doctor(Protocol):
     """A live engine, source or target that can examine itself (`autoscaler check --online`)."""
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
+        """Find settings that make scaling useless or dangerous. Raises EdgeError when it cannot be examined."""
         ...
 
 
@@ -262,8 +261,8 @@ class Record:
     """One line of the decision log: the trace format (version 1).
 
     Attributes:
-        dry_run: whether the decision was only written down, with no call to the target.
-        failed: why the scale call on its way when this was decided had failed; empty when it had not, or was none.
+        dry_run: whether the decision was recorded without calling the target.
+        failed: why the scale call of the rescale in progress had failed; empty if there was none or it had not failed.
     """
 
     observation: Observation
@@ -274,20 +273,20 @@ class Record:
 
 
 class StateStore(Protocol):
-    """Keeps the state of clusters over restarts. A state is kept before it is acted on."""
+    """Persists the state of clusters. A state is persisted before it is acted on."""
 
     async def load(self, cluster: str) -> ClusterState | None:
-        """The state last saved, its past included, or None. Raises StoreError."""
+        """The last saved state with its past, or None. Raises StoreError."""
         ...
 
     async def save(self, cluster: str, state: ClusterState, record: Record | None) -> None:
-        """Keep state and record together, durably against a kill. Raises StoreError, having kept neither."""
+        """Persist state and record together. Raises StoreError, and then neither is persisted."""
         ...
 
 
 class DecisionSink(Protocol):
-    """Takes every decision with its observation."""
+    """Records every decision with its observation."""
 
     async def write(self, record: Record) -> None:
-        """Keep it."""
+        """Record it. Raises StoreError."""
         ...

@@ -1,12 +1,11 @@
-"""Nodes to values: one way for the frame of the file, the core's dataclasses and the parameters of plug-ins.
+"""Converts nodes to values: sections of the file, dataclasses of the core, and parameters of plug-ins.
 
 A dataclass is read from a mapping, its fields by their types: str, int, float, bool, timedelta, Secret, Path,
 enumerations, Literal, Mapping[str, ...], tuple[..., ...], other dataclasses, and unions of these with None. A
 field annotated with `Plugin(kind)` takes `type` and that plug-in's parameters.
 
-The types are looked at here and not by pydantic, because every problem has to name its line, the fields of
-one mapping have to be judged each on its own so that all problems come out together, and `${ENV}` counts in
-some fields only. See docs/adr/0006-configuration-by-node.md.
+Not pydantic, because every problem names its line, all problems of a file are reported together, and `${ENV}` is
+accepted in some fields only. See docs/adr/0006-configuration-by-node.md.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """Annotates a field that takes a plug-in of a kind, chosen by its `type`."""
+    """Annotates a field that takes a plug-in of a kind, selected by `type`."""
 
     kind: Kind
 
 
 @dataclass(slots=True)
 class Fields:
-    """What could be read of one mapping's keys.
+    """The fields that could be read from a mapping.
 
     Attributes:
-        values: field name -> value, of the keys that are there and usable.
-        complete: whether every key is usable and none that is required is missing.
+        values: field name -> value, of the keys that are present and valid.
+        complete: whether every key is valid and no required one is missing.
     """
 
     values: dict[str, Any]
@@ -85,7 +84,7 @@ class Builder:
         return self.problems.fail(node.line, path, message)
 
     def dataclass(self, cls: type[T], node: Node, path: str, default: T | None = None) -> T:
-        """Build a dataclass from a mapping; keys that are missing are taken from `default` or the class.
+        """Build a dataclass from a mapping; missing keys have the value of `default`, or the default of the class.
 
         Raises:
             Invalid: it could not be built; all its problems are recorded.
@@ -110,11 +109,11 @@ class Builder:
 
         Args:
             cls: the dataclass.
-            mapping: where to read.
+            mapping: what to read.
             path: its path.
             taken: keys that are read elsewhere.
-            base: what missing keys are taken from; without it those that have no default are required.
-            readers: how to read some of the fields, by name; the others are read by their type.
+            base: has the values of missing keys; without it, those without a default are required.
+            readers: readers of some of the fields, by name; the others are read by their type.
         """
         hints = type_hints(cls)
         known = {field.name: field for field in dataclasses.fields(cls) if field.init}
@@ -148,7 +147,7 @@ class Builder:
         values: abc.Mapping[str, Any],
         default: T | None = None,
     ) -> T:
-        """Make the dataclass, telling its own objections as problems."""
+        """Make the dataclass; errors that it raises are recorded as problems."""
         try:
             if default is not None:
                 return dataclasses.replace(default, **values)  # type: ignore[type-var]
@@ -170,7 +169,7 @@ class Builder:
                 message = message.removeprefix(f"{word}:").strip()  # the path has the name already
                 raise self.problems.fail(*mapping.place(word, path), message) from error
             raise self.fail(mapping, path, message) from error
-        except Exception as error:  # foreign code: its failure must name it instead of ending us
+        except Exception as error:  # a plug-in may fail in any way
             raise self.fail(mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}") from error
 
     def mapping(self, node: Node, path: str, cls: type[Any] | None = None) -> Mapping:
@@ -196,7 +195,7 @@ class Builder:
         return Mapping(mapping.line, entries, mapping.size)
 
     def entries(self, node: Node, path: str, read: Callable[[str, Node, str], T]) -> dict[str, T]:
-        """Read each value of a mapping from names to values, all of them before any failure is told."""
+        """Read each value of a mapping from names to values. Raises Invalid after all of them were read."""
         entries = self.mapping(node, path).entries
         found: dict[str, T] = {}
         for key, entry in entries.items():
@@ -209,7 +208,7 @@ class Builder:
         return found
 
     def plugin_class(self, kind: Kind, node: Node, path: str) -> type[Any]:
-        """The plug-in that the key `type` of a mapping names."""
+        """The class of the plug-in that the key `type` of a mapping names."""
         mapping = self.mapping(node, path)
         if "type" not in mapping.entries:
             known = ", ".join(plugins.names(kind)) or "none at all"
@@ -284,10 +283,10 @@ class Builder:
             except Invalid:
                 continue
             return self.value(member, node, path, default)
-        # Only one can be meant by a mapping or a list: then its own problems tell more.
-        meant = [member for member in members if _container(member) is type(node)]
-        if len(meant) == 1:
-            return self.value(meant[0], node, path, default)
+        # If only one takes a mapping or a list, its own problems are more precise.
+        matching = [member for member in members if _container(member) is type(node)]
+        if len(matching) == 1:
+            return self.value(matching[0], node, path, default)
         expected = " or ".join(describe(member) for member in members)
         raise self.fail(node, path, f"expected {expected}, not {shape(node)}")
 
@@ -360,7 +359,7 @@ class Builder:
         return Secret(_VARIABLE.sub(lambda match: self._environ[match[1]], text))
 
 
-# Resolving the types of one class takes as long as reading it: with a thousand clusters it is kept.
+# A cache: resolving the types of a class takes as long as reading it, and there may be a thousand clusters.
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 MAPPINGS = (dict, abc.Mapping)
 LISTS = (tuple, abc.Sequence)
@@ -395,7 +394,7 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def bare(hint: Any) -> Any:  # noqa: ANN401 - a type of any form
-    """A type without its annotations."""
+    """A type without annotations."""
     return bare(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
 
 
@@ -414,11 +413,7 @@ def plugin_of(hint: Any) -> Plugin | None:  # noqa: ANN401 - a type of any form
 
 
 def usable(cls: type[Any], kind: Kind) -> type[Any]:
-    """Make sure that every parameter has a type that a file can express.
-
-    Raises:
-        PluginError: one has not.
-    """
+    """Return the class if every parameter has a type that a file can express. Raises PluginError."""
     check_types(cls, ())
     if kind is Kind.SOURCE:
         check_types(cls.Query, ())
@@ -426,9 +421,9 @@ def usable(cls: type[Any], kind: Kind) -> type[Any]:
 
 
 def check_types(cls: type[Any], inside: tuple[type[Any], ...]) -> None:
-    """Like `usable`, for one dataclass and those it contains."""
+    """Like `usable`, for one dataclass and those that it contains."""
     if cls in inside:
-        raise PluginError(f"{cls.__qualname__} contains itself; parameters are trees")
+        raise PluginError(f"{cls.__qualname__} contains itself")
     hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         if field.init:
@@ -470,7 +465,7 @@ def describe(hint: Any) -> str:  # noqa: ANN401 - a type of any form
 
 
 def shape(node: Node) -> str:
-    """What a node is, in words, without showing a string that might be a secret."""
+    """A node in words, without showing a string that might be a secret."""
     if isinstance(node, Mapping):
         return "a mapping"
     if isinstance(node, Sequence):

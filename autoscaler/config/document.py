@@ -1,7 +1,7 @@
-"""YAML text to a tree of nodes that know their line; what YAML has and a configuration has not is refused.
+"""Parses YAML to a tree of nodes with their lines; YAML features that a configuration does not need are refused.
 
-PyYAML scans and parses; the tree is composed here from its events, because PyYAML's own constructor forgets
-lines, lets a duplicate key win silently, and reads `1:30` as the number 90.
+PyYAML scans and parses; the tree is composed here from its events, because PyYAML's own constructor loses the lines,
+accepts duplicate keys silently, and reads `1:30` as the number 90.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ MAX_BYTES = 10_000_000  # a thousand clusters need about 1.5 million
 MAX_NODES = 500_000  # counted with aliases written out, so that a few lines of aliases cannot become gigabytes
 MAX_DEPTH = 100
 MAX_PROBLEMS = 100
-FILE = "(file)"  # the path of a problem that concerns the whole file
+FILE = "(file)"  # the path of a problem of the whole file
 
-# libyaml is some twenty times faster; both speak the same events.
+# libyaml is about twenty times faster; both give the same events.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _RESOLVER = yaml.resolver.Resolver()
 _TAG = "tag:yaml.org,2002:"
@@ -38,15 +38,15 @@ _LONGEST_MESSAGE = 500
 
 
 class Invalid(Exception):  # noqa: N818 - control flow inside this package: the problem has been recorded already
-    """What was being read is not usable; its problems have been recorded."""
+    """What was read is not usable; its problems have been recorded."""
 
 
 class Problems:
-    """Collects what is wrong with one file."""
+    """Collects the problems of one file."""
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self._found: dict[tuple[int, str, str], None] = {}  # a set that keeps the order
+        self._found: dict[tuple[int, str, str], None] = {}  # an ordered set
         self._secrets: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -62,10 +62,10 @@ class Problems:
         return Invalid()
 
     def hide(self, secret: str) -> None:
-        """Never show this text, whoever puts it into a message."""
-        # As it is in a message, whose white space is collapsed, and as it is in one that quotes it.
+        """Mask this string in all messages."""
+        # As in a message, whose white space is collapsed, and as in one that quotes it.
         for shown in (" ".join(secret.split()), repr(secret.strip())[1:-1]):
-            if len(shown) >= 4:  # noqa: PLR2004 - masking shorter ones would garble every message and hide nothing
+            if len(shown) >= 4:  # noqa: PLR2004 - masking shorter ones would garble every message
                 self._secrets.add(shown)
 
     def error(self) -> ConfigurationError:
@@ -82,20 +82,20 @@ class Problems:
     def _masked(self, message: str) -> str:
         for secret in sorted(self._secrets, key=len, reverse=True):
             message = message.replace(secret, "***")
-        # Cut here and nowhere before: the beginning of a secret would not be recognised.
+        # Cut after masking: the beginning of a secret would not be recognized.
         return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """A plain scalar that YAML 1.1 takes for something a configuration has no use for."""
+    """A plain scalar with a YAML 1.1 meaning that a configuration does not use."""
 
     meaning: str
 
 
 @dataclass(slots=True)
 class Scalar:
-    """A text, number, truth value or nothing; `text` is how it is written."""
+    """A string, number, boolean or null; `text` is how it is written."""
 
     line: int
     text: str
@@ -114,7 +114,7 @@ class Sequence:
 
 @dataclass(slots=True)
 class Entry:
-    """A key's line and its value; the key as it is written where that is a former name."""
+    """A key's line and value; `written` is the key in the file if that is a former name."""
 
     line: int
     node: Node
@@ -123,7 +123,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Mapping:
-    """Keys, all of them text, with their values."""
+    """String keys and their values."""
 
     line: int
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -150,8 +150,7 @@ def read(path: Path, problems: Problems) -> Node:
     """Read a YAML file.
 
     Raises:
-        Invalid: it cannot be read as one YAML document. Problems that leave something to look at (duplicate
-            keys) are recorded without raising.
+        Invalid: it cannot be read as one YAML document. Other problems, such as duplicate keys, are recorded only.
     """
     return parse(_text(path, problems), problems)
 
@@ -174,12 +173,12 @@ def parse(text: str, problems: Problems) -> Node:
 
 
 def put(node: Node, path: abc.Sequence[str], value: Node) -> Node:
-    """The same tree with a value at a path of keys, where there may be none yet. Its line is that of what it replaces.
+    """A copy of the tree with a value at a path of keys, which may be new. It takes the line of what it replaces.
 
-    Nodes are shared where there are aliases: none is changed, those on the way are made anew.
+    Nodes may be shared by YAML aliases, so none is changed.
 
     Raises:
-        KeyError: something on the way is no mapping; with the path that far.
+        KeyError: a node on the path is not a mapping; with the path to it.
     """
     if not path:
         return _at(value, node.line)
@@ -253,7 +252,7 @@ class _Composer:
         next(self._events)  # document end
         event = next(self._events)
         if isinstance(event, yaml.DocumentStartEvent):
-            raise self._problems.fail(_line(event), FILE, "a second document begins here; one file is one document")
+            raise self._problems.fail(_line(event), FILE, "a second document begins here; a file must be one document")
         return node
 
     def _node(self, event: yaml.Event, path: str, depth: int) -> Node:
@@ -269,7 +268,7 @@ class _Composer:
         elif isinstance(event, yaml.SequenceStartEvent):
             node = self._sequence(event, path, depth)
         else:
-            assert isinstance(event, yaml.MappingStartEvent)  # noqa: S101 - nothing else begins a node
+            assert isinstance(event, yaml.MappingStartEvent)  # noqa: S101 - no other event begins a node
             node = self._mapping(event, path, depth)
         if anchor is not None:
             self._anchors[anchor] = node
@@ -304,7 +303,7 @@ class _Composer:
             follower = next(self._events)
             value = self._node(follower, join(path, key), depth + 1)
             if not isinstance(value, Scalar) and not isinstance(follower, yaml.AliasEvent):
-                value.line = line  # a mapping or list is found by its key
+                value.line = line  # the line of a mapping or list is that of its key
             mapping.size = self._grown(mapping.size, value, path)
             if key == "<<" and _is_merge(inner):
                 if merge_line:
@@ -316,7 +315,7 @@ class _Composer:
                 self._problems.add(line, join(path, key), f"duplicate key; it is already on line {first}")
             else:
                 mapping.entries[key] = Entry(line, value)
-        for source in merged:  # the first one wins, and what is written out wins over all
+        for source in merged:  # the first one wins, and explicit keys win over all
             for key, entry in source.entries.items():
                 mapping.entries.setdefault(key, entry)
         return mapping
@@ -337,7 +336,7 @@ class _Composer:
             if event.anchor is not None:
                 self._anchors[event.anchor] = Scalar(_line(event), event.value, event.value)
             self._refuse_tag(event, path)
-            # A key is taken as it is written: `on`, `no` and `1` are names here, whatever YAML makes of them.
+            # A key is taken as it is written: `on`, `no` and `1` are names here.
             return str(event.value)
         raise self._problems.fail(_line(event), path, "a key must be a string that is not empty")
 
@@ -371,7 +370,7 @@ def _is_merge(event: yaml.Event) -> bool:
 
 
 def read_plain(text: str) -> str | int | float | bool | Odd | None:
-    """The value of a plain scalar: YAML 1.1 as PyYAML resolves it, less its traps."""
+    """The value of a plain scalar: YAML 1.1 as PyYAML resolves it, without octal numbers, dates and the like."""
     if _DECIMAL.fullmatch(text):
         return _number(text)
     tag: str = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]

@@ -37,7 +37,7 @@ def keys(cls: type[Any], default: object = None, above: str = "") -> Iterator[Ke
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        value = getattr(default, field.name) if isinstance(default, cls) else _default(field)
+        value = getattr(default, field.name) if isinstance(default, cls) else plugins.default_of(field)
         hint, path = hints[field.name], above + field.name
         former = ", ".join(f"`{alias}`" for alias in plugins.field_aliases(field))
         meaning = f"{docs.get(field.name, '')} Formerly {former}.".lstrip() if former else docs.get(field.name, "")
@@ -45,12 +45,6 @@ def keys(cls: type[Any], default: object = None, above: str = "") -> Iterator[Ke
         inner, many = _inside(hint)
         if inner is not None:
             yield from keys(inner, value, f"{path}{many}.")
-
-
-def _default(field: dataclasses.Field[Any]) -> object:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def _inside(hint: Any) -> tuple[type[Any] | None, str]:  # noqa: ANN401 - a type of any form

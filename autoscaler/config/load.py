@@ -65,14 +65,14 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Co
 
 
 class _File:
-    """Reads one file. Sections are read as far as they are usable, so that all problems come out together."""
+    """Reads one file, every section as far as possible, so that all problems are reported together."""
 
     def __init__(self, path: Path, environ: Mapping[str, str], problems: Problems) -> None:
         self._path = path
         self._problems = problems
         self._directory = path.parent.absolute()
         self._build = Builder(problems, self._directory, environ)
-        # Source name -> its class, None when it could not be found: metrics are checked against it.
+        # Source name -> its class, to check metrics against; None when it could not be loaded.
         self._sources: dict[str, type[Any] | None] = {}
         self._targets: list[tuple[Any, str]] = []
         # Cluster name -> line and path of its time-out, or of itself when that is left out.
@@ -146,7 +146,7 @@ class _File:
         spec = build.construct(ClusterSpec, mapping, path, settings.spec(name))
         down = mapping.entries.get("down")
         if down is not None and spec.stabilized and "window" not in build.mapping(down.node, path).entries:
-            # What is left out keeps its default, also when another key is set beside it.
+            # A missing key keeps its default, also when another key of `down` is set.
             spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
         metrics: Mapping[str, Metric] = read.values.get("metrics", {})
         return Cluster(
@@ -159,7 +159,7 @@ class _File:
         )
 
     def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
-        """Refuse a target that another cluster has: each would undo what the other does."""
+        """Refuse a target that another cluster has."""
         if getattr(target, "shareable", False):
             return
         try:
@@ -169,12 +169,14 @@ class _File:
             message = f"{type(target).__name__} failed: {type(error).__name__}: {error}"
             raise self._problems.fail(line, path, message) from error
         if owner is not None:
-            message = f"cluster {owner!r} has the same target: each would undo what the other does; give each its own"
+            message = (
+                f"cluster {owner!r} has the same target: each would undo the changes of the other; give each its own"
+            )
             self._problems.add(line, path, message)
         self._targets.append((subject, cluster))
 
     def warnings(self, config: Config) -> tuple[str, ...]:
-        """What is probably not meant, in the form and order of problems."""
+        """Probable mistakes and former names, in the form and order of problems."""
         found = self._build.warnings
         for name, cluster in config.clusters.items():
             line, path = self._timeouts[name]
@@ -187,8 +189,8 @@ class _File:
                         line,
                         path,
                         f"the timeout of the {part} ({format_duration(theirs)}) is above that of the cluster "
-                        f"({format_duration(cluster.timeout)}): a slow answer is given up before the {part} can say "
-                        "what is wrong",
+                        f"({format_duration(cluster.timeout)}): a slow answer is given up before the {part} can "
+                        "report what is wrong",
                     )
             if isinstance(cluster.spec.combine, combine.Expression):
                 unheard = combine.unheard(cluster.spec.combine, cluster.spec.policies)
@@ -200,7 +202,7 @@ class _File:
         self._name(name, node, path)
         build = self._build
         if name in _RESERVED:
-            raise build.fail(node, path, f"a metric may not be called {name}: that is how the {name} itself is called")
+            raise build.fail(node, path, f"a metric may not be called {name}: the name is reserved for the {name}")
         entry = build.mapping(node, path).entries.get("source")
         if entry is None:
             raise build.fail(node, join(path, "source"), f"missing; sources: {self._source_names()}")
@@ -232,7 +234,9 @@ class _File:
         unknown = [metric for metric in reads if metric not in known]
         for metric in unknown:
             line, where = _parameter_with(metric, node, path) or (node.line, path)
-            message = f"the policy reads the metric {metric!r}, which the cluster has not{_suggest(metric, known)}"
+            message = (
+                f"the policy reads the metric {metric!r}, which the cluster does not have{_suggest(metric, known)}"
+            )
             self._problems.add(line, where, message)
         if unknown:
             raise Invalid
@@ -275,7 +279,7 @@ class _Settings:
         }
 
     def check(self, metrics: Sequence[str]) -> bool:
-        """Record what does not fit together; True when everything does."""
+        """Record what is inconsistent; True when nothing is."""
         self._check_sizes()
         self._check_times()
         self._check_metrics(metrics)
@@ -316,13 +320,13 @@ class _Settings:
             self._check_ages()
 
     def _check_ages(self) -> None:
-        """A source may know how old its values are while all is well: see `SourcePlugin`."""
+        """A source may know how old its values get in normal operation: see `SourcePlugin`."""
         for name, metric in self._values.get("metrics", {}).items():
             ages = getattr(metric.query, "ages", None)
             if ages is not None and self["max_age"] <= ages[0]:
                 self._reject(
-                    f"{format_duration(self['max_age'])} is too short for the metric {name}: just before its "
-                    f"next value comes the newest is {format_duration(ages[0])} to {format_duration(ages[1])} old, and "
+                    f"{format_duration(self['max_age'])} is too short for the metric {name}: just before the "
+                    f"next value, the newest is {format_duration(ages[0])} to {format_duration(ages[1])} old, and "
                     f"would count as missing; set max_age: {format_duration(ages[1])}",
                     "max_age",
                     "metrics",
@@ -331,7 +335,7 @@ class _Settings:
                 return
 
     def _check_metrics(self, metrics: Sequence[str]) -> None:
-        # A default may name a metric that is not there (that part is then unknown); a name written may not.
+        # Only a default may name a metric that does not exist; that part is then unknown.
         for section, key in _METRIC_NAMES:
             node = self._mapping.entries[section].node if section in self._mapping.entries else None
             inner = node.entries.get(key) if isinstance(node, document.Mapping) else None
@@ -353,11 +357,11 @@ class _Settings:
             self._reject(str(error), "combine")
 
     def _usable(self, name: str) -> bool:
-        """Whether the setting is either well-formed or left to its default."""
+        """Whether the setting is valid or has its default."""
         return name in self._values or name not in self._mapping.entries
 
     def _reject(self, message: str, *names: str, inside: str | None = None) -> None:
-        """Record a problem at the first of the keys that is in the file."""
+        """Record a problem at the first of these keys that is in the file."""
         self._valid = False
         for name in names:
             if name not in self._mapping.entries:
@@ -376,13 +380,13 @@ def _suggest(metric: str, known: Sequence[str]) -> str:
 
 
 def _names(section: str, mapping: document.Mapping) -> list[str]:
-    """The names in a section, whether or not what they stand for is in order."""
+    """The names in a section, also of invalid entries."""
     node = mapping.entries[section].node if section in mapping.entries else None
     return list(node.entries) if isinstance(node, document.Mapping) else []
 
 
 def _reads(policy: object) -> tuple[str, ...]:
-    """The metrics a policy says it cannot do without, by its optional attribute `metrics`."""
+    """The metrics that a policy requires, by its optional attribute `metrics`."""
     names = getattr(policy, "metrics", ())
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"its attribute metrics is {names!r}, expected a tuple of names")
@@ -398,7 +402,7 @@ def _lookback(policy: object) -> timedelta:
 
 
 def _parameter_with(metric: str, node: Node, path: str) -> tuple[int, str] | None:
-    """Where a metric is named among the parameters of a policy; None when its name is a default."""
+    """Where the parameters of a policy name a metric; None when the name is a default."""
     if isinstance(node, document.Scalar):
         return (node.line, path) if node.value == metric else None
     inner: Iterable[tuple[str | int, Node]]

@@ -110,7 +110,7 @@ def _object(cls: type[Any], default: object, extra: abc.Mapping[str, Schema] | N
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        value = _default(field) if default is None else getattr(default, field.name)
+        value = plugins.default_of(field) if default is None else getattr(default, field.name)
         schema = _type(hints[field.name], value)
         if field.name in _NAMED and cls.__module__ == FileSections.__module__:
             schema["propertyNames"] = {"pattern": f"^{NAME}$"}
@@ -146,12 +146,6 @@ def _add_aliases(schema: Schema, aliases: abc.Mapping[str, str]) -> None:
         else:
             one.append({"not": {"anyOf": list(one)}})
         schema.setdefault("allOf", []).append({"oneOf": one})
-
-
-def _default(field: dataclasses.Field[Any]) -> object:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any form, one return for each

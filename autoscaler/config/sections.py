@@ -1,4 +1,4 @@
-"""The frame of the file: its keys as dataclasses, from which both the reader and the JSON Schema are made."""
+"""The sections of the file as dataclasses, from which both the reader and the JSON Schema are made."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ class ClusterSection:
 
     Attributes:
         target: what is scaled.
-        policies: the policies by name; the greatest size that one of them asks for is proposed.
+        policies: the policies by name; the greatest size that one of them recommends is proposed.
         combine: an expression over the names of the policies that is proposed instead of the greatest size, such as
             `lag if urgent else max(capacity, cpu)`.
         max: the largest size, in replicas.
         min: the smallest size, in replicas.
-        interval: time between two looks at the cluster; at least 100ms.
-        timeout: within this the metrics, the engine and the target must answer; shorter than the interval.
-            Left out, it is two thirds of the interval and at most 10s.
-        engine: the in-job scheduler to watch; left out, none is watched.
+        interval: time between two observations of the cluster; at least 100ms.
+        timeout: time in which the metrics, the engine and the target must answer; shorter than the interval.
+            By default two thirds of the interval, at most 10s.
+        engine: the engine that runs the job; by default none.
         slots_per_replica: slots one replica offers the job.
-        partitions: source partitions, where the engine does not tell; capacity is a staircase of it.
+        partitions: source partitions, if the engine does not report them; capacity is a staircase of it.
         metrics: the metrics by name; one that cannot be read forbids scaling down.
         up: the guards of scaling up.
         down: the guards of scaling down.
-        settle: how a rescale is followed until it is absorbed.
+        settle: how a rescale is tracked until it has settled.
         capacity: how capacity, the records/s a size can process when busy, is learned.
         max_age: an older reading counts as missing; at least the timeout.
         max_ahead: a reading further in the future counts as missing.
-        lookback: how much of the past the policies are shown; raised to what the policies need.
+        lookback: how much of the past the policies see; raised to what the policies need.
     """
 
     target: Annotated[TargetPlugin, Plugin(Kind.TARGET)]

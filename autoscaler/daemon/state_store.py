@@ -13,8 +13,8 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -120,12 +120,8 @@ class SqliteStateStore:
         await self._batcher.close(self._connection.close)
 
     async def _read(self, read: Callable[[], R], what: str) -> R:
-        try:
+        with _store_errors(self.path, what):
             return await self._batcher.call(read)
-        except sqlite3.Error as error:
-            raise StoreError(_message(error, self.path)) from error
-        except ValueError as error:
-            raise StoreError(f"{self.path}: {what} cannot be read: {error}") from error
 
     def _commit(self, saves: Sequence[_Save]) -> None:
         connection = self._connection
@@ -224,39 +220,40 @@ def read_state(directory: Path, cluster: str) -> ClusterState | None:
         StoreError: there is a file and it cannot be read.
     """
     path = directory / FILE
-    try:
-        path.stat()
+    with _store_errors(path, f"the state of cluster {cluster!r}"):
+        try:
+            path.stat()
+        except FileNotFoundError:
+            return None
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             # 0: the daemon was killed before it had created its tables.
             return _load(connection, cluster) if _version(connection, path) else None
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-    except sqlite3.Error as error:
-        raise StoreError(_message(error, path)) from error
-    except ValueError as error:
-        raise StoreError(f"{path}: the state of cluster {cluster!r} cannot be read: {error}") from error
 
 
-def _open(path: Path) -> sqlite3.Connection:
+@contextmanager
+def _store_errors(path: Path, what: str) -> Iterator[None]:
+    """Raise StoreError for errors of the file, of SQLite and of stored values."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        # Opened in one thread, then used only in the writer's.
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        yield
     except OSError as error:
         raise StoreError(f"{path} cannot be used: {error.strerror}") from error
     except sqlite3.Error as error:
         raise StoreError(_message(error, path)) from error
-    try:
-        _prepare(connection, path)
-    except sqlite3.Error as error:
-        connection.close()
-        raise StoreError(_message(error, path)) from error
-    except StoreError:
-        connection.close()
-        raise
-    return connection
+    except ValueError as error:
+        raise StoreError(f"{path}: {what} cannot be read: {error}") from error
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    with _store_errors(path, "the schema"):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        # Opened in one thread, then used only in the writer's.
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare(connection, path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:

@@ -110,7 +110,7 @@ def test_a_file_that_is_not_there_is_a_problem_of_the_configuration(
     assert "none.yaml" in capsys.readouterr().err
 
 
-def test_an_online_check_tells_what_each_thing_answers(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_online_check_reports_what_each_thing_answers(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check", "--online", str(good)]) == 1
     out = capsys.readouterr().out
     rows = [line.split(maxsplit=3) for line in out.splitlines()]
@@ -125,7 +125,7 @@ def test_an_online_check_tells_what_each_thing_answers(good: Path, capsys: pytes
     assert answer["clusters"]["orders"]["observation"]["ready"] == 2
 
 
-def test_plan_tells_what_would_be_decided_and_changes_nothing(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_reports_what_would_be_decided_and_changes_nothing(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", str(good)]) == 1  # a metric could not be read
     out = capsys.readouterr().out
     assert "cluster orders would be scaled up from 2 to 3" in out
@@ -138,7 +138,7 @@ def test_plan_tells_what_would_be_decided_and_changes_nothing(good: Path, capsys
 
 
 @pytest.mark.parametrize("command", [["plan"], ["check", "--online"]])
-def test_what_cannot_be_connected_is_told_once(command: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_connected_is_reported_once(command: list[str], tmp_path: Path) -> None:
     path = tmp_path / "autoscaler.yaml"
     path.write_text("""
 clusters:
@@ -250,7 +250,7 @@ def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "usage:" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("autoscaler ")
 
@@ -274,7 +274,7 @@ def test_the_daemon_carries_nothing_it_does_not_use(good: Path) -> None:
     assert out.splitlines()[-1] == "[]"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_has_seen_enough_is_not_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
@@ -295,7 +295,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
         (b"HTTP/1.0 502 Bad Gateway\r\n\r\n<html></html>", "502 Bad Gateway"),
     ],
 )
-def test_what_is_no_autoscaler_is_told(answer: bytes, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_autoscaler_is_reported(answer: bytes, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

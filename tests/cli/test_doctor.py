@@ -59,7 +59,7 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, source: FakeSource 
     monkeypatch.setattr(check, "load_live", lambda _: config)
 
 
-def test_findings_are_told_once_with_cost_and_remedy(
+def test_findings_are_reported_once_with_cost_and_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, Examined(WAIT, SMALL))
@@ -76,13 +76,13 @@ def test_findings_are_told_once_with_cost_and_remedy(
     assert [found["severity"] for found in answer["examined"][0]["findings"]] == ["error", "warning"]
 
 
-def test_warnings_alone_are_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_alone_are_not_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     use(monkeypatch, Examined(SMALL))
     assert cli.main(["check", "--online", "config.yaml"]) == 0
     assert "WARNING: partitions" in capsys.readouterr().out
 
 
-def test_a_doctor_that_cannot_look_is_a_failure(
+def test_a_doctor_that_cannot_observation_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, Examined(error=UnavailableError("the driver does not answer")))
@@ -102,7 +102,7 @@ def test_a_maximum_beyond_what_the_job_can_use_is_found(
     assert "max 5 gives 5 slots, of which the job can use 3" in out
 
 
-def test_what_has_no_value_yet_is_no_failure(
+def test_what_has_no_value_yet_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, Examined(), FakeSource(failures={"lag": NotYetError("a rate needs two looks")}))

@@ -79,7 +79,7 @@ def test_status_shows_every_cluster(url: str, capsys: pytest.CaptureFixture[str]
     assert [cluster["name"] for cluster in answer["clusters"]] == ["orders"]
 
 
-def test_explain_tells_the_last_decisions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_reports_the_last_decisions(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "orders", "--url", url]) == 0
     assert "cluster orders" in capsys.readouterr().out
     deadline = time.monotonic() + 60
@@ -96,12 +96,12 @@ def test_explain_tells_the_last_decisions(url: str, capsys: pytest.CaptureFixtur
     assert "no decision about cluster orders is kept up to" in capsys.readouterr().err
 
 
-def test_an_unknown_cluster_is_told_with_those_there_are(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_cluster_is_reported_with_those_there_are(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "ordres", "--url", url]) == 1
     assert "there is no cluster 'ordres'; there are: orders" in capsys.readouterr().err
 
 
-def test_something_else_at_the_url_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_something_else_at_the_url_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", f"{url}/metrics?"]) == 1
     assert "answers, but not like an autoscaler" in capsys.readouterr().err
 
@@ -116,7 +116,7 @@ def everything(terminal: io.RawIOBase) -> bytes:
 
 
 @pytest.mark.parametrize("columns", [50, 80, 200])
-def test_a_terminal_gets_whole_words_and_the_trouble_below_the_table(url: str, columns: int) -> None:
+def test_a_terminal_gets_whole_words_and_the_problems_below_the_table(url: str, columns: int) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(ours, "rb", buffering=0) as terminal:

@@ -293,7 +293,7 @@ def test_every_decision_can_be_told_in_full(config: Path, capsys: pytest.Capture
         ((*WITH_METRIC, "--load", "stepps6h"), "did you mean 'steps6h'?"),
         ((*WITH_METRIC, "--plant", "k9s"), "--plant k9s: is not a plant and not a file"),
         ((*WITH_METRIC, "--plant", "k9s"), "did you mean 'k8s'?"),
-        ((*WITH_METRIC, "--cluster", "order"), "'order' is no cluster of "),
+        ((*WITH_METRIC, "--cluster", "order"), "'order' is not a cluster of "),
         ((*WITH_METRIC, "--cluster", "order"), "expected one of orders; did you mean 'orders'?"),
         ((*WITH_METRIC, "--faults", "mising"), "'mising' is not a fault; did you mean 'missing'?"),
         ((*WITH_METRIC, "--faults", "nan@waitin"), "nan@waitin: cluster orders does not read it; did you mean"),

@@ -226,12 +226,12 @@ POLICY = "{type: stub-policy, within: 60s"
             "target: {",
             [
                 (
-                    "10: clusters.demo.metrics.target: a metric may not be called target: that is how "
-                    "the target itself is called"
+                    "10: clusters.demo.metrics.target: a metric may not be called target: the name "
+                    "is reserved for the target"
                 ),
                 (
                     "12: clusters.demo.policies.calm: the policy reads the metric 'lag', which the "
-                    "cluster has not; metrics: target"
+                    "cluster does not have; metrics: target"
                 ),
             ],
         ),
@@ -241,7 +241,7 @@ POLICY = "{type: stub-policy, within: 60s"
             [
                 (
                     "12: clusters.demo.policies.calm.metric: the policy reads the metric "
-                    "'lagg', which the cluster has not; did you mean 'lag'?"
+                    "'lagg', which the cluster does not have; did you mean 'lag'?"
                 )
             ],
         ),
@@ -251,7 +251,7 @@ POLICY = "{type: stub-policy, within: 60s"
             [
                 (
                     "14: clusters.demo.policies.calm.rules[1].metric: the policy reads the metric 'cpu', which the "
-                    "cluster has not; metrics: lag"
+                    "cluster does not have; metrics: lag"
                 )
             ],
         ),
@@ -395,7 +395,7 @@ def test_a_target_belongs_to_one_cluster(refused: Refused, good: str) -> None:
     assert refused(good + second) == [
         (
             "14: clusters.other.target: cluster 'demo' has the same target: "
-            "each would undo what the other does; give each its own"
+            "each would undo the changes of the other; give each its own"
         ),
         "16: clusters.other.max: expected a whole number, not a string",
     ]
@@ -425,7 +425,7 @@ def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: st
     [
         ("any-type", "the parameter AnyType.value has the type <class 'object'>, which a configuration cannot express"),
         ("unresolved", "the types of Unresolved cannot be resolved: name 'Missing' is not defined"),
-        ("endless", "Endless contains itself; parameters are trees"),
+        ("endless", "Endless contains itself"),
     ],
 )
 def test_a_plug_in_with_parameters_that_no_file_can_express_is_refused(
@@ -518,7 +518,7 @@ class TestWrongParameters:
         with pytest.warns(DeprecationWarning, match="raise autoscaler.policy_api.ParameterError"):
             assert self.read(ValueError("size: must be 1")) == ["file.yaml:1: here.size: must be 1"]
 
-    def test_a_value_error_that_names_no_parameter_is_told_as_it_is(self) -> None:
+    def test_a_value_error_that_names_no_parameter_is_reported_as_it_is(self) -> None:
         assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]
 
     def test_a_parameter_error_survives_being_sent_to_another_process(self) -> None:

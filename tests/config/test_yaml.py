@@ -85,7 +85,7 @@ def test_broken_syntax_names_the_line(refused: Refused, text: str, line: int) ->
 
 
 def test_a_second_document_is_refused(refused: Refused) -> None:
-    assert refused("a: 1\n---\nb: 2\n") == ["2: (file): a second document begins here; one file is one document"]
+    assert refused("a: 1\n---\nb: 2\n") == ["2: (file): a second document begins here; a file must be one document"]
 
 
 def test_duplicate_keys_name_both_lines_at_every_level(refused: Refused, good: str) -> None:

@@ -567,7 +567,7 @@ def test_what_the_target_allows_and_says_is_observed_and_kept() -> None:
     virtual_time.run(main())
 
 
-def test_a_maximum_beyond_what_the_job_can_use_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_maximum_beyond_what_the_job_can_use_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a", engine=True)
         world.engines["a"].status = EngineStatus(JobState.RUNNING, slots=1, parallelism=1, max_parallelism=4)

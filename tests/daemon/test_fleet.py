@@ -325,7 +325,7 @@ def test_a_shared_client_that_does_not_let_go_is_left_behind(caplog: pytest.LogC
     assert "shared client does not close" in caplog.text
 
 
-def test_the_first_look_waits_for_what_is_being_connected() -> None:
+def test_the_first_observation_waits_for_what_is_being_connected() -> None:
     async def main() -> None:
         class Slow:
             @asynccontextmanager

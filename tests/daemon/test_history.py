@@ -100,7 +100,7 @@ async def test_a_torn_last_line_is_removed_at_the_start(tmp_path: Path, torn: by
     assert list(read(tmp_path)) == [a_record(AT)] * 2
 
 
-def test_mending_tells_how_much_was_lost(tmp_path: Path) -> None:
+def test_removing_a_line_reports_how_much_was_lost(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\ntwo\nthr")
     assert remove_incomplete_line(path) == 3
@@ -162,7 +162,7 @@ def named(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-async def test_an_hour_that_is_over_is_packed(tmp_path: Path) -> None:
+async def test_an_hour_that_is_over_is_compressed(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2))
     await history.start()
     records = [a_record(AT - timedelta(minutes=number)) for number in (2, 1, 0)] + [a_record(LATER)]
@@ -188,7 +188,7 @@ async def test_what_was_observed_before_the_end_of_an_hour_may_be_decided_after_
     assert len(list(read(tmp_path / WHOLE))) == 2
 
 
-async def test_a_packed_file_never_changes_when_the_clock_is_set_back(tmp_path: Path) -> None:
+async def test_a_compressed_file_never_changes_when_the_clock_is_set_back(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2))
     await history.start()
     await history.write(a_record(AT))
@@ -209,7 +209,7 @@ async def test_a_packed_file_never_changes_when_the_clock_is_set_back(tmp_path: 
     ]
 
 
-async def test_what_a_kill_has_left_is_packed_after_the_next_start(tmp_path: Path) -> None:
+async def test_what_a_kill_has_left_is_compressed_after_the_next_start(tmp_path: Path) -> None:
     line = dump_record(a_record(AT - 3 * HOUR)) + b"\n"
     (tmp_path / "2026-01-31T14.jsonl").write_bytes(line + b"torn")
     (tmp_path / ".2026-01-31T14.jsonl.gz.part").write_bytes(b"half")
@@ -259,7 +259,7 @@ async def test_packing_keeps_no_decision_waiting_and_a_stop_neither(tmp_path: Pa
     assert named(tmp_path) == [f"2026-01-31T{hour}.jsonl" for hour in (12, 17, 18, 19)]
 
 
-async def test_a_full_disk_keeps_the_plain_file_and_is_told_once(
+async def test_a_full_disk_keeps_the_plain_file_and_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for hour in (13, 14, 15):
@@ -277,7 +277,7 @@ async def test_a_full_disk_keeps_the_plain_file_and_is_told_once(
     assert [record.message for record in caplog.records][1:] == ["history is compressed again"]
 
 
-async def test_packed_files_are_forgotten_like_plain_ones_and_an_hour_counts_once(tmp_path: Path) -> None:
+async def test_compressed_files_are_forgotten_like_plain_ones_and_an_hour_counts_once(tmp_path: Path) -> None:
     kept = ["2026-01-31T15.1.jsonl.gz", "2026-01-31T15.jsonl.gz", "2026-01-31T16.jsonl.gz", "2026-01-31T17.jsonl"]
     for name in (*kept[:3], "2026-01-31T14.1.jsonl.gz", "2026-01-31T14.jsonl.gz", "2026-01-31T13.jsonl"):
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""The doors of a running daemon: health, metrics and the API, over real HTTP."""
+"""The HTTP endpoints of a running daemon: health, metrics and the API."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
         await history.start()
         daemon = Daemon(config, load, store, history)
         work = asyncio.create_task(daemon.run())
-        while not daemon.url:  # noqa: ASYNC110 - the daemon tells nobody but the log
+        while not daemon.url:  # noqa: ASYNC110 - the URL is only logged
             await asyncio.sleep(0.001)
         yield House(daemon, config, session, source, targets)
         daemon.stop()
@@ -364,7 +364,7 @@ async def test_metrics_are_not_broken_by_a_policy_with_odd_or_countless_inputs(h
     assert len(shown) == 1000
 
 
-async def test_the_api_tells_what_was_learned(house: House) -> None:
+async def test_the_api_reports_what_was_learned(house: House) -> None:
     await house.ready()
     assert (await house.get("/api/v1/clusters/b"))["learned"]["memory"] == {}
     learning(house)

@@ -94,7 +94,7 @@ class Place:
         text = self.log.read_bytes().decode()
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def told(self, message: str, count: int = 1) -> dict[str, Any]:
+    def wait_for_log(self, message: str, count: int = 1) -> dict[str, Any]:
         """Wait for a log line."""
 
         def found() -> dict[str, Any] | None:
@@ -106,7 +106,7 @@ class Place:
         return line
 
     def url(self) -> str:
-        return str(self.told("started")["url"])
+        return str(self.wait_for_log("started")["url"])
 
 
 PATIENCE = 60.0
@@ -180,7 +180,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     # So soon it is the same again, as `timeout` and others send it: to the process and its group. Another number, as
     # two signals of the same one may arrive as one.
     daemon.send_signal(signal.SIGINT)
-    place.told("stopping")
+    place.wait_for_log("stopping")
     with pytest.raises(subprocess.TimeoutExpired):
         daemon.wait(0.5)  # it waits for the answer
     daemon.terminate()
@@ -193,7 +193,7 @@ def test_a_second_signal_ends_it_even_in_a_scale_call(place: Place) -> None:
     # The next one sorts it out: the call took no effect, so it is made again.
     place.config.write_text(place.config.read_text().replace(", takes: 25", ""))
     daemon = place.start()
-    line = place.told("was not accepted")
+    line = place.wait_for_log("was not accepted")
     assert UNANSWERED in line["message"]
     eventually((place.directory / "a").exists, place.log.read_text)
     daemon.terminate()
@@ -207,8 +207,8 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
     decided(place, "a", 3)
     place.configure("a", "c", rest="  d: {interval: soon, targt: {}}\n")
     daemon.send_signal(signal.SIGHUP)
-    count = place.told("configuration not reloaded")["problems"]
-    place.told("config.yaml:", count)  # they follow, a line each
+    count = place.wait_for_log("configuration not reloaded")["problems"]
+    place.wait_for_log("config.yaml:", count)  # they follow, a line each
     problems = [line["message"] for line in place.lines() if "config.yaml:" in line["message"]]
     assert len(problems) == count >= 2
     assert any("targt" in problem for problem in problems)
@@ -218,7 +218,7 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
     place.configure("a", "c")
     daemon.send_signal(signal.SIGHUP)
     # Cluster c has b's phase of the wave, a is as it was.
-    line = place.told("configuration reloaded")
+    line = place.wait_for_log("configuration reloaded")
     assert (line["added"], line["removed"], line["changed"]) == (["c"], ["b"], [])
     decided(place, "c", 1)
     assert [row["name"] for row in get(f"{url}/api/v1/clusters")[1]["clusters"]] == ["a", "c"]
@@ -358,7 +358,7 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
     largest = max(path.stat().st_size for path in (place.directory / "var").rglob("*") if path.is_file())
     unlimited = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (max(largest, 8192), unlimited[1]))
-    place.told("cannot persist state")
+    place.wait_for_log("cannot persist state")
     calls = (place.directory / "a.calls").read_text() if (place.directory / "a.calls").exists() else ""
     answer = eventually(lambda: found if (found := get(f"{url}/readyz"))[0] == 503 else None, lambda: "it stays ready")
     assert answer is not None
@@ -369,7 +369,7 @@ def test_a_full_disk_stops_decisions_and_they_go_on_when_there_is_space(place: P
     assert after == calls
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, unlimited)
     eventually(lambda: get(f"{url}/readyz")[0] == 200, lambda: f"not ready: {get(f'{url}/readyz')}")
-    place.told("state is persisted again")
+    place.wait_for_log("state is persisted again")
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 0
 
@@ -385,7 +385,7 @@ def damage(place: Place, name: str, number: object) -> dict[str, float]:
     return learned
 
 
-def test_what_was_learned_and_is_damaged_is_learned_anew_or_told(place: Place) -> None:
+def test_what_was_learned_and_is_damaged_is_learned_anew_or_reported(place: Place) -> None:
     place.configure("a", "b")
     daemon = place.start()
     decided(place, "a", 5)
@@ -398,7 +398,7 @@ def test_what_was_learned_and_is_damaged_is_learned_anew_or_told(place: Place) -
     called = calls.read_bytes() if calls.exists() else b""
     before = len(records_of(place, "a"))
     daemon = place.start()
-    line = place.told("decision skipped")
+    line = place.wait_for_log("decision skipped")
     assert line["cluster"] == "b"
     assert "the state of cluster 'b' cannot be read: learned.memory.ticks" in line["error"]
     # The other goes on, with what could be read.
@@ -417,7 +417,7 @@ def test_what_was_learned_and_is_damaged_is_learned_anew_or_told(place: Place) -
     assert daemon.wait(PATIENCE) == 0
 
 
-def test_a_damaged_state_file_is_told_at_the_start(place: Place) -> None:
+def test_a_damaged_state_file_is_reported_at_the_start(place: Place) -> None:
     place.configure("a")
     (place.directory / "var").mkdir()
     (place.directory / "var" / FILE).write_bytes(b"garbage" * 1000)
@@ -429,7 +429,7 @@ def test_a_damaged_state_file_is_told_at_the_start(place: Place) -> None:
     assert "Traceback" not in text
 
 
-def test_a_taken_port_is_told(place: Place) -> None:
+def test_a_taken_port_is_reported(place: Place) -> None:
     place.configure("a")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -452,7 +452,7 @@ def test_state_on_disk_is_readable_by_eye(place: Place) -> None:
     assert load_state(text).watched_since is not None
 
 
-def test_a_disk_that_is_full_at_the_start_is_told(place: Place) -> None:
+def test_a_disk_that_is_full_at_the_start_is_reported(place: Place) -> None:
     place.configure("a")
     full = subprocess.run(
         [sys.executable, "-m", "autoscaler", "run", str(place.config)],
@@ -480,7 +480,7 @@ def test_signals_before_there_is_a_daemon_are_not_lost(place: Place) -> None:
     place.url()
     with place.config.open("w") as config_file:  # and read again
         config_file.write(text)
-    place.told("configuration reloaded")
+    place.wait_for_log("configuration reloaded")
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 0
     daemon = place.start()
@@ -497,7 +497,7 @@ def test_a_plug_in_that_will_not_end_does_not_hold_up_the_process(place: Place) 
     daemon = place.start()
     decided(place, "a", 1)
     daemon.terminate()
-    place.told("stopping")
+    place.wait_for_log("stopping")
     with pytest.raises(subprocess.TimeoutExpired):
         daemon.wait(0.5)
     daemon.terminate()

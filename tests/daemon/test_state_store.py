@@ -278,7 +278,7 @@ def fill(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA max_page_count = {pages}")
 
 
-async def test_a_full_disk_is_told_and_nothing_is_kept_by_half(tmp_path: Path) -> None:
+async def test_a_full_disk_is_reported_and_nothing_is_half_persisted(tmp_path: Path) -> None:
     async with open_state_store(tmp_path, decisions=1000) as store:
         await store.save("a", a_state(), a_record())
         await store.call(fill)
@@ -346,7 +346,7 @@ async def test_a_file_of_a_later_version_is_refused_and_left_alone(tmp_path: Pat
     connection = sqlite3.connect(tmp_path / FILE)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(StoreError, match="has schema 99, this version knows 1"):
+    with pytest.raises(StoreError, match="has schema 99, expected 1"):
         async with open_state_store(tmp_path, decisions=5):
             pass
 
@@ -375,16 +375,16 @@ async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> No
             pass
 
 
-def test_a_look_at_the_state_tells_what_it_cannot_read(tmp_path: Path) -> None:
+def test_reading_the_state_reports_what_cannot_be_read(tmp_path: Path) -> None:
     assert read_state(tmp_path, "a") is None
-    with pytest.raises(StoreError, match="cannot be read: File name too long"):
+    with pytest.raises(StoreError, match="cannot be used: File name too long"):
         read_state(tmp_path / ("x" * 300), "a")
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
         # As a daemon leaves it that was killed before it had made its tables.
         connection.execute("PRAGMA journal_mode = WAL")
         assert read_state(tmp_path, "a") is None
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match="has schema 99, this version knows 1"):
+    with pytest.raises(StoreError, match="has schema 99, expected 1"):
         read_state(tmp_path, "a")
 
 

@@ -178,7 +178,7 @@ def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pyte
     assert "costs 10.0% less" in text
     path.write_text(yaml.safe_dump(merged(yaml.safe_load(CONFIG), yaml.safe_load(text))))
     assert cli.main(["check", str(path)]) == 0
-    assert "is fine" in capsys.readouterr().out
+    assert "is valid" in capsys.readouterr().out
 
 
 def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:

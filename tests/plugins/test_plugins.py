@@ -127,13 +127,13 @@ def test_a_name_claimed_twice_is_refused_with_both_owners(install: Install) -> N
     assert [found.problem for found in plugins.installed() if found.name == "steady"] == [message, message]
 
 
-def test_the_same_name_for_two_kinds_is_no_clash(install: Install) -> None:
+def test_the_same_name_for_two_kinds_is_not_a_clash(install: Install) -> None:
     points = {"sources": {"same": "tried_good:Source"}, "engines": {"same": "tried_good:Source"}}
     install("good", points, modules={"tried_good": GOOD})
     assert plugins.load(Kind.SOURCE, "same") is plugins.load(Kind.ENGINE, "same")
 
 
-def test_one_distribution_found_twice_is_no_clash(install: Install) -> None:
+def test_one_distribution_found_twice_is_not_a_clash(install: Install) -> None:
     points = {"policies": {"steady": "tried_good:Steady"}}
     install("good-one", points, modules={"tried_good": GOOD}, version="1.0")
     install("good_one", points, modules={"tried_good": GOOD}, version="1.1")  # editable beside installed
