@@ -43,8 +43,8 @@ clusters:
         objective: 30s          # a record should not wait for longer; what that takes is learned while it runs
         restart: {restart}s             # {about_restart}: until that has been seen
         start_up: 10s           # how long new workers take to come: likewise
-        calm: {calm}s               # 3m without this: a demo has no time to wait for what may come again
-        outage: {outage}s             # a rescale is worth as much as all workers for so long: 72s without this
+        scale_down_window: {window}s  # 3m without this: a demo has no time to wait for what may come again
+        rescale_price: {price}s       # a rescale is worth as much as all workers for so long: 72s without this
     settle: {{{settle}caught_up: 3m, backlog_time: 5s}}
     capacity:                   # records/s, until it has been seen how much it really is
       per_replica: {per_worker:g}
@@ -91,7 +91,7 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
 
     A shorter demo is less patient before it scales down, or there would be no time left to see it.
     """
-    patience = max(0.4, min(1.0, duration / DURATION))
+    shortened = max(0.4, min(1.0, duration / DURATION))
     return _TEXT.format(
         about_source=parts.about_source,
         source=_lines(parts.source, 4),
@@ -108,8 +108,8 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
         cluster=CLUSTER,
         state=json.dumps(str(state)),
         listen=listen,
-        calm=round(20 * patience),
-        outage=round(10 * patience),
+        window=round(20 * shortened),
+        price=round(10 * shortened),
     )
 
 

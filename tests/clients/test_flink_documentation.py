@@ -49,7 +49,7 @@ def test_every_metric_is_on_the_page() -> None:
 
 
 def test_the_examples_are_configurations_that_load(tmp_path: Path) -> None:
-    needed = "    policies: {p: {type: backlog-drain, within: 1m}}\n"
+    needed = "    policies: {p: {type: backlog-drain, drain_time: 1m}}\n"
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) > 1
     for block in blocks:

@@ -41,7 +41,7 @@ clusters:
 """
 WRITTEN = {
     "main": Adaptive(objective=timedelta(seconds=60)),
-    "drain": BacklogDrain(within=timedelta(seconds=60), stops=False),
+    "drain": BacklogDrain(drain_time=timedelta(seconds=60), stops=False),
     "cpu": TargetTracking("cpu", 0.6),
     "requests": TargetTracking("requests", 300.0, Mode.TOTAL),
     "hpa": Hpa(

@@ -51,7 +51,7 @@ def test_every_metric_and_every_rule_is_on_its_page() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_are_configurations_that_load(page: str, tmp_path: Path) -> None:
-    needed = "    target: {type: null}\n    max: 4\n    policies: {p: {type: backlog-drain, within: 1m}}\n"
+    needed = "    target: {type: null}\n    max: 4\n    policies: {p: {type: backlog-drain, drain_time: 1m}}\n"
     blocks = re.findall(r"```yaml\n(.*?)```", PAGES[page], re.DOTALL)
     assert blocks
     for block in blocks:

@@ -54,7 +54,7 @@ def test_every_word_is_on_the_page(words: type[StrEnum]) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_are_configurations_that_load(page: str, tmp_path: Path) -> None:
-    needed = "    target: {type: null}\n    max: 4\n    policies: {p: {type: backlog-drain, within: 1m}}\n"
+    needed = "    target: {type: null}\n    max: 4\n    policies: {p: {type: backlog-drain, drain_time: 1m}}\n"
     blocks = re.findall(r"```yaml\n(.*?)```", PAGES[page], re.DOTALL)
     assert blocks
     for block in blocks:

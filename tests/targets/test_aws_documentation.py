@@ -43,7 +43,7 @@ def test_every_parameter_is_on_the_page_with_its_default(text: str, plugin: type
 
 
 def test_the_examples_are_configurations_that_load(tmp_path: Path) -> None:
-    needed = "    target: {type: null}\n    max: 4\n    policies: {p: {type: backlog-drain, within: 1m}}\n"
+    needed = "    target: {type: null}\n    max: 4\n    policies: {p: {type: backlog-drain, drain_time: 1m}}\n"
     blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:

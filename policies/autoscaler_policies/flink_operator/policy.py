@@ -48,7 +48,7 @@ from autoscaler_policies.flink_operator.scaling import (
     restart_time,
 )
 from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
-from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 ZERO = timedelta(0)
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -633,9 +633,10 @@ class FlinkOperator:
         capacity = self._capacity(view, load)
         if math.isnan(load.true_rate) or math.isnan(capacity):
             return f"its rates are not known, it keeps parallelism {load.parallelism}"
-        able = "any rate" if math.isinf(load.true_rate) else f"{plain(load.true_rate)} records/s"
+        able = "any rate" if math.isinf(load.true_rate) else f"{format_number(load.true_rate)} records/s"
         return (
-            f"{plain(load.target.rate)} records/s need {plain(capacity)} at {self.utilization_target:.0%}, "
+            f"{format_number(load.target.rate)} records/s need {format_number(capacity)} at "
+            f"{self.utilization_target:.0%}, "
             f"{load.parallelism} subtasks could process {able}"
         )
 
