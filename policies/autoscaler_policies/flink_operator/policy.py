@@ -41,7 +41,6 @@ from autoscaler_policies.flink_operator.scaling import (
     exceeds_quota,
     job_changes,
     job_slots,
-    job_workers,
     needed_capacity,
     processing_backlog,
     recent,
@@ -600,7 +599,7 @@ class FlinkOperator:
             )
         groups = measured.slots(needed)
         slots, each = job_slots(groups), view.spec.slots_per_replica
-        workers = job_workers(groups, each)
+        workers = -(-slots // each)
         has = job_slots(measured.slots({vertex: measured.loads[vertex].parallelism for vertex in needed}))
         sum_up = f"ceil({slots} slots / {each}) = {replicas(workers)}"
         if slots >= has and workers < view.current:
