@@ -40,9 +40,9 @@ HELD = 1 / 3
 VIOLATION = 0.005
 
 OBJECTIVES = (0.5, 0.75, 1.0)
-RESERVES = ("0.02", "0.05", "0.1")
-"""Tried without --set for policies with an `objective` and a `reserve`: shares of the configured objective, "
-"and reserves."""
+HEADROOMS = ("0.02", "0.05", "0.1")
+"""Tried without --set for policies with an `objective` and a `headroom`: shares of the configured objective, and
+headrooms."""
 
 Row = Mapping[str, Any]
 
@@ -159,15 +159,15 @@ def _grid(options: argparse.Namespace, spec: ClusterSpec) -> list[dict[str, str]
         return trials.combinations(options.set)
     settings: list[trials.Setting] = []
     for named in spec.policies:
-        objective, reserve = (getattr(named.policy, name, None) for name in ("objective", "reserve"))
-        if isinstance(objective, timedelta) and isinstance(reserve, float):
+        objective, headroom = (getattr(named.policy, name, None) for name in ("objective", "headroom"))
+        if isinstance(objective, timedelta) and isinstance(headroom, float):
             seconds = [max(1, round(share * objective.total_seconds())) for share in OBJECTIVES]
             spans = tuple(format_duration(timedelta(seconds=each)) for each in seconds)
-            settings += [(f"{named.name}.objective", spans), (f"{named.name}.reserve", RESERVES)]
+            settings += [(f"{named.name}.objective", spans), (f"{named.name}.headroom", HEADROOMS)]
     if not settings:
         names = ", ".join(named.name for named in spec.policies)
         raise wrong(
-            f"{options.config}: cluster {spec.name} has no policy with an objective and a reserve: name with --set "
+            f"{options.config}: cluster {spec.name} has no policy with an objective and a headroom: name with --set "
             f"what may be changed, like --set {spec.policies[0].name}.KEY=V1,V2; its policies are {names}"
         )
     return trials.combinations(settings)

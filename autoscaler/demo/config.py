@@ -43,8 +43,8 @@ clusters:
         objective: 30s          # a record should not wait longer; the capacity for that is learned
         restart: {restart}s             # {about_restart}: until it was measured
         start_up: 10s           # how long new workers take to start: likewise
-        calm: {calm}s               # the default is 3m, too long for a demo
-        outage: {outage}s             # a rescale costs as much as all workers for so long; the default is 72s
+        scale_down_window: {window}s  # the default is 3m, too long for a demo
+        rescale_price: {price}s       # a rescale costs as much as all workers for so long; the default is 72s
     settle: {{{settle}caught_up: 3m, backlog_time: 5s}}
     capacity:                   # records/s, until it was measured
       per_replica: {per_worker:g}
@@ -108,8 +108,8 @@ def configuration(parts: Parts, partitions: int, listen: int, state: Path, durat
         cluster=CLUSTER,
         state=json.dumps(str(state)),
         listen=listen,
-        calm=round(20 * scale),
-        outage=round(10 * scale),
+        window=round(20 * scale),
+        price=round(10 * scale),
     )
 
 

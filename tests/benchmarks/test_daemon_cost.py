@@ -73,7 +73,7 @@ def configuration(port: int) -> str:
             f"      arrivals: {{source: prom, query: arrivals, {match}}}",
             f"      throughput: {{source: prom, query: throughput, {match}}}",
             "    policies:",
-            "      drain: {type: backlog-drain, within: 60s}",
+            "      drain: {type: backlog-drain, drain_time: 60s}",
             "    capacity: {per_replica: 120}",
         ]
     return "\n".join(lines) + "\n"

@@ -46,8 +46,8 @@ class TestBacklogDrain(PolicyContract):
     @pytest.fixture(
         params=[
             BacklogDrain(),
-            BacklogDrain(stops=False, within=timedelta(seconds=1), restart=timedelta(0)),
-            BacklogDrain(lag="utilization", arrivals="saturation", calm=timedelta(0)),
+            BacklogDrain(stops=False, drain_time=timedelta(seconds=1), restart=timedelta(0)),
+            BacklogDrain(lag="utilization", arrivals="saturation", down_backlog_time=timedelta(0)),
         ],
         ids=["defaults", "hasty", "other-metrics"],
     )

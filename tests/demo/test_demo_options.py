@@ -74,13 +74,13 @@ def test_the_configuration_file_is_a_valid_one(
     assert isinstance(policy, Adaptive)
     assert set(policy.metrics) <= set(cluster.spec.metrics)
     assert (policy.utilization in cluster.spec.metrics) == (environment is FlinkEnvironment)
-    assert (policy.objective.total_seconds(), policy.calm.total_seconds()) == (30, 20)
+    assert (policy.objective.total_seconds(), policy.scale_down_window.total_seconds()) == (30, 20)
     path.write_text(configuration(parts, 6, 1, work, 100.0))
     hurried = load(path, {}).clusters["demo"].spec.policies[0].policy
     assert isinstance(hurried, Adaptive)
-    assert (hurried.calm.total_seconds(), hurried.outage.total_seconds()) == (8, 4)
-    # A surge that is over fills `calm` still: two workers instead of three must not be worth a rescale until then.
-    assert all(each.calm < 3 * each.outage for each in (policy, hurried))
+    assert (hurried.scale_down_window.total_seconds(), hurried.rescale_price.total_seconds()) == (8, 4)
+    # A surge that is over is still in the window: two workers instead of three must not be worth a rescale until then.
+    assert all(each.scale_down_window < 3 * each.rescale_price for each in (policy, hurried))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ clusters:
       throughput: {{source: job, metric: throughput}}
       saturation: {{source: job, metric: saturation}}
     policies:
-      drain: {{type: backlog-drain, within: 90s, restart: 10s, confirm: 6s}}
+      drain: {{type: backlog-drain, drain_time: 90s, restart: 10s, stable_time: 6s}}
       # Knows nothing of rescales: it takes what piles up while the job stands still for load.
       naive: {{type: threshold, up: [{{metric: lag, above: {much}}}]}}
     down: {{window: 12s, cooldown: 5s}}

@@ -239,7 +239,7 @@ def scaled(place: Place, java: Path) -> Iterator[Scaled]:
         "memory: 2g": "memory: 1g\n      worker_timeout: 60s",
         "max: 8": "max: 2\n    interval: 5s",
         # A batch every 4 s takes at most 4 files/s: with as many waiting that is never enough.
-        "within: 10m": "within: 8s, restart: 2s",
+        "drain_time: 10m": "drain_time: 8s, restart: 2s",
     }.items():
         assert example in text
         text = text.replace(example, here)

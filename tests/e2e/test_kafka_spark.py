@@ -76,7 +76,7 @@ clusters:
       throughput: {{source: job, metric: throughput}}
       saturation: {{source: job, metric: saturation}}
     policies:
-      drain: {{type: backlog-drain, within: 60s, restart: 15s, confirm: 3s, stops: false}}
+      drain: {{type: backlog-drain, drain_time: 60s, restart: 15s, stable_time: 3s, stops: false}}
     up: {{window: 0s}}
     down: {{window: 12s, cooldown: 5s}}
     settle: {{ready: 1m, registered: 1m, absorbed: 1m, running: 1m, caught_up: 3m, backlog_time: 5s}}

@@ -126,7 +126,7 @@ def case() -> Case:
         combine=expression("max(a, b)", ("a", "b")),
     )
     other = replace(spec, policies=spec.policies[:1], combine=None)
-    return Case(PLANTS["k8s"], 80.0, 12, (Variant("both", spec), Variant("one", other, {"a.reserve": "0.05"})))
+    return Case(PLANTS["k8s"], 80.0, 12, (Variant("both", spec), Variant("one", other, {"a.headroom": "0.05"})))
 
 
 def test_spark_and_this_process_simulate_the_same_bit_for_bit(spark: SparkSession) -> None:
@@ -147,7 +147,7 @@ def test_spark_and_this_process_simulate_the_same_bit_for_bit(spark: SparkSessio
         assert there == (score.cost, score.demand, score.p99, score.worst, score.rescales)
         assert row["late_hours"] == score.violation * 24
         assert row["static_hours"] == 12 * 24
-        assert row["parameters"] == ({"a.reserve": "0.05"} if row["variant"] else {})
+        assert row["parameters"] == ({"a.headroom": "0.05"} if row["variant"] else {})
     assert len({row["digest"] for row in rows_there}) > 4
 
 
@@ -254,15 +254,15 @@ def test_it_tells_what_policies_and_parameters_were_worth(
     history: Path, config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     place = tmp_path / "found"
-    chosen = ("--set", "main.reserve=0.2", "--policy", "static", "--policy", "hpa70", "--out", place)
+    chosen = ("--set", "main.headroom=0.2", "--policy", "static", "--policy", "hpa70", "--out", place)
     assert told(history, config, *GIVEN, *chosen, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     by = {(row["policy"], tuple(row["parameters"].items())): row for row in shown["results"]}
-    assert list(by) == [("configured", ()), ("configured", (("main.reserve", "0.2"),)), ("static", ()), ("hpa70", ())]
+    assert list(by) == [("configured", ()), ("configured", (("main.headroom", "0.2"),)), ("static", ()), ("hpa70", ())]
     assert {row["days"] for row in by.values()} == {2}
     assert by["static", ()]["to_static"] == 1.0
     assert by["configured", ()]["to_static"] < 0.9
-    assert by["configured", ()]["replica_hours"] < by["configured", (("main.reserve", "0.2"),)]["replica_hours"]
+    assert by["configured", ()]["replica_hours"] < by["configured", (("main.headroom", "0.2"),)]["replica_hours"]
     assert any(row["pareto"] for row in by.values())
     (left_out,) = shown["left_out"]
     assert left_out["day"] == "2026-03-06"
@@ -280,12 +280,12 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
         ((config, "--from", "2026-04-01"), "has no arrivals of orders in the time asked for, but from 2026-03-04 to"),
         ((many, "--cluster", "order"), "'order' is not a cluster of"),
         (
-            (config, "--set", "main.reserve=much"),
-            "policies.main.reserve: expected a number, not a string",
+            (config, "--set", "main.headroom=much"),
+            "policies.main.headroom: expected a number, not a string",
         ),
         (
-            (config, "--set", "main.reserv=1"),
-            "policies.main.reserv: unknown key; did you mean 'reserve'",
+            (config, "--set", "main.headroo=1"),
+            "policies.main.headroo: unknown key; did you mean 'headroom'",
         ),
         ((config, "--set", "max.x=1"), "max of"),
         ((config, "--policy", "threshold"), "say its parameters like --policy 'threshold={type: ...}'"),
@@ -304,7 +304,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
 def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in [
         (("--policy", "hpa71"), "'hpa71' is no policy; did you mean 'hpa70'"),
-        (("--set", "reserve"), "'reserve' is not like main.objective=30s,60s"),
+        (("--set", "headroom"), "'headroom' is not like main.objective=30s,60s"),
         (("--from", "monday"), "'monday' is not a day like 2026-01-31"),
         (("--slo", "0s"), "expected above 0s"),
     ]:

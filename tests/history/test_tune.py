@@ -48,7 +48,7 @@ def row(variant: int, cost: float, violation: float = 0.001, rescales: float = 2
     usual = {"replica_hours": cost, "to_static": cost / 200, "violation": violation, "rescales_per_hour": rescales}
     return {
         "variant": variant,
-        "parameters": {"main.reserve": f"0.{variant}"},
+        "parameters": {"main.headroom": f"0.{variant}"},
         **usual,
         "p99_s": 1.0,
         "days": 6,
@@ -145,7 +145,7 @@ def test_where_nothing_keeps_the_objective_the_nearest_is_told() -> None:
     found = judged(None)
     assert not found.recommended
     assert found.why.startswith("nothing that was tried keeps the objective: too late for 1.00% of the time, 2.0 resc")
-    assert found.why.endswith("at best, with main.reserve=0.3")
+    assert found.why.endswith("at best, with main.headroom=0.3")
 
 
 def test_what_is_configured_may_be_best() -> None:
@@ -167,11 +167,11 @@ def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pyte
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     options = argparse.Namespace(dataset="d", config=path)
-    chosen = {**row(1, 80), "parameters": {"main.objective": "45s", "main.reserve": "0.1", "down.window": "2m"}}
+    chosen = {**row(1, 80), "parameters": {"main.objective": "45s", "main.headroom": "0.1", "down.window": "2m"}}
     good = judged(chosen, row(0, 50), row(1, 45))
     text = patch(options, {"orders": "orders"}, {"orders": 60.0}, [good, judged(None)], OBJECTIVE)
     assert yaml.safe_load(text) == {
-        "clusters": {"orders": {"policies": {"main": {"objective": "45s", "reserve": 0.1}}, "down": {"window": "2m"}}}
+        "clusters": {"orders": {"policies": {"main": {"objective": "45s", "headroom": 0.1}}, "down": {"window": "2m"}}}
     }
     assert "# Objective: at most 0.5 % of the time with a record too old and at most 4 rescales an hour." in text
     assert "# Too old is above 60 s. Chosen on 6 days from 2026-03-04 to 2026-03-09,\n" in text
@@ -187,7 +187,7 @@ def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:
     options = argparse.Namespace(dataset="d", config=path)
     good = judged(row(1, 80), row(0, 50), row(1, 45))
     text = patch(options, {"orders": "2"}, {"orders": 60.0}, [good], OBJECTIVE)
-    assert yaml.safe_load(text)["clusters"] == {"2": {"policies": {"main": {"reserve": 0.1}}}}
+    assert yaml.safe_load(text)["clusters"] == {"2": {"policies": {"main": {"headroom": 0.1}}}}
 
 
 def test_where_nothing_is_recommended_there_is_no_patch() -> None:
@@ -233,8 +233,8 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     written.write(place, "observations", rows(range(0, 3 * 1440, 10)))
     config = tmp_path / "config.yaml"
     # So much to spare that less of it must be better.
-    config.write_text(CONFIGURED.replace("type: adaptive", "type: adaptive, reserve: 0.5, down_reserve: 0.4"))
-    given = ("--metric", "busy=utilization", "--set", "main.reserve=0.05", "--set", "main.down_reserve=0.02")
+    config.write_text(CONFIGURED.replace("type: adaptive", "type: adaptive, headroom: 0.5, down_headroom: 0.4"))
+    given = ("--metric", "busy=utilization", "--set", "main.headroom=0.05", "--set", "main.down_headroom=0.02")
     found = tmp_path / "patch.yaml"
     arguments = (place, config, *given, "--violation", "5%", "--out", found, "--json")
     assert cli.main(["tune", *map(str, arguments)]) == 0
@@ -246,7 +246,7 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     assert one["chosen"]["replica_hours"] < one["configured"]["replica_hours"]
     assert one["chosen_then"]["replica_hours"] < one["configured_then"]["replica_hours"]
     assert told["patch"] == found.read_text()
-    changed = {"policies": {"main": {"reserve": 0.05, "down_reserve": 0.02}}}
+    changed = {"policies": {"main": {"headroom": 0.05, "down_headroom": 0.02}}}
     assert yaml.safe_load(found.read_text()) == {"clusters": {"orders": changed}}
     better = tmp_path / "better.yaml"
     better.write_text(yaml.safe_dump(merged(yaml.safe_load(config.read_text()), yaml.safe_load(found.read_text()))))

@@ -56,7 +56,7 @@ class TestContract(PolicyContract):
 class TestContractWithAProfile(PolicyContract):
     @pytest.fixture
     def policy(self) -> Policy:
-        return Adaptive(profile="lag", calm=timedelta(0))  # one of the metrics that the contract makes up
+        return Adaptive(profile="lag", scale_down_window=timedelta(0))  # one of the metrics that the contract makes up
 
 
 # n replicas do 100 n records/s
@@ -95,7 +95,7 @@ def test_more_is_asked_for_when_the_delay_would_soon_come_near_the_objective() -
 def test_it_is_patient_while_the_delay_stays_far_from_the_objective() -> None:
     # 450/s: 13750 pile up, 30.6 s old; 50 / 450 * 120 = 13.3 s more: 43.9 s
     assert asked(shown(450)).replicas == 4
-    assert asked(shown(450), patience=0.7).replicas == 5
+    assert asked(shown(450), slack=0.7).replicas == 5
     assert asked(shown(450), objective=timedelta(seconds=58)).replicas == 5
 
 
@@ -128,7 +128,7 @@ def test_the_size_is_the_one_at_which_workers_and_lateness_cost_least(waiting: f
     #   n     5     6     7     8     9    10
     #   s   518.6 115.0  64.7  45.0  34.5  28.0
     # at 1: 2593, 1025, 1223 ...; at 10: 25932, 6201, 4135, 3600, 3525, 3648
-    found = asked(shown(460, 22000), waiting=waiting)
+    found = asked(shown(460, 22000), lateness_weight=waiting)
     assert found.replicas == size
     prices = {0.0: 0.0, 1.0: 1025.1, 10.0: 3524.8}
     assert found.inputs["waiting"] == pytest.approx(prices[waiting], abs=1)
@@ -165,7 +165,7 @@ def test_a_backlog_that_is_worked_off_sooner_without_a_rescale_is_left_to_it(lag
 
 @pytest.mark.parametrize("waiting", [0.0, 10.0])
 def test_where_nothing_suffices_the_most_allowed_is_asked_for_and_said(waiting: float) -> None:
-    found = asked(shown(900, 50000, maximum=7), waiting=waiting)
+    found = asked(shown(900, 50000, maximum=7), lateness_weight=waiting)
     assert (found.replicas, found.reason) == (7, Reason.ABOVE)
     assert found.detail.endswith("4 replicas (400/s) are short, 7 (700/s), the most allowed, are too")
     assert "recovery" not in found.inputs
@@ -320,7 +320,7 @@ def test_fewer_are_asked_for_in_one_step_once_that_would_have_saved_what_a_resca
         "a rescale is worth 576"
     )
     assert asked(shown(300, current=8, memory=spare(8, 575))).replicas == 8
-    assert asked(view, outage=timedelta(seconds=73)).replicas == 8
+    assert asked(view, rescale_price=timedelta(seconds=73)).replicas == 8
 
 
 def test_while_fewer_would_do_it_says_what_they_have_saved() -> None:
@@ -673,16 +673,16 @@ def test_without_a_past_the_reading_is_what_is_known() -> None:
     ("parameters", "message"),
     [
         ({"objective": timedelta(0)}, "objective: is 0s, expected above 0s"),
-        ({"patience": 0.0}, "patience: is 0, expected above 0"),
-        ({"patience": 1.1}, "patience: is 1.1, expected above 0"),
-        ({"patience": math.nan}, "patience: is nan, expected above 0"),
-        ({"reserve": -0.1}, "reserve: is -0.1, expected from 0"),
-        ({"reserve": 1.0}, "reserve: is 1, expected from 0"),
-        ({"down_reserve": math.nan}, "down_reserve: is nan, expected from 0"),
-        ({"waiting": -1.0}, "waiting: is -1, expected 0 or more"),
-        ({"waiting": math.inf}, "waiting: is inf, expected 0 or more"),
-        ({"calm": timedelta(seconds=-1)}, "calm: is -1s, expected 0s or more"),
-        ({"outage": timedelta(seconds=-1)}, "outage: is -1s, expected 0s or more"),
+        ({"slack": 0.0}, "slack: is 0, expected above 0"),
+        ({"slack": 1.1}, "slack: is 1.1, expected above 0"),
+        ({"slack": math.nan}, "slack: is nan, expected above 0"),
+        ({"headroom": -0.1}, "headroom: is -0.1, expected from 0"),
+        ({"headroom": 1.0}, "headroom: is 1, expected from 0"),
+        ({"down_headroom": math.nan}, "down_headroom: is nan, expected from 0"),
+        ({"lateness_weight": -1.0}, "lateness_weight: is -1, expected 0 or more"),
+        ({"lateness_weight": math.inf}, "lateness_weight: is inf, expected 0 or more"),
+        ({"scale_down_window": timedelta(seconds=-1)}, "scale_down_window: is -1s, expected 0s or more"),
+        ({"rescale_price": timedelta(seconds=-1)}, "rescale_price: is -1s, expected 0s or more"),
         ({"restart": timedelta(seconds=-1)}, "restart: is -1s, expected 0s or more"),
         ({"start_up": timedelta(seconds=-1)}, "start_up: is -1s, expected 0s or more"),
         ({"lag": ""}, "lag: is empty"),
@@ -700,7 +700,7 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
 
 def test_it_is_shown_as_much_of_the_past_as_it_looks_at() -> None:
     assert Adaptive().lookback == timedelta(minutes=17)
-    assert Adaptive(calm=timedelta(minutes=30)).lookback == timedelta(minutes=32)
+    assert Adaptive(scale_down_window=timedelta(minutes=30)).lookback == timedelta(minutes=32)
     assert Adaptive(lag="waiting").metrics == ("waiting", "arrivals", "throughput")
 
 
@@ -742,7 +742,10 @@ def test_more_arrivals_never_mean_fewer_replicas(seed: int, more: float) -> None
     slopes = {name: chance.uniform(-0.01, 0.02) for name in ("trend.minutes", "trend.quarter", "arrivals.slope")}
     extra = {**spare(current, 10 ** chance.uniform(0, 5), chance.uniform(0, 1000))}
     peak = chance.uniform(0, 1.2)
-    parameters = {"waiting": chance.choice((1.0, 10.0)), "objective": timedelta(seconds=chance.choice((30, 60, 600)))}
+    parameters = {
+        "lateness_weight": chance.choice((1.0, 10.0)),
+        "objective": timedelta(seconds=chance.choice((30, 60, 600))),
+    }
     given: dict[str, Any] = {
         "current": current,
         "maximum": 60,

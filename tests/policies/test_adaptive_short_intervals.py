@@ -31,7 +31,7 @@ def seen(interval: float, until: float) -> tuple[dict[str, float], float]:
         points.append((at, mean))
         stride = max(1, round(60 / interval))
         forecast.follow(memory, mean, at)
-        forecast.look(memory, points[::-stride][:15][::-1])
+        forecast.find_trends(memory, points[::-stride][:15][::-1])
         rise = max((slope * min(60.0, lasted) for slope, lasted in forecast.trends(memory)), default=0.0)
         most = max(most, memory["arrivals.level"] + rise)
     return memory, most
@@ -53,9 +53,9 @@ def test_what_arrivals_swing_by_is_learned_in_as_long_however_often_one_looks() 
 def test_the_same_reading_seen_again_teaches_no_swing() -> None:
     points = [(60.0 * number, 100.0 + 20.0 * (number % 2)) for number in range(8)]
     memory: dict[str, float] = {"arrivals.level": 100.0}
-    forecast.look(memory, points)
+    forecast.find_trends(memory, points)
     once = memory["arrivals.swing"]
-    forecast.look(memory, points)
+    forecast.find_trends(memory, points)
     assert memory["arrivals.swing"] == once
 
 

@@ -238,7 +238,7 @@ def test_says_in_words_what_it_computed(view: Make) -> None:
     )
 
 
-CONFIRMING = BacklogDrain(stops=False, confirm=timedelta(seconds=4))
+CONFIRMING = BacklogDrain(stops=False, stable_time=timedelta(seconds=4))
 
 
 @pytest.mark.parametrize(
@@ -303,10 +303,10 @@ def test_names_the_metrics_it_cannot_do_without() -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"within": timedelta(0)}, "within: is 0s, expected above 0s"),
+        ({"drain_time": timedelta(0)}, "drain_time: is 0s, expected above 0s"),
         ({"restart": timedelta(seconds=-1)}, "restart: is -1s, expected 0s or more"),
-        ({"calm": timedelta(seconds=-1)}, "calm: is -1s, expected 0s or more"),
-        ({"confirm": timedelta(seconds=-1)}, "confirm: is -1s, expected 0s or more"),
+        ({"down_backlog_time": timedelta(seconds=-1)}, "down_backlog_time: is -1s, expected 0s or more"),
+        ({"stable_time": timedelta(seconds=-1)}, "stable_time: is -1s, expected 0s or more"),
         ({"utilization": 0.0}, "utilization: is 0.0, expected above 0 and at most 1"),
         ({"utilization": 1.1}, "utilization: is 1.1, expected"),
         ({"utilization": math.nan}, "utilization: is nan, expected"),
@@ -380,10 +380,10 @@ amounts = st.floats(0, 1e7) | st.sampled_from([0.0, 1e-300, 1e308])
 tables = st.dictionaries(st.integers(1, 30), st.floats(1e-3, 1e6), max_size=4)
 policies = st.builds(
     BacklogDrain,
-    within=st.integers(1, 600).map(lambda s: timedelta(seconds=s)),
+    drain_time=st.integers(1, 600).map(lambda s: timedelta(seconds=s)),
     restart=st.integers(0, 600).map(lambda s: timedelta(seconds=s)),
-    calm=st.integers(0, 100).map(lambda s: timedelta(seconds=s)),
-    confirm=st.integers(0, 100).map(lambda s: timedelta(seconds=s)),
+    down_backlog_time=st.integers(0, 100).map(lambda s: timedelta(seconds=s)),
+    stable_time=st.integers(0, 100).map(lambda s: timedelta(seconds=s)),
     stops=st.booleans(),
     utilization=st.floats(0.6, 1.0),
     down_utilization=st.floats(0.1, 0.5),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler_policies.adaptive import capacity_model
-from autoscaler_policies.adaptive.capacity_model import EXPONENT, MOST_SIZES, idle, rate, sample
+from autoscaler_policies.adaptive.capacity_model import EXPONENT, MAX_SIZES, idle, rate, sample
 
 Memory = dict[str, float]
 INTERVAL = 15.0
@@ -173,18 +173,18 @@ def test_a_size_that_does_less_than_the_law_says_is_known_by_itself() -> None:
 
 
 def test_a_deviation_counts_for_half_after_half_an_hour() -> None:
-    memory: Memory = {"capacity.level": 0.0, "size.1.deviation": 0.2, "size.1.seconds": capacity_model.OWN_S}
+    memory: Memory = {"capacity.level": 0.0, "size.1.deviation": 0.2, "size.1.seconds": capacity_model.DEVIATION_S}
     assert rate(memory, 1, 1) == pytest.approx(math.exp(0.1))
 
 
 def test_the_sizes_not_seen_for_longest_are_forgotten() -> None:
     memory: Memory = {}
     now = 0.0
-    for size in range(1, MOST_SIZES + 20):
+    for size in range(1, MAX_SIZES + 20):
         now = hours(memory, (size,), 1000.0, 0.9, count=3, begin=now)
     known = {int(name.split(".")[1]) for name in memory if name.startswith("size.")}
-    assert known == set(range(20, MOST_SIZES + 20))
-    assert sum(name.startswith("size.") for name in memory) == 3 * MOST_SIZES
+    assert known == set(range(20, MAX_SIZES + 20))
+    assert sum(name.startswith("size.") for name in memory) == 3 * MAX_SIZES
 
 
 def test_after_a_long_time_unseen_new_samples_weigh_more_but_a_month_no_more_than_a_week() -> None:
@@ -242,7 +242,7 @@ def test_whatever_is_read_what_a_size_does_is_a_number(
             memory = {name: memory[name] for name in list(memory)[forgotten - 1 :: 2]}
         for asked in (size, 1, 7, 1_000_000):
             assert 0 <= rate(memory, asked, asked) < math.inf
-        assert 0 <= idle(memory) <= capacity_model.MOST_IDLE
+        assert 0 <= idle(memory) <= capacity_model.MAX_IDLE
 
 
 def test_records_that_cost_otherwise_are_not_taken_for_an_idle_share() -> None:

@@ -669,10 +669,10 @@ def test_a_metric_that_is_missing_never_lowers_the_size(view: Make, absent: str)
     ("parameters", "message"),
     [
         ({"target_recovery": timedelta(0)}, "target_recovery: is 0s, expected above"),
-        ({"grace": -timedelta(seconds=1)}, "grace: is -1s, expected 0s"),
-        ({"trend": timedelta(seconds=30)}, "trend: is 30s, expected at least the interval"),
-        ({"bad": -0.1}, "bad: is -0.1, expected"),
-        ({"bad": math.nan}, "bad: is nan, expected"),
+        ({"cooldown": -timedelta(seconds=1)}, "cooldown: is -1s, expected 0s"),
+        ({"trend_window": timedelta(seconds=30)}, "trend_window: is 30s, expected at least the interval"),
+        ({"max_forecast_error": -0.1}, "max_forecast_error: is -0.1, expected"),
+        ({"max_forecast_error": math.nan}, "max_forecast_error: is nan, expected"),
         ({"lag": ""}, "lag: is empty"),
         ({"forecast": ""}, "forecast: is empty"),
     ],
@@ -683,7 +683,7 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
 
 
 def test_is_shown_as_much_past_as_its_trend_needs() -> None:
-    assert Daedalus(trend=timedelta(minutes=20)).lookback == timedelta(minutes=20)
+    assert Daedalus(trend_window=timedelta(minutes=20)).lookback == timedelta(minutes=20)
     assert POLICY.metrics == ("arrivals", "throughput", "lag", "utilization")
 
 
@@ -699,7 +699,7 @@ def test_follows_a_load_with_few_rescales_and_recovers_in_time() -> None:
         down=Behaviour(),
         metrics=("arrivals", "throughput", "lag", "cpu"),
         engine=True,
-        lookback=POLICY.trend,
+        lookback=POLICY.trend_window,
     )
     outcome = run(spec, PlantSpec(sigma=0.01), Load("stairs", tuple(rates), changes), seed=1)
     for change in (0.0, *changes):

@@ -40,7 +40,6 @@ from autoscaler_policies.flink_operator.scaling import (
     exceeds_quota,
     job_changes,
     job_slots,
-    job_workers,
     outside_band,
     processing_backlog,
     recent,
@@ -138,7 +137,7 @@ def parallelism_scale(inputs: Inputs) -> int:
         lower=inputs["lower_limit"],
         upper=inputs["upper_limit"],
         capped=False,
-    ).parallelism
+    )
 
 
 def alignment(inputs: Inputs, *, capped: bool = False) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def alignment(inputs: Inputs, *, capped: bool = False) -> dict[str, Any]:
         upper=inputs["upper_limit"],
         capped=capped,
     )
-    return {"parallelism": found.parallelism, "scaling_limited_event": found.limited}
+    return {"parallelism": found}
 
 
 def vertex_decision(inputs: Inputs) -> dict[str, Any]:
@@ -400,17 +399,17 @@ def test_every_vertex_of_a_published_job_gets_what_it_needs(case: Inputs) -> Non
 # alignment
 
 
-def searched(mode: Alignment, current: int, target: int, count: int, most: int, lower: int) -> tuple[int, bool]:
+def searched(mode: Alignment, current: int, target: int, count: int, most: int, lower: int) -> int:
     """The search as the original writes it, one number after the other."""
     if mode is Alignment.OFF:
-        return target, False
+        return target
     rises = target > current
     loose = mode in {Alignment.BALANCED, Alignment.LEGACY_MAXIMIZE_UTILISATION}
     for p in range(target, (most if rises else min(current, most)) + 1):
         if count % p == 0 or (loose and count // p < count // target):
-            return p, False
+            return p
     if mode in {Alignment.BALANCED, Alignment.EVENLY_SPREAD}:
-        return target, False
+        return target
     p = target
     while p > 0:
         if count // p > count // target:
@@ -420,8 +419,8 @@ def searched(mode: Alignment, current: int, target: int, count: int, most: int, 
         p -= 1
     p = max(p, lower)
     if (rises and p <= current) or (not rises and p >= current):
-        return current, True
-    return p, p != target
+        return current
+    return p
 
 
 @given(
@@ -452,7 +451,7 @@ def test_the_closed_form_finds_what_the_search_finds(
         upper=upper,
         capped=False,
     )
-    assert (found.parallelism, found.limited) == searched(mode, current, target, count, min(count, most, upper), lower)
+    assert found == searched(mode, current, target, count, min(count, most, upper), lower)
 
 
 @given(st.sampled_from(Alignment), st.integers(1, 300), st.floats(0, 300), st.integers(1, 64), st.integers(1, 500))
@@ -462,27 +461,27 @@ def test_a_capped_source_never_has_an_idle_subtask_where_it_is_aligned(
     current = min(current, partitions)
     assume(mode is not Alignment.OFF)
     found = scaled(current, factor, mode, partitions=partitions, max_parallelism=max(most, current))
-    assert 1 <= found.parallelism <= partitions
+    assert 1 <= found <= partitions
 
 
 def test_a_vertex_that_neither_reads_partitions_nor_is_keyed_is_not_aligned() -> None:
-    assert aligned(Alignment.EVENLY_SPREAD, 16, 24, max_parallelism=128).parallelism == 24
+    assert aligned(Alignment.EVENLY_SPREAD, 16, 24, max_parallelism=128) == 24
 
 
 def test_a_target_like_the_present_parallelism_stays_also_where_it_divides_nothing() -> None:
     for mode in Alignment:
-        assert aligned(mode, 7, 7, max_parallelism=720, keyed=True).parallelism == 7
+        assert aligned(mode, 7, 7, max_parallelism=720, keyed=True) == 7
 
 
 def test_a_source_above_its_partitions_comes_down_to_them() -> None:
-    assert scaled(100, 1.0, partitions=15, max_parallelism=180).parallelism == 15
-    assert scaled(100, 1.0, partitions=15, max_parallelism=180, capped=False).parallelism == 100
+    assert scaled(100, 1.0, partitions=15, max_parallelism=180) == 15
+    assert scaled(100, 1.0, partitions=15, max_parallelism=180, capped=False) == 100
 
 
 def test_what_no_int_holds_is_made_one_as_in_java() -> None:
-    assert scaled(3, INF, max_parallelism=100).parallelism == 100
-    assert scaled(3, NAN).parallelism == 1
-    assert scaled(200, 2.0**40).parallelism == MOST
+    assert scaled(3, INF, max_parallelism=100) == 100
+    assert scaled(3, NAN) == 1
+    assert scaled(200, 2.0**40) == MOST
 
 
 def test_limits_that_contradict_each_other_are_refused() -> None:
@@ -623,18 +622,17 @@ def test_a_source_of_which_the_rate_is_not_known_has_no_backlog() -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "slots", "workers"),
+    ("groups", "slots"),
     [
-        ([], 0, 0),
-        ([(7, 128)], 7, 4),
-        ([(4, 128), (1, 128)], 8, 4),
-        ([(4, 128), (1, 2)], 6, 3),
-        ([(4, 3)], 4, 2),
+        ([], 0),
+        ([(7, 128)], 7),
+        ([(4, 128), (1, 128)], 8),
+        ([(4, 128), (1, 2)], 6),
+        ([(4, 3)], 4),
     ],
 )
-def test_groups_that_share_no_slots_get_equally_many(groups: list[tuple[int, int]], slots: int, workers: int) -> None:
+def test_groups_that_share_no_slots_get_equally_many(groups: list[tuple[int, int]], slots: int) -> None:
     assert job_slots(groups) == slots
-    assert job_workers(groups, 2) == workers
 
 
 def test_what_needs_no_more_workers_is_never_too_much() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler_policies.adaptive import forecast
-from autoscaler_policies.adaptive.forecast import follow, judge, line, look, trends, trust
+from autoscaler_policies.adaptive.forecast import find_trends, follow, judge_forecast, line, trend_trust, trends
 
 Memory = dict[str, float]
 Points = list[tuple[float, float]]
@@ -38,8 +38,8 @@ def play(
         at = number * step
         seen.append((at, max(rate(at), 0.0)))
         follow(memory, seen[-1][1], at)
-        look(memory, seen[::-stride][:15][::-1])
-        judge(memory, at)
+        find_trends(memory, seen[::-stride][:15][::-1])
+        judge_forecast(memory, at)
         yield at, memory
 
 
@@ -233,7 +233,7 @@ def test_trends_are_told_with_the_time_they_were_seen_for_as_far_as_trusted() ->
 def test_the_trend_of_the_last_minute_must_stand_out(slope: float, told: float) -> None:
     # 3 times 3 % of 100 within a minute
     memory: Memory = {"arrivals.level": 100.0, "arrivals.slope": slope, "arrivals.swing": 0.03}
-    look(memory, [(60.0 * minute, 100.0) for minute in range(15)])
+    find_trends(memory, [(60.0 * minute, 100.0) for minute in range(15)])
     assert memory["trend.minute"] == told
 
 
@@ -263,7 +263,7 @@ def test_a_greater_reading_never_foretells_less(swing: float, share: float) -> N
         for reading in (value, value + usual * dice.choice((0.02, 0.1, 0.3))):
             memory = dict(before)
             follow(memory, reading, 840.0)
-            look(memory, [*past, (840.0, reading)])
+            find_trends(memory, [*past, (840.0, reading)])
             found.append(memory)
         low, high = found
         assert high["arrivals.middle"] >= low["arrivals.middle"] * (1 - 1e-9), seed
@@ -274,7 +274,7 @@ def test_a_greater_reading_never_foretells_less(swing: float, share: float) -> N
 def test_a_reading_far_above_a_trend_does_not_hide_it() -> None:
     def seen(last: float) -> Memory:
         memory: Memory = {"arrivals.level": 200.0, "arrivals.swing": 0.01}
-        look(memory, [*[(60.0 * n, 100.0 + 7 * n + n % 2) for n in range(14)], (840.0, last)])
+        find_trends(memory, [*[(60.0 * n, 100.0 + 7 * n + n % 2) for n in range(14)], (840.0, last)])
         return memory
 
     assert seen(200.0)["trend.quarter"] == pytest.approx(7 / 60, rel=0.05)
@@ -311,49 +311,49 @@ def test_the_middle_of_what_swings_is_steadier_than_its_level() -> None:
 def test_a_trend_that_was_right_is_trusted() -> None:
     memory = after(lambda at: 100 + at / 30, 7200)
     assert memory["error.trend"] < memory["error.trend_unchanged"]
-    assert trust(memory) == 1
+    assert trend_trust(memory) == 1
 
 
 def test_a_trend_that_never_goes_on_is_trusted_less() -> None:
     # up by 40 % in ten minutes, and back for ten: what rises for five minutes has nearly done so
     memory = after(lambda at: 100 + 40 * abs((at / 600) % 2 - 1), 6 * 3600)
     assert memory["error.trend"] > memory["error.trend_unchanged"]
-    assert trust(memory) < 0.7
+    assert trend_trust(memory) < 0.7
 
 
 def test_forecasts_are_judged_when_they_are_due_and_not_before() -> None:
     memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 1 / 6}
-    judge(memory, 1000.0)
-    assert memory["forecast.due_at"] == 1000 + forecast.JUDGED_S
+    judge_forecast(memory, 1000.0)
+    assert memory["forecast.due_at"] == 1000 + forecast.FORECAST_AHEAD_S
     memory["arrivals.level"] = 120.0
-    judge(memory, 1299.0)
+    judge_forecast(memory, 1299.0)
     assert "error.trend" not in memory
-    judge(memory, 1300.0)
+    judge_forecast(memory, 1300.0)
     # 150 were foreseen and 120 came: off by 25 %; no change would have been off by 1/6
     assert memory["error.trend"] == pytest.approx(0.25)
     assert memory["error.trend_unchanged"] == pytest.approx(1 / 6)
-    assert trust(memory) == pytest.approx((4 / 6) ** 2)
+    assert trend_trust(memory) == pytest.approx((4 / 6) ** 2)
     memory["arrivals.level"] = 170.0
-    judge(memory, 1600.0)
+    judge_forecast(memory, 1600.0)
     # 170 were foreseen and came: an error of 0 with a weight of 1/5
     assert memory["error.trend"] == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize("late", [forecast.JUDGED_S + 61, -400.0])
+@pytest.mark.parametrize("late", [forecast.FORECAST_AHEAD_S + 61, -400.0])
 def test_a_forecast_that_nobody_looked_at_when_it_was_due_is_not_judged(late: float) -> None:
     # -400: the clock was set, and it would be due too far ahead
     memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 1.0}
-    judge(memory, 1000.0)
-    judge(memory, 1000.0 + late)
+    judge_forecast(memory, 1000.0)
+    judge_forecast(memory, 1000.0 + late)
     assert "error.trend" not in memory
-    assert memory["forecast.due_at"] == 1000 + late + forecast.JUDGED_S
+    assert memory["forecast.due_at"] == 1000 + late + forecast.FORECAST_AHEAD_S
 
 
 def test_nothing_is_judged_while_nothing_arrives() -> None:
     memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 1.0}
-    judge(memory, 1000.0)
+    judge_forecast(memory, 1000.0)
     memory["arrivals.level"] = 0.0
-    judge(memory, 1300.0)
+    judge_forecast(memory, 1300.0)
     assert "error.trend" not in memory
 
 
@@ -377,13 +377,13 @@ def test_whatever_arrives_no_level_or_trend_is_below_nothing(readings: list[tupl
         at = max(at + later, at)
         seen.append((at, value))
         follow(memory, value, at)
-        look(memory, seen[-15:])
-        judge(memory, at)
+        find_trends(memory, seen[-15:])
+        judge_forecast(memory, at)
         memory = {name: number for name, number in memory.items() if math.isfinite(number)}
         assert memory.get("arrivals.level", 0.0) >= 0
         assert memory.get("arrivals.middle", 0.0) >= 0
         assert all(slope > 0 for slope, _ in trends(memory))
-        assert 0 <= trust(memory) <= 1
+        assert 0 <= trend_trust(memory) <= 1
 
 
 # what is new in a mean over a longer time
@@ -407,15 +407,15 @@ def surge(at: float) -> float:
 def test_a_jump_is_seen_whole_long_before_the_mean_has_followed_it(over: float, step: float) -> None:
     points = means(surge, 615, over, step)
     assert points[-1][1] < 260
-    assert forecast.newest(points, over) == pytest.approx(400, rel=0.01)
+    assert forecast.latest_rate(points, over) == pytest.approx(400, rel=0.01)
 
 
 def test_of_a_jump_within_the_last_interval_the_part_is_seen_that_came() -> None:
-    assert forecast.newest(means(lambda at: surge(at + 5), 600), 60.0) == pytest.approx(200)
+    assert forecast.latest_rate(means(lambda at: surge(at + 5), 600), 60.0) == pytest.approx(200)
 
 
 def test_what_came_of_late_is_never_below_nothing() -> None:
-    assert forecast.newest([*means(lambda _: 100.0, 600), (615.0, 10.0)], 60.0) == 0
+    assert forecast.latest_rate([*means(lambda _: 100.0, 600), (615.0, 10.0)], 60.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -430,21 +430,21 @@ def test_what_came_of_late_is_never_below_nothing() -> None:
     ],
 )
 def test_what_came_of_late_is_the_mean_where_nothing_else_can_be_told(points: Points) -> None:
-    assert forecast.newest(points, 60.0) == points[-1][1]
+    assert forecast.latest_rate(points, 60.0) == points[-1][1]
 
 
 def test_a_reading_that_was_not_measured_anew_is_no_reading() -> None:
     """A server that measures every 15 s, asked every 5 s."""
     points = means(surge, 630)
     stairs = [(at + late, value) for at, value in points for late in (0.0, 5.0, 10.0)]
-    assert forecast.newest(stairs, 60.0) == forecast.newest(points, 60.0) == pytest.approx(400)
+    assert forecast.latest_rate(stairs, 60.0) == forecast.latest_rate(points, 60.0) == pytest.approx(400)
 
 
 def test_readings_that_come_a_little_early_or_late_tell_nearly_the_same() -> None:
     chance = dice(7)
     exact = means(surge, 670, step=1.0)
     points = [exact[round(at + chance.uniform(-2, 2)) - 1] for at in range(15, 661, 15)]
-    assert forecast.newest(points, 60.0) == pytest.approx(400, rel=0.15)
+    assert forecast.latest_rate(points, 60.0) == pytest.approx(400, rel=0.15)
 
 
 def followed(rate: Callable[[float], float], until: float) -> list[tuple[float, Memory]]:
@@ -452,7 +452,7 @@ def followed(rate: Callable[[float], float], until: float) -> list[tuple[float, 
     memory: Memory = {}
     found = []
     for number, (at, value) in enumerate(points, 1):
-        latest = forecast.newest(points[max(0, number - 20) : number], 60.0)
+        latest = forecast.latest_rate(points[max(0, number - 20) : number], 60.0)
         follow(memory, value, at, latest=latest, over=60.0)
         found.append((at, dict(memory)))
     return found
@@ -493,4 +493,4 @@ def test_the_level_stays_after_a_jump_between_two_readings(early: float) -> None
 def test_errors_of_a_long_mean_count_only_so_many_times() -> None:
     points = [(15.0 * number, 100.0 + 0.1 * (number % 7)) for number in range(60)]
     points[-1] = (points[-1][0], points[-2][1] + 10.0)
-    assert forecast.newest(points, 300.0) < 100 + 10 * 1.1 * forecast.MOST_TIMES
+    assert forecast.latest_rate(points, 300.0) < 100 + 10 * 1.1 * forecast.MAX_AMPLIFICATION

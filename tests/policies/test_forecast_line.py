@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from autoscaler_policies.adaptive.forecast import SETTLED_S, follow, settle, settled
+from autoscaler_policies.adaptive.forecast import MIN_LINE_AGE_S, follow, follow_line, steady_line
 
 Memory = dict[str, float]
 STEP = 15.0
@@ -22,7 +22,7 @@ def settling(
     for number in range(1, round(seconds / STEP) + 1):
         at = begin + number * STEP
         follow(memory, rate(at), at)
-        settle(memory, rate(at), at)
+        follow_line(memory, rate(at), at)
     return memory
 
 
@@ -44,7 +44,7 @@ def swinging(share: float, lasts: float, seed: int = 1) -> Callable[[float], flo
 @pytest.mark.parametrize(("share", "lasts"), [(0.03, 60.0), (0.1, 40.0), (0.1, 120.0)])
 def test_what_arrivals_swing_around_by_how_much_and_for_how_long_is_learned(share: float, lasts: float) -> None:
     memory = settling(swinging(share, lasts), 5 * 3600)
-    found = settled(memory)
+    found = steady_line(memory)
     assert found is not None
     middle, spread, seconds = found
     assert middle == pytest.approx(300, rel=0.05)
@@ -57,25 +57,25 @@ def test_a_line_that_rises_or_falls_is_followed_and_no_rest(slope: float, rests:
     # 1 % of noise is the least that is believed: a hundredth of 300/s within 600 s
     memory = settling(lambda at: 300 + slope * at, 3 * 3600)
     assert memory["line.now"] == pytest.approx(300 + slope * 3 * 3600)
-    assert (settled(memory) is not None) is rests
+    assert (steady_line(memory) is not None) is rests
 
 
 def test_what_has_not_held_for_long_is_no_line() -> None:
-    memory = settling(lambda _: 300.0, SETTLED_S)
-    assert settled(memory) is None
-    assert settled(settling(lambda _: 300.0, 600, memory, SETTLED_S)) is not None
+    memory = settling(lambda _: 300.0, MIN_LINE_AGE_S)
+    assert steady_line(memory) is None
+    assert steady_line(settling(lambda _: 300.0, 600, memory, MIN_LINE_AGE_S)) is not None
 
 
 def test_swings_that_last_long_are_not_waited_for() -> None:
-    assert settled(settling(swinging(0.1, 1800.0), 5 * 3600)) is None
+    assert steady_line(settling(swinging(0.1, 1800.0), 5 * 3600)) is None
 
 
 @pytest.mark.parametrize(("to", "within"), [(600.0, 15.0), (400.0, 600.0), (200.0, 600.0), (30.0, 60.0)])
 def test_a_line_that_arrivals_have_left_begins_anew(to: float, within: float) -> None:
     memory = settling(swinging(0.05, 60.0), 4 * 3600)
-    assert settled(memory) is not None
-    assert settled(settling(lambda _: to, within, memory, 4 * 3600.0)) is None
-    found = settled(settling(lambda _: to, 5400, memory, 4 * 3600.0 + within))
+    assert steady_line(memory) is not None
+    assert steady_line(settling(lambda _: to, within, memory, 4 * 3600.0)) is None
+    found = steady_line(settling(lambda _: to, 5400, memory, 4 * 3600.0 + within))
     assert found is not None
     assert found[0] == pytest.approx(to, rel=0.01)
 
@@ -85,32 +85,32 @@ def test_a_jump_that_ends_among_the_swings_leaves_no_line(spreads: float, holds:
     memory = settling(swinging(0.1, 60.0), 4 * 3600)
     at = 4 * 3600 + STEP
     memory["arrivals.jumped_at"] = at
-    settle(memory, memory["line.now"] * (1 + spreads * memory["line.spread"]), at)
-    assert (settled(memory) is not None) is holds
+    follow_line(memory, memory["line.now"] * (1 + spreads * memory["line.spread"]), at)
+    assert (steady_line(memory) is not None) is holds
 
 
 def test_a_reading_that_is_doubted_or_seen_again_says_nothing_of_the_line() -> None:
     memory = settling(lambda _: 300.0, 3600)
     before = {name: value for name, value in memory.items() if name.startswith("line.")}
-    settle(memory, 900.0, 3600.0)
+    follow_line(memory, 900.0, 3600.0)
     follow(memory, 900.0, 3615.0, doubtful=True)
-    settle(memory, 900.0, 3615.0)
+    follow_line(memory, 900.0, 3615.0)
     assert {name: value for name, value in memory.items() if name.startswith("line.")} == before
 
 
 def test_after_a_silence_or_a_lost_number_the_line_begins_anew() -> None:
     memory = settling(lambda _: 300.0, 3600)
-    assert settled(settling(lambda _: 300.0, 60, {**memory}, 4300.0)) is None
+    assert steady_line(settling(lambda _: 300.0, 60, {**memory}, 4300.0)) is None
     del memory["line.tx"]
-    assert settled(settling(lambda _: 300.0, 60, memory, 3600.0)) is None
+    assert steady_line(settling(lambda _: 300.0, 60, memory, 3600.0)) is None
 
 
 def test_nothing_at_all_arriving_is_a_line_too() -> None:
-    found = settled(settling(lambda _: 0.0, 3600))
+    found = steady_line(settling(lambda _: 0.0, 3600))
     assert found is not None
     assert found[0] == 0
 
 
 @pytest.mark.parametrize("rate", [1e-320, 1.7976931348623157e308])
 def test_the_line_bears_any_rate(rate: float) -> None:
-    settled(settling(lambda at: rate * (0.5 + at % 60 / 120), 7200))
+    steady_line(settling(lambda at: rate * (0.5 + at % 60 / 120), 7200))

@@ -28,7 +28,7 @@ RISE, FALL, END = 60, 160, 300
 
 def requests(batch: int, phase: int, start_up: int) -> tuple[list[tuple[int, int]], int]:
     """Sizes asked for, each with its second, and the records left; rates are shown per batch of so many seconds."""
-    policy = BacklogDrain(stops=False, confirm=timedelta(seconds=INTERVAL - 1))
+    policy = BacklogDrain(stops=False, stable_time=timedelta(seconds=INTERVAL - 1))
     spec = ClusterSpec(
         "demo",
         Limits(1, 4),

@@ -577,7 +577,7 @@ def test_a_daemon_that_is_killed_now_and_then_decides_the_same(shown: Shown) -> 
 @pytest.mark.parametrize("workers", [0.5, 2.5, 9.0])
 def test_a_new_daemon_beside_a_running_cluster_lowers_nothing_before_it_has_watched(calm: int, workers: float) -> None:
     for seed in (1, 2):
-        policy = Adaptive(calm=timedelta(minutes=calm))
+        policy = Adaptive(scale_down_window=timedelta(minutes=calm))
         found = Loop(Plant(K8S, ONE, seed, 20), spec_for(K8S, policy)).run(noise(levels(1, workers, K8S), 0.03, seed))
         (when, before, size), *_ = found.changes()
         assert size < before

@@ -31,7 +31,7 @@ def load(days: int, seed: int) -> Load:
 def lived(days: int, late_hours: float | None, times: float = 1.0, curve: Curve | None = None) -> Score:
     """So many days of office hours on EC2; `late_hours`: with a profile that is so late, and of `times` the rates."""
     policy = Adaptive(
-        objective=timedelta(seconds=EC2.slo), profile=None if late_hours is None else "profile", patience=0.75
+        objective=timedelta(seconds=EC2.slo), profile=None if late_hours is None else "profile", slack=0.75
     )
     spec = ClusterSpec(
         "plant",

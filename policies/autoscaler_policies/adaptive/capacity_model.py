@@ -22,37 +22,37 @@ EXPONENTS = (0.3, 1.1)
 
 NOISE = 0.05
 """Standard deviation of ln(true rate) of one sample: machines of one cloud differ by 1-7 %..."""
-HELD_S = 600.0
+ERROR_S = 600.0
 """... and its errors hold on for so long: samples within that time say little that is new."""
 DRIFT = 0.05
 EXPONENT_DRIFT = 0.01
 """How far level and exponent wander within an hour (standard deviation)."""
-LONGEST_S = 7 * 86400.0
+MAX_AGE_S = 7 * 86400.0
 """What has not been looked at for longer is no more uncertain than after this."""
 
-SURPRISE = 0.12
-SURPRISE_S = 180.0
+SHIFT = 0.12
+SHIFT_S = 180.0
 """Samples that are off by more than this, for minutes, mean that a record costs something else now."""
 
-LEAST_BUSY = 0.05
+MIN_UTILIZATION = 0.05
 """Below this utilization the ratio of two small numbers says nothing."""
-BUSY_ENOUGH = 0.4
+RELIABLE_UTILIZATION = 0.4
 """Below this the workers' own idle work (JVM, heartbeats) weighs too much in the ratio."""
-MOST_IDLE = 0.3
-IDLE_S = 6 * 3600.0
-SPREAD = 0.25
+MAX_IDLE = 0.3
+LINE_DECAY_S = 6 * 3600.0
+MIN_SPREAD = 0.25
 """Throughput must have varied by this share of its mean before a utilization without records is believed..."""
-FITS = 0.9
+MIN_FIT = 0.9
 """... and the line must tell so much of the variance: where records began to cost otherwise there is no one line."""
 
-LINE = tuple([f"capacity.line.{name}" for name in ("weight", "x", "y", "xx", "xy", "yy")])
+LINE_SUMS = tuple([f"capacity.line.{name}" for name in ("weight", "x", "y", "xx", "xy", "yy")])
 """The sums that make the line; without one of them it begins anew."""
 
-OWN_S = 1800.0
+DEVIATION_S = 1800.0
 """After so long at a size half of its own deviation from the power law is believed..."""
-OWN_KEPT_S = 6 * 3600.0
+DEVIATION_DECAY_S = 6 * 3600.0
 """... and so long it is remembered."""
-MOST_SIZES = 64
+MAX_SIZES = 64
 
 
 def rate(memory: Mapping[str, float], replicas: float, size: int) -> float:
@@ -66,7 +66,7 @@ def rate(memory: Mapping[str, float], replicas: float, size: int) -> float:
     level = memory.get("capacity.level")
     if level is None or replicas <= 0:
         return 0.0
-    power = level + memory.get("capacity.exponent", EXPONENT) * math.log(replicas) + _own(memory, size)
+    power = level + memory.get("capacity.exponent", EXPONENT) * math.log(replicas) + _deviation(memory, size)
     return math.exp(min(power, 700.0))  # e^709 is the largest float
 
 
@@ -76,13 +76,13 @@ def _names(size: int) -> tuple[str, str, str]:
     return f"size.{size}.deviation", f"size.{size}.seconds", f"size.{size}.seen_at"
 
 
-def _own(memory: Mapping[str, float], size: int) -> float:
+def _deviation(memory: Mapping[str, float], size: int) -> float:
     name, seconds_name, _ = _names(size)
     deviation = memory.get(name)
     if deviation is None:
         return 0.0
     seconds = max(memory.get(seconds_name, 0.0), 0.0)
-    return deviation * seconds / (seconds + OWN_S)
+    return deviation * seconds / (seconds + DEVIATION_S)
 
 
 def idle(memory: Mapping[str, float]) -> float:
@@ -95,14 +95,14 @@ def idle(memory: Mapping[str, float]) -> float:
         return 0.0
     mean_x, mean_y = memory.get("capacity.line.x", 0.0) / weight, memory.get("capacity.line.y", 0.0) / weight
     variance = memory.get("capacity.line.xx", 0.0) / weight - mean_x * mean_x
-    spread = SPREAD * mean_x
+    spread = MIN_SPREAD * mean_x
     if not variance > spread * spread:
         return 0.0
     both = memory.get("capacity.line.xy", 0.0) / weight - mean_x * mean_y
     slope = both / variance
-    if not slope * both >= FITS * (memory.get("capacity.line.yy", 0.0) / weight - mean_y * mean_y):
+    if not slope * both >= MIN_FIT * (memory.get("capacity.line.yy", 0.0) / weight - mean_y * mean_y):
         return 0.0
-    return min(max(mean_y - slope * mean_x, 0.0), MOST_IDLE)
+    return min(max(mean_y - slope * mean_x, 0.0), MAX_IDLE)
 
 
 def sample(
@@ -118,15 +118,15 @@ def sample(
         utilization: how busy the hottest worker was, 0 to 1.
         now: seconds since 1970.
     """
-    if not (throughput > 0 and utilization >= LEAST_BUSY and replicas > 0):
+    if not (throughput > 0 and utilization >= MIN_UTILIZATION and replicas > 0):
         return
     busy = min(utilization, 1.0)
     last = memory.get("capacity.seen_at")
-    since = 0.0 if last is None else min(max(now - last, 0.0), LONGEST_S)
+    since = 0.0 if last is None else min(max(now - last, 0.0), MAX_AGE_S)
     exponent = memory.get("capacity.exponent", EXPONENT)
     _learn_line(memory, throughput / replicas**exponent, busy, since)
     without = idle(memory)
-    true_rate = throughput * (1.0 - without) / max(busy - without, LEAST_BUSY)
+    true_rate = throughput * (1.0 - without) / max(busy - without, MIN_UTILIZATION)
     if not 0.0 < true_rate < math.inf:
         return
     seen, x = math.log(true_rate), math.log(replicas)
@@ -159,16 +159,16 @@ def _follow(memory: dict[str, float], x: float, size: int, seen: float, busy: fl
     covariance = memory.get("capacity.covariance", 0.0)
     exponent_variance = memory.get("capacity.exponent_variance", EXPONENT_VARIANCE)
     exponent_variance = min(exponent_variance + EXPONENT_DRIFT * EXPONENT_DRIFT * hours, EXPONENT_VARIANCE)
-    own = _own(memory, size)
+    own = _deviation(memory, size)
     off = seen - level - exponent * x - own
-    lasted = min(since, HELD_S)
-    share = min(lasted / SURPRISE_S, 1.0)
+    lasted = min(since, ERROR_S)
+    share = min(lasted / SHIFT_S, 1.0)
     surprise = memory.get("capacity.surprise", 0.0)
     surprise += share * (off - surprise)
-    if abs(surprise) > SURPRISE:
+    if abs(surprise) > SHIFT:
         level_variance += surprise * surprise * share
     # Errors that hold on for HELD_S make a sample of a shorter time worth that part of one.
-    noise = NOISE * NOISE * HELD_S / lasted * max(1.0, (BUSY_ENOUGH / busy) ** 2)
+    noise = NOISE * NOISE * ERROR_S / lasted * max(1.0, (RELIABLE_UTILIZATION / busy) ** 2)
     by_level = level_variance + x * covariance
     by_exponent = covariance + x * exponent_variance
     total = by_level + x * by_exponent + noise
@@ -181,17 +181,17 @@ def _follow(memory: dict[str, float], x: float, size: int, seen: float, busy: fl
     memory["capacity.exponent_variance"] = exponent_variance - bend * by_exponent
     memory["capacity.seconds"] = memory.get("capacity.seconds", 0.0) + lasted
     memory["capacity.surprise"] = surprise
-    _learn_own(memory, size, off + own, lasted, now)
+    _learn_deviation(memory, size, off + own, lasted, now)
 
 
-def _learn_own(memory: dict[str, float], size: int, from_law: float, lasted: float, now: float) -> None:
+def _learn_deviation(memory: dict[str, float], size: int, from_law: float, lasted: float, now: float) -> None:
     """What a size is off by for itself: key groups or partitions that do not divide evenly."""
     deviation_name, seconds_name, seen_name = _names(size)
     if deviation_name not in memory:
         _forget_oldest(memory)
     deviation = memory.get(deviation_name, 0.0)
     age = max(now - memory.get(seen_name, now), 0.0)
-    seconds = max(memory.get(seconds_name, 0.0), 0.0) * math.exp(-age / OWN_KEPT_S) + lasted
+    seconds = max(memory.get(seconds_name, 0.0), 0.0) * math.exp(-age / DEVIATION_DECAY_S) + lasted
     memory[deviation_name] = deviation + lasted / seconds * (from_law - deviation)
     memory[seconds_name] = seconds
     memory[seen_name] = now
@@ -200,7 +200,7 @@ def _learn_own(memory: dict[str, float], size: int, from_law: float, lasted: flo
 def _forget_oldest(memory: dict[str, float]) -> None:
     """Make room for another size."""
     known = [name[:-7] for name in memory if name.startswith("size.") and name.endswith(".seen_at")]
-    if len(known) >= MOST_SIZES:
+    if len(known) >= MAX_SIZES:
         oldest = min(known, key=lambda name: memory[name + "seen_at"])
         for what in ("deviation", "seconds", "seen_at"):
             memory.pop(oldest + what, None)
@@ -208,7 +208,7 @@ def _forget_oldest(memory: dict[str, float]) -> None:
 
 def _learn_line(memory: dict[str, float], x: float, y: float, since: float) -> None:
     """Moving sums of throughput, per replica^exponent, and utilization."""
-    sums = [memory.get(name) for name in LINE]
-    kept = 0.0 if None in sums else math.exp(-since / IDLE_S)
-    for name, known, value in zip(LINE, sums, (1.0, x, y, x * x, x * y, y * y), strict=True):
+    sums = [memory.get(name) for name in LINE_SUMS]
+    kept = 0.0 if None in sums else math.exp(-since / LINE_DECAY_S)
+    for name, known, value in zip(LINE_SUMS, sums, (1.0, x, y, x * x, x * y, y * y), strict=True):
         memory[name] = (known or 0.0) * kept + value

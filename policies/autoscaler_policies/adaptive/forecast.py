@@ -17,29 +17,29 @@ MINUTE_S = 60.0
 TRENDS: Mapping[str, int] = {"minutes": 6, "quarter": 15}
 """Trends are looked for in so many readings, a minute apart."""
 TREND_NAMES = tuple([(f"trend.{name}", count) for name, count in TRENDS.items()])
-SIGNIFICANT = 3.0
+SLOPE_SIGNIFICANCE = 3.0
 """A slope must be so many times its standard error (a t-test with few degrees of freedom, hence more than 2)..."""
-STANDS_OUT = 3.0
+RISE_SIGNIFICANCE = 3.0
 """... and rise within its time by so many times what arrivals swing by from minute to minute..."""
-CLEAR = 3.0
+MINUTE_SIGNIFICANCE = 3.0
 """... and that of the last minute by so many times within a minute."""
-LEAST_POINTS = 4
+MIN_POINTS = 4
 READING_S = 15.0
 """Readings that are closer together than this say as much less of how arrivals rise and swing."""
 
-SMOOTH = 0.4
-BEND = 0.1
+LEVEL_WEIGHT = 0.4
+SLOPE_WEIGHT = 0.1
 """Weights of a new reading in the level and in the trend of the last minute (Holt's linear smoothing)..."""
-JUMP = 4.0
+JUMP_SIGNIFICANCE = 4.0
 """... unless it is off by more than so many times the noise: then it is the level."""
 NOISE = 0.05
-LEAST_NOISE = 0.01
-MOST_TIMES = 8.0
+MIN_NOISE = 0.01
+MAX_AMPLIFICATION = 8.0
 """Errors of a mean count at most so many times in what came of late."""
 LATEST_NOISE = 0.2
 """That of what came of late begins high: the error of a single reading shows in it several times as great."""
 NOISE_WEIGHT = 0.03
-NORMAL = 1.2533
+NORMAL_RATIO = 1.2533
 """Standard deviation over mean absolute deviation of a normal distribution."""
 SWING = 0.03
 SWING_WEIGHT = 0.005
@@ -47,38 +47,38 @@ SWING_WEIGHT = 0.005
 STALE_S = 600.0
 """After so long without a reading the level begins anew."""
 
-LINE_S = 3600.0
+LINE_DECAY_S = 3600.0
 """Weights of the readings in the long line fade to 37 % within so long."""
-DRIFT_S = 300.0
-LEFT = 4.5
+DRIFT_DECAY_S = 300.0
+LINE_EXIT = 4.5
 """The line is left when the mean over so long, or one reading, is off by so many times what that swings by..."""
-FAR = 3.0
+LINE_JUMP = 3.0
 """... or arrivals jump to so far above it: a jump from below to above it may be but a swing."""
-SETTLED_S = 1800.0
+MIN_LINE_AGE_S = 1800.0
 """Arrivals only swing around a line that has held for so long..."""
-LEVEL_S = 600.0
+FLATNESS_S = 600.0
 """... that within so long rises or falls by less than they swing by..."""
-SOON_S = 400.0
+MAX_SWING_S = 400.0
 """... and of which what is off comes back within so long (to 37 %)."""
 SPREAD_WEIGHT = 1 / 120
 """How much they swing around it, and for how long, is learned from a reading a minute, in two hours..."""
-FIRST_WEIGHT = 1 / 6
+INITIAL_WEIGHT = 1 / 6
 """... and in minutes at first, when what is assumed counts as much as five readings."""
-MOST_OFF = 4.0
+MAX_DEVIATIONS = 4.0
 """What is off by more than so many times the spread counts no more in it."""
-LASTS_S = 600.0
+LONGEST_SWING_S = 600.0
 """No swing is said to last longer: a line through the last hour cannot tell."""
 
-JUDGED_S = 300.0
+FORECAST_AHEAD_S = 300.0
 """Forecasts are judged by what came so long after."""
 ERROR_WEIGHT = 0.2
 
 
-SUMS = tuple([f"line.{name}" for name in ("weight", "t", "tt", "x", "tx")])
+LINE_SUMS = tuple([f"line.{name}" for name in ("weight", "t", "tt", "x", "tx")])
 """The sums that make the long line; without one of them it begins anew."""
 
 
-TIME = itemgetter(0)
+TIME_OF = itemgetter(0)
 """That of a point."""
 
 
@@ -105,7 +105,7 @@ def line(points: Sequence[tuple[float, float]]) -> Line:
     count = len(points)
     end, last = points[-1]
     begin = points[0][0]
-    if count < LEAST_POINTS or end <= begin:
+    if count < MIN_POINTS or end <= begin:
         return Line(last, 0.0, math.inf, 0.0, 0.0)
     sum_t = sum_v = sum_tt = sum_tv = 0.0
     for at, value in points:
@@ -126,17 +126,17 @@ def line(points: Sequence[tuple[float, float]]) -> Line:
     return Line(last + mean_v - slope * mean_t, slope, noise / math.sqrt(spread), noise, end - begin)
 
 
-def clear(points: Sequence[tuple[float, float]], found: Line) -> bool:
+def is_significant(points: Sequence[tuple[float, float]], found: Line) -> bool:
     """Whether the slope of the line through the points stands out of the noise around it.
 
     A last point far above the line of those before it makes the slope steeper and less certain. That must not unmake
     a trend which a lower point there would have made, or more arrivals would ask for fewer replicas: beyond the value
     that makes it most certain, that value is judged.
     """
-    if found.slope > SIGNIFICANT * found.error:
+    if found.slope > SLOPE_SIGNIFICANCE * found.error:
         return True
     at, last = points[-1]
-    if len(points) <= LEAST_POINTS or found.slope <= 0 or last <= found.now:
+    if len(points) <= MIN_POINTS or found.slope <= 0 or last <= found.now:
         return False
     before = line(points[:-1])
     if before.slope <= 0:
@@ -154,10 +154,10 @@ def clear(points: Sequence[tuple[float, float]], found: Line) -> bool:
     if last <= best:
         return False
     judged = line([*points[:-1], (at, best)])
-    return judged.slope > SIGNIFICANT * judged.error
+    return judged.slope > SLOPE_SIGNIFICANCE * judged.error
 
 
-def newest(points: Sequence[tuple[float, float]], over: float) -> float:
+def latest_rate(points: Sequence[tuple[float, float]], over: float) -> float:
     """The rate since the reading before, of readings that are means over a longer time.
 
     What came in `over` seconds is what came since the reading before, and what the last of them but that held: the
@@ -178,8 +178,8 @@ def newest(points: Sequence[tuple[float, float]], over: float) -> float:
         value = now
     at = anew[-1] if anew else points[-1][0]
     apart = min(map(sub, anew[1:], anew), default=0.0)
-    before = bisect_right(points, at - max(apart, READING_S, over / MOST_TIMES), key=TIME) - 1
-    ago = bisect_right(points, at - over, key=TIME) - 1
+    before = bisect_right(points, at - max(apart, READING_S, over / MAX_AMPLIFICATION), key=TIME_OF) - 1
+    ago = bisect_right(points, at - over, key=TIME_OF) - 1
     if before < 0 or ago < 0:
         return value
     since, then = points[before]
@@ -225,12 +225,12 @@ def follow(
     memory["arrivals.foreseen"] = foreseen
     rises = False
     if over > 0:
-        rises = _rises(memory, max(level, latest), latest - foreseen)
+        rises = _rises_above(memory, max(level, latest), latest - foreseen)
         if rises or at - memory.get("arrivals.rose_at", -math.inf) < over:
             value = max(value, latest)  # of a jump within an interval the mean knows more at last
     off = value - foreseen
     largest = max(level, value)
-    most = JUMP * noise * largest
+    most = JUMP_SIGNIFICANCE * noise * largest
     doubted = memory.pop("arrivals.doubted_at", None)
     if off > most:
         if doubtful and doubted is None:
@@ -241,25 +241,25 @@ def follow(
             if at - memory.get("arrivals.rose_at", -math.inf) >= over:
                 memory["arrivals.rises_at"] = at
             memory["arrivals.rose_at"] = at
-    memory["arrivals.level"] = value if abs(off) > most else foreseen + SMOOTH * off
-    memory["arrivals.slope"] = slope + BEND * off / max(since, READING_S)
+    memory["arrivals.level"] = value if abs(off) > most else foreseen + LEVEL_WEIGHT * off
+    memory["arrivals.slope"] = slope + SLOPE_WEIGHT * off / max(since, READING_S)
     if largest > 0:
         memory["arrivals.noise"] = max(
-            noise + NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL - noise), LEAST_NOISE
+            noise + NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL_RATIO - noise), MIN_NOISE
         )
 
 
-def _rises(memory: dict[str, float], largest: float, off: float) -> bool:
+def _rises_above(memory: dict[str, float], largest: float, off: float) -> bool:
     """Whether what came of late is more than expected, beyond its noise."""
     noise = memory.get("arrivals.latest_noise", LATEST_NOISE)
-    most = JUMP * noise * largest
+    most = JUMP_SIGNIFICANCE * noise * largest
     if largest > 0:
-        noise += NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL - noise)
-        memory["arrivals.latest_noise"] = max(noise, LEAST_NOISE)
+        noise += NOISE_WEIGHT * (min(abs(off), most) / largest * NORMAL_RATIO - noise)
+        memory["arrivals.latest_noise"] = max(noise, MIN_NOISE)
     return off > most
 
 
-def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:
+def find_trends(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:
     """Look for trends in the past.
 
     Args:
@@ -275,10 +275,10 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
     for name, count in TREND_NAMES:
         some = points[-count:]
         found = line(some)
-        stands_out = found.slope * found.span > STANDS_OUT * swing * foreseen
-        memory[name] = found.slope if stands_out and clear(some, found) else 0.0
+        stands_out = found.slope * found.span > RISE_SIGNIFICANCE * swing * foreseen
+        memory[name] = found.slope if stands_out and is_significant(some, found) else 0.0
     slope = memory.get("arrivals.slope", 0.0)
-    memory["trend.minute"] = slope if slope * MINUTE_S > CLEAR * swing * foreseen else 0.0
+    memory["trend.minute"] = slope if slope * MINUTE_S > MINUTE_SIGNIFICANCE * swing * foreseen else 0.0
     # The line through the longest time tells the middle of what swings, unless there was a jump.
     middle = found.now
     if found.noise > 2 * swing * foreseen:
@@ -286,10 +286,10 @@ def look(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> Non
     memory["arrivals.middle"] = max(middle, 0.0)
     if found.noise > 0 and level > 0:
         swing += SWING_WEIGHT * since / READING_S * (min(found.noise / level, 2 * swing) - swing)
-        memory["arrivals.swing"] = max(swing, LEAST_NOISE)
+        memory["arrivals.swing"] = max(swing, MIN_NOISE)
 
 
-def settle(memory: dict[str, float], value: float, at: float) -> None:
+def follow_line(memory: dict[str, float], value: float, at: float) -> None:
     """Follow the line through the last hour, how much arrivals swing around it, and how long that lasts.
 
     A weighted least-squares line, and a first-order autoregression of what is off from it: by how much (`line.spread`,
@@ -305,17 +305,17 @@ def settle(memory: dict[str, float], value: float, at: float) -> None:
     since = at - memory.get("line.seen_at", -math.inf)
     if since <= 0 or memory.get("arrivals.doubted_at") == at:
         return
-    weight, t, tt, x, tx = [memory.get(name, math.nan) for name in SUMS]
+    weight, t, tt, x, tx = [memory.get(name, math.nan) for name in LINE_SUMS]
     whole = math.isfinite(weight + t + tt + x + tx)
     jumped = memory.get("arrivals.jumped_at") == at
-    if not whole or since > STALE_S or (jumped and _far(memory, value)) or _left(memory):
+    if not whole or since > STALE_S or (jumped and _is_far_above(memory, value)) or _has_left(memory):
         weight = t = tt = x = tx = off = drift = slope = 0.0
         since = READING_S
         middle = value
         memory["line.since_at"] = memory["line.minute_at"] = at
         memory.pop("line.minute_off", None)
     else:
-        kept = math.exp(-since / LINE_S)
+        kept = math.exp(-since / LINE_DECAY_S)
         tt = kept * (tt - 2 * since * t + since * since * weight)
         tx = kept * (tx - since * x)
         t, x, weight = kept * (t - since * weight), kept * x, kept * weight
@@ -324,22 +324,22 @@ def settle(memory: dict[str, float], value: float, at: float) -> None:
         middle = max((x - slope * t) / weight, 0.0)
         off = (value - middle) / middle if middle > 0 else 0.0
         drift = memory.get("line.drift", 0.0)
-        drift += (1 - math.exp(-since / DRIFT_S)) * (off - drift)
+        drift += (1 - math.exp(-since / DRIFT_DECAY_S)) * (off - drift)
     counts = min(since, MINUTE_S)
     memory["line.seen_at"] = at
     memory["line.weight"], memory["line.x"] = weight + counts, x + counts * value
     memory["line.t"], memory["line.tt"], memory["line.tx"] = t, tt, tx
     memory["line.now"], memory["line.slope"], memory["line.off"], memory["line.drift"] = middle, slope, off, drift
     passed = at - memory.get("line.minute_at", at)
-    if passed >= MINUTE_S and at - memory.get("line.since_at", at) >= DRIFT_S:
+    if passed >= MINUTE_S and at - memory.get("line.since_at", at) >= DRIFT_DECAY_S:
         _learn_spread(memory, off, passed)
         memory["line.minute_at"], memory["line.minute_off"] = at, off
 
 
-def _far(memory: Mapping[str, float], value: float) -> bool:
+def _is_far_above(memory: Mapping[str, float], value: float) -> bool:
     """Whether a reading is far above the long line."""
     middle = memory.get("line.now", 0.0)
-    return value - middle > FAR * memory.get("line.spread", SWING) * middle
+    return value - middle > LINE_JUMP * memory.get("line.spread", SWING) * middle
 
 
 def _learn_spread(memory: dict[str, float], off: float, passed: float) -> None:
@@ -348,35 +348,35 @@ def _learn_spread(memory: dict[str, float], off: float, passed: float) -> None:
     if before is None:
         return
     spread = memory.get("line.spread", SWING)
-    weight = memory.get("line.learns", FIRST_WEIGHT)
+    weight = memory.get("line.learns", INITIAL_WEIGHT)
     memory["line.learns"] = max(weight / (1 + weight), SPREAD_WEIGHT)
-    most = MOST_OFF * MOST_OFF * spread * spread
-    spread = max(math.sqrt(spread * spread + weight * (min(off * off, most) - spread * spread)), LEAST_NOISE)
+    most = MAX_DEVIATIONS * MAX_DEVIATIONS * spread * spread
+    spread = max(math.sqrt(spread * spread + weight * (min(off * off, most) - spread * spread)), MIN_NOISE)
     both = memory.get("line.both", spread * spread / math.e)
     both += weight * (min(max(off * before, -most), most) - both)
-    alike = min(max(both / (spread * spread), 0.05), math.exp(-passed / LASTS_S))
+    alike = min(max(both / (spread * spread), 0.05), math.exp(-passed / LONGEST_SWING_S))
     memory["line.spread"], memory["line.both"], memory["line.lasts"] = spread, both, -passed / math.log(alike)
 
 
-def _unsure(memory: Mapping[str, float]) -> float:
+def _line_variance(memory: Mapping[str, float]) -> float:
     """Variance of where the long line is now, in that of a reading: an end of a line through what lasts for a while."""
     held = memory.get("line.seen_at", 0.0) - memory.get("line.since_at", 0.0)
-    return 8 * memory.get("line.lasts", MINUTE_S) / min(max(held, 1.0), 2 * LINE_S)
+    return 8 * memory.get("line.lasts", MINUTE_S) / min(max(held, 1.0), 2 * LINE_DECAY_S)
 
 
-def _left(memory: Mapping[str, float]) -> bool:
+def _has_left(memory: Mapping[str, float]) -> bool:
     """Whether arrivals have left the long line."""
-    if not memory["line.seen_at"] - memory.get("line.since_at", math.inf) >= SETTLED_S:
+    if not memory["line.seen_at"] - memory.get("line.since_at", math.inf) >= MIN_LINE_AGE_S:
         return False
-    unsure, lasts = _unsure(memory), memory.get("line.lasts", MINUTE_S)
-    most = LEFT * memory.get("line.spread", SWING)
+    unsure, lasts = _line_variance(memory), memory.get("line.lasts", MINUTE_S)
+    most = LINE_EXIT * memory.get("line.spread", SWING)
     drift = abs(memory.get("line.drift", 0.0))
     return abs(memory.get("line.off", 0.0)) > most * math.sqrt(1 + unsure) or drift > most * math.sqrt(
-        lasts / (lasts + DRIFT_S) + unsure
+        lasts / (lasts + DRIFT_DECAY_S) + unsure
     )
 
 
-def settled(memory: Mapping[str, float]) -> tuple[float, float, float] | None:
+def steady_line(memory: Mapping[str, float]) -> tuple[float, float, float] | None:
     """The line that arrivals have long swung around and come back to soon; None where there is none.
 
     Returns:
@@ -386,7 +386,11 @@ def settled(memory: Mapping[str, float]) -> tuple[float, float, float] | None:
     held = memory.get("line.seen_at", 0.0) - memory.get("line.since_at", math.inf)
     middle, spread = memory.get("line.now", 0.0), memory.get("line.spread", SWING)
     lasts = memory.get("line.lasts", math.inf)
-    if held < SETTLED_S or lasts > SOON_S or abs(memory.get("line.slope", 0.0)) * LEVEL_S > spread * middle:
+    if (
+        held < MIN_LINE_AGE_S
+        or lasts > MAX_SWING_S
+        or abs(memory.get("line.slope", 0.0)) * FLATNESS_S > spread * middle
+    ):
         return None
     return middle, spread, lasts
 
@@ -404,14 +408,14 @@ def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float
     for name, count in TREND_NAMES:
         slope = memory.get(name, 0.0)
         if slope > 0:
-            found.append((slope * share * trust(memory), count * MINUTE_S))
+            found.append((slope * share * trend_trust(memory), count * MINUTE_S))
     slope = memory.get("trend.minute", 0.0)
     if slope > 0:
         found.append((slope * share, MINUTE_S))
     return tuple(found)
 
 
-def judge(memory: dict[str, float], now: float) -> None:
+def judge_forecast(memory: dict[str, float], now: float) -> None:
     """Hold the trend of a while ago against what came, and make a new forecast of it.
 
     Args:
@@ -420,7 +424,7 @@ def judge(memory: dict[str, float], now: float) -> None:
     """
     due = memory.get("forecast.due_at", now)
     level = memory.get("arrivals.level", 0.0)
-    if now < due <= now + JUDGED_S:
+    if now < due <= now + FORECAST_AHEAD_S:
         return
     unchanged, value = memory.pop("forecast.unchanged", None), memory.pop("forecast.trend", None)
     if value is not None and unchanged is not None and due <= now <= due + MINUTE_S and level > 0:
@@ -428,14 +432,14 @@ def judge(memory: dict[str, float], now: float) -> None:
             error = min(abs(guess - level) / level, 10.0)
             known = memory.get(f"error.{what}", error)
             memory[f"error.{what}"] = known + ERROR_WEIGHT * (error - known)
-    memory["forecast.due_at"] = now + JUDGED_S
+    memory["forecast.due_at"] = now + FORECAST_AHEAD_S
     memory["forecast.unchanged"] = level
-    rise = max(memory.get(name, 0.0) * min(JUDGED_S, count * MINUTE_S) for name, count in TREND_NAMES)
+    rise = max(memory.get(name, 0.0) * min(FORECAST_AHEAD_S, count * MINUTE_S) for name, count in TREND_NAMES)
     if rise > 0:
         memory["forecast.trend"] = level + rise
 
 
-def trust(memory: Mapping[str, float]) -> float:
+def trend_trust(memory: Mapping[str, float]) -> float:
     """How far trends count, 0 to 1: fully, unless they were worse of late than to expect no change."""
     error = memory.get("error.trend", 0.0)
     if error <= 0:

@@ -25,10 +25,10 @@ def rate(seen: Observation, name: str) -> float | None:
     # The commonest kind by far, dozens of times a tick.
     if type(value) is float and 0.0 <= value <= LARGEST:
         return value
-    return together(reading) if reading.finite() else None
+    return total_of(reading) if reading.finite() else None
 
 
-def together(reading: Reading) -> float:
+def total_of(reading: Reading) -> float:
     """A rate or a number of records as one finite number, 0 or more: the sum, where it has one per replica."""
     value = reading.value
     return min(max(sum(value) if isinstance(value, tuple) else value, 0.0), LARGEST)
@@ -56,7 +56,7 @@ def points(
         if type(value) is not float or not 0.0 <= value <= LARGEST:
             if not reading.finite():
                 continue
-            value = together(reading)
+            value = total_of(reading)
         at = seconds(reading.at)
         if at < begin:
             break

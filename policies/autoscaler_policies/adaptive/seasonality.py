@@ -13,32 +13,32 @@ from autoscaler_policies.shared.recommend import LARGEST
 
 MINUTE_S = 60.0
 
-RATIO_S = 3600.0
+RATIO_DECAY_S = 3600.0
 """The level at which the usual is now is learned within an hour..."""
 RATIOS = (0.25, 4.0)
 """... and is nothing beyond these: that is another load."""
-ODD = 0.2
+MAX_RATIO_STEP = 0.2
 """What is off by more than this share says no more about the level: a jump that comes minutes early or late."""
 
 AHEAD_MINUTES = 20
 """What the profile says of so long ahead is held against what comes..."""
-KEPT_S = 2 * 86400.0
+ERROR_DECAY_S = 2 * 86400.0
 """... and remembered for so long."""
-LATE_S = 60.0
+MAX_DELAY_S = 60.0
 """What nobody looked at when it was due is not judged."""
-MOST_WRONG = 0.5
+MAX_ERROR = 0.5
 """An error counts at most for this share of the arrivals: a day that is not usual must not spoil a week."""
-NOISE = 0.03
+MINUTE_ERROR = 0.03
 """An error that is no greater may be that of a minute."""
-BETTER = 0.3
+FULL_TRUST_GAIN = 0.3
 """Fully believed is what was further off, squared, by this share less than "it stays as it is" was where that was."""
-FEW = 0.05
+PRIOR_ERROR = 0.05
 """So much of errors on both sides is assumed in the beginning, so that a profile is half believed until it has shown
 what it is worth, and a few small errors say little."""
 
-STRANGE = 0.25
+ABNORMAL = 0.25
 """What is more by this share is nothing usual: no profile tells how it goes on. What is less by it may stay so."""
-BACK_S = 300.0
+RETURN_S = 300.0
 """What is off by less comes back, to a third within so long."""
 
 
@@ -58,18 +58,18 @@ def compare(memory: dict[str, float], usual: Sequence[float], now: float) -> Non
     low, high = RATIOS
     ratio = min(max(level / usual[0], low), high)
     known = memory.get("season.ratio", ratio)
-    off = min(max(ratio - known, -ODD * known), ODD * known)
-    memory["season.ratio"] = known + (1.0 - math.exp(-since / RATIO_S)) * off
+    off = min(max(ratio - known, -MAX_RATIO_STEP * known), MAX_RATIO_STEP * known)
+    memory["season.ratio"] = known + (1.0 - math.exp(-since / RATIO_DECAY_S)) * off
     due = memory.get("season.due_at", now)
     if now < due <= now + AHEAD_MINUTES * MINUTE_S:
         return
     # Believed by what was known before: a greater reading must not make less of what is expected.
     memory["season.trust"] = _trust(memory)
     told, same = memory.pop("season.told", None), memory.pop("season.same", None)
-    if told is not None and same is not None and due <= now <= due + LATE_S:
-        kept = math.exp(-AHEAD_MINUTES * MINUTE_S / KEPT_S)
+    if told is not None and same is not None and due <= now <= due + MAX_DELAY_S:
+        kept = math.exp(-AHEAD_MINUTES * MINUTE_S / ERROR_DECAY_S)
         wrong, unchanged = (
-            min(max(abs(guess - level) / level - NOISE, 0.0), MOST_WRONG) ** 2 for guess in (told, same)
+            min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2 for guess in (told, same)
         )
         # Where both are equally wrong, as through a quiet night, nothing is said against either.
         for name, more in (("season.wrong", wrong - unchanged), ("season.wrong_unchanged", unchanged - wrong)):
@@ -80,17 +80,17 @@ def compare(memory: dict[str, float], usual: Sequence[float], now: float) -> Non
 
 
 def _trust(memory: Mapping[str, float]) -> float:
-    wrong = memory.get("season.wrong", 0.0) + FEW * (1.0 - BETTER / 2)
-    same = memory.get("season.wrong_unchanged", 0.0) + FEW
-    return min(max((1.0 - wrong / same) / BETTER, 0.0), 1.0)
+    wrong = memory.get("season.wrong", 0.0) + PRIOR_ERROR * (1.0 - FULL_TRUST_GAIN / 2)
+    same = memory.get("season.wrong_unchanged", 0.0) + PRIOR_ERROR
+    return min(max((1.0 - wrong / same) / FULL_TRUST_GAIN, 0.0), 1.0)
 
 
-def trust(memory: Mapping[str, float]) -> float:
+def season_trust(memory: Mapping[str, float]) -> float:
     """How far the usual is believed, 0 to 1."""
     return min(max(memory.get("season.trust", 0.0), 0.0), 1.0)
 
 
-def foretold(memory: Mapping[str, float], usual: Sequence[float]) -> tuple[float, ...]:
+def expected(memory: Mapping[str, float], usual: Sequence[float]) -> tuple[float, ...]:
     """The usual arrivals of now and of the next minutes at the level at which they are now; empty: not known."""
     ratio = memory.get("season.ratio")
     if ratio is None:
@@ -98,17 +98,17 @@ def foretold(memory: Mapping[str, float], usual: Sequence[float]) -> tuple[float
     return tuple([min(ratio * each, LARGEST) for each in usual])
 
 
-def above(level: float, usual: Sequence[float]) -> bool:
+def is_far_above(level: float, usual: Sequence[float]) -> bool:
     """Whether so much more arrives than is foretold that this tells nothing now. `usual` is not empty."""
-    return level > (1.0 + STRANGE) * usual[0]
+    return level > (1.0 + ABNORMAL) * usual[0]
 
 
-def below(level: float, usual: Sequence[float]) -> bool:
+def is_far_below(level: float, usual: Sequence[float]) -> bool:
     """The same for less."""
-    return level < (1.0 - STRANGE) * usual[0]
+    return level < (1.0 - ABNORMAL) * usual[0]
 
 
-def piled(level: float, usual: Sequence[float], trusted: float, able: float, lag: float) -> float:
+def peak_backlog(level: float, usual: Sequence[float], trusted: float, able: float, lag: float) -> float:
     """The most records that will wait within the time foretold if the size stays, as far as the usual is believed.
 
     Args:
@@ -121,7 +121,7 @@ def piled(level: float, usual: Sequence[float], trusted: float, able: float, lag
     off = level - usual[0]
     most = lag
     for minute, each in enumerate(usual[1:], 1):
-        back = each + off * math.exp(-minute * MINUTE_S / BACK_S)
+        back = each + off * math.exp(-minute * MINUTE_S / RETURN_S)
         come = level + trusted * (back - level)
         lag = max(lag + (come - able) * MINUTE_S, 0.0)
         most = max(most, lag)

@@ -23,7 +23,7 @@ from autoscaler_policies.aws.rules import (
     warm,
     watch,
 )
-from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
 
@@ -127,10 +127,14 @@ class AwsStep:
         breaching = sum(point is not None and self._breaches(point) for point in points)
         distance = finite(newest - self.threshold)
         inputs = {self.metric: newest, "distance": distance, "breaching": float(breaching)}
-        what = f"{self.metric} {plain(newest)} is {plain(distance)} from {plain(self.threshold)}"
-        told = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {plain(self.threshold)}"
+        what = (
+            f"{self.metric} {format_number(newest)} is {format_number(distance)} from {format_number(self.threshold)}"
+        )
+        told = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {format_number(self.threshold)}"
         if breaching < self.needed or not self._breaches(newest):
-            return Recommendation(None, Reason.ABSTAINED, inputs, f"{self.metric} {plain(newest)}: {told}, no alarm")
+            return Recommendation(
+                None, Reason.ABSTAINED, inputs, f"{self.metric} {format_number(newest)}: {told}, no alarm"
+            )
         step = step_for(distance, self.steps, above=self.above)
         if step is None:
             return Recommendation(None, Reason.ABSTAINED, inputs, f"{what}: no step is for that")

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
-from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
 
@@ -103,7 +103,9 @@ class AwsTargetTracking:
             return missing(view, self.metric)
         current, goal, ready = view.current, self.goal, warm(view, self.warmup)
         inputs = {self.metric: newest, "target": goal, "warm": float(ready)}
-        what = f"{self.metric} {plain(newest)}{' per replica' if backlog else ''} at target {plain(goal)}"
+        what = (
+            f"{self.metric} {format_number(newest)}{' per replica' if backlog else ''} at target {format_number(goal)}"
+        )
         if all(point is not None and point > goal for point in points[: self.high_periods]):
             # A backlog is what it is, however many of the replicas that share it are still warming up.
             counted = max(view.ready if backlog else ready, 1)
@@ -123,5 +125,5 @@ class AwsTargetTracking:
             view,
             size,
             inputs,
-            f"{what} for {self.low_periods} datapoints, {plain(max(lows))} at most: {replicas(size)}",
+            f"{what} for {self.low_periods} datapoints, {format_number(max(lows))} at most: {replicas(size)}",
         )

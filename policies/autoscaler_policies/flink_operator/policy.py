@@ -41,14 +41,13 @@ from autoscaler_policies.flink_operator.scaling import (
     exceeds_quota,
     job_changes,
     job_slots,
-    job_workers,
     needed_capacity,
     processing_backlog,
     recent,
     restart_time,
 )
 from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
-from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 ZERO = timedelta(0)
 NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -600,7 +599,7 @@ class FlinkOperator:
             )
         groups = measured.slots(needed)
         slots, each = job_slots(groups), view.spec.slots_per_replica
-        workers = job_workers(groups, each)
+        workers = -(-slots // each)
         has = job_slots(measured.slots({vertex: measured.loads[vertex].parallelism for vertex in needed}))
         sum_up = f"ceil({slots} slots / {each}) = {replicas(workers)}"
         if slots >= has and workers < view.current:
@@ -633,9 +632,10 @@ class FlinkOperator:
         capacity = self._capacity(view, load)
         if math.isnan(load.true_rate) or math.isnan(capacity):
             return f"its rates are not known, it keeps parallelism {load.parallelism}"
-        able = "any rate" if math.isinf(load.true_rate) else f"{plain(load.true_rate)} records/s"
+        able = "any rate" if math.isinf(load.true_rate) else f"{format_number(load.true_rate)} records/s"
         return (
-            f"{plain(load.target.rate)} records/s need {plain(capacity)} at {self.utilization_target:.0%}, "
+            f"{format_number(load.target.rate)} records/s need {format_number(capacity)} at "
+            f"{self.utilization_target:.0%}, "
             f"{load.parallelism} subtasks could process {able}"
         )
 

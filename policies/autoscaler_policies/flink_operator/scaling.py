@@ -136,14 +136,6 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Aligned:
-    """A parallelism, and whether key groups or partitions made it another one than was wanted (`ScalingLimited`)."""
-
-    parallelism: int
-    limited: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """One change of a vertex in the past: `ScalingSummary`.
 
@@ -213,8 +205,7 @@ class Change:
         outside: whether its true rate is outside the band of its utilization; False when nothing changes.
         expected_rate: records/s it is expected to process then; NaN when nothing changes.
         delayed: the scale down that waits, if any.
-        why: why nothing changes although another parallelism was computed, or the empty text.
-        limited: whether key groups or partitions made it another one than was wanted.
+        why: why nothing changes although another parallelism was computed.
     """
 
     parallelism: int
@@ -222,8 +213,7 @@ class Change:
     outside: bool = False
     expected_rate: float = NAN
     delayed: Delayed | None = None
-    why: str = ""
-    limited: bool = False
+    why: str | None = None
 
 
 # parallelism
@@ -240,7 +230,7 @@ def aligned(
     lower: int = 1,
     upper: int = MOST,
     capped: bool = True,
-) -> Aligned:
+) -> int:
     """Bring a parallelism in line with key groups or partitions: `ParallelismAligner.align`.
 
     Only sources that tell their partitions and vertices keyed by an input are aligned. The search goes up from the
@@ -260,13 +250,12 @@ def aligned(
         capped: no more subtasks than partitions, as since 1.16. Before, a target above them was kept, or blocked.
     """
     if partitions <= 0 and not keyed:
-        return Aligned(target)
+        return target
     count = partitions if partitions > 0 else max_parallelism
-    wished = target
     if capped and mode is not Alignment.OFF:
         target = min(target, count)
     if mode is Alignment.OFF or target == current:
-        return Aligned(target, target != wished)
+        return target
     rises = target > current
     most = min(count, max_parallelism, upper)
     share = count // target
@@ -274,16 +263,16 @@ def aligned(
     if mode in _LOOSE and share:
         found = min(found, count // share + 1)  # the least that gives the fullest subtask less
     if found <= (most if rises else min(current, most)):
-        return Aligned(found, target != wished)
+        return found
     if mode not in _LEGACY:
-        return Aligned(target, target != wished)
+        return target
     back = count // (share + 1)  # the greatest that gives the fullest subtask more
     if back and count % back:
         back += 1
     back = max(back, lower)
     if (back <= current) if rises else (back >= current):
-        return Aligned(current, limited=True)
-    return Aligned(back, back != wished)
+        return current
+    return back
 
 
 def _next_divisor(count: int, least: int) -> int:
@@ -308,7 +297,7 @@ def scaled(
     lower: int = 1,
     upper: int = MOST,
     capped: bool = True,
-) -> Aligned:
+) -> int:
     """The parallelism times a factor, rounded up, within its limits and aligned: `JobVertexScaler.scale`.
 
     Raises:
@@ -321,7 +310,7 @@ def scaled(
     target = 0 if math.isnan(product) else MOST if product >= MOST else math.ceil(max(product, 0.0))
     target = min(max(lower, target), max_parallelism, upper)
     if target == current and not (capped and 0 < partitions < target):
-        return Aligned(target)
+        return target
     return aligned(
         mode,
         current,
@@ -407,16 +396,16 @@ def vertex_change(
         upper=max(current, settings.vertex_max),
         capped=settings.capped,
     )
-    if target.parallelism == current:
-        return Change(current, limited=target.limited)
+    if target == current:
+        return Change(current)
     outside = outside_band(load, settings, restart, backlog=backlog)
-    if target.parallelism < current:
+    if target < current:
         return _lowered(load, target, settings, outside, delayed, now)
     if history and (last := history[-1]).new_parallelism == current and last.new_parallelism > last.parallelism:
         gained = effectiveness(last, load.true_rate)
         if settings.block_ineffective and not gained >= settings.effectiveness:
             return Change(current, why=f"the last scale up gained {gained:.0%} of what was expected")
-    return _to(load, target.parallelism, outside, None, target.limited)
+    return _to(load, target, outside, None)
 
 
 def _rounded(load: Load, least: float) -> Load:
@@ -436,28 +425,24 @@ def rounded(value: float, least: float = -math.inf) -> float:
     return float(Decimal(repr(value)).quantize(_THOUSANDTH, ROUND_HALF_UP)) or value
 
 
-def _lowered(
-    load: Load, target: Aligned, settings: Settings, outside: bool, delayed: Delayed | None, now: float
-) -> Change:
+def _lowered(load: Load, target: int, settings: Settings, outside: bool, delayed: Delayed | None, now: float) -> Change:
     """Wait for the interval, then take the greatest that was wanted within it: `applyScaleDownInterval`."""
     interval = settings.scale_down_interval / _SECOND
     if interval <= 0:
-        return _to(load, target.parallelism, outside, None, target.limited)
+        return _to(load, target, outside, None)
     start = now - interval
-    delayed = (delayed or Delayed(now)).push(now, target.parallelism, outside)
+    delayed = (delayed or Delayed(now)).push(now, target, outside)
     if start < delayed.since:
         left = delayed.since - start
-        return Change(
-            load.parallelism, delayed=delayed, why=f"{target.parallelism} would do, in {left:.0f} s at the earliest"
-        )
+        return Change(load.parallelism, delayed=delayed, why=f"{target} would do, in {left:.0f} s at the earliest")
     delayed = delayed.within(start)
     greatest = delayed.greatest
-    return _to(load, greatest.parallelism, greatest.outside, delayed, target.limited)
+    return _to(load, greatest.parallelism, greatest.outside, delayed)
 
 
-def _to(load: Load, parallelism: int, outside: bool, delayed: Delayed | None, limited: bool) -> Change:
+def _to(load: Load, parallelism: int, outside: bool, delayed: Delayed | None) -> Change:
     expected = load.true_rate * (parallelism / load.parallelism)
-    return Change(parallelism, True, outside, expected, delayed, limited=limited)
+    return Change(parallelism, True, outside, expected, delayed)
 
 
 def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog: bool = False) -> bool:
@@ -584,11 +569,6 @@ def job_slots(groups: Iterable[tuple[int, int]]) -> int:
     known = tuple(groups)
     measure = max((needed for needed, _ in known), default=0)
     return sum(min(measure, max(most, needed)) for needed, most in known)
-
-
-def job_workers(groups: Iterable[tuple[int, int]], slots_per_worker: int) -> int:
-    """Workers for these groups (`job_slots`): with a single group ceil(parallelism / slots per worker)."""
-    return -(-job_slots(groups) // slots_per_worker)
 
 
 def exceeds_quota(

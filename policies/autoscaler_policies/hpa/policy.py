@@ -32,7 +32,7 @@ from autoscaler_policies.hpa.rules import (
     pod_average_value,
     utilization_ratio,
 )
-from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 MILLI = 1000
 SHARE = 1_000_000  # parts of a request, where a reading is a share of it: finer than the percent that counts
@@ -451,7 +451,7 @@ def _shown(one: Sized) -> float:
 
 def _told(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
     unit = "%" if one.utilization is not None else ""
-    said = f"{metric.metric} {plain(_shown(one))}{unit} at target {plain(metric.target)}{unit}"
+    said = f"{metric.metric} {format_number(_shown(one))}{unit} at target {format_number(metric.target)}{unit}"
     if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE} and (silent := _silent(view, reading)):
         said = f"{said}, {replicas(silent)} silent"
     return f"{said}: {replicas(one.replicas)}"

@@ -30,7 +30,7 @@ from autoscaler_policies.keda.rules import (
     safe_partition_lag,
     safe_size,
 )
-from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 OFFSET = "offset"
 ACTIVE = "active_at"  # when a trigger was active last, or could not be read
@@ -294,7 +294,7 @@ class KedaLag:
                     lag.lag, trigger.lag_threshold, view.current, bound=lag.bound, even=even, tolerance=self.tolerance
                 )
                 limit = "" if lag.bound is None else f", at most {lag.bound} can be used"
-                what = f"{trigger.label} {plain(lag.lag)} at {plain(trigger.lag_threshold)} per replica"
+                what = f"{trigger.label} {format_number(lag.lag)} at {format_number(trigger.lag_threshold)} per replica"
                 sizes.append((size, f"{what}: {replicas(size)}{limit}"))
             if not lag.complete and self.fallback is not None and self._fallen(view, trigger):
                 sizes.append(self._fall_back(view, self.fallback, f"{trigger.label} keeps failing"))
@@ -319,7 +319,10 @@ class KedaLag:
             return (None, "") if fallback is None else self._fall_back(view, fallback, "the formula gives nil")
         target = self.target or 1.0
         size = hpa_average_size(value, target, view.current, self.tolerance)
-        return size, f"the formula gives {plain(value)} at {plain(target)} per replica: {replicas(size)}"
+        return (
+            size,
+            f"the formula gives {format_number(value)} at {format_number(target)} per replica: {replicas(size)}",
+        )
 
     def _fallen(self, view: View, trigger: Trigger) -> bool:
         """Whether a trigger has failed more often than is put up with."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from autoscaler.policy_api import (
@@ -27,7 +27,7 @@ from autoscaler.policy_api import (
 )
 from autoscaler_policies.research.daedalus_model import Curve, Line, Regression, fit, recovery_time, wape
 from autoscaler_policies.shared.readings import busy, each, moving, total, warm_since
-from autoscaler_policies.shared.recommend import missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 FALLBACK = 600.0
 """Seconds that the line through the last interval is used ahead (`workload_regression`)."""
@@ -55,8 +55,8 @@ class Daedalus:
     Every `interval` it updates a regression of throughput on busy share for the present size, extrapolated to where
     the busiest replica is busy all the time; forecasts the arrivals; and takes the smallest size that can process what
     arrives now, recovers within `target_recovery`, can process what arrives until then, and, where it is another
-    than the present size, what arrives up to the `horizon`. Nothing is changed in the `grace` after a rescale, and
-    until `patience` after it only when the present size will not last the next interval.
+    than the present size, what arrives up to the `horizon`. Nothing is changed in the `cooldown` after a rescale, and
+    until `optional_cooldown` after it only when the present size will not last the next interval.
 
     Attributes:
         target_recovery: time within which everything that piled up in a rescale must be processed; default 10m.
@@ -64,13 +64,13 @@ class Daedalus:
         downtime_up: how long the job is taken to stand still when replicas come, until learned; default 30s.
         downtime_down: the same when replicas go; default 15s.
         interval: time between two decisions, over which the readings should be averaged; default 60s.
-        grace: after a rescale nothing is changed for so long; default 3m.
-        patience: after a rescale nothing is changed for so long that is not necessary; default 10m.
+        cooldown: after a rescale nothing is changed for so long; default 3m.
+        optional_cooldown: after a rescale nothing is changed for so long that is not necessary; default 10m.
         warm_up: readings within so long of a rescale or restart tell nothing about capacity; default 2m.
         horizon: how far ahead arrivals are forecast; default 15m.
-        trend: the forecast is the straight line through the arrivals of so long; default 15m.
-        bad: a forecast that was wrong by at least this share (WAPE) is replaced by the straight line through the last
-            interval alone, used 10 minutes ahead; default 0.25.
+        trend_window: the forecast is the straight line through the arrivals of so long; default 15m.
+        max_forecast_error: a forecast that was wrong by at least this share (WAPE) is replaced by the straight line
+            through the last interval alone, used 10 minutes ahead; default 0.25.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s.
         lag: name of the metric with the records waiting.
@@ -84,12 +84,12 @@ class Daedalus:
     downtime_up: timedelta = timedelta(seconds=30)
     downtime_down: timedelta = timedelta(seconds=15)
     interval: timedelta = timedelta(seconds=60)
-    grace: timedelta = timedelta(minutes=3)
-    patience: timedelta = timedelta(minutes=10)
+    cooldown: timedelta = field(default=timedelta(minutes=3), metadata={"aliases": ("grace",)})
+    optional_cooldown: timedelta = field(default=timedelta(minutes=10), metadata={"aliases": ("patience",)})
     warm_up: timedelta = timedelta(minutes=2)
     horizon: timedelta = timedelta(minutes=15)
-    trend: timedelta = timedelta(minutes=15)
-    bad: float = 0.25
+    trend_window: timedelta = field(default=timedelta(minutes=15), metadata={"aliases": ("trend",)})
+    max_forecast_error: float = field(default=0.25, metadata={"aliases": ("bad",)})
     arrivals: str = "arrivals"
     throughput: str = "throughput"
     lag: str = "lag"
@@ -97,22 +97,22 @@ class Daedalus:
     forecast: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("target_recovery", "interval", "horizon", "trend"):
+        for name in ("target_recovery", "interval", "horizon", "trend_window"):
             span = getattr(self, name)
             if span <= ZERO:
                 raise ParameterError(name, f"is {span.total_seconds():g}s, expected above 0s")
-        for name in ("checkpoint", "downtime_up", "downtime_down", "grace", "patience", "warm_up"):
+        for name in ("checkpoint", "downtime_up", "downtime_down", "cooldown", "optional_cooldown", "warm_up"):
             span = getattr(self, name)
             if span < ZERO:
                 raise ParameterError(name, f"is {span.total_seconds():g}s, expected 0s or more")
-        if self.trend < self.interval:
+        if self.trend_window < self.interval:
             raise ParameterError(
-                "trend",
-                f"is {self.trend.total_seconds():g}s, expected at least the interval "
+                "trend_window",
+                f"is {self.trend_window.total_seconds():g}s, expected at least the interval "
                 f"({self.interval.total_seconds():g}s)",
             )
-        if not (math.isfinite(self.bad) and self.bad >= 0):
-            raise ParameterError("bad", f"is {self.bad}, expected a share of 0 or more")
+        if not (math.isfinite(self.max_forecast_error) and self.max_forecast_error >= 0):
+            raise ParameterError("max_forecast_error", f"is {self.max_forecast_error}, expected a share of 0 or more")
         for name in ("arrivals", "throughput", "lag", "utilization"):
             if not getattr(self, name):
                 raise ParameterError(name, "is empty, expected the name of a metric")
@@ -127,7 +127,7 @@ class Daedalus:
     @property
     def lookback(self) -> timedelta:
         """How much past it needs: the time that the trend is measured over."""
-        return self.trend
+        return self.trend_window
 
     # what it knows
 
@@ -147,7 +147,7 @@ class Daedalus:
             memory.pop(name, None)
         self._measure(view, memory, now)
         line = self._told(view, memory) or self._forecast(view, memory, now)
-        if line is None or now - memory["rescaled_at"] < self.grace.total_seconds() or moving(view):
+        if line is None or now - memory["rescaled_at"] < self.cooldown.total_seconds() or moving(view):
             return memory
         self._plan(view, memory, line, now)
         return memory
@@ -252,7 +252,7 @@ class Daedalus:
         if not (math.isfinite(line.level) and math.isfinite(line.slope)):
             return None
         memory.update(line_at=now, level=line.level, slope=line.slope)
-        if error < self.bad:
+        if error < self.max_forecast_error:
             memory["wape"] = error
             return line
         memory["wape"] = min(error, 1e6)
@@ -261,7 +261,7 @@ class Daedalus:
 
     def _arrivals(self, view: View, now: float) -> list[tuple[float, float]]:
         """(seconds from now, records/s) of the time that the trend is measured over; at least the present reading."""
-        begin = -self.trend.total_seconds()
+        begin = -self.trend_window.total_seconds()
         found = [(0.0, total(view, self.arrivals) or 0.0)]
         for seen in reversed(view.past[:-1]):
             time = seen.at.timestamp() - now
@@ -292,7 +292,7 @@ class Daedalus:
             return
         if "each" not in memory:
             return
-        soon = now - memory["rescaled_at"] < self.patience.total_seconds()
+        soon = now - memory["rescaled_at"] < self.optional_cooldown.total_seconds()
         memory["most"] = min(line.most(line.horizon), 1e300)
         if soon and able > arrivals and able > line.most(self.interval.total_seconds()):
             memory.update(size=float(current), capacity=able)
@@ -325,23 +325,26 @@ class Daedalus:
         memory = view.memory
         arrivals = total(view, self.arrivals) or 0.0
         inputs = {"arrivals": arrivals, "lag": total(view, self.lag) or 0.0}
-        what = f"{plain(arrivals)}/s arriving"
+        what = f"{format_number(arrivals)}/s arriving"
         if not view.current and (arrivals or inputs["lag"]) and "size" not in memory:
             return sized(view, 1, inputs, f"{what}; nothing is processed by 0 replicas: one")
         since = view.now.timestamp() - memory.get("rescaled_at", -math.inf)
-        grace = self.grace.total_seconds()
+        grace = self.cooldown.total_seconds()
         if since < grace:
-            what += f"; the last rescale was {plain(since)} s ago, and nothing is changed for {plain(grace)} s"
+            what += (
+                f"; the last rescale was {format_number(since)} s ago, and nothing is changed for "
+                f"{format_number(grace)} s"
+            )
             return sized(view, view.current, inputs, what)
         if not all(name in memory for name in ("size", "capacity", "most", "wape")):
             return Recommendation(None, Reason.LEARNING, inputs, f"{what}; the capacity is not known yet")
         size, capacity, most = int(memory["size"]), memory["capacity"], memory["most"]
         inputs |= {"capacity": capacity, "forecast": most, "wape": memory["wape"]}
-        what += f", up to {plain(most)}/s forecast; {replicas(size)} ({plain(capacity)}/s)"
+        what += f", up to {format_number(most)}/s forecast; {replicas(size)} ({format_number(capacity)}/s)"
         recovery = memory.get("recovery")
         if recovery is not None:
             inputs["recovery"] = recovery
-            what += f" recover in {plain(recovery)} s"
+            what += f" recover in {format_number(recovery)} s"
         elif size == view.current:
             what += " will do for now, soon after a rescale"
         else:

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View, dataflow
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
-from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 MOST = 1_000_000  # more instances than this are no answer but a rate next to nothing
 EXACT = 1 - 1e-12  # a product like 21.000000000000004 is a whole number that floats could not hold
@@ -261,7 +261,10 @@ class Ds2:
             return self._undecided(view)
         slots, arrivals, true = memory["slots"], memory["arrivals"], memory["true_rate"]
         inputs = {"arrivals": arrivals, "true_rate": true, "slots": slots}
-        what = f"{plain(arrivals)}/s arriving at a true rate of {plain(true)}/s per slot need {slots:.0f} slots"
+        what = (
+            f"{format_number(arrivals)}/s arriving at a true rate of {format_number(true)}/s per slot need "
+            f"{slots:.0f} slots"
+        )
         if memory["decisions"] < self.activation:
             what += f"; decision {memory['decisions']:.0f} of {self.activation} before it counts"
             return Recommendation(None, Reason.LEARNING, inputs, what)
@@ -275,7 +278,7 @@ class Ds2:
         """What is said without a decision: the first replica where there is none, else nothing."""
         arrivals = total(view, self.arrivals) or 0.0
         if not view.current and arrivals:
-            what = f"{plain(arrivals)}/s arriving, nothing is processed by 0 replicas: one"
+            what = f"{format_number(arrivals)}/s arriving, nothing is processed by 0 replicas: one"
             return sized(view, 1, {"arrivals": arrivals}, what)
         what = "no decision yet: the first intervals after a rescale are ignored, and so is one in which nothing flowed"
         return Recommendation(None, Reason.LEARNING, {"arrivals": arrivals}, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from autoscaler.policy_api import (
@@ -17,9 +17,9 @@ from autoscaler.policy_api import (
     source_partitions,
 )
 from autoscaler_policies.shared.readings import total
-from autoscaler_policies.shared.recommend import LARGEST, finite, missing, plain, replicas, sized, smallest
+from autoscaler_policies.shared.recommend import LARGEST, finite, format_number, missing, replicas, sized, smallest
 
-# A restart that takes more than a third of `within` would need absurd sizes to be made good in time: the last
+# A restart that takes more than a third of `drain_time` would need absurd sizes to be made good in time: the last
 # second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
 RESTARTS = 3.0
 # While a rescale is on its way, its size stays unless it needs more than this many times the time allowed.
@@ -57,8 +57,8 @@ class _Load:
 
     def text(self, size: int, able: float) -> str:
         """Load and size in words, the beginning of a sentence."""
-        load = f"lag {plain(self.lag)} records at {plain(self.arrivals)}/s arriving"
-        return f"{load}; {replicas(size)} ({plain(able)}/s)"
+        load = f"lag {format_number(self.lag)} records at {format_number(self.arrivals)}/s arriving"
+        return f"{load}; {replicas(size)} ({format_number(able)}/s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,47 +66,48 @@ class BacklogDrain:
     """Sizes from arrivals and backlog against what each size can process, learned or configured.
 
     More replicas when arrivals are above `utilization` of the present capacity, or the backlog takes longer
-    than `within`: then the smallest size of which neither is true, counting what piles up until it works, or
+    than `drain_time`: then the smallest size of which neither is true, counting what piles up until it works, or
     the greatest allowed. Fewer when arrivals are at most `down_utilization` of the smaller capacity, the
-    present size works the backlog off within `calm`, and the smaller one what piles up during the change
-    `within`. Between these nothing changes. While a rescale is on its way, its size stays unless the backlog
-    takes twice as long as `within`.
+    present size works the backlog off within `down_backlog_time`, and the smaller one what piles up during the change
+    `drain_time`. Between these nothing changes. While a rescale is on its way, its size stays unless the backlog
+    takes twice as long as `drain_time`.
 
-    With unknown capacity it abstains, except when the backlog is worth more than `within` of the throughput
+    With unknown capacity it abstains, except when the backlog is worth more than `drain_time` of the throughput
     and not shrinking: then it asks for one replica more. From no replica at all it asks for the first one as
     soon as there is anything to do.
 
     Attributes:
-        within: time in which a backlog is to be worked off, the restart included; default 60s. Never taken as
+        drain_time: time in which a backlog is to be worked off, the restart included; default 60s. Never taken as
             less than three restarts. Several times the interval of checkpoints or batches.
         restart: time from asking for a size until the job runs with it, used until learned; default 15s.
         stops: whether the job stands still during that time (Flink); false when the old size goes on working
             until the new one is there (Spark); default true.
         utilization: share of its capacity a size may be used to before more is asked for; default 0.9.
         down_utilization: the same for a smaller size that would do; below utilization; default 0.7.
-        calm: never fewer replicas while the present size needs longer than this for the backlog; default 10s.
-        confirm: arrivals must have been about the same (within a quarter) for so long before the size changes,
-            unless the backlog is worth more than `within`; default 0s: at once.
+        down_backlog_time: never fewer replicas while the present size needs longer than this for the backlog;
+            default 10s.
+        stable_time: arrivals must have been about the same (within a quarter) for so long before the size changes,
+            unless the backlog is worth more than `drain_time`; default 0s: at once.
         lag: name of the metric with the records waiting.
         arrivals: name of the metric with the offered records/s.
         throughput: name of the metric with the processed records/s; only read while capacity is unknown.
     """
 
-    within: timedelta = timedelta(seconds=60)
+    drain_time: timedelta = field(default=timedelta(seconds=60), metadata={"aliases": ("within",)})
     restart: timedelta = timedelta(seconds=15)
     stops: bool = True
     utilization: float = 0.9
     down_utilization: float = 0.7
-    calm: timedelta = timedelta(seconds=10)
-    confirm: timedelta = ZERO
+    down_backlog_time: timedelta = field(default=timedelta(seconds=10), metadata={"aliases": ("calm",)})
+    stable_time: timedelta = field(default=ZERO, metadata={"aliases": ("confirm",)})
     lag: str = "lag"
     arrivals: str = "arrivals"
     throughput: str = "throughput"
 
     def __post_init__(self) -> None:
-        if self.within <= ZERO:
-            raise ParameterError("within", f"is {self.within.total_seconds():g}s, expected above 0s")
-        for name in ("restart", "calm", "confirm"):
+        if self.drain_time <= ZERO:
+            raise ParameterError("drain_time", f"is {self.drain_time.total_seconds():g}s, expected above 0s")
+        for name in ("restart", "down_backlog_time", "stable_time"):
             span = getattr(self, name)
             if span < ZERO:
                 raise ParameterError(name, f"is {span.total_seconds():g}s, expected 0s or more")
@@ -130,7 +131,7 @@ class BacklogDrain:
     @property
     def lookback(self) -> timedelta:
         """How much past it needs: enough to confirm the arrivals."""
-        return self.confirm + MARGIN if self.confirm else ZERO
+        return self.stable_time + MARGIN if self.stable_time else ZERO
 
     def evaluate(self, view: View) -> Recommendation:
         """Say which size keeps up and works off the backlog in time."""
@@ -147,29 +148,31 @@ class BacklogDrain:
         load = _Load(view, lag, arrivals, partitions, capacity)
         spare = capacity - arrivals
         restart, within = self._times(view, Direction.UP)
-        if self.confirm and lag <= capacity * within:
+        if self.stable_time and lag <= capacity * within:
             other = self._unconfirmed(view, arrivals)
             if other is not None:
-                detail = f"{load.text(view.current, capacity)}; arrivals were {plain(other)}/s just before: waiting"
+                detail = (
+                    f"{load.text(view.current, capacity)}; arrivals were {format_number(other)}/s just before: waiting"
+                )
                 return sized(view, view.current, load.inputs(before=other), detail)
         patience = within if view.rescale is None else within * PATIENCE
         if arrivals > capacity * self.utilization or lag > spare * patience:
             return self._more(load, restart, within)
-        if view.current > view.limits.minimum and lag <= spare * self.calm.total_seconds():
+        if view.current > view.limits.minimum and lag <= spare * self.down_backlog_time.total_seconds():
             size = self._fewer(load)
             if size is not None:
                 return size
-        fit = f"drain it in {plain(lag / spare)} s" if lag else "fit"
+        fit = f"drain it in {format_number(lag / spare)} s" if lag else "fit"
         return sized(view, view.current, load.inputs(), f"{load.text(view.current, capacity)} {fit}")
 
     def _unconfirmed(self, view: View, arrivals: float) -> float | None:
-        """Arrivals of a reading within `confirm`, or the one before it, that are not about the same; else None.
+        """Arrivals of a reading within `stable_time`, or the one before it, that are not about the same; else None.
 
         A rate that was measured across a change of load is neither the old nor the new one. It may be shown more
         than once, so it is compared with other readings only.
         """
         newest = view.metrics[self.arrivals].at
-        begin = newest - self.confirm
+        begin = newest - self.stable_time
         for seen in reversed(view.past):
             reading = seen.metrics.get(self.arrivals)
             if reading is None or reading.at >= newest or not reading.finite():
@@ -201,12 +204,15 @@ class BacklogDrain:
         able = load.able(size)
         inputs = load.inputs(able=able, restart=restart, piled=piled)
         if not enough:
-            detail = f"{load.text(size, able)}, the most allowed, cannot keep up and drain it in {plain(within)} s"
+            detail = (
+                f"{load.text(size, able)}, the most allowed, cannot keep up and drain it in {format_number(within)} s"
+            )
         else:
             seconds = restart + (piled / (able - arrivals) if piled else 0.0)
             detail = (
-                f"{load.text(size, able)} drain it in {plain(seconds)} s, {plain(restart)} s of it restart; "
-                f"{view.current} ({plain(load.capacity)}/s) are short"
+                f"{load.text(size, able)} drain it in {format_number(seconds)} s, {format_number(restart)} s of "
+                "it restart; "
+                f"{view.current} ({format_number(load.capacity)}/s) are short"
             )
         return sized(view, size, inputs, detail)
 
@@ -234,21 +240,21 @@ class BacklogDrain:
         seconds = restart_time(view.learned, direction)
         if seconds is None:
             seconds = self.restart.total_seconds()
-        return seconds, max(self.within.total_seconds(), RESTARTS * seconds)
+        return seconds, max(self.drain_time.total_seconds(), RESTARTS * seconds)
 
     def _unknown(self, view: View, lag: float, arrivals: float) -> Recommendation:
         """Without a known capacity: one more when it is clearly too little, else no opinion."""
         inputs = {"lag": lag, "arrivals": arrivals}
         throughput = total(view, self.throughput)
         within = self._times(view, Direction.UP)[1]
-        what = f"lag {plain(lag)} records at {plain(arrivals)}/s arriving, capacity not known yet"
+        what = f"lag {format_number(lag)} records at {format_number(arrivals)}/s arriving, capacity not known yet"
         if not view.current and (lag or arrivals):
             return sized(view, 1, inputs, f"{what}; nothing is processed by 0 replicas: one")
         if throughput is None or throughput <= 0:
             return Recommendation(None, Reason.LEARNING, inputs, what)
         inputs["throughput"] = throughput
         if view.rescale is None and arrivals >= throughput and lag > throughput * within:
-            behind = plain(finite(lag / throughput))
-            detail = f"{what}; {plain(throughput)}/s processed, {behind} s behind and not gaining: one more"
+            behind = format_number(finite(lag / throughput))
+            detail = f"{what}; {format_number(throughput)}/s processed, {behind} s behind and not gaining: one more"
             return sized(view, view.current + 1, inputs, detail)
-        return Recommendation(None, Reason.LEARNING, inputs, f"{what}; {plain(throughput)}/s processed")
+        return Recommendation(None, Reason.LEARNING, inputs, f"{what}; {format_number(throughput)}/s processed")

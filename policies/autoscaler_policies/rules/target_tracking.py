@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autoscaler.policy_api import ParameterError, Reason, Recommendation, View
-from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 MOST = 2**31 - 1  # the largest size Kubernetes knows; a ratio may be infinite, a size not
 
@@ -83,7 +83,7 @@ class TargetTracking:
             return Recommendation(
                 None, Reason.ABSTAINED, inputs, f"no replica is up that {self.metric} could be an average of"
             )
-        what = f"{self.metric} {plain(usage)} at target {plain(self.target)}"
+        what = f"{self.metric} {format_number(usage)} at target {format_number(self.target)}"
         if current and 1 - self.tolerance_down <= ratio <= 1 + self.tolerance_up:
             return sized(
                 view, current, inputs, f"{what}: ratio {ratio:.3f} is within the tolerance, {replicas(current)} stay"

@@ -8,7 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from autoscaler.policy_api import ZERO, ParameterError, Reading, Reason, Recommendation, View
-from autoscaler_policies.shared.recommend import finite, missing, plain, replicas, sized
+from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 # An observation at or before the beginning of a hold must still be in sight, at any usual interval.
 MARGIN = timedelta(minutes=5)
@@ -135,7 +135,7 @@ class Rule:
         """The rule in words, with the present number."""
         side = "above" if self.above is not None else "below"
         span = f" for {self.hold.total_seconds():g} s" if self.hold else ""
-        return f"{self.metric} {plain(number)} {side} {plain(self.bound)}{span}"
+        return f"{self.metric} {format_number(number)} {side} {format_number(self.bound)}{span}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Threshold:
             return missing(view, *dict.fromkeys(absent))
         if why:
             return sized(view, largest, inputs, f"{why}: {replicas(current)} - {current - largest}")
-        told = ", ".join(f"{name} {plain(number)}" for name, number in inputs.items())
+        told = ", ".join(f"{name} {format_number(number)}" for name, number in inputs.items())
         if self.down or waiting:
             return sized(view, current, inputs, f"no rule fires: {told}")
         # Who was only told when to ask for more must not hold up another policy that asks for fewer.

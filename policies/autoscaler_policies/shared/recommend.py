@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from autoscaler.policy_api import Reason, Recommendation, View
 
 LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
-ENDLESS = 1e15  # nobody reads more digits
+SCIENTIFIC_FROM = 1e15  # nobody reads more digits
 
 
 def finite(value: float) -> float:
@@ -15,9 +15,9 @@ def finite(value: float) -> float:
     return max(-LARGEST, min(value, LARGEST))
 
 
-def plain(value: float) -> str:
+def format_number(value: float) -> str:
     """A number for people: 2,000 and 120 and 0.35; 1e+300 is not written out."""
-    return f"{value:,.0f}" if 100 <= abs(value) < ENDLESS else f"{value:.3g}"  # noqa: PLR2004 - three digits will do
+    return f"{value:,.0f}" if 100 <= abs(value) < SCIENTIFIC_FROM else f"{value:.3g}"  # noqa: PLR2004 - three digits will do
 
 
 def replicas(count: int) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler_policies.shared.recommend import plain, smallest
+from autoscaler_policies.shared.recommend import format_number, smallest
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from autoscaler_policies.shared.recommend import plain, smallest
     ],
 )
 def test_numbers_are_written_for_people(value: float, said: str) -> None:
-    assert plain(value) == said
+    assert format_number(value) == said
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 60))

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler_policies.adaptive.seasonality import above, below, compare, foretold, piled, trust
+from autoscaler_policies.adaptive.seasonality import (
+    compare,
+    expected,
+    is_far_above,
+    is_far_below,
+    peak_backlog,
+    season_trust,
+)
 
 Memory = dict[str, float]
 DAY = 86400.0
@@ -33,31 +40,31 @@ def lived(
 
 def test_a_profile_is_half_believed_until_it_has_shown_what_it_is_worth() -> None:
     memory = lived(day, day, 60)
-    assert trust(memory) == pytest.approx(0.5)
-    assert trust({}) == 0
+    assert season_trust(memory) == pytest.approx(0.5)
+    assert season_trust({}) == 0
 
 
 def test_a_quiet_night_says_nothing_against_a_profile() -> None:
     # 100/s all night, and a jump foretold for the morning
     memory = lived(lambda _: 100.0, lambda at: 100.0 if at < 9 * 3600 else 400.0, 8 * 3600)
-    assert trust(memory) == pytest.approx(0.5)
+    assert season_trust(memory) == pytest.approx(0.5)
 
 
 def test_what_is_right_is_believed() -> None:
-    assert trust(lived(day, day, DAY)) == 1
+    assert season_trust(lived(day, day, DAY)) == 1
 
 
 @pytest.mark.parametrize("late", [6 * 3600.0, 12 * 3600.0, -6 * 3600.0])
 def test_a_day_that_is_shifted_is_not_believed_before_long(late: float) -> None:
     memory = lived(day, lambda at: day(at + late), DAY / 2)
-    assert trust(memory) == 0
+    assert season_trust(memory) == 0
 
 
 def test_what_is_usual_is_taken_at_the_level_of_now() -> None:
     # 30 % more than usual, for hours
     memory = lived(lambda at: 1.3 * day(at), day, 12 * 3600, {"season.ratio": 1.0})
     assert memory["season.ratio"] == pytest.approx(1.3, abs=0.01)
-    assert foretold(memory, (100.0, 200.0)) == pytest.approx((130.0, 260.0), rel=0.01)
+    assert expected(memory, (100.0, 200.0)) == pytest.approx((130.0, 260.0), rel=0.01)
 
 
 def test_a_jump_that_comes_early_hardly_changes_the_level() -> None:
@@ -100,13 +107,13 @@ def test_where_nothing_is_usual_nothing_is_learned(level: float, told: tuple[flo
     memory: Memory = {"arrivals.level": level}
     compare(memory, told, 0.0)
     assert memory == {"arrivals.level": level}
-    assert foretold(memory, told) == ()
+    assert expected(memory, told) == ()
 
 
 def test_what_is_off_by_more_than_a_quarter_is_nothing_usual() -> None:
     levels = (74.0, 76.0, 100.0, 124.0, 126.0)
-    assert [above(level, (100.0,)) for level in levels] == [False, False, False, False, True]
-    assert [below(level, (100.0,)) for level in levels] == [True, False, False, False, False]
+    assert [is_far_above(level, (100.0,)) for level in levels] == [False, False, False, False, True]
+    assert [is_far_below(level, (100.0,)) for level in levels] == [True, False, False, False, False]
 
 
 def test_a_bump_comes_back_as_far_as_the_usual_is_believed() -> None:
@@ -116,11 +123,11 @@ def test_a_bump_comes_back_as_far_as_the_usual_is_believed() -> None:
     for minute in (1, 2, 3):
         lag = max(lag + 60 * (20 * math.exp(-minute / 5) - 10), 0.0)
         by_hand = max(by_hand, lag)
-    assert piled(120.0, told, 1.0, 110.0, 0.0) == pytest.approx(by_hand)
+    assert peak_backlog(120.0, told, 1.0, 110.0, 0.0) == pytest.approx(by_hand)
     # not believed, it stays as it is: 10 a second for three minutes
-    assert piled(120.0, told, 0.0, 110.0, 0.0) == pytest.approx(1800)
+    assert peak_backlog(120.0, told, 0.0, 110.0, 0.0) == pytest.approx(1800)
     # what waits already is there in any case
-    assert piled(90.0, told, 1.0, 1000.0, 500.0) == 500
+    assert peak_backlog(90.0, told, 1.0, 1000.0, 500.0) == 500
 
 
 @settings(deadline=None, max_examples=200)
@@ -135,6 +142,6 @@ def test_a_bump_comes_back_as_far_as_the_usual_is_believed() -> None:
 def test_the_more_arrives_the_more_piles_up(
     level: float, more: float, told: list[float], trusted: float, able: float, lag: float
 ) -> None:
-    least = piled(level, told, trusted, able, lag)
+    least = peak_backlog(level, told, trusted, able, lag)
     assert least >= lag
-    assert piled(level * more, told, trusted, able, lag) >= least * (1 - 1e-9)
+    assert peak_backlog(level * more, told, trusted, able, lag) >= least * (1 - 1e-9)
