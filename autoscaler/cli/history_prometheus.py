@@ -127,13 +127,14 @@ def run(options: argparse.Namespace, dataset: Path) -> int:
     wants, answers, asked = ask(config, options, dataset)
     with (
         spark_options.open_session(options, "history") as spark,
-        opened.writing() as write,
+        opened.reading(),
+        opened.writing() as writer,
         show_progress(spark, f"converting {count_of(len(answers), 'answer')}"),
     ):
         rows = observations(spark, answers, wants, options.step)
         spark_options.print_plans(options, {"the observations": rows})
-        staged = opened.stage(rows, "prometheus")
-        merged = write(spark, {"observations": staged})
+        staged = writer.stage(rows, "prometheus")
+        merged = writer.merge(spark, {"observations": staged})
         # New rows are stored as they are: those that differ were stored before.
         until = None if options.until is None else options.until + options.step
         there = opened.read(spark, "observations", since=options.since, until=until, clusters=list(config.clusters))
