@@ -109,12 +109,7 @@ class _Counts:
 
 
 def run(options: argparse.Namespace, dataset: Path) -> int:
-    """Run the command. Returns the exit code.
-
-    Args:
-        options: of `history import`.
-        dataset: the dataset.
-    """
+    """Run `history import --prometheus`. Returns the exit code."""
     spark_options.require_pyspark("history")
     from autoscaler import config as configurations
     from autoscaler.history.dataset import open_dataset
@@ -248,10 +243,7 @@ def _size(options: argparse.Namespace, cluster: str, *, ready: bool = False) -> 
 
 
 def ask(config: Config, options: argparse.Namespace, dataset: Path) -> tuple[list[Want], list[Answer], int]:
-    """Query all that is not stored yet.
-
-    Returns:
-        The metrics and sizes, their answers, and how many of these were queried now.
+    """Query all that is not stored yet. Returns the metrics and sizes, their answers, and how many were queried now.
 
     Raises:
         AutoscalerError: a server does not answer; earlier answers are stored.

@@ -25,12 +25,12 @@ def test_the_work_of_a_block_is_counted_and_named(spark: SparkSession, capfd: py
     with show_progress(spark, "counting by remainder"):
         group = context.getLocalProperty("spark.jobGroup.id")
         assert context.getLocalProperty("spark.job.description") == "counting by remainder"
-        assert job_progress(context, group) == Progress(rows=0)
+        assert job_progress(context, group) == Progress()
         assert spark.range(0, 1000, 1, 3).selectExpr("id % 7 AS k").groupBy("k").count().count() == 7
         now = job_progress(context, group)
     assert 0 < now.stages == now.of_stages
     assert 3 <= now.tasks == now.of_tasks
-    assert str(now).startswith(f"{now.stages}/{now.of_stages} stages, {now.tasks}/{now.of_tasks} tasks")
+    assert str(now) == f"{now.stages}/{now.of_stages} stages, {now.tasks}/{now.of_tasks} tasks"
     assert context.getLocalProperty("spark.jobGroup.id") is None
     assert context.getLocalProperty("spark.job.description") == "what was there before"
     context.setLocalProperty("spark.job.description", None)

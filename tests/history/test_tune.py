@@ -172,6 +172,7 @@ def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pyte
     chosen = {**row(1, 80), "parameters": {"main.objective": "45s", "main.reserve": "0.1", "down.window": "2m"}}
     good = judged(chosen, row(0, 50), row(1, 45))
     text = patch(options, {"orders": "orders"}, {"orders": 60.0}, [good, judged(None)], OBJECTIVE)
+    assert text is not None
     assert yaml.safe_load(text) == {
         "clusters": {"orders": {"policies": {"main": {"objective": "45s", "reserve": 0.1}}, "down": {"window": "2m"}}}
     }
@@ -189,11 +190,12 @@ def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:
     options = argparse.Namespace(dataset="d", config=path)
     good = judged(row(1, 80), row(0, 50), row(1, 45))
     text = patch(options, {"orders": "2"}, {"orders": 60.0}, [good], OBJECTIVE)
+    assert text is not None
     assert yaml.safe_load(text)["clusters"] == {"2": {"policies": {"main": {"reserve": 0.1}}}}
 
 
 def test_without_a_recommendation_there_is_no_patch() -> None:
-    assert patch(argparse.Namespace(), {}, {}, [judged(None)], OBJECTIVE) == ""
+    assert patch(argparse.Namespace(), {}, {}, [judged(None)], OBJECTIVE) is None
 
 
 # Settings
