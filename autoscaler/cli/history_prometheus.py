@@ -109,12 +109,7 @@ class _Counts:
 
 
 def run(options: argparse.Namespace, dataset: Path) -> int:
-    """Run the command. Returns the exit code.
-
-    Args:
-        options: of `history import`.
-        dataset: the dataset.
-    """
+    """Run `history import --prometheus`. Returns the exit code."""
     spark_options.require_pyspark("history")
     from autoscaler import config as configurations
     from autoscaler.history.dataset import open_dataset
@@ -127,13 +122,14 @@ def run(options: argparse.Namespace, dataset: Path) -> int:
     wants, answers, asked = ask(config, options, dataset)
     with (
         spark_options.open_session(options, "history") as spark,
-        opened.writing() as write,
+        opened.reading(),
+        opened.writing() as writer,
         show_progress(spark, f"converting {count_of(len(answers), 'answer')}"),
     ):
         rows = observations(spark, answers, wants, options.step)
         spark_options.print_plans(options, {"the observations": rows})
-        staged = opened.stage(rows, "prometheus")
-        merged = write(spark, {"observations": staged})
+        staged = writer.stage(rows, "prometheus")
+        merged = writer.merge(spark, {"observations": staged})
         # New rows are stored as they are: those that differ were stored before.
         until = None if options.until is None else options.until + options.step
         there = opened.read(spark, "observations", since=options.since, until=until, clusters=list(config.clusters))
@@ -247,10 +243,7 @@ def _size(options: argparse.Namespace, cluster: str, *, ready: bool = False) -> 
 
 
 def ask(config: Config, options: argparse.Namespace, dataset: Path) -> tuple[list[Want], list[Answer], int]:
-    """Query all that is not stored yet.
-
-    Returns:
-        The metrics and sizes, their answers, and how many of these were queried now.
+    """Query all that is not stored yet. Returns the metrics and sizes, their answers, and how many were queried now.
 
     Raises:
         AutoscalerError: a server does not answer; earlier answers are stored.

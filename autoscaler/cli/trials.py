@@ -152,11 +152,7 @@ class Chosen:
 
 
 def chosen(options: argparse.Namespace) -> Chosen:
-    """Read the configuration and the profiles of the clusters.
-
-    Raises:
-        ConfigurationError: they cannot be read, or there is no such cluster.
-    """
+    """Read the configuration and the profiles of the clusters. Raises ConfigurationError."""
     if options.since is not None and options.until is not None and options.since >= options.until:
         raise wrong("--to must be after --from")
     read = configuration.load(options.config)
@@ -222,16 +218,7 @@ def path_of(key: str, name: str, policies: Sequence[str]) -> tuple[str, ...]:
 
 
 def apply_settings(options: argparse.Namespace, read: Config, settings: Mapping[str, Mapping[str, str]]) -> Config:
-    """The configuration with settings changed.
-
-    Args:
-        options: of the command.
-        read: the configuration.
-        settings: cluster in the configuration -> key -> value, both as given.
-
-    Raises:
-        ConfigurationError: a setting is wrong, with the message for the same text in a file.
-    """
+    """The configuration with settings changed. (cluster -> key -> value, as given). Raises ConfigurationError."""
     root: Node = document.read(options.config, Problems(str(options.config)))
     for name, changes in settings.items():
         policies = [named.name for named in read.clusters[name].spec.policies]
@@ -259,9 +246,6 @@ def variants(
         options: of the command.
         given: the clusters.
         grid: cluster in the configuration -> combinations, of which the first changes nothing.
-
-    Raises:
-        ConfigurationError: a setting is wrong.
     """
     ours = dict.fromkeys(given.names.values())
     all_of_them = {name: grid(name) for name in ours}
@@ -321,11 +305,7 @@ def _stepped(spec: ClusterSpec, name: str) -> ClusterSpec:
 
 
 def baseline(text: str) -> tuple[str, Baseline]:
-    """A policy to compare with: NAME=SETTINGS as in a configuration file, one of the benchmark, or any installed one.
-
-    Raises:
-        argparse.ArgumentTypeError: there is none of that name.
-    """
+    """A policy to compare with: NAME=SETTINGS as in a configuration file, one of the benchmark, or an installed one."""
     name, equals, settings = text.partition("=")
     if equals:
         known = BASELINES.get(name, Baseline("", "", bare=False))
@@ -352,10 +332,7 @@ def _baseline_variants(
     """Other policies, with their default parameters and all metrics of the simulated cluster.
 
     The limits, interval and slots of the configured cluster (`own`) hold for all. Policies that can use a profile are
-    tried with it too.
-
-    Raises:
-        ConfigurationError: a policy cannot be configured, such as one that needs a parameter.
+    tried with it too. Raises ConfigurationError for a policy that cannot be configured, as without its parameters.
     """
     found = []
     for label, other in policies:
@@ -394,15 +371,7 @@ def build_case(
     tried: Sequence[Variant],
     policies: Sequence[tuple[str, Baseline]],
 ) -> tuple[Case, str]:
-    """The simulated cluster for one of the history, and the rate of a worker with its origin, in words.
-
-    Args:
-        options: of the command.
-        given: the clusters.
-        there: the recorded days of the cluster.
-        tried: the variants of the configured policies.
-        policies: other policies.
-    """
+    """The simulated cluster for one of the history, and the rate of a worker with its origin, in words."""
     name = there.cluster
     cluster = given.read.clusters[given.names[name]]
     told = plants.plant(options.plant)

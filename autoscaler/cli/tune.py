@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from autoscaler.cli import spark_options, trials
+from autoscaler.cli import configuration, spark_options, trials
 from autoscaler.cli.backtest import build_cases, parameters, prepare, print_left_out
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
@@ -137,15 +136,15 @@ def run(options: argparse.Namespace) -> int:
         found, short = _tuned(options, ready, cases, objective)
         left_out = ready.known
     text = patch(options, given.names, given.slo, found, objective)
-    if options.out is not None and text:
+    if options.out is not None and text is not None:
         options.out.write_text(text)
     if options.json:
-        print_json({"clusters": [_to_json(one) for one in found], "patch": text, "notes": [*notes, *short]})
+        print_json({"clusters": [_to_json(one) for one in found], "patch": text or "", "notes": [*notes, *short]})
         return OK
     _show(found, objective)
     say("", *notes, *short)
     print_left_out(left_out)
-    if not text:
+    if text is None:
         say("", "Nothing is recommended: there is no patch.")
     elif options.out is None:
         say("", text.rstrip())
@@ -240,13 +239,8 @@ def judge(
 ) -> Tuned:
     """Whether the chosen parameters are recommended.
 
-    Args:
-        cluster: its name.
-        trained: the days on which they were chosen.
-        validated: the days on which they were validated.
-        row: of `tune_search.best`.
-        then: the figures on the latter days, of the configured variant (0) and of the chosen one (1).
-        objective: the objective.
+    `row` is of `tune_search.best`; `then` has the figures on the validation days, of the configured variant (0) and of
+    the chosen one (1).
     """
     configured, chosen = row["configured"], row["chosen"]
 
@@ -342,11 +336,11 @@ def patch(
     slo: Mapping[str, float],
     found: Sequence[Tuned],
     objective: Objective,
-) -> str:
-    """The recommended parameters as a part of a configuration, with comments; empty: nothing is recommended."""
+) -> str | None:
+    """The recommended parameters as a part of a configuration, with comments; None: nothing is recommended."""
     good = [one for one in found if one.recommended and one.chosen is not None]
     if not good:
-        return ""
+        return None
     limit = "" if objective.rescales is None else f" and at most {objective.rescales:g} rescales an hour"
     lines = [
         f"# autoscaler tune {options.dataset}: merge this into {options.config}, key by key.",
@@ -355,13 +349,16 @@ def patch(
     ]
     for one in good:
         assert one.chosen is not None  # noqa: S101 - see above
+        cluster = names[one.cluster]
+        settings = {cluster: _nested(one.chosen["parameters"], options, cluster)}
+        head, *body = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).splitlines()
         lines += [
-            f"  {_scalar(names[one.cluster])}:",
+            f"  {head}",
             f"    # Too old is above {slo[one.cluster]:g} s. Chosen on {_days(one.trained)},",
             f"    # validated on {_days(one.validated)}:",
             f"    # {one.why}.",
+            *(f"  {line}" for line in body),
         ]
-        lines += [f"    {line}" for line in _nested(one.chosen["parameters"], options, names[one.cluster])]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -369,9 +366,7 @@ def _days(days: Sequence[date]) -> str:
     return f"{count_of(len(days), 'day')} from {days[0]} to {days[-1]}"
 
 
-def _nested(settings: Mapping[str, str], options: argparse.Namespace, name: str) -> Iterator[str]:
-    from autoscaler.cli import configuration
-
+def _nested(settings: Mapping[str, str], options: argparse.Namespace, name: str) -> dict[str, Any]:
     policies = [named.name for named in configuration.load(options.config).clusters[name].spec.policies]
     tree: dict[str, Any] = {}
     for key, value in settings.items():
@@ -379,20 +374,5 @@ def _nested(settings: Mapping[str, str], options: argparse.Namespace, name: str)
         place = tree
         for part in above:
             place = place.setdefault(part, {})
-        place[last] = value
-    yield from _lines(tree, "")
-
-
-def _lines(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield f"{indent}{_scalar(key)}:"
-            yield from _lines(value, f"{indent}  ")
-        else:
-            yield f"{indent}{_scalar(key)}: {value}"  # as given: it was parsed as YAML before
-
-
-def _scalar(name: str) -> str:
-    """A name as a key that every YAML parser reads as a string."""
-    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", name) and isinstance(yaml.safe_load(name), str)
-    return name if plain else f"'{name}'"
+        place[last] = yaml.safe_load(value)
+    return tree

@@ -21,17 +21,16 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
-    DataType,
     DateType,
     DoubleType,
     IntegerType,
     MapType,
     StringType,
-    StructField,
     StructType,
 )
 
 from autoscaler.history.progress import is_connect
+from autoscaler.history.schema import struct
 from autoscaler.simulation.scoring import RESCALE_WEIGHT, VIOLATION_WEIGHT
 from autoscaler.simulation.trial import BEFORE, MAX_GAP, SLOT, SLOTS, Case, Outcome, Variant, day_load, run_trial
 
@@ -44,11 +43,7 @@ TRIALS_IN_TASK = 60
 _text, _whole, _number = StringType(), IntegerType(), DoubleType()
 
 
-def _row(**columns: DataType) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
-
-
-TRIALS = _row(
+TRIALS = struct(
     cluster=_text,
     day=DateType(),
     variant=_whole,  # its number among those of the cluster
@@ -75,8 +70,8 @@ RESULTS = (
 """One row for each cluster, variant and seed: sums and shares over its days, and the p99 and the age of the worst one.
 `pareto` is of the variant, by the means of its seeds."""
 
-_CASES = _row(cluster=_text, number=_whole, first=DateType(), last=DateType(), case=BinaryType())
-_FIRST = _row(cluster=_text, first=DateType())
+_CASES = struct(cluster=_text, number=_whole, first=DateType(), last=DateType(), case=BinaryType())
+_FIRST = struct(cluster=_text, first=DateType())
 _DAY_S = 86400.0
 
 
@@ -181,20 +176,17 @@ def trials(
     found: Sequence[Known],
     seeds: Sequence[int],
 ) -> DataFrame:
-    """Try every variant of every cluster on every day with every seed.
+    """Try every variant of every cluster on every day with every seed. Returns `TRIALS`.
 
     Args:
         spark: the session.
-        arrivals: as `arrived` makes them. Days that are not whole enough are left out.
-        cases: cluster -> what is tried on it; clusters without one are left out.
-        found: what `known` says of the arrivals; of the days from the first to the last of `days` all are tried.
-        seeds: of all that is drawn.
-
-    Returns:
-        `TRIALS`.
+        arrivals: of `arrived`. Days that are not complete enough are left out.
+        cases: cluster -> its variants; clusters without one are left out.
+        found: of `known`; all days from the first to the last of `days` are tried.
+        seeds: of the random numbers.
     """
-    # Days lie one after the other, those of the next cluster after them: dealt out to the tasks like cards, none gets
-    # much more than another. Spark itself deals by chance, and a core is idle while another has two more to do.
+    # Days are numbered, cluster after cluster, and assigned to tasks in turn, so that none gets many more than another.
+    # Spark itself assigns at random: a core is idle while another has two more to do.
     rows = []
     number = days = 0
     for one in found:
@@ -222,14 +214,14 @@ def trials(
 
 
 def _frame(spark: SparkSession, rows: Sequence[tuple[Any, ...]], schema: StructType) -> DataFrame:
-    """Rows as Arrow: what Spark is given as Python objects it has Python workers look at, and starts some for it."""
+    """Rows as Arrow: for rows of Python objects Spark would start Python workers."""
     arrow = to_arrow_schema(schema)
     named = [dict(zip(arrow.names, row, strict=True)) for row in rows]
     return spark.createDataFrame(pa.Table.from_pylist(named, schema=arrow), schema)
 
 
 def slots(spark: SparkSession) -> int:
-    """How many tasks can run at a time; with Spark Connect, too."""
+    """The number of tasks that can run at a time."""
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
     parts = spark.range(1 << 10).select(F.spark_partition_id().alias("part"))
@@ -238,14 +230,14 @@ def slots(spark: SparkSession) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What a task does. Each row is `parts` rows: of all variants and seeds each takes every so-many-eth."""
+    """The work of a task. Each day is `parts` rows: each of them tries every `parts`-th variant and seed."""
 
     seeds: tuple[int, ...]
     parts: int
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         schema = to_arrow_schema(TRIALS)
-        # A simulation makes next to nothing that refers to itself: once a row is enough.
+        # A simulation has almost no reference cycles: collecting once per row is enough.
         gc.disable()
         try:
             for batch in batches:
@@ -254,7 +246,7 @@ class _Work:
                     yield pa.RecordBatch.from_pylist(list(self._tried(row)), schema)
                     gc.collect()
                     if not gc.get_freeze_count():
-                        # Of a worker's first row: what is imported by now (by Arrow, pandas) stays.
+                        # After a worker's first row all modules are imported (Arrow, pandas), and stay.
                         gc.freeze()
         finally:
             gc.enable()
@@ -263,7 +255,7 @@ class _Work:
         case = _case(row["case"].as_py())
         cluster, day = row["cluster"].as_py(), row["day"].as_py()
         name = f"{cluster} {day}"
-        # By way of NumPy: Arrow by itself makes an object of its own of each number first.
+        # By way of NumPy: Arrow would first make an object of each number.
         seen, rates = (row[column].values.to_numpy().tolist() for column in ("slots", "rates"))
         load = day_load(name, seen, rates, case.rate_per_worker)
         midnight = datetime.combine(day, time(), UTC)
@@ -308,14 +300,7 @@ def _plain(variant: Variant, outcome: Outcome) -> dict[str, Any]:
 
 
 def results(tries: DataFrame) -> DataFrame:
-    """Add up the days, and mark what is on the Pareto front of its cluster.
-
-    Args:
-        tries: `TRIALS`.
-
-    Returns:
-        `RESULTS`.
-    """
+    """Sum up the days of `TRIALS`, and mark the Pareto front of each cluster. Returns `RESULTS`."""
     hours, cost = F.sum("hours"), F.sum("replica_hours")
     rows = (
         tries.groupBy("cluster", "variant", "seed")
@@ -343,7 +328,7 @@ def results(tries: DataFrame) -> DataFrame:
 
 
 GOALS = ("replica_hours", "violation", "rescales_per_hour")
-"""Less of each is better; a variant is on the Pareto front where no other is better in one and worse in none."""
+"""Less of each is better; a variant is on the Pareto front if no other is better in one and worse in none."""
 
 
 def _marked(rows: DataFrame) -> DataFrame:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.types import ArrayType, DoubleType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from autoscaler.history.dataset import escape_glob
 from autoscaler.history.schema import METRIC
@@ -93,12 +93,7 @@ class Answer:
 def spans(begin: datetime, end: datetime, window: timedelta, step: timedelta, now: datetime) -> list[Span]:
     """The windows of an interval, in order. They end at multiples of their length, so that every run has the same ones.
 
-    Args:
-        begin: the first time.
-        end: the last time.
-        window: length of a window, a whole number of steps.
-        step: between two samples, whole seconds.
-        now: times younger than `SETTLED` are left out.
+    A window is a whole number of steps, and a step one of seconds. Times younger than `SETTLED` are left out.
     """
     step_s, window_s = round(step.total_seconds()), round(window.total_seconds())
     first = -(-math.ceil(begin.timestamp()) // step_s) * step_s
@@ -112,14 +107,7 @@ def spans(begin: datetime, end: datetime, window: timedelta, step: timedelta, no
 
 
 def plan(directory: Path, wants: Iterable[Want], windows: Sequence[Span], step: timedelta) -> list[Answer]:
-    """All answers that are needed, those of the first window first.
-
-    Args:
-        directory: the directory of answers.
-        wants: metrics and sizes.
-        windows: the times.
-        step: between two samples.
-    """
+    """All answers that are needed, those of the first window first."""
     queries = {identity(want, step): want for want in wants}
     kept = {one: _kept(directory / one) for one in queries}
 
@@ -166,13 +154,7 @@ _ANSWER = pa.schema(
 def fetch(answer: Answer, step: timedelta, ask: Ask) -> None:
     """Query, and store the answer, or nothing if this is interrupted. What is too much for one answer is halved.
 
-    Args:
-        answer: the query and the file.
-        step: between two samples.
-        ask: queries from a time to another, inclusive.
-
-    Raises:
-        EdgeError: there is no answer.
+    `ask` queries from a time to another, inclusive. Raises EdgeError when there is no answer.
     """
     file, step_s = answer.file, round(step.total_seconds())
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -278,16 +260,7 @@ def _ages(asked: Asked, series: Sequence[Series]) -> dict[object, dict[float, fl
 # Observations
 
 
-_SAMPLES = StructType(
-    [
-        StructField("asked", StringType()),
-        StructField("key", ArrayType(StringType())),
-        StructField("series", StringType()),
-        StructField("at", TimestampType()),
-        StructField("value", DoubleType()),
-        StructField("true_at", TimestampType()),
-    ]
-)
+_SAMPLES = from_arrow_schema(_ANSWER)
 
 _NO_SAMPLE = "no sample"
 
@@ -295,11 +268,7 @@ _NO_SAMPLE = "no sample"
 def observations(spark: SparkSession, answers: Sequence[Answer], wants: Sequence[Want], step: timedelta) -> DataFrame:
     """The observations in the answers, one row for each cluster and time with any sample.
 
-    Args:
-        spark: a session in UTC, whose workers can read the files of the answers.
-        answers: at least one; their files exist.
-        wants: the metrics and sizes.
-        step: between two samples.
+    The session is in UTC, and its workers can read the files of the answers, of which there is at least one.
     """
     samples = _samples(spark, answers)
     each = any(want.query.many is Many.EACH for want in wants)

@@ -28,7 +28,7 @@ from pyspark.sql.types import ArrayType, DoubleType, MapType, StructType
 
 from autoscaler.core.guards import GUARDS
 from autoscaler.core.model import Reason
-from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, escape_glob
+from autoscaler.history.dataset import ROWS_PER_FILE, Dataset, Merged, Writer, escape_glob
 from autoscaler.history.progress import is_connect
 from autoscaler.history.schema import DECISIONS, ENGINE, METRIC, OBSERVATIONS
 from autoscaler.trace.codec import VERSION
@@ -142,15 +142,15 @@ def add(
     if not files:
         return Imported()
     given = _Input(tuple(files), rename or {}, now + AHEAD, torn=torn or {})
-    with dataset.writing() as write, ExitStack() as held:
+    with dataset.writing() as writer, ExitStack() as held:
         try:
-            lines, keys = _shuffled_lines(spark, dataset, given, held)
+            lines, keys = _shuffled_lines(spark, writer, given, held)
         except _SPARK_FAILED:
             damaged = {file for file in given.files if file.endswith(".gz") and not _is_whole(spark, file)}
             if not damaged:
                 raise
             given = replace(given, damaged=frozenset(damaged))
-            lines, keys = _shuffled_lines(spark, dataset, given, held)
+            lines, keys = _shuffled_lines(spark, writer, given, held)
         good, rejected = keys.where("problem is null"), _rejected(keys, given)
         records = lines.where("problem is null")
         rows = {
@@ -158,19 +158,17 @@ def add(
             "decisions": records.select("cluster", "at", "done.*", "order"),
             "rejected": rejected,
         }
-        merged = write(
+        merged = writer.merge(
             spark, rows, {"observations": good, "decisions": good}, partitioned=("observations", "decisions")
         )
         counts = {row.reason: row["count"] for row in rejected.groupBy("reason").count().collect()}
         return Imported(merged, keys.count(), counts, tuple(sorted(given.damaged)))
 
 
-def _shuffled_lines(
-    spark: SparkSession, dataset: Dataset, given: _Input, held: ExitStack
-) -> tuple[DataFrame, DataFrame]:
+def _shuffled_lines(spark: SparkSession, writer: Writer, given: _Input, held: ExitStack) -> tuple[DataFrame, DataFrame]:
     """All lines, parsed and shuffled, until `held` is closed; and their keys and problems."""
-    lines = held.enter_context(_computed_once(_partitioned(dataset, _parsed(spark, given), given)))
-    return lines, dataset.stage(lines.drop("seen", "done"), "keys")
+    lines = held.enter_context(_computed_once(_partitioned(writer, _parsed(spark, given), given)))
+    return lines, writer.stage(lines.drop("seen", "done"), "keys")
 
 
 def query_plans(
@@ -180,7 +178,7 @@ def query_plans(
     return {"the lines": _parsed(spark, _Input(tuple(files), rename or {}, now + AHEAD))}
 
 
-def _partitioned(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame:
+def _partitioned(writer: Writer, lines: DataFrame, given: _Input) -> DataFrame:
     """Lines in the partitions that will be written as files, planned by a sample of the files.
 
     A partition has one date, or a few, and as many clusters as fit, in their order. All lines of a cluster and date are
@@ -189,7 +187,7 @@ def _partitioned(dataset: Dataset, lines: DataFrame, given: _Input) -> DataFrame
     spark, files = lines.sparkSession, given.files
     # At random, as every n-th file may be the first of each daemon.
     sample = Random(len(files)).sample(files, min(SAMPLE_FILES, math.ceil(len(files) / 8)))  # noqa: S311 - nothing secret
-    seen = dataset.stage(_count_rows(spark, sample, given), "seen")
+    seen = writer.stage(_count_rows(spark, sample, given), "seen")
     found = seen.groupBy("date").agg(F.sum("rows").alias("rows")).agg(F.sum("rows"), F.max("rows")).collect()[0]
     rows, most = (number or 1 for number in found)
     each = rows / len(sample) / ROWS_PER_FILE

@@ -20,15 +20,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    DoubleType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, TimestampType
 
 from autoscaler.core.model import JobState
 from autoscaler.core.workload_profile import Profile
@@ -36,6 +28,7 @@ from autoscaler.history.cluster_profile import ProfileOptions, build_profile
 from autoscaler.history.dataset import Dataset
 from autoscaler.history.minutes import COLUMNS, Minutes, Rescaled
 from autoscaler.history.progress import is_connect
+from autoscaler.history.schema import struct
 from autoscaler.history.seasonality import DAY_S, WEEK, WEEKS
 from autoscaler.trace.profile_file import dump, file_name
 
@@ -54,31 +47,24 @@ FOLLOWS_S = (-600.0, 7200.0)
 arrivals differ by no more than this (ln), began this long after its end."""
 
 _text, _number, _long, _time = StringType(), DoubleType(), LongType(), TimestampType()
-_FINDING = StructType([StructField("kind", _text), StructField("text", _text), StructField("replica_hours", _number)])
-
-PROFILES = StructType(
-    [
-        StructField(name, kind)
-        for name, kind in {
-            "cluster": _text,
-            "made_at": _time,
-            "begin": _time,
-            "end": _time,
-            "observations": _long,
-            "rate": _number,
-            "exponent": _number,
-            "start_up_up_s": _number,
-            "stall_up_s": _number,
-            "stall_down_s": _number,
-            "season_error": _number,
-            "replica_hours": _number,
-            "needed_hours": _number,
-            "violation": _number,
-            "rescales_per_hour": _number,
-            "findings": ArrayType(_FINDING),
-            "profile": _text,
-        }.items()
-    ]
+PROFILES = struct(
+    cluster=_text,
+    made_at=_time,
+    begin=_time,
+    end=_time,
+    observations=_long,
+    rate=_number,
+    exponent=_number,
+    start_up_up_s=_number,
+    stall_up_s=_number,
+    stall_down_s=_number,
+    season_error=_number,
+    replica_hours=_number,
+    needed_hours=_number,
+    violation=_number,
+    rescales_per_hour=_number,
+    findings=ArrayType(struct(kind=_text, text=_text, replica_hours=_number)),
+    profile=_text,
 )
 """One row for each cluster: the main figures, and the whole profile as JSON. Times are UTC; `_s` are seconds;
 `season_error` is that of the season's forecasts for `AHEAD` minutes."""

@@ -11,8 +11,6 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from autoscaler.core.explain import format_number
-
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
@@ -28,18 +26,15 @@ class Progress:
     Attributes:
         stages, of_stages: stages that have ended, of those known by now: an adaptive plan adds more.
         tasks, of_tasks: the same of tasks.
-        rows: rows read; None where Spark does not report them.
     """
 
     stages: int = 0
     of_stages: int = 0
     tasks: int = 0
     of_tasks: int = 0
-    rows: int | None = None
 
     def __str__(self) -> str:
-        text = f"{self.stages}/{self.of_stages} stages, {self.tasks}/{self.of_tasks} tasks"
-        return f"{text}, {format_number(float(self.rows))} rows" if self.rows else text
+        return f"{self.stages}/{self.of_stages} stages, {self.tasks}/{self.of_tasks} tasks"
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -49,7 +44,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 @contextmanager
 def show_progress(spark: SparkSession, what: str) -> Iterator[None]:
-    """A progress bar on the standard error, if that is a terminal: stages and tasks done, rows read.
+    """A progress bar on the standard error, if that is a terminal: stages and tasks done.
 
     The jobs that this thread starts inside are described as `what` in Spark's UI. With Spark Connect there is only a
     spinner.
@@ -134,15 +129,7 @@ def job_progress(context: SparkContext, group: str) -> Progress:
         ended += over
         tasks += of_here if over else here
         of_tasks += of_here
-    return Progress(ended, len(stages), tasks, of_tasks, _rows(context, stages))
-
-
-def _rows(context: SparkContext, stages: dict[int, bool]) -> int | None:
-    try:
-        store = context._jsc.sc().statusStore()  # noqa: SLF001 - only the tracker's store has the rows
-        return sum(int(store.lastStageAttempt(stage).inputRecords()) for stage in stages)
-    except Exception:  # noqa: BLE001 - not a public interface: where it has changed, rows are left out
-        return None
+    return Progress(ended, len(stages), tasks, of_tasks)
 
 
 def print_ui_url(spark: SparkSession) -> None:

@@ -31,8 +31,8 @@ from autoscaler.core.model import (
     Recommendation,
     Verdict,
 )
-from autoscaler.history.dataset import Dataset, DatasetError, day_of, open_dataset
-from autoscaler.history.dataset.layout import unreadable
+from autoscaler.history.dataset import Dataset, DatasetError, open_dataset
+from autoscaler.history.dataset.layout import day_of, unreadable
 from autoscaler.ports import Record
 from autoscaler.trace.verdict_trail import restored
 
@@ -124,7 +124,7 @@ def _reading(dataset: Dataset, name: str) -> pq.ParquetFile:
 
 
 def _unreadable(file: Path, error: Exception) -> DatasetError:
-    return DatasetError(unreadable(str(file), str(error).splitlines()[0]))
+    return unreadable(str(file), str(error).splitlines()[0])
 
 
 def _rows(dataset: Dataset, names: Sequence[str], wanted: Collection[str] | None) -> Iterator[_Row]:

@@ -11,22 +11,21 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, StringType, TimestampType
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision
 from autoscaler.history.read import record
+from autoscaler.history.schema import struct
 from autoscaler.trace.replay import decide_again, first_difference
 
-AGAIN = StructType(
-    [
-        StructField("cluster", StringType()),
-        StructField("at", TimestampType()),
-        StructField("recorded", IntegerType()),
-        StructField("again", IntegerType()),
-        StructField("recorded_digest", StringType()),
-        StructField("digest", StringType()),
-        StructField("why", StringType()),
-    ]
+AGAIN = struct(
+    cluster=StringType(),
+    at=TimestampType(),
+    recorded=IntegerType(),
+    again=IntegerType(),
+    recorded_digest=StringType(),
+    digest=StringType(),
+    why=StringType(),
 )
 """The recorded size and the one of the replay, a digest of each decision, and the first difference, or null."""
 
@@ -65,10 +64,10 @@ class _Again:
         cluster, state = "", ClusterState()
         for batch in batches:
             rows = []
-            for row in batch.to_pylist():
-                one = record(row["observation"], row["decision"])
-                if row["cluster"] != cluster:
-                    cluster, state = row["cluster"], ClusterState()
+            for pair in batch.to_pylist():
+                one = record(pair["observation"], pair["decision"])
+                if pair["cluster"] != cluster:
+                    cluster, state = pair["cluster"], ClusterState()
                 state, decision = decide_again(specs[cluster], state, one)
                 recorded = one.decision
                 differs = first_difference(recorded, decision)

@@ -25,11 +25,12 @@ VERSION = 1
 _text, _whole, _number, _time, _flag = StringType(), IntegerType(), DoubleType(), TimestampType(), BooleanType()
 
 
-def _row(**columns: DataType) -> StructType:
+def struct(**columns: DataType) -> StructType:
+    """The type of rows with these columns."""
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-METRIC = _row(
+METRIC = struct(
     value=_number,  # null where there is one number per replica
     values=ArrayType(_number),  # null where there is one number
     at=_time,
@@ -38,7 +39,7 @@ METRIC = _row(
     over=_number,
 )
 
-ENGINE = _row(
+ENGINE = struct(
     job=_text,
     slots=_whole,
     parallelism=_whole,
@@ -50,9 +51,9 @@ ENGINE = _row(
     deadlines=MapType(_text, _number),
 )
 
-BOUND = _row(replicas=_whole, reason=_text)
+BOUND = struct(replicas=_whole, reason=_text)
 
-OBSERVATIONS = _row(
+OBSERVATIONS = struct(
     cluster=_text,
     at=_time,
     desired=_whole,
@@ -72,7 +73,7 @@ OBSERVATIONS = _row(
 """`lag`, `arrivals`, `throughput` and `utilization` are the metrics of these names, for quick and simple queries:
 the sum where a metric has one number per replica, the maximum of `utilization`. `metrics` has all metrics in full."""
 
-DECISIONS = _row(
+DECISIONS = struct(
     cluster=_text,
     at=_time,
     current=_whole,
@@ -80,18 +81,18 @@ DECISIONS = _row(
     desired=_whole,
     reason=_text,
     recommendations=ArrayType(
-        _row(policy=_text, replicas=_whole, reason=_text, inputs=MapType(_text, _number), detail=_text)
+        struct(policy=_text, replicas=_whole, reason=_text, inputs=MapType(_text, _number), detail=_text)
     ),
     guards=_text,  # the names of all in their order: "freshness cap bounds"; empty or null: `verdicts` has one of each
-    verdicts=ArrayType(_row(guard=_text, before=_whole, after=_whole, reason=_text, detail=_text)),
-    notes=ArrayType(_row(reason=_text, text=_text)),
+    verdicts=ArrayType(struct(guard=_text, before=_whole, after=_whole, reason=_text, detail=_text)),
+    notes=ArrayType(struct(reason=_text, text=_text)),
     combined=_text,
     dry_run=_flag,
     failed=_text,
     date=DateType(),
 )
 
-RESCALES = _row(
+RESCALES = struct(
     cluster=_text,
     at=_time,  # when it was requested, or first seen
     before=_whole,
@@ -109,7 +110,7 @@ RESCALES = _row(
     date=DateType(),
 )
 
-REJECTED = _row(file=_text, reason=_text, text=_text, date=DateType())
+REJECTED = struct(file=_text, reason=_text, text=_text, date=DateType())
 """Quarantined lines, with file and reason. `text` is at most 1,000 characters of a line; `date` is that of the file's
 name, if it has one."""
 

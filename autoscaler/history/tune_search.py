@@ -31,11 +31,7 @@ class Objective:
 
 
 def means(results: DataFrame) -> DataFrame:
-    """The figures of each cluster and variant: means over the seeds.
-
-    Args:
-        results: of `backtest_job.results`.
-    """
+    """The figures of each cluster and variant in `backtest_job.results`: means over the seeds."""
     return results.groupBy("cluster", "variant").agg(
         F.first("parameters").alias("parameters"), *(F.avg(name).alias(name) for name in FIGURES)
     )
@@ -43,10 +39,6 @@ def means(results: DataFrame) -> DataFrame:
 
 def best(figures: DataFrame, objective: Objective) -> DataFrame:
     """For each cluster the configured variant (0), the cheapest that meets the objective, and the nearest to it.
-
-    Args:
-        figures: of `means`.
-        objective: the objective.
 
     Returns:
         One row for each cluster: `cluster`, and `configured`, `chosen` (null: none meets it) and `nearest` with

@@ -47,7 +47,7 @@ def test_it_stays_between_the_least_and_the_most(week: list[float], at: float) -
     assert min(week) * (1 - 1e-9) <= seasonal_value(tuple(week), at) <= max(week) * (1 + 1e-9)
 
 
-def test_a_reading_tells_of_now_and_each_of_the_next_minutes() -> None:
+def test_a_reading_has_now_and_each_of_the_next_minutes() -> None:
     week = tuple(float(minute) for minute in range(7 * 24 * 60))
     profile = Profile("c", MONDAY, MONDAY, MONDAY, 1, season=Season(week, week, week))
     found = reading(profile, MONDAY + timedelta(minutes=90, seconds=30))

@@ -133,8 +133,8 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
         os.killpg(first.pid, signal.SIGCONT)
         assert first.wait(PATIENCE) == 1
         # PySpark's own threads say something as well, before or after it.
-        (why,) = re.findall("autoscaler: Spark was ended while this followed: .*", (place.root / "out").read_text())
-        assert "start this again: it goes on with the same files" in why
+        (why,) = re.findall("autoscaler: Spark ended during the query: .*", (place.root / "out").read_text())
+        assert "run this again: it continues with the same files" in why
     place.kill()
     second = place.start("--available-now", "--files", "5", out="again")
     assert second.wait(PATIENCE) == 0, (place.root / "again").read_text()

@@ -87,14 +87,14 @@ def test_what_is_observed_more_often_than_slots_are_is_averaged(spark: SparkSess
     assert (row["slots"], row["rates"]) == ([0, 1], [1.0, 4.0])
 
 
-def test_what_is_no_rate_does_not_count(spark: SparkSession) -> None:
+def test_invalid_rates_are_ignored(spark: SparkSession) -> None:
     bad = [math.nan, math.inf, -1.0, None]
     seen = [{"cluster": "x", "at": MIDNIGHT, "arrivals": value} for value in [*bad, 7.0]]
     (row,) = arrived(spark, frame(spark, seen)).collect()
     assert row["rates"] == [7.0]
 
 
-def test_a_day_with_a_long_gap_is_left_out_and_told(spark: SparkSession) -> None:
+def test_a_day_with_a_long_gap_is_left_out_and_reported(spark: SparkSession) -> None:
     minutes = [*range(0, 1440, 10), *range(1440, 1451), *range(1465, 2880, 10), *range(2880, 3600, 10)]
     (found,) = known(arrived(spark, frame(spark, rows(minutes))))
     # Less than 15 minutes are a gap that is filled in; half a day is not.
@@ -250,7 +250,7 @@ def told(*arguments: object) -> int:
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_it_tells_what_policies_and_parameters_were_worth(
+def test_it_shows_the_figures_of_policies_and_parameters(
     history: Path, config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     place = tmp_path / "found"
@@ -276,8 +276,8 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
     many.write_text(CONFIG + CONFIG.split("clusters:\n")[1].replace("orders", "absent"))
     cases = [
         ((config, "--cluster", "absent"), "has no arrivals of absent; it has those of orders, short"),
-        ((config, "--cluster", "short"), "has no whole day of short: short 2026-03-04: nothing for 23 h"),
-        ((config, "--from", "2026-04-01"), "has no arrivals of orders in the time asked for, but from 2026-03-04 to"),
+        ((config, "--cluster", "short"), "has no whole day of short: short 2026-03-04: nothing recorded for 23 h"),
+        ((config, "--from", "2026-04-01"), "has no arrivals of orders in this time, but from 2026-03-04 to"),
         ((many, "--cluster", "order"), "'order' is not a cluster of"),
         (
             (config, "--set", "main.headroom=much"),
@@ -288,8 +288,8 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
             "policies.main.headroo: unknown key; did you mean 'headroom'",
         ),
         ((config, "--set", "max.x=1"), "max of"),
-        ((config, "--policy", "threshold"), "say its parameters like --policy 'threshold={type: ...}'"),
-        ((config, "--profiles", "nowhere"), "--profiles nowhere: is no directory"),
+        ((config, "--policy", "threshold"), "give its parameters like --policy 'threshold={type: ...}'"),
+        ((config, "--profiles", "nowhere"), "--profiles nowhere: is not a directory"),
         ((config, "--from", "2026-03-05", "--to", "2026-03-05"), "--to must be after --from"),
     ]
     for arguments, message in cases:
@@ -303,7 +303,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
 
 def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in [
-        (("--policy", "hpa71"), "'hpa71' is no policy; did you mean 'hpa70'"),
+        (("--policy", "hpa71"), "'hpa71' is not a policy; did you mean 'hpa70'"),
         (("--set", "headroom"), "'headroom' is not like main.objective=30s,60s"),
         (("--from", "monday"), "'monday' is not a day like 2026-01-31"),
         (("--slo", "0s"), "expected above 0s"),
@@ -316,7 +316,7 @@ def test_results_take_the_place_of_results_only(tmp_path: Path, capsys: pytest.C
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "orders.json").touch()
     assert told("x", "y", "--out", tmp_path / "profiles") == 2
-    assert "profiles: is there already and is no table that was written before" in capsys.readouterr().err
+    assert "profiles: exists and is not a table of an earlier run" in capsys.readouterr().err
     assert (tmp_path / "profiles" / "orders.json").exists()
 
 
@@ -335,4 +335,4 @@ def test_a_profile_makes_the_cluster_and_is_tried_on_later_days(
     late = replace(profile, end=end + timedelta(days=2))
     (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(late))
     assert told(history, config, *GIVEN, "--profiles", tmp_path) == 2
-    assert "a profile is tried on days after those that it was made of" in capsys.readouterr().err
+    assert "a profile is tried on days after those it was computed from" in capsys.readouterr().err

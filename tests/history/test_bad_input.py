@@ -178,7 +178,9 @@ def test_a_dataset_of_a_newer_version_is_refused_and_left_alone(
     assert sorted(str(path) for path in dataset.rglob("*")) == before
 
 
-def test_what_is_no_dataset_is_told_from_one_that_is_empty(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_directory_without_a_dataset_is_refused_and_an_empty_dataset_is_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     with pytest.raises(DatasetError, match=r"is not a dataset .*`autoscaler history import` makes one"):
         profiled(spark, tmp_path / "missing")
     (tmp_path / "other").mkdir()
@@ -203,7 +205,7 @@ def test_a_gap_of_a_day_counts_neither_as_load_nor_as_cost(spark: SparkSession, 
         assert profile.capacity.rate == pytest.approx(complete.capacity.rate, rel=0.1)
 
 
-def test_a_renamed_cluster_is_told_of_and_made_one_on_request(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_renamed_cluster_is_found_and_joined_on_request(spark: SparkSession, tmp_path: Path) -> None:
     part = Part(Fleet(clusters=1, days=4, interval=300.0), 0, 1, 300.0)
     files = []
     for number, day in enumerate(simulated(part)):

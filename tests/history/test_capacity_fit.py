@@ -72,7 +72,7 @@ def test_rate_and_exponent_are_found_with_work_that_is_not_for_records(exponent:
     assert found.sizes[10] == pytest.approx(100 * 10**exponent, rel=0.03)
 
 
-def test_little_load_tells_too() -> None:
+def test_little_load_is_enough() -> None:
     found = curve(_samples(busy=(0.06, 0.3), idle=0.05))
 
     assert found is not None
@@ -80,7 +80,7 @@ def test_little_load_tells_too() -> None:
     assert found.exponent == pytest.approx(0.85, abs=0.03)
 
 
-def test_a_fifth_of_wrong_readings_does_no_harm() -> None:
+def test_a_fifth_of_wrong_readings_does_not_change_the_result() -> None:
     found = curve(_samples(wrong=0.2))
 
     assert found is not None
@@ -88,7 +88,7 @@ def test_a_fifth_of_wrong_readings_does_no_harm() -> None:
     assert found.exponent == pytest.approx(0.85, abs=0.03)
 
 
-def test_one_size_tells_its_rate_and_not_the_exponent() -> None:
+def test_one_size_gives_its_rate_but_not_the_exponent() -> None:
     found = curve(_samples(sizes=[5]))
 
     assert found is not None
@@ -98,7 +98,7 @@ def test_one_size_tells_its_rate_and_not_the_exponent() -> None:
     assert found.rate_error < 0.02
 
 
-def test_the_error_tells_how_far_off_it_may_be() -> None:
+def test_the_standard_error_covers_the_deviation() -> None:
     few, many = curve(_samples(count=30)), curve(_samples(count=3000))
 
     assert few is not None
@@ -108,7 +108,7 @@ def test_the_error_tells_how_far_off_it_may_be() -> None:
 
 
 @pytest.mark.parametrize("drift", [-0.1, 0.05])
-def test_drift_is_told_and_the_rate_is_that_of_the_end(drift: float) -> None:
+def test_drift_is_found_and_the_rate_is_that_of_the_end(drift: float) -> None:
     found = curve(_samples(drift=drift))
 
     assert found is not None
@@ -116,7 +116,7 @@ def test_drift_is_told_and_the_rate_is_that_of_the_end(drift: float) -> None:
     assert found.rate == pytest.approx(100, rel=0.03)
 
 
-def test_partitions_that_do_not_divide_evenly_are_no_lack_of_capacity() -> None:
+def test_partitions_that_do_not_divide_evenly_do_not_lower_the_capacity() -> None:
     samples = [
         Sample(size, 0.8 * 100 * workers**0.9, 0.8, END - 600 * number, 10.0, workers)
         for number in range(40)

@@ -52,7 +52,7 @@ def _kinds(profile: Profile) -> list[str]:
 
 
 @pytest.mark.parametrize("utilization", ["utilization", "cpu"])
-def test_a_day_tells_the_capacity(day: tuple[list[Record], Run], utilization: str) -> None:
+def test_a_day_gives_the_capacity(day: tuple[list[Record], Run], utilization: str) -> None:
     records, run = day
 
     curve = build_profile("it", minutes(records, utilization=utilization), [], OPTIONS).capacity
@@ -65,7 +65,7 @@ def test_a_day_tells_the_capacity(day: tuple[list[Record], Run], utilization: st
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("plant", PLANTS)
-def test_two_weeks_tell_capacity_and_season_on_every_plant(plant: str) -> None:
+def test_two_weeks_give_capacity_and_season_on_every_plant(plant: str) -> None:
     day = diurnal(24, 0.15)
     truth = [rate * (0.6 if number % 7 >= 5 else 1.0) for number in range(14) for rate in day]
     load = Load("weeks", tuple(noise(truth, 0.05, 1))).scaled(1600.0)
@@ -148,7 +148,7 @@ def _rescale(number: int, direction: str = "up", **changes: Any) -> Rescaled:
     return Rescaled(BEGIN + 7200.0 * number, before, after, direction, known.pop("cause", "request"), **known)
 
 
-def test_times_are_told_by_direction_each_after_the_one_before() -> None:
+def test_times_are_by_direction_each_after_the_one_before() -> None:
     rescales = [
         *[_rescale(number, ready_s=20.0 + number, absorbed_s=42.0 + number) for number in range(21)],
         _rescale(30, "down", ready_s=0.0, absorbed_s=8.0, stall_s=8.0, caught_up_s=None),
@@ -203,14 +203,14 @@ def test_nothing_is_found_where_all_is_well() -> None:
     assert build_profile("it", _steady(arrivals=340.0), [], OPTIONS).findings == ()
 
 
-def test_more_than_needed_is_told_with_its_cost() -> None:
+def test_over_provisioning_is_reported_with_its_cost() -> None:
     finding = _found("over_provisioned", build_profile("it", _steady(size=8.0, arrivals=300.0), [], OPTIONS))
 
     assert finding.replica_hours == pytest.approx(4 * 168)  # 300/s need 4 of 100 n^0.9
     assert "50 % of the replica-hours paid for" in finding.text
 
 
-def test_less_than_needed_is_told_with_its_hours() -> None:
+def test_under_provisioning_is_reported_with_its_hours() -> None:
     arrivals = np.full(8 * 1440, 300.0)
     arrivals[:1440] = 600.0
 
@@ -245,13 +245,13 @@ def test_a_scale_in_that_kills_its_workers_is_found() -> None:
     assert "6 times workers were lost" in _found("heartbeat_stalls", profile).text
 
 
-def test_replicas_beyond_the_partitions_are_told() -> None:
+def test_replicas_beyond_the_partitions_are_reported() -> None:
     profile = build_profile("it", _steady(size=6.0, arrivals=340.0, partitions=4.0, utilization=0.976), [], OPTIONS)
 
     assert _found("partition_bound", profile).replica_hours == pytest.approx(2 * 168)
 
 
-def test_gaps_clock_skew_renames_and_drift_are_told() -> None:
+def test_gaps_clock_skew_renames_and_drift_are_reported() -> None:
     whole = _steady(arrivals=300.0, days=21)
     drifting = replace(whole, utilization=whole.utilization * np.linspace(1.0, 1.15, len(whole.minute)))
     kept = (whole.minute < BEGIN / 60 + 3 * 1440) | (whole.minute >= BEGIN / 60 + 4 * 1440)

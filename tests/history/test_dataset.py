@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from autoscaler.history.dataset import BusyError, Dataset, DatasetError, merge, open_dataset, store
+from autoscaler.history.dataset import BusyError, Dataset, DatasetError, Merged, open_dataset, store
 from autoscaler.history.dataset.files import LocalFiles
 from autoscaler.history.dataset.hadoop_files import HadoopFiles
 from autoscaler.history.dataset.layout import COMMIT, STAGING, Change
@@ -25,6 +25,11 @@ from autoscaler.history.dataset.store import LOCK, MARKER
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 SCHEMA = "cluster string, at timestamp, desired int, ready int"
+
+
+def merge(dataset: Dataset, spark: SparkSession, new: Mapping[str, DataFrame]) -> Merged:
+    with dataset.writing() as writer:
+        return writer.merge(spark, new)
 
 
 def rows(spark: SparkSession, clusters: int, days: int, *, every: int = 60, size: int = 3) -> DataFrame:
@@ -48,18 +53,18 @@ def contents(path: Path) -> dict[str, tuple[bytes, int]]:
 def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "with [odd] name"
     dataset = open_dataset(path, make=True)
-    first = dataset.merge(spark, {"observations": rows(spark, 3, 2)})
+    first = merge(dataset, spark, {"observations": rows(spark, 3, 2)})
     assert (first.added, first.known) == ({"observations": 144}, {"observations": 0})
     assert dataset.dates() == (date(2026, 1, 5), date(2026, 1, 6))
     before = contents(path)
 
-    again = open_dataset(path).merge(spark, {"observations": rows(spark, 3, 2).union(rows(spark, 1, 1))})
+    again = merge(open_dataset(path), spark, {"observations": rows(spark, 3, 2).union(rows(spark, 1, 1))})
     assert (again.added, again.known) == ({"observations": 0}, {"observations": 168})
     assert contents(path) == before
 
     # One day gets a row between two others, and what is there already wins over another row of the same time.
     late = [("c1", BEGIN + timedelta(minutes=30), 7, 7), ("c1", BEGIN, 9, 9), ("c0", BEGIN + timedelta(days=1), 9, 9)]
-    merged = dataset.merge(spark, {"observations": spark.createDataFrame(late, SCHEMA)})
+    merged = merge(dataset, spark, {"observations": spark.createDataFrame(late, SCHEMA)})
     assert (merged.added, merged.known) == ({"observations": 1}, {"observations": 2})
     assert merged.dates == {"observations": (date(2026, 1, 5),)}
     untouched = {name: held for name, held in before.items() if "2026-01-06" in name}
@@ -80,9 +85,9 @@ def test_only_what_is_new_is_added_and_only_its_days_are_written(spark: SparkSes
 def test_a_cluster_s_day_is_in_one_file_and_sorted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merge, "ROWS_PER_FILE", 50)
+    monkeypatch.setattr("autoscaler.history.dataset.merge.ROWS_PER_FILE", 50)
     dataset = open_dataset(tmp_path, make=True)
-    dataset.merge(spark, {"observations": rows(spark, 6, 1).orderBy("at", ascending=False)})
+    merge(dataset, spark, {"observations": rows(spark, 6, 1).orderBy("at", ascending=False)})
     files = sorted(tmp_path.glob("observations/date=*/*.parquet"))
     held = []
     for file in files:
@@ -99,7 +104,7 @@ def test_of_several_rows_of_a_time_the_same_is_taken_whatever_their_order(spark:
     for number, order in enumerate(([1, 2, 3], [3, 1, 2])):
         dataset = open_dataset(tmp_path / str(number), make=True)
         made = [("c", BEGIN, size, size) for size in order]
-        merged = dataset.merge(spark, {"observations": spark.createDataFrame(made, SCHEMA)})
+        merged = merge(dataset, spark, {"observations": spark.createDataFrame(made, SCHEMA)})
         assert (merged.added, merged.known) == ({"observations": 1}, {"observations": 2})
         taken |= {row.desired for row in dataset.read(spark, "observations").collect()}
     assert len(taken) == 1
@@ -156,7 +161,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch, killed_at: int) -> None:
         counted(verb)
 
 
-def test_a_kill_at_any_moment_of_a_commit_shows_all_or_nothing_and_is_mended(tmp_path: Path) -> None:
+def test_a_kill_at_any_step_of_a_commit_shows_all_or_nothing_and_is_completed_later(tmp_path: Path) -> None:
     old, new = ["b", "old a"], ["b", "new c", "new d", "new e"]
     outcomes = []
     for killed_at in range(20):
@@ -194,7 +199,7 @@ def test_two_cannot_write_at_once_and_the_lock_of_one_that_is_gone_does_not_coun
         pass
 
 
-def test_what_cannot_be_written_is_told_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_error_is_reported_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -233,7 +238,7 @@ def test_what_cannot_be_written_is_told_and_loses_nothing(tmp_path: Path, monkey
         (None, "is not a dataset (it has no autoscaler-history.json)"),
     ],
 )
-def test_what_is_no_dataset_of_a_known_version_is_refused(tmp_path: Path, marker: Any, message: str) -> None:
+def test_a_directory_without_a_dataset_of_a_known_version_is_refused(tmp_path: Path, marker: Any, message: str) -> None:
     if marker is not None:
         (tmp_path / MARKER).write_text(marker if isinstance(marker, str) else json.dumps(marker))
     with pytest.raises(DatasetError) as error:
@@ -250,7 +255,7 @@ def test_a_directory_with_something_else_in_it_does_not_become_a_dataset(tmp_pat
 @pytest.fixture
 def one_day(spark: SparkSession, tmp_path: Path) -> Iterator[tuple[Dataset, Path]]:
     dataset = open_dataset(tmp_path / "history", make=True)
-    dataset.merge(spark, {"observations": rows(spark, 1, 1)})
+    merge(dataset, spark, {"observations": rows(spark, 1, 1)})
     (file,) = (tmp_path / "history").glob("observations/date=*/*.parquet")
     yield dataset, file
     shutil.rmtree(tmp_path / "history")
@@ -260,9 +265,9 @@ def test_a_damaged_file_is_named(spark: SparkSession, one_day: tuple[Dataset, Pa
     dataset, file = one_day
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError) as error:
-        dataset.read(spark, "observations")
-    assert f"{file}: cannot be read: it is cut off; put a good copy" in str(error.value)
+    with pytest.raises(DatasetError) as error, dataset.reading():
+        dataset.read(spark, "observations").collect()
+    assert f"{file}: cannot be read: it is damaged; put a good copy" in str(error.value)
 
     # Spoiled in the middle, which shows only when it is read.
     file.write_bytes(whole[:4] + bytes(len(whole) - 200) + whole[-196:])
@@ -278,11 +283,11 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     with pytest.raises(DatasetError, match="is not a dataset"):
         store._opened(url, HadoopFiles(url), make=False)
     dataset = store._opened(url, HadoopFiles(url), make=True)
-    assert dataset.merge(spark, {"observations": rows(spark, 2, 1)}).added == {"observations": 48}
+    assert merge(dataset, spark, {"observations": rows(spark, 2, 1)}).added == {"observations": 48}
     far = store._opened(url, HadoopFiles(url), make=False)
     (day,) = (tmp_path / "far" / "observations").iterdir()
     before = {file.name for file in day.glob("*.parquet")}
-    assert far.merge(spark, {"observations": rows(spark, 3, 1)}).added == {"observations": 24}
+    assert merge(far, spark, {"observations": rows(spark, 3, 1)}).added == {"observations": 24}
     assert not before & {file.name for file in day.glob("*.parquet")}
     assert far.read(spark, "observations").count() == 72
     assert far.note("x") is None
@@ -299,7 +304,7 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
 
     (tmp_path / "far" / LOCK).write_text("process 1 on elsewhere\n")
     with pytest.raises(BusyError, match=r"being written by process 1 on elsewhere; .* remove file://.*/far/_lock"):
-        far.merge(spark, {})
+        merge(far, spark, {})
     gone = subprocess.Popen(["true"])
     gone.wait()
     (tmp_path / "far" / LOCK).write_text(f"process {gone.pid} on {socket.gethostname()}\n")
@@ -312,7 +317,7 @@ def test_another_file_system_than_this_machine_s_is_used_through_spark(spark: Sp
     assert not (tmp_path / "far" / LOCK).exists()
 
 
-def test_a_file_system_that_spark_lacks_is_told(spark: SparkSession) -> None:
+def test_a_file_system_that_spark_lacks_is_reported(spark: SparkSession) -> None:
     assert spark
     with pytest.raises(DatasetError, match=r"^gs://bucket/fleet: its file system cannot be used: Class .* not found; "):
         open_dataset("gs://bucket/fleet")

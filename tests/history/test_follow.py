@@ -247,16 +247,16 @@ def test_places_that_cannot_be_followed_say_so(tmp_path: Path) -> None:
     (tmp_path / "daemon" / "state.sqlite3").touch()
     with pytest.raises(FollowError, match=r"none: there is no such directory; the history of a daemon is in history/"):
         join_places([str(tmp_path / "none")])
-    with pytest.raises(FollowError, match=r"file: is no directory"):
+    with pytest.raises(FollowError, match=r"file: is not a directory"):
         join_places([str(tmp_path / "file")])
     with pytest.raises(FollowError, match=r"s3a://bucket and file:// are different file systems"):
         join_places(["s3a://bucket/x", str(tmp_path)])
     for place in (tmp_path / "daemon", tmp_path / "daemon" / "history"):
-        with pytest.raises(FollowError, match=r"belongs to a daemon, whose plain files still grow"):
+        with pytest.raises(FollowError, match=r"belongs to a daemon, whose uncompressed files still grow"):
             join_places([str(place)], plain=True)
 
 
-def test_a_place_has_one_path_however_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_has_one_path_however_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path.resolve()
     (here / "a" / "b").mkdir(parents=True)
     (here / "link").symlink_to("a/b")

@@ -72,7 +72,7 @@ def test_each_cluster_of_a_fleet_gets_its_profile(spark: SparkSession, history: 
 
 
 @pytest.mark.e2e
-def test_a_week_of_a_fleet_tells_seasons_and_times(spark: SparkSession, weeks: Path) -> None:
+def test_a_week_of_a_fleet_gives_seasons_and_times(spark: SparkSession, weeks: Path) -> None:
     found = _profiles(spark, weeks)
 
     monday = datetime(MONDAY.year, MONDAY.month, MONDAY.day, tzinfo=UTC).timestamp()
@@ -149,7 +149,7 @@ def test_the_time_that_counts_may_be_of_another_zone(spark: SparkSession, histor
     assert dataset.read(spark, "observations", until=until).count() == whole / 6
 
 
-def test_readings_that_are_no_numbers_spoil_nothing(spark: SparkSession, history: Path) -> None:
+def test_readings_that_are_not_numbers_are_ignored(spark: SparkSession, history: Path) -> None:
     bad = F.when(F.minute("at") % 10 == 0, F.lit(math.nan)).when(F.minute("at") % 15 == 0, F.lit(-math.inf))
     rows = _with(
         spark, history, arrivals=bad.otherwise(F.col("arrivals")), utilization=F.lit(None).cast("double"), lag=bad
@@ -238,7 +238,7 @@ def test_who_ends_when_another_begins_with_as_much_was_renamed(
 
 
 @pytest.mark.e2e
-def test_a_cluster_that_was_renamed_is_told_and_can_be_made_one(spark: SparkSession, weeks: Path) -> None:
+def test_a_cluster_that_was_renamed_is_reported_and_can_be_joined(spark: SparkSession, weeks: Path) -> None:
     name_then = F.when((F.col("cluster") == "job-0000") & (F.col("at") < "2026-01-08"), F.lit("old-name"))
     rows = _with(spark, weeks, cluster=name_then.otherwise(F.col("cluster")))
     dataset = _Changed(open_dataset(weeks), rows)
@@ -279,7 +279,7 @@ def here(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(_options: object, _command: str) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr("autoscaler.cli.spark_options.opened", opened)
+    monkeypatch.setattr("autoscaler.cli.spark_options.open_session", opened)
 
 
 def _run(*arguments: object) -> int:
@@ -318,7 +318,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("here", "elsewhere")
-def test_the_command_tells_json_and_what_is_not_there(
+def test_the_command_prints_json_and_reports_missing_clusters(
     history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = (
@@ -363,10 +363,10 @@ def test_the_command_says_what_is_wrong(
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("here")
-def test_the_command_overwrites_no_directory_that_is_no_table(
+def test_the_command_does_not_overwrite_a_directory_that_is_not_a_table(
     history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
 
     assert _run(history, "--out", tmp_path / "p", "--table", tmp_path / "mine") == 2
-    assert "is no table that was written before" in capsys.readouterr().err
+    assert "is not a table of an earlier run" in capsys.readouterr().err

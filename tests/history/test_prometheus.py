@@ -118,7 +118,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_prometheus, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(history_prometheus, "MAX_WAIT", 0.01)
 
 
 def constant(value: float) -> Points:
@@ -294,15 +294,15 @@ def test_a_server_that_goes_away_in_the_middle_loses_nothing(stub: Stub, tmp_pat
     stub.respond = lambda request: (503, b"gone") if float(request["start"]) >= (BEGIN + HOUR).timestamp() else None
     with pytest.raises(AutoscalerError) as told:
         asked(stub, tmp_path, "--window", "30m")
-    assert "HTTP 503: 'gone'; 12 of 30 answers are kept, all those up to 2026-01-05 01:00:00 UTC" in str(told.value)
-    assert "the same command goes on from there" in str(told.value)
+    assert "HTTP 503: 'gone'; 12 of 30 answers are stored, all up to 2026-01-05 01:00:00 UTC" in str(told.value)
+    assert "the same command continues from there" in str(told.value)
     stub.respond = lambda _: None
     stub.requests.clear()
     assert asked(stub, tmp_path, "--window", "30m") == whole
     assert min(float(request["start"]) for request in stub.requests) == (BEGIN + HOUR).timestamp()
 
 
-def test_a_server_that_is_too_busy_now_and_then_is_asked_again(stub: Stub, tmp_path: Path) -> None:
+def test_a_query_is_repeated_while_the_server_is_too_busy(stub: Stub, tmp_path: Path) -> None:
     fleet(stub)
     whole = asked(stub, tmp_path / "undisturbed")
     refused: set[str] = set()
@@ -321,7 +321,7 @@ def test_an_answer_that_does_not_come_in_time_is_given_up(
     stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet(stub)
-    monkeypatch.setattr(history_prometheus, "PATIENCE", 0.05)
+    monkeypatch.setattr(history_prometheus, "TIMEOUT", 0.05)
     monkeypatch.setattr(history_prometheus, "ATTEMPTS", 1)
     asleep = threading.Event()
 
@@ -329,7 +329,7 @@ def test_an_answer_that_does_not_come_in_time_is_given_up(
         asleep.wait(30)
 
     stub.respond = slow
-    with pytest.raises(AutoscalerError, match=r"no answer within 0.05s; 0 of 6 answers are kept"):
+    with pytest.raises(AutoscalerError, match=r"no answer within 0.05s; 0 of 6 answers are stored"):
         asked(stub, tmp_path)
     asleep.set()
 
@@ -348,7 +348,7 @@ def test_what_is_too_much_for_one_answer_is_asked_in_halves(stub: Stub, tmp_path
     assert "avg by (cluster) (cpu) 121" in whole
 
 
-def test_a_query_that_is_wrong_is_told_in_the_servers_words(stub: Stub, tmp_path: Path) -> None:
+def test_a_wrong_query_is_reported_with_the_servers_message(stub: Stub, tmp_path: Path) -> None:
     stub.respond = lambda _: (400, json.dumps({"status": "error", "error": "parse error: unexpected )"}).encode())
     with pytest.raises(AutoscalerError, match=r"query 'avg by .*: HTTP 400: 'parse error: unexpected \)'") as told:
         import_(stub, tmp_path)
@@ -369,11 +369,11 @@ def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
     assert (clicks.desired, clicks.ready, clicks.missing) == (None, None, {"target": "no sample"})
 
     # What is there stays, whatever comes later, and that is told.
-    assert "say something else" not in capsys.readouterr().err
+    assert "differ from what" not in capsys.readouterr().err
     assert import_(stub, tmp_path) == 0
     told = capsys.readouterr()
     assert "0 observations added, 242 known already" in told.out
-    assert "242 observations of those say something else than Prometheus now does: other metrics or sizes" in told.err
+    assert "242 observations of those differ from what Prometheus has now: other metrics or sizes" in told.err
     assert imported(tmp_path, "orders")[0][0] == orders
 
 

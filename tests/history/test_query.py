@@ -87,7 +87,7 @@ def test_json_and_csv_have_all_that_a_row_has(dataset: Path, capsys: pytest.Capt
     assert cells == [at, json.dumps(cpu), '{"throughput": "no sample"}', "NaN", "1", "2", 'a"b\nc']
 
 
-def test_no_more_rows_are_printed_than_asked_for(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_limit_of_rows_is_kept(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(dataset, "SELECT * FROM observations", "--limit", "3", "--json") == 0
     told = capsys.readouterr()
     assert len(json.loads(told.out)) == 3
@@ -116,7 +116,7 @@ def test_what_is_wrong_with_a_query_is_one_line(dataset: Path, asked: str, says:
     assert re.search(says, line), line
 
 
-def test_the_plan_is_told_beside_the_answer(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_is_printed_beside_the_result(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = "SELECT count(*) AS n FROM observations WHERE date = '2026-01-05'"
     assert ask(dataset, asked, "--explain", "--json") == 0
     told = capsys.readouterr()
@@ -129,7 +129,7 @@ def test_profiles_are_a_table_if_they_are_there(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["SELECT cluster FROM profiles", "--profiles", str(tmp_path), "--json"]
-    with pytest.raises(ConfigurationError, match="has no profile in it"):
+    with pytest.raises(ConfigurationError, match="contains no profile"):
         ask(dataset, *asked)
     for cluster in ("orders", "clicks"):
         profile = {"format": "autoscaler-profile", "version": 1, "cluster": cluster}

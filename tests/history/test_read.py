@@ -121,7 +121,7 @@ def test_a_dataset_that_has_a_verdict_of_each_guard_is_read(tmp_path: Path) -> N
     assert list(read.read(place)) == [one]
 
 
-def test_what_is_no_number_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_nan_and_infinity_come_back_as_they_were(tmp_path: Path) -> None:
     at = BEGIN
     record = plain("orders", at)
     record = replace(record, observation=replace(record.observation, metrics={"lag": Reading(math.nan, at)}))
@@ -156,7 +156,7 @@ def test_replay_of_a_dataset_decides_as_that_of_the_lines(
     assert told[0] == told[1]
 
 
-def test_replay_tells_of_the_clusters_that_are_not_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_reports_the_clusters_that_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG)
     dataset = written.dataset(tmp_path / "dataset", [plain("orders", BEGIN), plain("clicks", BEGIN)])
     assert cli.main(["replay", str(dataset), str(tmp_path / "config.yaml")]) == 0
@@ -233,7 +233,7 @@ def without_decisions(tmp_path: Path, *sizes: tuple[int, int | None]) -> list[tu
         ([(0, 4), (1, 4), (40, 8), (41, 8)], [(4, 4), (4, 4), (8, 8), (8, 8)]),
     ],
 )
-def test_where_no_decision_is_known_what_was_done_takes_its_place(
+def test_without_a_decision_the_next_size_takes_its_place(
     tmp_path: Path, sizes: list[tuple[int, int | None]], decided: list[tuple[int, int]]
 ) -> None:
     assert without_decisions(tmp_path, *sizes) == decided
@@ -288,7 +288,7 @@ def _strange(file: Path) -> None:
         (_strange, r"of cluster orders at 2026-01-05 23:58:30 is not a record: .*levitating.*another version"),
     ],
 )
-def test_what_is_no_good_is_named(tmp_path: Path, spoil: Callable[[Path], None], says: str) -> None:
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, spoil: Callable[[Path], None], says: str) -> None:
     dataset = written.dataset(tmp_path / "dataset", [full("orders", BEGIN), full("orders", BEGIN + TICK)])
     (file,) = (dataset / "observations").glob("*/*.parquet")
     spoil(file)
@@ -296,6 +296,6 @@ def test_what_is_no_good_is_named(tmp_path: Path, spoil: Callable[[Path], None],
         list(read.read(dataset))
 
 
-def test_a_directory_that_is_no_dataset_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="is not a dataset"):
         list(read.read(tmp_path))

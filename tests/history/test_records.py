@@ -286,14 +286,14 @@ def test_what_is_in_several_files_is_added_once(messy: Messy) -> None:
 
 
 @pytest.mark.e2e
-def test_an_import_again_changes_nothing_not_even_a_file(messy: Messy) -> None:
+def test_a_repeated_import_changes_nothing_not_even_a_file(messy: Messy) -> None:
     assert set(messy.again.merged.added.values()) == {0}
     assert messy.again.rejected == messy.first.rejected
     assert parquet(Path(messy.dataset.path)) == messy.files_before
 
 
 @pytest.mark.e2e
-def test_lines_that_are_no_records_are_set_aside_with_the_reason(messy: Messy, spark: SparkSession) -> None:
+def test_lines_that_are_not_records_are_quarantined_with_the_reason(messy: Messy, spark: SparkSession) -> None:
     rejected_rows = messy.dataset.read(spark, "rejected").collect()
     found = Counter(row.reason for row in rejected_rows)
     wanted = Counter(BAD.values()) + Counter([DAMAGED])
@@ -406,7 +406,7 @@ def test_one_import_adds_to_old_dates_and_new_ones_and_to_those_with_lines_that_
 
 
 @pytest.mark.e2e
-def test_a_line_of_an_age_that_no_file_is_for_is_set_aside(
+def test_a_line_of_an_impossible_time_is_quarantined(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that a date has more files than there are days in the ages that can be told by 32 bits.
@@ -501,7 +501,7 @@ def test_the_command_reads_only_what_has_changed_and_renames_clusters(
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_a_file_is_told_from_others_by_any_path_to_it(
+def test_a_file_is_identified_by_any_path_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("traces", "here", "elsewhere/deep"):
@@ -521,7 +521,7 @@ def test_a_file_is_told_from_others_by_any_path_to_it(
 
 @pytest.mark.e2e
 @pytest.mark.usefixtures("spark")
-def test_a_file_that_is_packed_meanwhile_is_looked_for_again(
+def test_a_file_that_is_compressed_during_the_import_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = [record for record in GOOD if record.decision.cluster == "clicks"][:20]
@@ -546,7 +546,7 @@ def test_a_file_that_is_packed_meanwhile_is_looked_for_again(
     # If they go all the time, it says so.
     todo = hours[1:3]
     assert cli.main(["history", "import", str(traces), str(dataset), "--again"]) == 1
-    assert f"{hours[1]}: was packed or removed while it was imported; run this again" in capsys.readouterr().err
+    assert f"{hours[1]}: was compressed or removed during the import; run this again" in capsys.readouterr().err
 
 
 @pytest.mark.e2e

@@ -100,7 +100,7 @@ def test_a_request_is_followed_from_its_decision_until_what_piled_up_is_gone(fou
     assert one.lag_peak == 3000
 
 
-def test_what_nobody_of_us_asked_for_is_external_and_what_went_by_itself_is_a_loss(found: Any) -> None:
+def test_a_change_without_a_request_is_external_and_a_vanished_replica_is_a_loss(found: Any) -> None:
     looks = [
         seen(0, 4, 4, -3600),
         seen(15, 2, 2, None),
@@ -117,14 +117,14 @@ def test_what_nobody_of_us_asked_for_is_external_and_what_went_by_itself_is_a_lo
     assert times(loss)[:3] == (15.0, 32.5, 32.5)
 
 
-def test_a_rescale_that_another_one_replaces_and_one_that_nothing_came_of_are_told(found: Any) -> None:
+def test_superseded_and_unfinished_rescales_are_found(found: Any) -> None:
     looks = [seen(0, 2, 2, -3600), seen(15, 4, 2, -3600), seen(30, 4, 2, -3600), seen(45, 6, 3, -3600)]
     first, second = found(looks, [decided(0, 2, 4), decided(30, 4, 6)])
     assert (first.outcome, times(first)) == ("superseded", (None, None, None, None))
     assert (second.outcome, second.before, second.after) == ("unfinished", 4, 6)
 
 
-def test_a_change_that_came_while_nobody_looked_is_not_told(found: Any) -> None:
+def test_a_change_in_a_gap_of_observations_is_not_counted(found: Any) -> None:
     assert found([seen(0, 2, 2, -3600), seen(7200, 4, 4, 3000)], []) == []
 
 

@@ -88,7 +88,7 @@ def _off(found: SeasonFit, shape: Shape, week: int) -> float:
 
 
 @pytest.mark.parametrize("shape", [_diurnal, _office, _monday, _nights])
-def test_two_weeks_tell_the_usual_week(shape: Shape) -> None:
+def test_two_weeks_give_the_season(shape: Shape) -> None:
     found = _find(_weeks(shape, 2))
 
     assert _off(found, shape, 1) < 0.02
@@ -97,7 +97,7 @@ def test_two_weeks_tell_the_usual_week(shape: Shape) -> None:
 
 @pytest.mark.parametrize("days", [7, 8, 9, 10])
 @pytest.mark.parametrize("shape", [_office, _diurnal])
-def test_a_week_tells_days_that_are_alike(shape: Shape, days: int) -> None:
+def test_a_week_gives_the_season_of_similar_days(shape: Shape, days: int) -> None:
     assert _off(_find(_weeks(shape, days / 7)), shape, 0) < 0.02
 
 
@@ -117,7 +117,7 @@ def test_smooth_days_take_few_slots() -> None:
     assert len(found.usual) == 2016
 
 
-def test_what_does_not_repeat_is_no_season() -> None:
+def test_without_repetition_there_is_no_season() -> None:
     dice = Random(1)  # noqa: S311 - noise of a test, nothing secret
     count = 14 * 1440
     walk, level = [], 0.0
@@ -143,11 +143,11 @@ def test_what_does_not_repeat_is_no_season() -> None:
     assert seasons == dict.fromkeys(never)
 
 
-def test_less_than_a_week_is_no_season() -> None:
+def test_less_than_a_week_gives_no_season() -> None:
     assert _season(_weeks(_office, 5 / 7)) is None
 
 
-def test_growth_is_told_and_the_level_is_that_of_the_last_week() -> None:
+def test_growth_is_found_and_the_level_is_that_of_the_last_week() -> None:
     def growing(since: float) -> float:
         return _office(since) * float(1.2 ** (since // WEEK_S))
 
@@ -221,5 +221,5 @@ def test_slots_of_any_length_do(width: float) -> None:
         [(MONDAY + 86400.0 * 400 * n, 5.0) for n in range(3)],
     ],
 )
-def test_what_says_nothing_is_no_season(slots: list[tuple[float, float]]) -> None:
+def test_without_enough_data_there_is_no_season(slots: list[tuple[float, float]]) -> None:
     assert _season(slots) is None

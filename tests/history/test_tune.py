@@ -110,23 +110,25 @@ def judged(chosen: Mapping[str, Any] | None, *then: Mapping[str, Any]) -> Tuned:
     return judge("orders", DAYS[:6], DAYS[6:], told, dict(enumerate(then)), OBJECTIVE)
 
 
-def test_what_holds_on_days_not_seen_and_costs_less_is_recommended() -> None:
+def test_parameters_that_meet_the_objective_on_new_days_and_cost_less_are_recommended() -> None:
     found = judged(row(1, 80), row(0, 50), row(1, 45))
     assert found.recommended
-    assert found.why.startswith("on the days held back it costs 10.0% less and keeps the objective (too late for 0.10%")
+    assert found.why.startswith(
+        "on the validation days it costs 10.0% less and meets the objective (too late for 0.10%"
+    )
 
 
 def test_what_breaks_the_objective_on_days_not_seen_is_refused() -> None:
     for after in (row(1, 45, violation=0.0051), row(1, 45, rescales=4.1)):
         found = judged(row(1, 80), row(0, 50), after)
         assert not found.recommended
-        assert found.why.startswith("not recommended: on the days held back it breaks the objective (too late for 0.")
+        assert found.why.startswith("not recommended: on the validation days it misses the objective (too late for 0.")
 
 
 def test_what_is_not_better_than_what_is_configured_is_refused() -> None:
     found = judged(row(1, 80), row(0, 50), row(1, 51))
     assert not found.recommended
-    assert found.why == "not recommended: on the days held back it costs 2.0% more than what is configured"
+    assert found.why == "not recommended: on the validation days it costs 2.0% more than the configured parameters"
 
 
 def test_a_cluster_that_cost_nothing_is_judged_too() -> None:
@@ -134,24 +136,24 @@ def test_a_cluster_that_cost_nothing_is_judged_too() -> None:
     assert not judged(row(1, 80), row(0, 0), row(1, 1)).recommended
 
 
-def test_what_costs_more_is_recommended_where_what_is_configured_breaks_the_objective() -> None:
+def test_a_higher_cost_is_recommended_where_the_configuration_misses_the_objective() -> None:
     found = judged(row(1, 80), row(0, 50, violation=0.02), row(1, 51))
     assert found.recommended
     assert "it costs 2.0% more" in found.why
-    assert "what is configured breaks the objective there (too late for 2.00%" in found.why
+    assert "the configured parameters miss the objective there (too late for 2.00%" in found.why
 
 
-def test_where_nothing_keeps_the_objective_the_nearest_is_told() -> None:
+def test_where_nothing_meets_the_objective_the_nearest_is_reported() -> None:
     found = judged(None)
     assert not found.recommended
-    assert found.why.startswith("nothing that was tried keeps the objective: too late for 1.00% of the time, 2.0 resc")
+    assert found.why.startswith("nothing that was tried meets the objective: too late for 1.00% of the time, 2.0 resc")
     assert found.why.endswith("at best, with main.headroom=0.3")
 
 
 def test_what_is_configured_may_be_best() -> None:
     found = judged(row(0, 100))
     assert not found.recommended
-    assert found.why == "what is configured is the cheapest that keeps the objective"
+    assert found.why == "the configured parameters are the cheapest that meet the objective"
 
 
 # The patch
@@ -170,6 +172,7 @@ def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pyte
     chosen = {**row(1, 80), "parameters": {"main.objective": "45s", "main.headroom": "0.1", "down.window": "2m"}}
     good = judged(chosen, row(0, 50), row(1, 45))
     text = patch(options, {"orders": "orders"}, {"orders": 60.0}, [good, judged(None)], OBJECTIVE)
+    assert text is not None
     assert yaml.safe_load(text) == {
         "clusters": {"orders": {"policies": {"main": {"objective": "45s", "headroom": 0.1}}, "down": {"window": "2m"}}}
     }
@@ -187,11 +190,12 @@ def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:
     options = argparse.Namespace(dataset="d", config=path)
     good = judged(row(1, 80), row(0, 50), row(1, 45))
     text = patch(options, {"orders": "2"}, {"orders": 60.0}, [good], OBJECTIVE)
+    assert text is not None
     assert yaml.safe_load(text)["clusters"] == {"2": {"policies": {"main": {"headroom": 0.1}}}}
 
 
-def test_where_nothing_is_recommended_there_is_no_patch() -> None:
-    assert patch(argparse.Namespace(), {}, {}, [judged(None)], OBJECTIVE) == ""
+def test_without_a_recommendation_there_is_no_patch() -> None:
+    assert patch(argparse.Namespace(), {}, {}, [judged(None)], OBJECTIVE) is None
 
 
 # Settings
@@ -254,4 +258,4 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     capsys.readouterr()
     # What is recommended now is configured: nothing is better.
     assert cli.main(["tune", str(place), str(better), *given, "--violation", "5%"]) == 0
-    assert "orders: what is configured is the cheapest that keeps the objective." in capsys.readouterr().out
+    assert "orders: the configured parameters are the cheapest that meet the objective." in capsys.readouterr().out

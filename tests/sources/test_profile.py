@@ -75,7 +75,7 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
         "x" * (MAX_BYTES + 1),
     ],
 )
-async def test_a_file_that_cannot_be_read_is_told_once_and_the_last_good_one_counts_on(
+async def test_a_file_that_cannot_be_read_is_logged_once_and_the_last_valid_profile_is_used(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path, MADE)
@@ -118,7 +118,7 @@ def test_the_file_of_any_cluster_is_a_plain_name(cluster: str) -> None:
     assert not name.startswith(".")
 
 
-def test_parameters_that_make_no_sense_are_refused() -> None:
+def test_invalid_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="max_age: must be above 0s"):
         Profile(Path(), timedelta(0))
     with pytest.raises(ValueError, match="cluster: must not be empty"):

@@ -9,8 +9,18 @@ writer completes a commit that was interrupted. Files are moved one by one, whic
 """
 
 from autoscaler.history.dataset.files import BusyError, DatasetError
-from autoscaler.history.dataset.layout import ROWS_PER_FILE, day_of, escape_glob
-from autoscaler.history.dataset.merge import Merged
+from autoscaler.history.dataset.layout import ROWS_PER_FILE, escape_glob
+from autoscaler.history.dataset.merge import Merged, Writer
 from autoscaler.history.dataset.store import Dataset, open_dataset
 
-__all__ = ["ROWS_PER_FILE", "BusyError", "Dataset", "DatasetError", "Merged", "day_of", "escape_glob", "open_dataset"]
+__all__ = [
+    "ROWS_PER_FILE",
+    "BusyError",
+    "Dataset",
+    "DatasetError",
+    "Merged",
+    "Writer",
+    "day_of",
+    "escape_glob",
+    "open_dataset",
+]

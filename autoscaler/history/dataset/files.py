@@ -20,8 +20,6 @@ from autoscaler.ports import AutoscalerError
 _STARTED = secrets.token_hex(4)
 """Identifies this process: in a container that restarts, the next one has the same process id and host name."""
 
-_MAGIC = b"PAR1"
-
 
 class DatasetError(AutoscalerError):
     """A dataset cannot be read or written; the message says which file and what to do."""
@@ -54,9 +52,6 @@ class Files(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all that is in it, if it exists."""
-
-    def damage(self, name: str) -> str | None:
-        """Why a file cannot be a Parquet file, where that is quick to find out; None: it may be one."""
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         """Hold a lock for writing. Raises BusyError."""
@@ -115,19 +110,6 @@ class LocalFiles:
         path.unlink(missing_ok=True)
         # Hadoop's checksum file.
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-
-    def damage(self, name: str) -> str | None:
-        try:
-            with (self._root / name).open("rb") as file:
-                begin = file.read(len(_MAGIC))
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(0, size - len(_MAGIC)))
-                end = file.read()
-        except OSError as error:
-            return str(error.strerror)
-        if begin == end == _MAGIC and size > 2 * len(_MAGIC):
-            return None
-        return "it is empty" if size == 0 else "it is cut off" if begin == _MAGIC else "it is not a Parquet file"
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

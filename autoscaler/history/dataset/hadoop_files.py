@@ -106,10 +106,6 @@ class HadoopFiles:
     def remove(self, name: str) -> None:
         self._system.delete(self._path(name), True)
 
-    def damage(self, name: str) -> str | None:
-        del name  # reading each file would cost a request
-        return None
-
     def _busy(self, name: str, holder: str) -> BusyError:
         return BusyError(
             f"{self.url()}: is being written by {holder.strip()}; wait until it is done, and if that process is gone, "

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from functools import reduce
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from autoscaler.history.dataset.files import DatasetError, Files
@@ -136,27 +139,41 @@ class Layout:
         ]
         return reduce(DataFrame.unionByName, frames)
 
-    def check(self, table: str, since: date | datetime | None, until: date | datetime | None) -> None:
-        """Raise DatasetError for the first file of these dates that cannot be a Parquet file."""
-        first, last = day_of(since), day_of(until)
-        for name in self.current(table)[0]:
-            day = date_of(name)
-            if day is not None and ((first and day < first) or (last and day > last)):
-                continue
-            problem = self.files.damage(name)
-            if problem and self.files.read(COMMIT) is None and name in self.listed(table):
-                raise DatasetError(unreadable(self.files.url(name), problem))
-
     def _changing(self) -> DatasetError:
         return DatasetError(f"{self.path}: other processes keep changing it; try again when they are done")
 
 
-def unreadable(file: str, problem: str) -> str:
-    """The message for a file that cannot be read."""
-    return (
+def unreadable(file: str, problem: str) -> DatasetError:
+    """The error for a file that cannot be read."""
+    return DatasetError(
         f"{file}: cannot be read: {problem}; put a good copy of it there, or remove it and import that day again with "
         "--reimport"
     )
+
+
+@contextmanager
+def read_errors() -> Iterator[None]:
+    """Raise errors of Spark about a file of a dataset as a DatasetError that names the file."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:  # Spark's own exceptions may have no class in PySpark
+        text = str(error)
+        if not any(kind in text for kind in ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "is not a Parquet file")):
+            raise
+        found = re.search(r"(?:[a-z0-9]+:/[^\s'\"]*?\.parquet)", text)
+        file = found[0] if found else "a Parquet file"
+        if "FILE_NOT_EXIST" in text:
+            raise DatasetError(f"{file}: was replaced by an import while it was read; run this again") from error
+        raise unreadable(file, "it is damaged") from error
+
+
+@contextmanager
+def write_errors(path: str) -> Iterator[None]:
+    """Raise an OSError, such as of a full disk, as a DatasetError that names the file where it is known."""
+    try:
+        yield
+    except OSError as error:
+        raise DatasetError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from error
 
 
 def escape_glob(url: str) -> str:

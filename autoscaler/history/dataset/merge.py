@@ -21,6 +21,8 @@ from autoscaler.history.dataset.layout import (
     date_of,
     escape_glob,
     of_dates,
+    read_errors,
+    write_errors,
 )
 from autoscaler.history.schema import TABLES
 
@@ -89,29 +91,55 @@ _WRITE_OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Merger:
+class Writer:
     """Adds rows to a dataset that is locked for writing.
 
     Attributes:
         layout: the dataset's files.
-        spark: a session in UTC.
     """
 
     layout: Layout
-    spark: SparkSession
 
     def merge(
-        self, rows: Mapping[str, DataFrame], keys: Mapping[str, DataFrame], partitioned: Collection[str]
+        self,
+        spark: SparkSession,
+        rows: Mapping[str, DataFrame],
+        keys: Mapping[str, DataFrame] | None = None,
+        partitioned: Collection[str] = (),
     ) -> Merged:
-        """Add rows, see `Dataset.merge`.
+        """Add the rows that are not there yet, and find the rescales of the days that change.
+
+        A row that is there stays as it is. Of several new ones with the same key that with the least `order` is added
+        (if they have such a column) or whose content is the least. Dates that get nothing new are not touched, the
+        others are rewritten, all of them at once: an interrupted merge leaves all or nothing.
 
         Args:
-            rows: table -> rows.
+            spark: a session in UTC.
+            rows: table -> rows; `date` is made from `at`, missing columns are null. They are evaluated several times.
             keys: table -> the keys of all of them, where these cost less to compute; then rows are evaluated once.
             partitioned: the tables whose rows are partitioned as their files will be: all of a cluster and date in one
                 partition, about `ROWS_PER_FILE` rows in each. New dates without duplicates are written as they come.
+
+        Raises:
+            DatasetError: a file of the dataset is damaged, or cannot be written.
         """
-        if self.spark.conf.get("spark.sql.session.timeZone") != "UTC":
+        with read_errors(), write_errors(self.layout.path):
+            return self._merge(spark, rows, keys or {}, partitioned)
+
+    def stage(self, rows: DataFrame, name: str) -> DataFrame:
+        """Write rows to the staging directory and read them back: for what is costly to evaluate twice."""
+        place = self.layout.files.url(f"{STAGING}/{name}")
+        rows.write.mode("overwrite").option("compression", "lz4").parquet(place)
+        return rows.sparkSession.read.schema(rows.schema).parquet(escape_glob(place))
+
+    def _merge(
+        self,
+        spark: SparkSession,
+        rows: Mapping[str, DataFrame],
+        keys: Mapping[str, DataFrame],
+        partitioned: Collection[str],
+    ) -> Merged:
+        if spark.conf.get("spark.sql.session.timeZone") != "UTC":
             raise DatasetError("spark.sql.session.timeZone must be UTC: dates are of UTC")
         change = Change()
         added, known, dates = {}, {}, {}
@@ -134,7 +162,7 @@ class Merger:
                 change = change.then(*self._rewrite(table, _on_dates(new, others), counts, others))
         days = {day for table in ("observations", "decisions") for day in dates.get(table, ()) if day is not None}
         if days and "rescales" not in rows:
-            change = self._with_rescales(change, days)
+            change = self._with_rescales(spark, change, days)
         if change.add:
             self.layout.commit(change)
         return Merged(added, known, dates)
@@ -151,14 +179,14 @@ class Merger:
             return same_keys
         fresh = planned
         if present:
-            fresh = _join(planned, self.layout.rows(self.spark, table, present), table, "left_anti")
+            fresh = _join(planned, self.layout.rows(keys.sparkSession, table, present), table, "left_anti")
         together = fresh
         if table != "rejected":
             # Nearly all keys are different: a partial count before the shuffle would not shrink them.
             together = fresh.repartition(sum(brought.values()) // ROWS_PER_FILE + 1, "date", KEYS[table][0])
         each = together.groupBy("date", *KEYS[table]).count().groupBy("date", KEYS[table][0])
         sizes = each.agg(F.count("*").alias("fresh"), F.sum(F.col("count") - 1).alias("twice"))
-        sizes = stage(self.layout, sizes, f"sizes-{table}")
+        sizes = self.stage(sizes, f"sizes-{table}")
         found = {
             row.date: (row.fresh, row.twice)
             for row in sizes.groupBy("date").agg(F.sum("fresh").alias("fresh"), F.sum("twice").alias("twice")).collect()
@@ -181,11 +209,11 @@ class Merger:
         sizes = _on_dates(counts.sizes, changed).select("date", KEYS[table][0], F.col("fresh").alias("rows"))
         present = of_dates(self.layout.current(table)[0], changed)
         if present:
-            old = self.layout.rows(self.spark, table, present)
+            old = self.layout.rows(new.sparkSession, table, present)
             new, sizes = new.unionByName(old), sizes.unionByName(_sizes(old, table))
         return self._write_files(new, sizes, table), present
 
-    def _with_rescales(self, change: Change, days: Collection[date]) -> Change:
+    def _with_rescales(self, spark: SparkSession, change: Change, days: Collection[date]) -> Change:
         """The change, and the rescales that follow from it, where they differ from those already there."""
         near = {day + timedelta(days=away) for day in days for away in (-1, 0, 1)}
         read = {day + timedelta(days=away) for day in near for away in (-1, 0, 1)}
@@ -195,12 +223,12 @@ class Merger:
         decisions = of_dates(self.layout.after(change, "decisions"), read)
         rows = self.layout.rows
         found = rescales.find(
-            rows(self.spark, "observations", observations),
-            rows(self.spark, "decisions", decisions),
+            rows(spark, "observations", observations),
+            rows(spark, "decisions", decisions),
             tasks=len(observations),
         )
-        found = stage(self.layout, _on_dates(_with_columns_of("rescales", found), near), "found")
-        present = rows(self.spark, "rescales", of_dates(self.layout.after(change, "rescales"), near))
+        found = self.stage(_on_dates(_with_columns_of("rescales", found), near), "found")
+        present = rows(spark, "rescales", of_dates(self.layout.after(change, "rescales"), near))
         different = found.exceptAll(present).unionAll(present.exceptAll(found)).select("date").distinct()
         changed = [row.date for row in different.collect()]
         if not changed:
@@ -243,13 +271,6 @@ class Merger:
         writer = ordered.write.mode("overwrite").options(**_WRITE_OPTIONS[table])
         writer.partitionBy("date").parquet(self.layout.files.url(f"{within}{table}"))
         return {name: name.removeprefix(within) for name in self.layout.listed(table, within)}
-
-
-def stage(layout: Layout, rows: DataFrame, name: str) -> DataFrame:
-    """Write rows to the staging directory and read them back: for what is costly to evaluate twice."""
-    place = layout.files.url(f"{STAGING}/{name}")
-    rows.write.mode("overwrite").option("compression", "lz4").parquet(place)
-    return rows.sparkSession.read.schema(rows.schema).parquet(escape_glob(place))
 
 
 def _sizes(rows: DataFrame, table: str) -> DataFrame:

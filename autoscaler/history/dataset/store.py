@@ -4,41 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
-from typing import Protocol
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from autoscaler.history.dataset.files import DatasetError, Files, LocalFiles
 from autoscaler.history.dataset.hadoop_files import HadoopFiles
-from autoscaler.history.dataset.layout import STAGING, Layout, date_of, day_of, unreadable
-from autoscaler.history.dataset.merge import Merged, Merger, stage
+from autoscaler.history.dataset.layout import STAGING, Layout, date_of, day_of, read_errors, write_errors
+from autoscaler.history.dataset.merge import Writer
 from autoscaler.history.schema import TABLES, VERSION
 
 FORMAT = "autoscaler-history"
 MARKER = "autoscaler-history.json"
 LOCK = "_lock"
-
-
-class Write(Protocol):
-    """Merges rows into a dataset that is locked for writing."""
-
-    def __call__(
-        self,
-        spark: SparkSession,
-        rows: Mapping[str, DataFrame],
-        keys: Mapping[str, DataFrame] | None = None,
-        partitioned: Collection[str] = (),
-    ) -> Merged:
-        """See `Merger.merge`."""
 
 
 def open_dataset(path: str | os.PathLike[str], *, make: bool = False) -> Dataset:
@@ -115,12 +98,10 @@ class Dataset:
             clusters: only these.
 
         Raises:
-            DatasetError: there is no such table, or a file of it is damaged. `reading` reports damage that Spark finds
-                later.
+            DatasetError: there is no such table. Within `reading`, also damaged files, when Spark reads them.
         """
         if table not in TABLES:
             raise DatasetError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
-        self._layout.check(table, since, until)
         return _select(self._layout.table(spark, table), table, since, until, clusters)
 
     def files(self, table: str) -> dict[date | None, list[str]]:
@@ -134,41 +115,13 @@ class Dataset:
         """The dates that a table has rows of, in order."""
         return tuple(day for day in self.files(table) if day is not None)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Raise errors of Spark about a file of this dataset as a DatasetError that names the file."""
-        try:
-            yield
-        except (PySparkException, Py4JError) as error:  # Spark's own exceptions may have no class in PySpark
-            problem = _damage(str(error))
-            if problem is None:
-                raise
-            raise DatasetError(problem) from error
-
-    def merge(self, spark: SparkSession, rows: Mapping[str, DataFrame]) -> Merged:
-        """Add the rows that are not there yet, and find the rescales of the days that change.
-
-        A row that is there stays as it is. Of several new ones with the same key that with the least `order` is added
-        (if they have such a column) or whose content is the least. Dates that get nothing new are not touched, the
-        others are rewritten, all of them at once: an interrupted merge leaves all or nothing.
-
-        Args:
-            spark: a session in UTC.
-            rows: table -> rows; `date` is made from `at`, missing columns are null. They are evaluated several times:
-                stage (`stage`) or persist what is costly.
-
-        Raises:
-            DatasetError: another process is writing, or a file of the dataset is damaged.
-        """
-        with self.writing() as write:
-            return write(spark, rows)
+        return read_errors()
 
     @contextmanager
-    def writing(self) -> Iterator[Write]:
+    def writing(self) -> Iterator[Writer]:
         """Lock the dataset for writing, after completing a commit that was interrupted.
-
-        Yields:
-            a function that merges rows, as `merge` does.
 
         Raises:
             BusyError: another process is writing.
@@ -176,28 +129,14 @@ class Dataset:
         """
         files = self._layout.files
         with ExitStack() as held:
-            with self._write_errors():
+            with write_errors(self.path):
                 held.enter_context(files.lock(LOCK))
                 self._layout.finish()
                 files.remove(STAGING)
-
-            def write(
-                spark: SparkSession,
-                rows: Mapping[str, DataFrame],
-                keys: Mapping[str, DataFrame] | None = None,
-                partitioned: Collection[str] = (),
-            ) -> Merged:
-                with self.reading(), self._write_errors():
-                    return Merger(self._layout, spark).merge(rows, keys or {}, partitioned)
-
             try:
-                yield write
+                yield Writer(self._layout)
             finally:
                 files.remove(STAGING)
-
-    def stage(self, rows: DataFrame, name: str) -> DataFrame:
-        """Within `writing`: write rows to the staging directory and read them back, to evaluate them only once."""
-        return stage(self._layout, rows, name)
 
     def note(self, name: str) -> str | None:
         """A small file of the dataset, such as the list of imported files; None: there is none."""
@@ -205,17 +144,8 @@ class Dataset:
 
     def keep_note(self, name: str, text: str) -> None:
         """Replace a small file. Raises DatasetError if it cannot be written."""
-        with self._write_errors():
+        with write_errors(self.path):
             self._layout.files.write(f"_{name}", text)
-
-    @contextmanager
-    def _write_errors(self) -> Iterator[None]:
-        """Raise an OSError, such as of a full disk, as a DatasetError that names the file where it is known."""
-        try:
-            yield
-        except OSError as error:
-            file = error.filename or self.path
-            raise DatasetError(f"{file}: cannot be written: {error.strerror or error}") from error
 
 
 def _select(
@@ -237,14 +167,3 @@ def _select(
     if clusters is not None and "cluster" in rows.columns:
         rows = rows.where(F.col("cluster").isin(*clusters))
     return rows
-
-
-def _damage(text: str) -> str | None:
-    """The message for an error of Spark about a file that it could not read; None: it is another error."""
-    if not any(kind in text for kind in ("FAILED_READ_FILE", "CANNOT_READ_FILE_FOOTER", "is not a Parquet file")):
-        return None
-    found = re.search(r"(?:[a-z0-9]+:/[^\s'\"]*?\.parquet)", text)
-    file = found[0] if found else "a Parquet file"
-    if "FILE_NOT_EXIST" in text:
-        return f"{file}: was replaced by an import while it was read; run this again"
-    return unreadable(file, "it is damaged")
