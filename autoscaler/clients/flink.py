@@ -1,7 +1,7 @@
 """The client of Flink's REST API, shared by the source, the engine and the target of a JobManager.
 
 A job is followed by its name, since each start gives it another id. Flink 1.18 to 2.x answer alike; where they
-differ, the model says how.
+differ, the model shows how.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class JobLine(Answer):
 
     @property
     def over(self) -> bool:
-        """Whether it is over for good."""
+        """Whether it has ended for good."""
         return self.state in TERMINAL
 
 
@@ -142,7 +142,7 @@ class Job(Answer):
 
     @property
     def over(self) -> bool:
-        """Whether it is over for good."""
+        """Whether it has ended for good."""
         return self.state in TERMINAL
 
     @property
@@ -208,7 +208,7 @@ class Checkpoint(Answer):
 
 
 class CheckpointCounts(Answer):
-    """How many checkpoints there were since the JobManager knows the job."""
+    """How many checkpoints there were since the JobManager started the job."""
 
     restored: Count = 0
     total: Count = 0
@@ -226,7 +226,7 @@ class LatestCheckpoints(Answer):
 
 
 class Checkpoints(Answer):
-    """What is known of a job's checkpoints."""
+    """A job's checkpoints."""
 
     counts: CheckpointCounts = CheckpointCounts()
     latest: LatestCheckpoints = LatestCheckpoints()
@@ -244,7 +244,7 @@ class TaskManager(Answer):
 
     @property
     def host(self) -> str | None:
-        """The host that it said it can be reached at, or None when its path has none."""
+        """The host in its path, or None when there is none."""
         found = re.search(r"@(\[[^\]]+\]|[^:/@]+)(?::\d+)?/", self.path)
         return found[1].strip("[]") if found else None
 
@@ -263,7 +263,7 @@ class Setting(Answer):
 
 
 def _number(value: object) -> object:
-    """Flink writes NaN and infinities as texts."""
+    """Flink writes NaN and infinities as strings."""
     if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"}:
         return float(value.replace("Infinity", "inf"))
     return value
@@ -272,7 +272,7 @@ def _number(value: object) -> object:
 Figure = Annotated[float, BeforeValidator(_number)]
 
 
-class ToldAggregate(Answer):
+class ReportedAggregate(Answer):
     """One metric over the subtasks or TaskManagers that report it."""
 
     id: str
@@ -284,7 +284,7 @@ class ToldAggregate(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """One metric over the subtasks or TaskManagers that report it; NaN where one of them says NaN."""
+    """One metric over the subtasks or TaskManagers that report it; NaN where one of them reports NaN."""
 
     min: float
     max: float
@@ -307,7 +307,7 @@ class Bounds(Answer):
 
 
 class Requirement(Answer):
-    """What a vertex asks for (`/jobs/<id>/resource-requirements`)."""
+    """The parallelism that a vertex requires (`/jobs/<id>/resource-requirements`)."""
 
     parallelism: Bounds
 
@@ -316,7 +316,7 @@ FIGURES = ("min", "max", "avg", "sum")
 
 
 class Access(Protocol):
-    """The parameters that everything that speaks to a JobManager has in common."""
+    """The common parameters of whatever uses a JobManager."""
 
     @property
     def url(self) -> str: ...  # noqa: D102
@@ -438,11 +438,11 @@ class FlinkApi(JsonClient):
         return found
 
     async def metrics_age(self, job: Job) -> float | None:
-        """Have Flink gather its metrics if they are old, and say how old they are then, in seconds.
+        """Have Flink gather its metrics if they are old, and return their age, in seconds.
 
-        Flink gathers metrics when somebody asks for one, at most once in `metrics.fetcher.update-interval` (10 s), and
-        answers with what it had before: after a pause the first answer is as old as the pause. How old tells the job's
-        own clock among the metrics, its time since it went into RUNNING.
+        Flink gathers metrics when one is requested, at most once in `metrics.fetcher.update-interval` (10 s), and
+        answers with what it had before: after a pause the first answer is as old as the pause. The age shows in
+        one of the metrics, `uptime`: the time since the job went into RUNNING.
 
         Returns:
             The age, or None while there are no metrics of this run of the job.
@@ -476,8 +476,8 @@ class FlinkApi(JsonClient):
     async def vertex_metrics(self, jid: str, vertex: str, names: Iterable[str]) -> dict[str, Aggregate]:
         """Metrics over the subtasks of a vertex that report them.
 
-        Flink answers nothing at all when one of the names is unknown, so ask only for names that
-        `vertex_metric_names` has shown.
+        Flink answers with an empty list when one of the names is unknown, so request only names from
+        `vertex_metric_names`.
         """
         return await self._aggregates(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", names)
 
@@ -498,8 +498,8 @@ class FlinkApi(JsonClient):
     async def _aggregates(self, path: str, names: Iterable[str]) -> dict[str, Aggregate]:
         found: dict[str, Aggregate] = {}
         for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
-            told = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ToldAggregate])}
-            # Under the names as they were given: samples of many clusters are kept, and texts take room.
+            told = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ReportedAggregate])}
+            # Under the given names: samples of many clusters are kept, and copies of strings take memory.
             found |= {name: Aggregate(*(getattr(told[name], key) for key in FIGURES)) for name in part if name in told}
         return found
 
@@ -537,7 +537,7 @@ def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine |
     if len(alive) > 1:
         several = ", ".join(f"{job.name} {job.jid}" for job in alive[:4])
         if name is None:
-            raise AnswerError(f"{url} runs {len(alive)} jobs ({several}); say which by job: <name>")
+            raise AnswerError(f"{url} runs {len(alive)} jobs ({several}); name one with job: <name>")
         raise AnswerError(f"{url} runs {len(alive)} jobs named {name!r} ({several}); stop all but one, or give its id")
     return max(alive or mine, key=lambda job: (job.start, job.end), default=None)
 

@@ -1,4 +1,4 @@
-"""Flink as an engine: how the job is, how long its scheduler takes by its settings, and what the doctor finds."""
+"""Flink as an engine: the state of a job, the deadlines of its scheduler, and what the doctor finds."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Secret, Severity, Shared, Worker
 
 MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
-LONG_HEARTBEAT = 30.0
-LONG_CHECKPOINT_INTERVAL = 60.0
-LONG_STABILIZATION = 20.0
-LARGEST_DELAY = 86400.0
+MAX_HEARTBEAT = 30.0
+MAX_CHECKPOINT_INTERVAL = 60.0
+MAX_STABILIZATION = 20.0
+MAX_DELAY = 86400.0
 JITTER = 1.1  # of the exponential delay, by default
 
 log = logging.getLogger("autoscaler.engines")
@@ -48,7 +48,7 @@ class Flink:
         job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
         window: time over which the source averages; default 30s. The engine does not use it.
         timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
-        username: user for basic authentication, where a proxy before the JobManager asks for one; default: none.
+        username: user for basic authentication, where a proxy before the JobManager needs it; default: none.
         password: the user's password.
         token: bearer token, instead of user and password; default: none.
         ca_file: PEM file with the certificates that sign the server's; default: those of the system.
@@ -70,7 +70,7 @@ class Flink:
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkEngine]:
-        """Open it; nothing is asked before the first description is."""
+        """Open it. Nothing is sent before the first `describe`."""
         yield FlinkEngine(await shared_api(shared, self), self)
 
 
@@ -84,7 +84,7 @@ class FlinkEngine:
         self._examined: tuple[str, str] | None = None
 
     async def describe(self) -> EngineStatus:
-        """Say how the job is. Raises EdgeError when the JobManager cannot be asked."""
+        """The state of the job. Raises EdgeError when the JobManager cannot be reached."""
         async with self._in_time():
             line = await self._api.find_job(self._parameters.job)
             if line is None:
@@ -100,7 +100,7 @@ class FlinkEngine:
         return status(facts, numbers)
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
+        """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
         async with self._in_time():
             line = await self._api.find_job(self._parameters.job)
             if line is None or line.over:
@@ -126,9 +126,7 @@ class FlinkEngine:
             async with asyncio.timeout(limit):
                 yield
         except TimeoutError:
-            raise EdgeTimeoutError(
-                f"{self._api.endpoint.url} did not answer all questions within {limit:g} s"
-            ) from None
+            raise EdgeTimeoutError(f"{self._parameters.url} did not answer all requests in {limit:g} s") from None
 
     async def _facts(self, line: JobLine) -> Facts:
         api, jid = self._api, line.jid
@@ -189,7 +187,7 @@ def worker(known: TaskManager) -> Worker:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a job that is not over.
+    """The facts about a job that has not ended.
 
     Attributes:
         line: the job in the list of all: its state is the newest there is; `job` may be 3 s older.
@@ -240,7 +238,7 @@ def status(facts: Facts, numbers: Mapping[str, float]) -> EngineStatus:
     done = None if latest is None else max(latest.acknowledged, latest.triggered)
     return EngineStatus(
         job=state,
-        # Where several jobs may share the slots, free ones are nobody's yet.
+        # Where several jobs may share the slots, free ones are not yet assigned.
         slots=facts.slots if facts.reactive else used,
         parallelism=used,
         max_parallelism=most if most > 0 else None,
@@ -263,7 +261,7 @@ def _parallelism(vertex: Vertex) -> int:
 def slots_of(vertices: Sequence[Vertex], count: Callable[[Vertex], int]) -> int:
     """Slots for some number of subtasks by vertex: vertices of one slot sharing group share them.
 
-    Flink before 1.20 does not tell the groups; there all vertices are taken to be in one, as is the default.
+    Flink before 1.20 does not report the groups; there all vertices are taken to be in one, as is the default.
     """
     groups: dict[str | None, int] = {}
     for vertex in vertices:
@@ -341,7 +339,7 @@ def setting(settings: Mapping[str, str], default: float, *keys: str) -> float:
 
 
 def heartbeat(facts: Facts) -> float:
-    """Seconds until a TaskManager that says nothing is taken for dead."""
+    """Seconds without a heartbeat after which a TaskManager counts as dead."""
     return setting(facts.settings, 50.0, "heartbeat.timeout")
 
 
@@ -395,18 +393,18 @@ class Restart:
 
 
 def restart(facts: Facts) -> Restart:
-    """The job's restart strategy: its own where it tells, else the cluster's, else the version's default."""
+    """The job's restart strategy: its own where it is reported, else the cluster's, else the version's default."""
     execution = facts.config.execution
     own = (execution.restart_strategy or "").lower() if execution else ""
     if "deactivated" in own:
         return Restart("none")
     if own.startswith("restart with fixed delay"):
         told = re.search(r"#(\d+)", own)
-        return Restart("fixed-delay", _told_delay(own, r"\(([^)]*)\)"), _attempts(told[1] if told else None))
+        return Restart("fixed-delay", _described_delay(own, r"\(([^)]*)\)"), _attempts(told[1] if told else None))
     if own.startswith("failure rate"):
-        return Restart("failure-rate", _told_delay(own, r"fixed delay (\S+)"), 1)
+        return Restart("failure-rate", _described_delay(own, r"fixed delay (\S+)"), 1)
     if own.startswith("restart with exponential delay"):
-        return Restart("exponential-delay", _told_delay(own, r"with maximum ([^\s.]+)") * JITTER)
+        return Restart("exponential-delay", _described_delay(own, r"with maximum ([^\s.]+)") * JITTER)
     given = facts.settings.get("restart-strategy.type", facts.settings.get("restart-strategy"))
     kind = given or (timing(facts).restart if facts.interval is not None else "none")
     kind = kind.strip().strip("'\"").lower().replace("fixeddelay", "fixed-delay").replace("failurerate", "failure-rate")
@@ -415,7 +413,7 @@ def restart(facts: Facts) -> Restart:
         return Restart("none")
     if kind == "fixed-delay":
         if given is None:
-            return Restart(kind, 1.0)  # the default of Flink 1.18 does not look at its own settings
+            return Restart(kind, 1.0)  # the default of Flink 1.18 ignores its own settings
         attempts = facts.settings.get(key + "fixed-delay.attempts", "1")
         return Restart(kind, setting(facts.settings, 1.0, key + "fixed-delay.delay"), _attempts(attempts))
     if kind == "failure-rate":
@@ -429,7 +427,7 @@ def _attempts(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and int(text) < 2**31 - 1 else None
 
 
-def _told_delay(text: str, pattern: str) -> float:
+def _described_delay(text: str, pattern: str) -> float:
     found = re.search(pattern, text)
     value = seconds(found[1]) if found else None
     return 1.0 if value is None else value
@@ -441,7 +439,7 @@ def deadlines(facts: Facts) -> dict[Phase, timedelta]:
     A killed worker's slots stay until its heartbeat runs out; the job, that fails and restarts meanwhile, comes back
     only after its restart delay.
     """
-    after_failure = min(restart(facts).delay, LARGEST_DELAY)
+    after_failure = min(restart(facts).delay, MAX_DELAY)
     absorbing = cooldown(facts) + stabilization(facts) + checkpoint_wait(facts) + submission(facts) + after_failure
     registering = heartbeat(facts)
     if not facts.reactive:
@@ -451,7 +449,7 @@ def deadlines(facts: Facts) -> dict[Phase, timedelta]:
         Phase.ABSORBED: absorbing,
         Phase.RUNNING: after_failure + submission(facts),
     }
-    return {phase: timedelta(seconds=min(max(0.0, length), LARGEST_DELAY) + MARGIN) for phase, length in found.items()}
+    return {phase: timedelta(seconds=min(max(0.0, length), MAX_DELAY) + MARGIN) for phase, length in found.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -541,13 +539,13 @@ def mode(facts: Facts) -> Iterator[Finding]:
 def heartbeats(facts: Facts) -> Iterator[Finding]:
     """A killed worker stops the job until its heartbeat runs out."""
     limit = heartbeat(facts)
-    if limit > LONG_HEARTBEAT:
+    if limit > MAX_HEARTBEAT:
         yield Finding(
             Severity.WARNING,
             "heartbeat.timeout",
-            f"a TaskManager is taken for dead only after {limit:g} s without a heartbeat",
+            f"a TaskManager counts as dead only after {limit:g} s without a heartbeat",
             f"one that is killed stops the job for 10 to 20 s where its host refuses connections, and for {limit:g} s "
-            "where the host is gone: the job restarts on its slots in vain until then",
+            "where the host is gone: until then the job restarts on its slots and fails again",
             "set heartbeat.interval: 3 s and heartbeat.timeout: 15 s, and stop TaskManagers by SIGTERM",
         )
 
@@ -557,7 +555,7 @@ def slow_absorption(facts: Facts) -> Iterator[Finding]:
     if not facts.reactive:
         return
     wait = stabilization(facts)
-    if wait > LONG_STABILIZATION:
+    if wait > MAX_STABILIZATION:
         yield Finding(
             Severity.WARNING,
             PREFIX + "executing.resource-stabilization-timeout",
@@ -580,7 +578,7 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
     interval = facts.interval
     if interval is None or facts.checkpointing is None:
         return
-    if interval > LONG_CHECKPOINT_INTERVAL:
+    if interval > MAX_CHECKPOINT_INTERVAL:
         wait = checkpoint_wait(facts)
         yield Finding(
             Severity.WARNING,
@@ -607,7 +605,7 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
             "failed checkpoints",
             f"{counts.failed} checkpoints have failed and none has completed",
             "a rescale begins from scratch",
-            "look at the reason in Flink's web UI; do not scale this job before one completes",
+            "find the reason in Flink's web UI; do not scale this job before one completes",
         )
 
 
@@ -619,7 +617,7 @@ def availability(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             "high-availability.type",
-            "the JobManager keeps what it knows in its memory alone" + (", its checkpoints too" if memory else ""),
+            "the JobManager keeps its state in its memory alone" + (", its checkpoints too" if memory else ""),
             "when it is lost, the job starts from scratch, whatever checkpoints there were",
             "set high-availability.type: kubernetes (or zookeeper) with high-availability.storageDir, and "
             "execution.checkpointing.dir, on storage that outlives it",
@@ -634,7 +632,7 @@ def availability(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def uneven(facts: Facts) -> Iterator[Finding]:
+def uneven_slots(facts: Facts) -> Iterator[Finding]:
     """Slots per replica is one number."""
     counts = sorted({known.slots for known in facts.taskmanagers})
     if len(counts) > 1:
@@ -647,7 +645,7 @@ def uneven(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def narrow(facts: Facts) -> Iterator[Finding]:
+def unused_slots(facts: Facts) -> Iterator[Finding]:
     """Slots beyond the key groups do nothing."""
     most = slots_of(facts.job.vertices, lambda vertex: vertex.max_parallelism)
     if facts.reactive and 0 < most < facts.slots:
@@ -657,11 +655,11 @@ def narrow(facts: Facts) -> Iterator[Finding]:
             f"the job can use {most} slots and there are {facts.slots}",
             f"{facts.slots - most} slots are paid for and do nothing; the cluster's max is above what helps",
             f"lower the cluster's max to {most} slots; more needs a higher pipeline.max-parallelism, which a job with "
-            "state can only get anew, without that state",
+            "state gets only by starting without that state",
         )
 
 
-def increase(facts: Facts) -> Iterator[Finding]:
+def min_increase(facts: Facts) -> Iterator[Finding]:
     """Small steps may be ignored."""
     least = facts.settings.get(PREFIX + "min-parallelism-increase", "1").strip()
     if least != "1" and facts.version < (2, 0):
@@ -685,7 +683,7 @@ def metrics(facts: Facts) -> Iterator[Finding]:
             "the source flink has nothing to read",
             "set metrics.fetcher.update-interval: 2 s",
         )
-    elif every > LONG_HEARTBEAT:
+    elif every > MAX_HEARTBEAT:
         yield Finding(
             Severity.WARNING,
             "metrics.fetcher.update-interval",
@@ -695,8 +693,8 @@ def metrics(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def company(facts: Facts) -> Iterator[Finding]:
-    """On a session cluster slots belong to nobody."""
+def shared_cluster(facts: Facts) -> Iterator[Finding]:
+    """On a session cluster the slots are shared."""
     if facts.others:
         yield Finding(
             Severity.WARNING,
@@ -716,16 +714,16 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     slow_absorption,
     checkpoint_times,
     availability,
-    uneven,
-    narrow,
-    increase,
+    uneven_slots,
+    unused_slots,
+    min_increase,
     metrics,
-    company,
+    shared_cluster,
 )
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything the doctor finds, the worst first."""
+    """All findings, the worst first."""
     order = list(Severity)
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: order.index(finding.severity))

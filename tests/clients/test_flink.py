@@ -372,7 +372,7 @@ def test_a_job_is_followed_by_its_name(jobs: list[JobLine], name: str | None, ex
 def test_two_jobs_of_one_name_are_an_error() -> None:
     with pytest.raises(AnswerError, match=r"runs 2 jobs named 'orders' \(orders a, orders b\); stop all but one"):
         choose_job([line("a"), line("b"), line("c", "FAILED")], "orders", "http://h:1")
-    with pytest.raises(AnswerError, match="say which by job: <name>"):
+    with pytest.raises(AnswerError, match="name one with job: <name>"):
         choose_job([line("a"), line("b", name="other")], None, "http://h:1")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoscaler.clients.spark import Executor, Master, Run, milliseconds, seconds
-from autoscaler.engines.spark import Facts, Spark, Widest, examine
+from autoscaler.engines.spark import Facts, Spark, WidestStage, examine
 from autoscaler.ports import Severity
 from autoscaler.sources.spark import Spark as Source
 
@@ -138,7 +138,7 @@ def test_a_good_job_has_no_finding() -> None:
             "=10",
         ),
         ({"master": master(1, 1, 0)}, "warning", "workers without an executor", "worker-2", "must fit"),
-        ({"run": run(latest=None)}, "warning", "lag", "does not tell", "reportLatestOffset"),
+        ({"run": run(latest=None)}, "warning", "lag", "does not report", "reportLatestOffset"),
     ],
 )
 def test_each_finding_says_what_is_wrong_and_which_setting_mends_it(
@@ -234,7 +234,7 @@ def test_a_bare_number_means_milliseconds_where_spark_says_so(text: str | None, 
 
 
 def test_the_widest_stage_is_forgotten_after_a_minute_and_with_its_run() -> None:
-    widest = Widest()
+    widest = WidestStage()
     widest.forget("run", 0)
     widest.note(8, 0)
     widest.note(4, 50)

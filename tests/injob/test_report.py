@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.injob import report
-from autoscaler.injob.report import MOST_CLIENTS, REBIND_EVERY, SETTINGS, Reporter, _Run, partitions, total, trim
+from autoscaler.injob.report import MAX_CLIENTS, REBIND_INTERVAL, SETTINGS, Reporter, _Run, partitions, total, trim
 
 DATA = Path(__file__).parent.parent / "sources" / "data"
 PROGRESS = json.loads((DATA / "progress_stateful.json").read_text())
@@ -229,7 +229,7 @@ def test_a_taken_port_does_not_stop_the_job_and_is_taken_over_when_free(
         assert f"port {port}" in caplog.text
         assert "the job goes on" in caplog.text
         reporter.on_progress(progress(1))
-    deadline = time.monotonic() + REBIND_EVERY + 5
+    deadline = time.monotonic() + REBIND_INTERVAL + 5
     while bound(reporter) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert bound(reporter) == port
@@ -389,11 +389,11 @@ def test_too_many_clients_are_turned_away_and_a_gone_one_is_no_news(
     start: Callable[..., Reporter], capfd: pytest.CaptureFixture[str]
 ) -> None:
     reporter = start(Session())
-    silent = [socket.create_connection(("127.0.0.1", reporter.port or 0)) for _ in range(MOST_CLIENTS)]
+    silent = [socket.create_connection(("127.0.0.1", reporter.port or 0)) for _ in range(MAX_CLIENTS)]
     before = threading.active_count()
     with socket.create_connection(("127.0.0.1", reporter.port or 0), timeout=10) as late:
         assert late.recv(1) == b"", "turned away"
-    assert threading.active_count() <= before + MOST_CLIENTS
+    assert threading.active_count() <= before + MAX_CLIENTS
     for client in silent:
         # A reset in the middle of a request is what a daemon leaves behind whose time is over.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -22,10 +22,10 @@ from autoscaler.sources.flink import (
     FlinkSource,
     Metric,
     Sample,
-    follows,
+    continues,
+    make_sample,
     partitions,
-    sample,
-    wanted,
+    useful_names,
 )
 from autoscaler_policies.flink_operator.policy import FlinkOperator
 from tests.clients.flink_stub import BUSY, HELD, IDLE, SOURCE, SUM, VERSIONS, WORK, FakeFlink, Shared, serve
@@ -112,7 +112,7 @@ async def test_at_the_first_look_flinks_own_mean_over_a_minute_must_do(rig: Rig)
     told = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
     assert await rig.value("throughput") == pytest.approx(told)
     assert await rig.value("saturation") == pytest.approx(1.0)
-    with pytest.raises(AnswerError, match="how its lag grows needs two looks"):
+    with pytest.raises(AnswerError, match="how its lag grows needs two polls"):
         await rig.collect("arrivals")
 
 
@@ -124,7 +124,7 @@ async def test_a_source_that_is_not_busy_reads_all_that_comes_also_at_the_first_
 
 async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:
     async for rig in _rig("1.18"):
-        with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two looks at its counters"):
+        with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two polls at its counters"):
             await rig.collect("throughput")
 
 
@@ -189,7 +189,7 @@ async def test_only_the_window_counts(rig: Rig) -> None:
 
 
 async def test_what_happened_while_nobody_could_look_is_no_rate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.sources.flink.BLIND_AT_LEAST", 0.2)
+    monkeypatch.setattr("autoscaler.sources.flink.MAX_GAP", 0.2)
     await rig.open(window=timedelta(seconds=0.04))
     await rig.steady(all_of(500), {})
     await asyncio.sleep(0.3)
@@ -239,7 +239,7 @@ async def test_a_job_that_has_started_anew_is_measured_anew(rig: Rig) -> None:
         for name in (BUSY, IDLE, HELD):
             rig.flink.report(vertex, name, 0)
     rig.tick()
-    with pytest.raises(AnswerError, match=r"report no metrics|0 of its 2|two looks"):
+    with pytest.raises(AnswerError, match=r"report no metrics|0 of its 2|two polls"):
         await rig.collect("throughput")
     await rig.steady(all_of(200), {})
     assert await rig.value("throughput") == pytest.approx(200)
@@ -357,7 +357,7 @@ async def test_a_busy_time_that_is_not_measured_is_left_out(rig: Rig) -> None:
         await rig.collect("busy", vertex=WORK)
     assert await rig.value("utilization") == pytest.approx(0.6)
     assert await rig.value("saturation") == pytest.approx(0.6)
-    with pytest.raises(AnswerError, match="does not tell busyTimeMsPerSecond"):
+    with pytest.raises(AnswerError, match="does not report busyTimeMsPerSecond"):
         await rig.collect("busy", vertex="numbers")
 
 
@@ -474,7 +474,7 @@ async def test_a_source_that_stands_still_while_records_come_does_not_need_fewer
 async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot(rig: Rig) -> None:
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
     await rig.steady(all_of(0), {})
-    with pytest.raises(AnswerError, match="capacity of the job cannot be seen while no records flow"):
+    with pytest.raises(AnswerError, match="capacity of the job is unknown while no records flow"):
         await rig.collect("capacity")
     assert await rig.value("required_parallelism") == 1
     assert await rig.value("throughput") == 0
@@ -484,7 +484,7 @@ async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without busy time there is no clock but ours, and rates would need a second of it."""
-    monkeypatch.setattr("autoscaler.sources.flink.SHORTEST", 40.0)
+    monkeypatch.setattr("autoscaler.sources.flink.MIN_RATE_SPAN", 40.0)
 
 
 @pytest.mark.usefixtures("_soon")
@@ -539,7 +539,7 @@ async def test_checkpoints_tell_their_duration_and_age(rig: Rig) -> None:
 async def test_watermarks_and_event_times_are_spans_or_missing(rig: Rig) -> None:
     with pytest.raises(AnswerError, match="has no watermarks"):
         await rig.collect("watermark_lag")
-    with pytest.raises(AnswerError, match="does not tell currentEmitEventTimeLag"):
+    with pytest.raises(AnswerError, match="does not report currentEmitEventTimeLag"):
         await rig.collect("event_lag")
     now = rig.flink.job["now"]
     for vertex, behind in ((WORK, 2_000), (SUM, 9_000)):
@@ -766,7 +766,7 @@ def test_names_that_would_split_a_request_are_left_out() -> None:
         "Source__a.split.1.watermark.currentOutputWatermark",
         "Shuffle.Netty.Input.numBuffersInLocal",
     }
-    assert wanted(frozenset(names)) == {
+    assert useful_names(frozenset(names)) == {
         "busyTimeMsPerSecond",
         "Source__a.pendingRecords",
         "Source__a.numRecordsInPerSecond",
@@ -780,7 +780,7 @@ def aggregate(total: float, count: int) -> Aggregate:
 @pytest.mark.parametrize(("count", "expected", "good"), [(2, 2, True), (1, 2, False), (3, 2, False)])
 def test_subtasks_are_counted_by_their_age(count: int, expected: int, good: bool) -> None:
     metrics = {BUSY: aggregate(1000 * count, count), IDLE: aggregate(0, count), HELD: aggregate(500 * count, count)}
-    found = sample(metrics, 0.0, expected)
+    found = make_sample(metrics, 0.0, expected)
     assert isinstance(found, Sample) == good
     if isinstance(found, Sample):
         assert found.clock == 1500
@@ -790,9 +790,9 @@ def test_a_run_that_begins_anew_does_not_follow() -> None:
     def at(clock: float | None, records: float, count: int = 2) -> Sample:
         return Sample(0.0, clock, count, {"numRecordsIn": aggregate(records, 2)})
 
-    assert follows(at(10, 5), at(20, 5))
-    assert follows(at(None, 5), at(None, 6))
-    assert not follows(at(10, 5), at(5, 6))
-    assert not follows(at(10, 5), at(20, 4))
-    assert not follows(at(10, 5), at(None, 6))
-    assert not follows(at(10, 5), at(20, 6, count=1))
+    assert continues(at(10, 5), at(20, 5))
+    assert continues(at(None, 5), at(None, 6))
+    assert not continues(at(10, 5), at(5, 6))
+    assert not continues(at(10, 5), at(20, 4))
+    assert not continues(at(10, 5), at(None, 6))
+    assert not continues(at(10, 5), at(20, 6, count=1))

@@ -195,7 +195,7 @@ async def test_one_caller_that_gives_up_does_not_take_the_answer_from_the_others
 async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
         before = time.monotonic()
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
         after = time.monotonic()
         await asyncio.sleep(1.2 * FRESH)  # until the kept answers are asked for anew
@@ -205,14 +205,14 @@ async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
         again = time.monotonic()
         reading = await source.collect(SparkQuery("utilization"), NOW)
         assert isinstance(reading.value, float)
-        # How long it was between the two looks, at most and at least.
+        # How long it was between the two polls, at most and at least.
         assert 0.35 / (time.monotonic() - before) <= reading.value <= 0.35 / (again - after)
 
 
 async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(rig: Rig) -> None:
     """A new driver numbers its executors from 0 again and counts their time from 0: neither is idleness."""
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
         rig.forget()
         again = APP.replace("0000", "0001")
@@ -222,15 +222,15 @@ async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(
             executor["totalDuration"] += 5  # as it happens, a little more than the old one's
             executor["activeTasks"] = 0
         rig.spark.answers[f"{again}/allexecutors"] = restarted
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
 
 
 async def test_utilization_is_no_average_over_a_time_when_nobody_could_look(rig: Rig) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
-        for ago, expected in ((30, None), (600, "two looks")):
+        for ago, expected in ((30, None), (600, "two polls")):
             executors = rig.spark.answers[f"{APP}/allexecutors"]
             rig.spark.answers[f"{APP}/allexecutors"] = refusing(404)
             rig.forget()
@@ -526,7 +526,7 @@ async def test_without_the_drivers_ui_the_report_alone_gives_lag_but_no_utilizat
         with pytest.raises(UnavailableError):
             await source.collect(SparkQuery("utilization"), NOW)
     assert [record.message for record in caplog.records].count(
-        "the driver's UI cannot be asked; metrics come from the report alone"
+        "the driver's UI cannot be reached; metrics come from the report alone"
     ) == 1
     with pytest.raises(AnswerError, match=r"has no UI \(spark.ui.enabled=false\)"):
         await rig.collect("utilization", driver=None)

@@ -261,7 +261,7 @@ async def test_the_only_job_needs_no_name(opened: Opened) -> None:
             RefusedError,
             "not run by the adaptive scheduler.*jobmanager.scheduler: adaptive.*The DefaultScheduler does not support",
         ),
-        ({"mode": "old"}, RefusedError, "from Flink 1.18 on, this one knows none"),
+        ({"mode": "old"}, RefusedError, "from Flink 1.18 on; this version is older"),
         ({"failing": answer(SEEN["no_such_job_500"], 500)}, UnavailableError, "Could not find Flink job"),
         ({"failing": answer({"errors": ["who are you"]}, 401)}, RefusedError, "answered 401 Unauthorized: who are you"),
         ({"failing": answer(["nonsense"])}, AnswerError, "expected JSON of Flink's REST API, but"),
