@@ -12,10 +12,10 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field
@@ -59,7 +59,6 @@ class JobLine(Answer):
     state: str
     start: Annotated[Millis, Field(alias="start-time")]
     end: Annotated[Millis, Field(alias="end-time")] = -1
-    modified: Annotated[Millis, Field(alias="last-modification")] = -1
 
     @property
     def over(self) -> bool:
@@ -204,7 +203,6 @@ class Checkpoint(Answer):
     triggered: Annotated[Millis, Field(alias="trigger_timestamp")]
     acknowledged: Annotated[Millis, Field(alias="latest_ack_timestamp")] = -1
     duration: Annotated[Amount, Field(alias="end_to_end_duration")] = -1
-    state_size: Annotated[Amount, Field(alias="state_size")] = -1
 
 
 class CheckpointCounts(Answer):
@@ -212,7 +210,6 @@ class CheckpointCounts(Answer):
 
     restored: Count = 0
     total: Count = 0
-    in_progress: Count = 0
     completed: Count = 0
     failed: Count = 0
 
@@ -315,45 +312,37 @@ class Requirement(Answer):
 FIGURES = ("min", "max", "avg", "sum")
 
 
-class Access(Protocol):
-    """The common parameters of whatever uses a JobManager."""
+@dataclass(frozen=True)
+class FlinkParameters:
+    """The parameters of whatever uses a job of a JobManager; the docstrings of the plug-ins describe them."""
 
-    @property
-    def url(self) -> str: ...  # noqa: D102
-    @property
-    def username(self) -> str | None: ...  # noqa: D102
-    @property
-    def password(self) -> Secret | None: ...  # noqa: D102
-    @property
-    def token(self) -> Secret | None: ...  # noqa: D102
-    @property
-    def ca_file(self) -> Path | None: ...  # noqa: D102
-    @property
-    def timeout(self) -> timedelta: ...  # noqa: D102
+    url: str
+    job: str | None = None
+    timeout: timedelta = timedelta(seconds=3)
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    ca_file: Path | None = None
 
+    def __post_init__(self) -> None:
+        self._endpoint(self.timeout)
+        if self.ca_file is not None and not self.url.startswith("https:"):
+            raise ParameterError("ca_file", "needs a url that begins with https://")
 
-def validate_access(access: Access) -> None:
-    """Check the common parameters. Raises ParameterError."""
-    _endpoint(access)
-    if access.ca_file is not None and not access.url.startswith("https:"):
-        raise ParameterError("ca_file", "needs a url that begins with https://")
+    def _endpoint(self, timeout: timedelta) -> Endpoint:
+        return Endpoint(
+            url=self.url.rstrip("/"),
+            username=self.username,
+            password=self.password,
+            token=self.token,
+            ca_file=self.ca_file,
+            timeout=timeout,
+            follow_redirects=True,
+        )
 
-
-def _endpoint(access: Access) -> Endpoint:
-    return Endpoint(
-        url=access.url.rstrip("/"),
-        username=access.username,
-        password=access.password,
-        token=access.token,
-        ca_file=access.ca_file,
-        timeout=access.timeout,
-        follow_redirects=True,
-    )
-
-
-async def shared_api(shared: Shared, access: Access) -> FlinkApi:
-    """The client for these parameters."""
-    return await FlinkApi.open(shared, replace(_endpoint(access), timeout=access.timeout * SHARE))
+    async def api(self, shared: Shared) -> FlinkApi:
+        """The client of the JobManager, which all its users share."""
+        return await FlinkApi.open(shared, self._endpoint(self.timeout * SHARE))
 
 
 class FlinkApi(JsonClient):

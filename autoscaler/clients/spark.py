@@ -229,7 +229,6 @@ class MasterWorker(Answer):
     state: str
     cores: Count
     used: Annotated[Count, Field(alias="coresused")] = 0
-    memory_free: Annotated[int, Field(alias="memoryfree")] = 0
     ui: Annotated[str, Field(alias="webuiaddress")] = ""
 
 

@@ -9,25 +9,23 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from autoscaler.clients.flink import (
     CheckpointConfig,
     Checkpoints,
     FlinkApi,
+    FlinkParameters,
     Job,
     JobConfig,
     JobLine,
     TaskManager,
     Vertex,
     seconds,
-    shared_api,
-    validate_access,
     version,
 )
 from autoscaler.core.model import EngineStatus, JobState, Phase
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Secret, Severity, Shared, Worker
+from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Severity, Shared, Worker
 
 MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
 MAX_HEARTBEAT = 30.0
@@ -40,7 +38,7 @@ log = logging.getLogger("autoscaler.engines")
 
 
 @dataclass(frozen=True)
-class Flink:
+class Flink(FlinkParameters):
     """A Flink job, best in Reactive Mode. The source `flink` has the same parameters.
 
     Attributes:
@@ -54,24 +52,17 @@ class Flink:
         ca_file: PEM file with the certificates that sign the server's; default: those of the system.
     """
 
-    url: str
-    job: str | None = None
     window: timedelta = timedelta(seconds=30)
-    timeout: timedelta = timedelta(seconds=3)
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
 
     def __post_init__(self) -> None:
-        validate_access(self)
+        super().__post_init__()
         if self.window <= timedelta(0):
             raise ParameterError("window", "must be above 0")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkEngine]:
         """Open it. Nothing is sent before the first `describe`."""
-        yield FlinkEngine(await shared_api(shared, self), self)
+        yield FlinkEngine(await self.api(shared), self)
 
 
 class FlinkEngine:

@@ -20,14 +20,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import ClassVar
 
-from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
+from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, FlinkParameters, Job, Vertex
 from autoscaler.core import dataflow
 from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Secret, Shared
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Shared
 from autoscaler.schedulers.slots import MOST_MAX_PARALLELISM, Bounds, slots_needed
 
 BUSY, IDLE, BACKPRESSURED = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
@@ -281,7 +280,7 @@ def record_rate(track: Track, name: str) -> float:
     mean = last.metrics.get(name + PER_SECOND)
     if mean is not None and last.clock is not None and last.clock >= MEAN_SPAN * 1000 and math.isfinite(mean.sum):
         return max(0.0, mean.sum)
-    raise NotYetError(f"vertex {track.vertex.name!r}: a rate needs two polls at its counters; this was the first")
+    raise NotYetError(f"vertex {track.vertex.name!r}: a rate needs two polls of its counters; this was the first")
 
 
 def read_rate(track: Track) -> float:
@@ -806,7 +805,7 @@ def continues(before: Sample, after: Sample) -> bool:
 
 
 @dataclass(frozen=True)
-class Flink:
+class Flink(FlinkParameters):
     """Metrics of a Flink job. The engine `flink` has the same parameters.
 
     Attributes:
@@ -820,26 +819,19 @@ class Flink:
         ca_file: PEM file with the certificates that sign the server's; default: those of the system.
     """
 
-    url: str
-    job: str | None = None
     window: timedelta = timedelta(seconds=30)
-    timeout: timedelta = timedelta(seconds=3)
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
 
     Query: ClassVar[type] = FlinkQuery
 
     def __post_init__(self) -> None:
-        validate_access(self)
+        super().__post_init__()
         if self.window <= timedelta(0):
             raise ParameterError("window", "must be above 0")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkSource]:
         """Open it. Nothing is sent before the first `collect`."""
-        source = FlinkSource(await shared_api(shared, self), self)
+        source = FlinkSource(await self.api(shared), self)
         try:
             yield source
         finally:

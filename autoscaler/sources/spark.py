@@ -670,4 +670,4 @@ class SparkSource:
             return value.value, max(0.0, report.now - value.at)
         if not last.executors:
             raise AnswerError(f"application {self._api.parameters.app!r} has no executor, so no busy share")
-        raise NotYetError("the busy share of the slots needs two polls at the executors; this was the first")
+        raise NotYetError("the busy share of the slots needs two polls of the executors; this was the first")

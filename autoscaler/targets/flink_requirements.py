@@ -14,11 +14,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from http import HTTPStatus
-from pathlib import Path
 
-from autoscaler.clients.flink import FlinkApi, Job, Overview, Requirement, Vertex, shared_api, validate_access
+from autoscaler.clients.flink import FlinkApi, FlinkParameters, Job, Overview, Requirement, Vertex
 from autoscaler.clients.http import StatusError
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
@@ -28,7 +26,6 @@ from autoscaler.ports import (
     Finding,
     RefusedError,
     ScaleTarget,
-    Secret,
     Severity,
     Shared,
     TargetStatus,
@@ -40,8 +37,8 @@ _log = logging.getLogger("autoscaler.targets")
 _MAX_NAMES = 6  # names in a message
 
 
-@dataclass(frozen=True, slots=True)
-class FlinkRequirements:
+@dataclass(frozen=True)
+class FlinkRequirements(FlinkParameters):
     """The parallelism of one Flink job of the adaptive scheduler, Flink 1.18 or newer, not in Reactive Mode.
 
     A replica is `slots_per_replica` of parallelism: as many slots, as long as all vertices share slots. Asking for
@@ -64,19 +61,12 @@ class FlinkRequirements:
         timeout: time for one reading or one request, retries included. Default 3s.
     """
 
-    url: str
-    job: str | None = None
     slots_per_replica: int = 1
     lower_bound: int = 1
     pinned: tuple[str, ...] = ()
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
-    timeout: timedelta = timedelta(seconds=3)
 
     def __post_init__(self) -> None:
-        validate_access(self)
+        super().__post_init__()
         if self.job is not None and not self.job.strip():
             raise ParameterError("job", "must be the name or the id of a job, not an empty string")
         for name in ("slots_per_replica", "lower_bound"):
@@ -91,7 +81,7 @@ class FlinkRequirements:
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
         """Use the client that all users of this JobManager share."""
-        yield _Requirements(self, await shared_api(shared, self))
+        yield _Requirements(self, await self.api(shared))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,14 @@ from aiohttp import web
 from autoscaler.clients.flink import (
     LONGEST_QUERY,
     FlinkApi,
+    FlinkParameters,
     JobLine,
     choose_job,
     seconds,
-    shared_api,
-    validate_access,
     version,
 )
 from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Secret, UnavailableError
 from tests.clients.flink_stub import SOURCE, VERSIONS, FakeFlink, Shared, serve
-
-
-@dataclass(frozen=True)
-class Access:
-    url: str
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
-    timeout: timedelta = timedelta(seconds=3)
 
 
 class Rig:
@@ -44,7 +32,7 @@ class Rig:
         self.flink, self.url, self.shared = flink, url, shared
 
     async def api(self, **changes: Any) -> FlinkApi:
-        return await shared_api(self.shared, Access(self.url, **changes))
+        return await FlinkParameters(self.url, **changes).api(self.shared)
 
 
 @pytest.fixture(params=VERSIONS)
@@ -256,8 +244,8 @@ async def test_a_job_manager_that_hangs_takes_nothing_from_others_behind_the_sam
     asked = [f"/hanging/jobs/{number}" for number in range(100)]
     newest.flink.special = dict.fromkeys(asked, hang)
     newest.flink.answers["/good/overview"] = newest.flink.answers["/overview"]
-    slow = await shared_api(newest.shared, Access(newest.url + "/hanging", timeout=timedelta(minutes=5)))
-    good = await shared_api(newest.shared, Access(newest.url + "/good"))
+    slow = await FlinkParameters(newest.url + "/hanging", timeout=timedelta(minutes=5)).api(newest.shared)
+    good = await FlinkParameters(newest.url + "/good").api(newest.shared)
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(slow.get(path.removeprefix("/hanging"))) for path in asked]
     async with asyncio.timeout(10):
         while len(newest.flink.asked) < 8:  # noqa: ASYNC110 - nothing tells
@@ -297,7 +285,7 @@ async def test_a_server_that_hangs_is_given_up_in_time(newest: Rig) -> None:
 async def test_nobody_there_is_unavailable() -> None:
     shared = Shared()
     async with shared.stack:
-        api = await shared_api(shared, Access("http://127.0.0.1:1"))
+        api = await FlinkParameters("http://127.0.0.1:1").api(shared)
         with pytest.raises(UnavailableError, match="cannot be reached"):
             await api.overview()
 
@@ -338,13 +326,13 @@ async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
     # Cookies are kept for names, not for addresses.
     url = newest.url.replace("127.0.0.1", "localhost")
     for token in ("first", "second"):
-        await (await shared_api(newest.shared, Access(url, token=Secret(token)))).overview()
+        await (await FlinkParameters(url, token=Secret(token)).api(newest.shared)).overview()
     assert cookies == [{}, {}]
 
 
 async def test_a_certificate_file_that_is_not_there_is_named(newest: Rig) -> None:
     with pytest.raises(AnswerError, match=r"ca_file /nowhere/ca.pem cannot be used"):
-        await shared_api(newest.shared, Access("https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")))
+        await FlinkParameters("https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")).api(newest.shared)
 
 
 def line(jid: str, state: str = "RUNNING", name: str = "orders", start: int = 0) -> JobLine:
@@ -397,7 +385,7 @@ def test_two_jobs_of_one_name_are_an_error() -> None:
 )
 def test_wrong_parameters_are_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        validate_access(Access(**{"url": "http://h:1", **changes}))
+        FlinkParameters(**{"url": "http://h:1", **changes})
 
 
 @pytest.mark.parametrize(

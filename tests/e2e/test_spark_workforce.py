@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.clients.java_home import JavaNotFoundError, find_java
-from autoscaler.clients.spark import shared_api
+from autoscaler.clients.spark import SparkApi
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import RefusedError
 from autoscaler.targets.aws_asg.target import AwsAsg, ScaleIn, Target
@@ -98,6 +98,6 @@ async def test_a_real_worker_is_drained_before_its_instance_goes_and_no_task_fai
 async def test_a_host_that_the_master_does_not_know_is_refused(standalone: Cluster) -> None:
     ui = f"http://127.0.0.1:{standalone.ui}"
     async with LocalShared() as shared:
-        api = await shared_api(shared, Spark(app="none", report="http://127.0.0.1:1", master=ui))
+        api = SparkApi(shared, Spark(app="none", report="http://127.0.0.1:1", master=ui))
         with pytest.raises(RefusedError, match=r"404: the Master has no alive worker there"):
             await api.decommission("127.0.0.99")

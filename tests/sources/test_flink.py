@@ -124,7 +124,7 @@ async def test_a_source_that_is_not_busy_reads_all_that_comes_also_at_the_first_
 
 async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:
     async for rig in _rig("1.18"):
-        with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two polls at its counters"):
+        with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two polls of its counters"):
             await rig.collect("throughput")
 
 
