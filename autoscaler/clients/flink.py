@@ -61,7 +61,7 @@ class JobLine(Answer):
     end: Annotated[Millis, Field(alias="end-time")] = -1
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether it has ended for good."""
         return self.state in TERMINAL
 
@@ -140,7 +140,7 @@ class Job(Answer):
     scheduler: Annotated[str | None, Field(alias="schedulerType")] = None
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         """Whether it has ended for good."""
         return self.state in TERMINAL
 
@@ -522,7 +522,7 @@ def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine |
         AnswerError: several jobs that are not over answer to it.
     """
     mine = [job for job in jobs if name is None or name in {job.name, job.jid}]
-    alive = [job for job in mine if not job.over]
+    alive = [job for job in mine if not job.ended]
     if len(alive) > 1:
         several = ", ".join(f"{job.name} {job.jid}" for job in alive[:4])
         if name is None:
@@ -565,40 +565,16 @@ def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
 # ----------------------------------------------------------------------------------------------------------
 # how Flink writes settings
 
-_UNITS = {
-    "": 1e-3,
-    "ms": 1e-3,
-    "milli": 1e-3,
-    "millis": 1e-3,
-    "millisecond": 1e-3,
-    "milliseconds": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "secs": 1.0,
-    "second": 1.0,
-    "seconds": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "minute": 60.0,
-    "minutes": 60.0,
-    "h": 3600.0,
-    "hour": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-    "day": 86400.0,
-    "days": 86400.0,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "micro": 1e-6,
-    "micros": 1e-6,
-    "microsecond": 1e-6,
-    "microseconds": 1e-6,
-    "ns": 1e-9,
-    "nano": 1e-9,
-    "nanos": 1e-9,
-    "nanosecond": 1e-9,
-    "nanoseconds": 1e-9,
+_UNIT_NAMES = {
+    86400.0: "d day days",
+    3600.0: "h hour hours",
+    60.0: "m min minute minutes",
+    1.0: "s sec secs second seconds",
+    1e-3: "ms milli millis millisecond milliseconds",
+    1e-6: "us µs micro micros microsecond microseconds",
+    1e-9: "ns nano nanos nanosecond nanoseconds",
 }
+_UNITS = {"": 1e-3} | {name: length for length, names in _UNIT_NAMES.items() for name in names.split()}
 
 
 def seconds(text: str) -> float | None:

@@ -80,7 +80,7 @@ class FlinkEngine:
             line = await self._api.find_job(self._parameters.job)
             if line is None:
                 return EngineStatus(JobState.STOPPED)
-            if line.over:
+            if line.ended:
                 return EngineStatus(JobState.FAILED if line.state == "FAILED" else JobState.STOPPED)
             facts = await self._facts(line)
             numbers = await self._numbers(facts.job)
@@ -94,7 +94,7 @@ class FlinkEngine:
         """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
         async with self._in_time():
             line = await self._api.find_job(self._parameters.job)
-            if line is None or line.over:
+            if line is None or line.ended:
                 return [_no_job(self._parameters, line)]
             return examine(await self._facts(line))
 
@@ -106,8 +106,8 @@ class FlinkEngine:
     async def drain(self, worker: Worker) -> None:
         """Flink has no way to empty a TaskManager: stopped by SIGTERM it frees its slots at once."""
         raise RefusedError(
-            f"Flink cannot drain the TaskManager {worker.id}; stop it with SIGTERM, upon which it hands its slots "
-            "back at once and the job goes on from its latest checkpoint"
+            f"Flink cannot drain the TaskManager {worker.id}; stop it with SIGTERM, it then returns its slots "
+            "at once and the job continues from its latest checkpoint"
         )
 
     @asynccontextmanager
@@ -132,7 +132,7 @@ class FlinkEngine:
             job=job,
             version=version(overview.version),
             slots=overview.slots_total,
-            others=sum(1 for other in lines if not other.over and other.jid != jid),
+            others=sum(1 for other in lines if not other.ended and other.jid != jid),
             settings=settings,
             config=config,
             checkpointing=checkpointing,
@@ -453,7 +453,7 @@ def _no_job(parameters: Flink, line: JobLine | None) -> Finding:
         Severity.ERROR,
         name,
         f"{parameters.url} does not run it" + ("" if line is None else f"; the last one is {line.state}"),
-        "there is nothing to scale, and nothing that could be examined",
+        "there is nothing to scale or to examine",
         "start the job, or correct job: it must be the name that the job was executed with, or its id",
     )
 
@@ -464,7 +464,7 @@ def checkpointing(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR,
             "checkpointing",
-            "the job takes no checkpoints by itself",
+            "the job takes no periodic checkpoints",
             "a rescale restarts the job without its state: windows and counts are lost, and a source without a "
             "position of its own reads from the start again",
             "set execution.checkpointing.interval, such as 10 s",
@@ -480,7 +480,7 @@ def restarting(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             "restart strategy",
             f"the job has none{why}",
-            "the first TaskManager that goes away ends the job for good",
+            "the loss of the first TaskManager ends the job for good",
             "set restart-strategy.type: exponential-delay",
         )
     elif strategy.attempts is not None:
@@ -489,7 +489,7 @@ def restarting(facts: Facts) -> Iterator[Finding]:
             "restart strategy",
             f"{strategy.kind}, which gives up (attempts, or failures in its interval: see its settings)",
             "a worker that is killed fails the job again and again until its heartbeat runs out, so one bad minute "
-            "ends it for good",
+            "ends it permanently",
             "set restart-strategy.type: exponential-delay, which does not give up",
         )
 
@@ -502,7 +502,7 @@ def mode(facts: Facts) -> Iterator[Finding]:
             "batch job",
             "the job is a batch job, which Flink runs with a parallelism of its own choice",
             "it reads what there is and ends: lag and arrivals have no meaning, and slots come and go with its stages",
-            "do not scale it by this autoscaler; see the adaptive batch scheduler of Flink",
+            "do not scale it with this autoscaler; see Flink's adaptive batch scheduler",
         )
     elif facts.reactive:
         return
@@ -511,10 +511,10 @@ def mode(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "scheduler-mode",
             "the adaptive scheduler runs the job, but not in Reactive Mode, so only the target flink-requirements "
-            "scales it (if that is its target, all is well)",
-            "with any other target, TaskManagers beyond its upper bounds of parallelism are paid for and stay empty",
+            "scales it (with that target, nothing is wrong)",
+            "with any other target, TaskManagers beyond its upper bounds of parallelism cost money and stay empty",
             "on an application cluster set scheduler-mode: reactive; elsewhere use the target flink-requirements, "
-            "which changes these bounds, and then nothing is to be done",
+            "which changes these bounds",
         )
     else:
         yield Finding(
@@ -550,16 +550,16 @@ def slow_absorption(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             PREFIX + "executing.resource-stabilization-timeout",
-            f"the job uses new slots no sooner than {wait:g} s after the first of them has come",
-            "in Reactive Mode it always waits that long, as it can never have all the slots it would take",
+            f"the job uses new slots only {wait:g} s after the first of them has registered",
+            "in Reactive Mode it always waits that long, as it never has all the slots it would use",
             "set it to the time in which the workers of one rescale all come up, such as 10 s",
         )
     if facts.version < (1, 19):
         yield Finding(
             Severity.INFO,
             "cooldown",
-            "this version of Flink restarts the job for every slot that comes",
-            "workers that come one after the other cost one restart each",
+            "this version of Flink restarts the job for every new slot",
+            "workers that register one after the other cost one restart each",
             "use Flink 1.20 or newer",
         )
 
@@ -575,7 +575,7 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "execution.checkpointing.interval",
             f"checkpoints are {interval:g} s apart",
-            "each rescale does up to that much work again"
+            "each rescale repeats up to that much work"
             + (f", and may wait {wait:g} s for a checkpoint before it begins" if wait else ""),
             "set execution.checkpointing.interval to 10 to 60 s, with incremental checkpoints where state is large",
         )
@@ -586,7 +586,7 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "duration of checkpoints",
             f"the last one took {latest.duration / 1000:.0f} s, longer than the {interval:g} s between two",
-            "there is always one under way, and a rescale goes back to one that is older than the interval",
+            "one is always in progress, and a rescale goes back to one that is older than the interval",
             f"set execution.checkpointing.incremental: true{aligned}, or a longer interval",
         )
     counts = None if facts.checkpoints is None else facts.checkpoints.counts
@@ -631,7 +631,7 @@ def uneven_slots(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "taskmanager.numberOfTaskSlots",
             f"TaskManagers have different numbers of slots: {', '.join(map(str, counts))}",
-            "slots_per_replica is one number, so a size in replicas gives another parallelism than was computed",
+            "slots_per_replica is one number, so a size in replicas gives a different parallelism than computed",
             "give all TaskManagers the same number, and slots_per_replica that number",
         )
 
@@ -644,7 +644,7 @@ def unused_slots(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "maximum parallelism",
             f"the job can use {most} slots and there are {facts.slots}",
-            f"{facts.slots - most} slots are paid for and do nothing; the cluster's max is above what helps",
+            f"{facts.slots - most} slots cost money and do nothing; the cluster's max is higher than useful",
             f"lower the cluster's max to {most} slots; more needs a higher pipeline.max-parallelism, which a job with "
             "state gets only by starting without that state",
         )
@@ -679,7 +679,7 @@ def metrics(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "metrics.fetcher.update-interval",
             f"the JobManager gathers metrics only every {every:g} s",
-            "readings are as old as that, and decisions come later by it",
+            "readings are as old as that, and decisions are delayed by it",
             "set metrics.fetcher.update-interval: 2 s",
         )
 
@@ -691,9 +691,10 @@ def shared_cluster(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "session cluster",
             f"{facts.others} other {'job shares' if facts.others == 1 else 'jobs share'} the TaskManagers",
-            "their load shows in the workers' metrics, and a target that takes TaskManagers away restarts them too",
-            "give the job an application cluster of its own, or scale it by the target flink-requirements, which takes "
-            "none away",
+            "their load shows in the workers' metrics, and a target that removes TaskManagers restarts them too",
+            "give the job an application cluster of its own, or scale it by the target flink-requirements, "
+            "which removes "
+            "none",
         )
 
 

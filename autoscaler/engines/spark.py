@@ -127,7 +127,7 @@ class SparkEngine:
             if not _is_true(settings, "spark.decommission.enabled"):
                 raise RefusedError(
                     f"the application {self._parameters.app!r} runs without spark.decommission.enabled=true, so a "
-                    "drained worker would never let go of its executor; start the job with it"
+                    "drained worker would keep its executor; start the job with it"
                 )
         await self._api.decommission(hosts[0] if hosts else "")
 
@@ -172,7 +172,7 @@ class SparkEngine:
                         self._widest.note(tasks, now)
             except (EdgeError, TimeoutError) as error:
                 log.info(
-                    "how many tasks a batch has is not known yet",
+                    "the number of tasks of a batch is not known yet",
                     extra={"app": self._parameters.app, "error": str(error) or "no time left"},
                 )
         return self._widest.value
@@ -322,7 +322,7 @@ def decommission(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             "decommissioning (application)",
             f"the application runs without {key}=true",
-            "an executor on a worker that is drained stays as a zombie: the driver sends it nothing more while it "
+            "an executor on a worker that is drained stays registered: the driver sends it nothing more while it "
             "holds its memory; a drain never ends and tasks are lost when the worker is stopped at last",
             f"start the job with {key}=true",
         )
@@ -393,7 +393,7 @@ def core_limit(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             where,
             f"the application never takes more than {limit} cores (it has {have} slots now)",
-            "workers beyond that are paid for and get no executor",
+            "workers beyond that cost money and get no executor",
             f"{remedy}, or keep the cluster's max at or below this limit",
         )
 
@@ -439,7 +439,7 @@ def timeouts(facts: Facts) -> Iterator[Finding]:
             key,
             "the Master takes a worker for dead after 60 s (the default)",
             "a hung worker stops the query for about 73 s, against 13 s with 10 s on both sides",
-            f"set {key}=10 in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS if hung workers happen to you",
+            f"set {key}=10 in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS if workers hang",
         )
 
 
@@ -495,13 +495,13 @@ def retries(facts: Facts) -> Iterator[Finding]:
 
 
 def dynamic(facts: Facts) -> Iterator[Finding]:
-    """Spark's own dynamic allocation works against us."""
+    """Spark's own dynamic allocation works against the autoscaler."""
     if _is_true(facts.settings, "spark.dynamicAllocation.enabled"):
         yield Finding(
             Severity.WARNING,
             "spark.dynamicAllocation.enabled",
             "Spark adds and removes executors of this application itself",
-            "it counts idle time, which a micro-batch query never has: it holds executors for ever, or kills and "
+            "it counts idle time, which a micro-batch query never has: it holds executors forever, or kills and "
             "re-creates them between batches, and the autoscaler mistakes that for lost workers",
             "start the job with spark.dynamicAllocation.enabled=false",
         )
@@ -517,7 +517,7 @@ def idle_workers(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "workers without an executor",
             f"{len(empty)} alive: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}",  # noqa: PLR2004
-            "they are paid for and do nothing",
+            "they cost money and do nothing",
             "if they did not just start: spark.executor.cores and spark.executor.memory must fit a worker, and "
             "spark.cores.max must not be reached",
         )

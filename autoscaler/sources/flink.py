@@ -189,14 +189,14 @@ class Track:
         vertex: as the job shows it now.
         samples: oldest first, of one run, without a step backwards.
         missing: why it cannot be measured now, or None.
-        over: whether all its subtasks have come to their end.
+        ended: whether all its subtasks have finished.
         partitions: of the log that it reads; 0: none, or it does not report.
     """
 
     vertex: Vertex
     samples: Sequence[Sample] = ()
     missing: str | None = None
-    over: bool = False
+    ended: bool = False
     partitions: int = 0
 
     @property
@@ -241,12 +241,12 @@ class Snapshot:
     def sources(self) -> list[Track]:
         """The vertices that nothing feeds, without those that have come to their end."""
         found = [self.tracks[vertex.id] for vertex in self.job.sources]
-        return [track for track in found if not track.over]
+        return [track for track in found if not track.ended]
 
     @property
     def alive(self) -> list[Track]:
         """All vertices but those that have come to their end."""
-        return [track for track in self.tracks.values() if not track.over]
+        return [track for track in self.tracks.values() if not track.ended]
 
 
 def source_counter(track: Track, what: str = RECORDS_IN) -> str:
@@ -578,7 +578,7 @@ def parts(snapshot: Snapshot, query: FlinkQuery) -> dict[str, dict[str, float]]:
             "max_parallelism": float(vertex.max_parallelism) if vertex.max_parallelism > 0 else math.nan,
         }
         track = snapshot.tracks[vertex.id]
-        if not track.over:
+        if not track.ended:
             numbers |= _measured(track, known, query) | {"keyed": float(vertex.id in snapshot.job.hashed)}
             numbers |= {f"from:{start}": ratios[start, vertex.id] for start in known.graph.inputs(vertex.id)}
         name = f"{vertex.name[:MAX_NAME]} ({vertex.id})"
@@ -902,7 +902,7 @@ class FlinkSource:
         name = self._parameters.job
         if line is None:
             raise AnswerError(f"{self._api.endpoint.url} runs no job" + (f" named {name!r}" if name else ""))
-        if line.over:
+        if line.ended:
             raise AnswerError(f"job {line.name!r} is {line.state}")
         job = await self._api.job(line.jid)
         state = line.state if line.state != "RUNNING" else job.state
@@ -938,7 +938,7 @@ class FlinkSource:
     async def _track(self, job: Job, vertex: Vertex, at: float) -> Track:
         counted = {state: count for state, count in vertex.tasks.items() if count}
         if counted and counted.keys() <= {"FINISHED"}:
-            return Track(vertex, over=True)
+            return Track(vertex, ended=True)
         if not vertex.running:
             return Track(vertex, missing="not all of its subtasks run")
         found = make_sample(await self._metrics(job, vertex), at, counted.get("RUNNING", 0))

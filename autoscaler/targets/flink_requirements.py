@@ -86,7 +86,7 @@ class FlinkRequirements(FlinkParameters):
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """One look at the job."""
+    """What one poll shows of the job."""
 
     job: Job
     bounds: dict[str, Requirement]
@@ -142,7 +142,7 @@ class _Requirements:
             raise EdgeTimeoutError(f"{self._named} did not accept new bounds within {limit:g} s") from None
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Look for what makes scaling this job useless. Raises EdgeError when it cannot be scaled at all."""
+        """Find what makes scaling this job useless. Raises EdgeError when it cannot be scaled at all."""
         seen = await self._look()
         slots = seen.overview.slots_total
         if self._spec.lower_bound <= slots:
@@ -152,7 +152,8 @@ class _Requirements:
                 Severity.WARNING,
                 self._named,
                 f"lower_bound is {self._spec.lower_bound}, and the cluster has {slots} slots",
-                "once it has to restart, the job waits for slots and then fails, instead of running on those there are",
+                "when it has to restart, the job waits for slots and then fails, instead of running on the "
+                "slots that exist",
                 "leave lower_bound at 1",
             )
         ]
@@ -178,10 +179,12 @@ class _Requirements:
     async def _look(self) -> _Snapshot:
         line = await self._api.find_job(self._spec.job)
         if line is None:
-            others = [job.name for job in await self._api.jobs() if not job.over]
-            raise AnswerError(f"{self._named} is not there; what runs there: {_join(others) or 'nothing'}")
-        if line.over:
-            raise AnswerError(f"{self._named} is over ({line.state}): start it again, and it is found by its name")
+            others = [job.name for job in await self._api.jobs() if not job.ended]
+            raise AnswerError(f"{self._named} does not run there; running jobs: {_join(others) or 'none'}")
+        if line.ended:
+            raise AnswerError(
+                f"{self._named} has ended ({line.state}); start it again: the target follows it by its name"
+            )
         try:
             overview, job, settings, bounds = await asyncio.gather(
                 self._api.overview(),
@@ -208,10 +211,10 @@ class _Requirements:
         for name in pinned:
             if name not in known:
                 names = _join([vertex.name for vertex in job.vertices])
-                raise AnswerError(f"{self._named} has no vertex {name!r} that could be pinned; its vertices: {names}")
+                raise AnswerError(f"{self._named} has no vertex {name!r} to pin; its vertices: {names}")
         free = tuple(vertex for vertex in job.vertices if not {vertex.id, vertex.name} & set(pinned))
         if not free:
-            raise AnswerError(f"{self._named}: every vertex is pinned, so nothing is left to scale")
+            raise AnswerError(f"{self._named}: every vertex is pinned, so there is nothing to scale")
         return free
 
     def _remarks(self, seen: _Snapshot, running: int, upper: int) -> tuple[str, ...]:
@@ -220,7 +223,7 @@ class _Requirements:
             remarks.append(f"the job is not running: its state is {seen.job.state}")
         elif running < upper and not seen.overview.slots_available:
             remarks.append(
-                f"no slot of the cluster is free: the job runs at {running} of {upper} until TaskManagers come"
+                f"the cluster has no free slot: the job runs at {running} of {upper} until TaskManagers are added"
             )
         return tuple(remarks)
 
@@ -246,7 +249,7 @@ class _Requirements:
 
     def _reactive(self) -> str:
         return (
-            f"{self._named} runs in Reactive Mode: it takes every slot there is, and Flink does not allow changing its "
+            f"{self._named} runs in Reactive Mode: it takes every slot, and Flink does not allow changing its "
             "parallelism. Scale its TaskManagers instead, with the target kubernetes, aws-asg or local"
         )
 

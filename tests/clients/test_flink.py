@@ -55,7 +55,7 @@ async def test_what_real_flinks_answer_is_understood(rig: Rig) -> None:
     assert overview.slots_total == 2 * overview.taskmanagers
     line = await api.find_job("recorded")
     assert line is not None
-    assert (line.jid, line.state, line.over) == (rig.flink.jid, "RUNNING", False)
+    assert (line.jid, line.state, line.ended) == (rig.flink.jid, "RUNNING", False)
     job = await api.job(line.jid)
     assert [vertex.id for vertex in job.sources] == [SOURCE]
     assert len(job.hashed) == 1
@@ -90,12 +90,12 @@ async def test_metrics_of_subtasks_are_aggregated_by_flink(rig: Rig) -> None:
     assert math.isnan(busy["busyTimeMsPerSecond"].avg)
 
 
-async def test_one_unknown_name_gives_nothing_at_all_as_in_flink(newest: Rig) -> None:
+async def test_one_unknown_name_gives_an_empty_answer_as_in_flink(newest: Rig) -> None:
     api = await newest.api()
     assert await api.vertex_metrics(newest.flink.jid, SOURCE, ["busyTimeMsPerSecond", "nonsense"]) == {}
 
 
-async def test_what_is_asked_together_is_asked_once(newest: Rig) -> None:
+async def test_concurrent_reads_of_one_path_send_one_request(newest: Rig) -> None:
     api = await newest.api()
     await asyncio.gather(*(api.overview() for _ in range(20)))
     await api.overview()
@@ -139,7 +139,7 @@ async def test_long_lists_of_names_go_in_several_requests(newest: Rig) -> None:
         ([5_000], 5, 1),  # younger than Flink's interval of 10 s: asking again would not change them
     ],
 )
-async def test_old_metrics_are_gathered_anew(
+async def test_old_metrics_are_gathered_again(
     newest: Rig, ages: list[float], expected: float | None, questions: int
 ) -> None:
     newest.flink.unset("metrics.fetcher.update-interval")
@@ -218,7 +218,7 @@ async def test_an_error_without_flinks_words_is_an_error_all_the_same(newest: Ri
         await (await newest.api()).jobs()
 
 
-async def test_an_answer_that_names_no_workers_is_not_that_there_are_none(newest: Rig) -> None:
+async def test_an_answer_without_taskmanagers_is_an_error_and_not_zero_workers(newest: Rig) -> None:
     newest.flink.answers["/taskmanagers"] = {"status": 200, "answer": {}}
     with pytest.raises(AnswerError, match="taskmanagers: Field required"):
         await (await newest.api()).taskmanagers()
@@ -282,7 +282,7 @@ async def test_a_server_that_hangs_is_given_up_in_time(newest: Rig) -> None:
     await api.close()
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_a_job_manager_that_is_down_is_unavailable() -> None:
     shared = Shared()
     async with shared.stack:
         api = await FlinkParameters("http://127.0.0.1:1").api(shared)
@@ -298,7 +298,7 @@ async def test_nobody_there_is_unavailable() -> None:
         ({"username": "ann", "password": Secret("pw")}, "Basic YW5uOnB3"),
     ],
 )
-async def test_it_says_who_it_is(newest: Rig, changes: dict[str, Any], expected: str | None) -> None:
+async def test_requests_carry_the_login(newest: Rig, changes: dict[str, Any], expected: str | None) -> None:
     seen = []
 
     async def answer(request: web.Request) -> web.Response:

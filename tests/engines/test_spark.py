@@ -141,7 +141,7 @@ def test_a_good_job_has_no_finding() -> None:
         ({"run": run(latest=None)}, "warning", "lag", "does not report", "reportLatestOffset"),
     ],
 )
-def test_each_finding_says_what_is_wrong_and_which_setting_mends_it(
+def test_each_finding_names_the_problem_and_the_setting_that_fixes_it(
     changes: dict[str, Any], severity: str, subject: str, problem: str, remedy: str
 ) -> None:
     found = {finding.subject: finding for finding in examine(Facts(**{**GOOD, **changes}))}
@@ -229,7 +229,7 @@ def test_durations_of_spark_are_read(text: str | None, expected: float | None) -
 @pytest.mark.parametrize(
     ("text", "expected"), [(None, 10.0), ("10000", 10.0), ("10000ms", 10.0), ("30s", 30.0), ("", None)]
 )
-def test_a_bare_number_means_milliseconds_where_spark_says_so(text: str | None, expected: float | None) -> None:
+def test_a_bare_number_means_milliseconds_where_it_does_in_spark(text: str | None, expected: float | None) -> None:
     assert milliseconds(text, 10.0) == expected
 
 

@@ -279,7 +279,7 @@ def test_the_first_batch_of_a_run_is_too_cold_to_show_saturation() -> None:
         arrivals(seen)
 
 
-def test_a_source_that_does_not_tell_its_head_has_no_lag() -> None:
+def test_a_source_that_does_not_report_its_newest_offset_has_no_lag() -> None:
     seen = Snapshot(run([batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, None) for n in range(5)]), T0 + 5, 15.0)
     for metric in (lag, lag_seconds, arrivals):
         with pytest.raises(AnswerError, match="does not report its newest offset"):
@@ -391,7 +391,7 @@ def test_a_drivers_clock_that_is_set_is_noticed_and_makes_no_rate(jump: float) -
                 assert throughput(seen).value == pytest.approx(1000, rel=0.2)
 
 
-def test_a_batch_from_the_future_is_refused_and_a_clock_set_back_starts_anew() -> None:
+def test_a_batch_from_the_future_is_refused_and_a_clock_set_back_restarts_the_window() -> None:
     progress = [batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(10)]
     with pytest.raises(AnswerError, match="clock was set back"):
         lag(Snapshot(run(progress), T0 - 100, 15.0, working=True))
@@ -399,7 +399,7 @@ def test_a_batch_from_the_future_is_refused_and_a_clock_set_back_starts_anew() -
     assert arrivals(Snapshot(run(progress + again), T0 - 97, 15.0, working=True)).value == pytest.approx(10)
 
 
-def test_a_query_that_ended_says_so_with_its_exception() -> None:
+def test_the_error_of_a_query_that_ended_has_its_exception() -> None:
     ended = run([batch(0, T0, 1, 0, 10, 10)], terminated=T0 + 5, exception="boom")
     for compute in METRICS.values():
         with pytest.raises(AnswerError, match="ended 2 s ago: boom"):
@@ -499,7 +499,7 @@ def test_an_unknown_metric_lists_the_known_ones() -> None:
     working=st.sampled_from([True, False, None]),
     later=st.floats(0, 50),
 )
-def test_whatever_the_load_no_metric_is_negative_or_made_up(
+def test_no_metric_is_negative_or_invented_at_any_load(
     rates: list[float],
     overhead: float,
     speed: float,
