@@ -441,8 +441,8 @@ class FlinkApi(JsonClient):
 
     async def _gathered(self, job: Job) -> float | None:
         asked = time.monotonic()
-        said = (await self.cluster_config()).get("metrics.fetcher.update-interval")
-        every = seconds(said) if said else None
+        configured = (await self.cluster_config()).get("metrics.fetcher.update-interval")
+        every = seconds(configured) if configured else None
         every = GATHERING_INTERVAL if every is None else every
         age: float | None = None
         for attempt in range(GATHERING_ATTEMPTS):
@@ -487,12 +487,14 @@ class FlinkApi(JsonClient):
     async def _aggregates(self, path: str, names: Iterable[str]) -> dict[str, Aggregate]:
         found: dict[str, Aggregate] = {}
         for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
-            told = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ReportedAggregate])}
+            reported = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ReportedAggregate])}
             # Under the given names: samples of many clusters are kept, and copies of strings take memory.
-            found |= {name: Aggregate(*(getattr(told[name], key) for key in FIGURES)) for name in part if name in told}
+            found |= {
+                name: Aggregate(*(getattr(reported[name], key) for key in FIGURES)) for name in part if name in reported
+            }
         return found
 
-    def describe_error(self, body: bytes) -> str:
+    def describe_error(self, body: bytes) -> str | None:
         """The innermost cause in an error of Flink, without the stack trace."""
         try:
             errors = json.loads(body)["errors"]
@@ -508,11 +510,11 @@ class FlinkApi(JsonClient):
             if line.strip() and not re.match(r"\s*(at |\.\.\. \d+|<Exception on server side|End of exception)", line)
         ]
         specific = [cause for cause in causes if cause != "Internal server error."] or causes
-        return (specific[-1] if specific else "")[:LONGEST_CAUSE]
+        return specific[-1][:LONGEST_CAUSE] if specific else None
 
-    def is_refusal(self, status: int, said: str) -> bool:
+    def is_refusal(self, status: int, reason: str | None) -> bool:
         """Flink answers 500 too when the job's scheduler does not support the request."""
-        return super().is_refusal(status, said) or "UnsupportedOperationException" in said
+        return super().is_refusal(status, reason) or "UnsupportedOperationException" in (reason or "")
 
 
 def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine | None:

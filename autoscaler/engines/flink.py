@@ -71,7 +71,7 @@ class FlinkEngine:
     def __init__(self, api: FlinkApi, parameters: Flink) -> None:
         self._api = api
         self._parameters = parameters
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._examined: tuple[str, str] | None = None
 
     async def describe(self) -> EngineStatus:
@@ -148,9 +148,9 @@ class FlinkEngine:
 
     def _warn(self, facts: Facts) -> None:
         for finding in examine(facts):
-            told = (facts.line.name, finding.subject)
-            if finding.severity is not Severity.INFO and told not in self._told:
-                self._told.add(told)
+            key = (facts.line.name, finding.subject)
+            if finding.severity is not Severity.INFO and key not in self._logged:
+                self._logged.add(key)
                 log.warning(
                     "job %s cannot be scaled well: %s: %s",
                     facts.line.name,
@@ -390,8 +390,8 @@ def restart(facts: Facts) -> Restart:
     if "deactivated" in own:
         return Restart("none")
     if own.startswith("restart with fixed delay"):
-        told = re.search(r"#(\d+)", own)
-        return Restart("fixed-delay", _described_delay(own, r"\(([^)]*)\)"), _attempts(told[1] if told else None))
+        limit = re.search(r"#(\d+)", own)
+        return Restart("fixed-delay", _described_delay(own, r"\(([^)]*)\)"), _attempts(limit[1] if limit else None))
     if own.startswith("failure rate"):
         return Restart("failure-rate", _described_delay(own, r"fixed delay (\S+)"), 1)
     if own.startswith("restart with exponential delay"):

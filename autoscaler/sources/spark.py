@@ -179,8 +179,8 @@ def is_idle(snapshot: Snapshot, last: Batch) -> bool:
 
 def paused_at(snapshot: Snapshot, last: Batch) -> float | None:
     """When the query reported that it had nothing to do, if that was after its last batch."""
-    told = snapshot.run.idle
-    return told if told is not None and told > last.received and not last.left else None
+    idle_at = snapshot.run.idle
+    return idle_at if idle_at is not None and idle_at > last.received and not last.left else None
 
 
 def head_known(snapshot: Snapshot, last: Batch) -> float:
@@ -250,9 +250,9 @@ def _points(known: Sequence[Batch]) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     before: Batch | None = None
     for batch in known:
-        told = batch.idle
-        if before is not None and told is not None and before.received < told < batch.start and not before.left:
-            points.append((told, points[-1][1]))
+        idle_at = batch.idle
+        if before is not None and idle_at is not None and before.received < idle_at < batch.start and not before.left:
+            points.append((idle_at, points[-1][1]))
         points.append((batch.start, float(position(batch, "the rate of arrivals"))))
         before = batch
     return points

@@ -229,21 +229,21 @@ class _Requirements:
 
     def _explained(self, refusal: RefusedError) -> RefusedError:
         """What to do about it, where Flink's message does not include it."""
-        said = str(refusal)
-        if "reactive mode" in said:
+        reason = str(refusal)
+        if "reactive mode" in reason:
             return RefusedError(self._reactive())
-        if "does not support changing the parallelism" in said:
+        if "does not support changing the parallelism" in reason:
             return RefusedError(
                 f"{self._named} is not run by the adaptive scheduler, so its parallelism cannot be changed while it "
-                f"runs: set jobmanager.scheduler: adaptive, or scale its TaskManagers in Reactive Mode. Flink: {said}"
+                f"runs: set jobmanager.scheduler: adaptive, or scale its TaskManagers in Reactive Mode. Flink: {reason}"
             )
         if (
             isinstance(refusal, StatusError)
             and refusal.status == HTTPStatus.NOT_FOUND
-            and "/resource-requirements" in said
+            and "/resource-requirements" in reason
         ):
             return RefusedError(
-                f"{self._named}: bounds can be set from Flink 1.18 on; this version is older. Flink: {said}"
+                f"{self._named}: bounds can be set from Flink 1.18 on; this version is older. Flink: {reason}"
             )
         return refusal
 
