@@ -329,7 +329,7 @@ class JsonClient:
     def describe_error(self, body: bytes) -> str | None:
         """The server's own message in the body of an answer that is not 2xx, or None."""
         text = body[:1000].decode(errors="replace").strip()
-        return None if text.startswith("<") else _excerpt(text) or None
+        return None if text.startswith("<") else excerpt(text) or None
 
     def is_refusal(self, status: int, reason: str | None) -> bool:  # noqa: ARG002 - for systems whose statuses mislead
         """Whether a retry is useless, by the status and what `describe_error` made of the body."""
@@ -349,7 +349,7 @@ class JsonClient:
             first = error.errors(include_url=False, include_input=False)[0]
             where = f"{self.url(path)}: expected {expected or self.expected}"
             if first["type"] == "json_invalid":
-                begin = repr(_excerpt(body[: 4 * _EXCERPT].decode(errors="replace")))
+                begin = repr(excerpt(body[: 4 * _EXCERPT].decode(errors="replace")))
                 raise AnswerError(f"{where}, got {begin} ({first['msg']})") from None
             place = ".".join(map(str, first["loc"])) or "the answer"
             raise AnswerError(f"{where}, but {place}: {first['msg']}") from None
@@ -413,7 +413,7 @@ class JsonClient:
         status = response.status
         message = f"{url} answered {status} {response.reason}"
         if status // 100 == 3:  # noqa: PLR2004 - HTTP
-            there = _excerpt(response.headers.get("Location", "").partition("?")[0])
+            there = excerpt(response.headers.get("Location", "").partition("?")[0])
             return AnswerError(f"{message}: redirected to {there!r}; configure the final address (a login page?)")
         reason = self.describe_error(body)
         message += f": {reason}" if reason else ""
@@ -425,6 +425,7 @@ class JsonClient:
         return StatusError(message, status)
 
 
-def _excerpt(text: str) -> str:
+def excerpt(text: str) -> str:
+    """The beginning of a foreign text, on one line, for a message."""
     text = " ".join(text.split())
     return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"

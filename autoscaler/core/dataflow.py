@@ -1,6 +1,6 @@
 """How records flow through the vertices of a job: what each takes, could take, and must take.
 
-The rules are those of the autoscaler of the Flink Kubernetes operator (module flink-autoscaler), number for number; each
+The rules are those of the autoscaler of the Flink Kubernetes operator (flink-autoscaler), number for number; each
 docstring names the class and method it follows. Rates are records per second, busy and backpressured times are
 milliseconds per second (0 to 1000), times of samples are milliseconds.
 

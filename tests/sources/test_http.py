@@ -53,16 +53,19 @@ class Server:
         statuses: HTTP statuses of the next answers, before it is 200 again.
         pause: seconds before an answer.
         headers: of each request.
+        queries: likewise.
     """
 
     document: Any = field(default_factory=lambda: DOCUMENT)
     statuses: list[int] = field(default_factory=list)
     pause: float = 0.0
     headers: list[Mapping[str, str]] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.headers.append(request.headers)
+        self.queries.append(request.rel_url.raw_query_string)
         await asyncio.sleep(self.pause)
         status = self.statuses.pop(0) if self.statuses else 200
         body = self.document if isinstance(self.document, bytes) else json.dumps(self.document).encode()
@@ -186,6 +189,12 @@ async def test_a_document_is_requested_once_for_all_its_metrics() -> None:
             assert NOW - timedelta(seconds=20) < again.at <= NOW - timedelta(seconds=0.05)
 
 
+async def test_the_query_of_the_address_is_sent() -> None:
+    async with serving() as server:
+        assert (await reading(Http(server.url + "?queue=a%20b"), "busy")).value == (0.25, 1.0, 0.5)
+    assert server.queries == ["queue=a%20b"]
+
+
 async def test_the_token_goes_where_it_is_wanted() -> None:
     async with serving() as server:
         await reading(Http(server.url, token=Secret("hunter2")), "busy")
@@ -257,6 +266,7 @@ async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
         ({"url": "ftp://host/stats"}, "url: must be an address such as"),
         ({"url": "http:///stats"}, "url: must be an address such as"),
         ({"url": "http://ann:secret@host/"}, "url: must not contain a user or password"),
+        ({"url": "http://host/?a=1#b"}, "url: must not contain a fragment"),
         ({"url": "http://host:port/"}, "url: must be an address such as"),
         ({"token": Secret("two words")}, "token: must be ASCII without spaces"),
         ({"token_header": "X-Api-Key"}, "token_header: needs token"),
