@@ -1,7 +1,7 @@
 """The client of Flink's REST API, shared by the source, the engine and the target of a JobManager.
 
 A job is followed by its name, since each start gives it another id. Flink 1.18 to 2.x answer alike; where they
-differ, the model says how.
+differ, the model shows how.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field
@@ -59,11 +59,10 @@ class JobLine(Answer):
     state: str
     start: Annotated[Millis, Field(alias="start-time")]
     end: Annotated[Millis, Field(alias="end-time")] = -1
-    modified: Annotated[Millis, Field(alias="last-modification")] = -1
 
     @property
-    def over(self) -> bool:
-        """Whether it is over for good."""
+    def ended(self) -> bool:
+        """Whether it has ended for good."""
         return self.state in TERMINAL
 
 
@@ -141,8 +140,8 @@ class Job(Answer):
     scheduler: Annotated[str | None, Field(alias="schedulerType")] = None
 
     @property
-    def over(self) -> bool:
-        """Whether it is over for good."""
+    def ended(self) -> bool:
+        """Whether it has ended for good."""
         return self.state in TERMINAL
 
     @property
@@ -204,15 +203,13 @@ class Checkpoint(Answer):
     triggered: Annotated[Millis, Field(alias="trigger_timestamp")]
     acknowledged: Annotated[Millis, Field(alias="latest_ack_timestamp")] = -1
     duration: Annotated[Amount, Field(alias="end_to_end_duration")] = -1
-    state_size: Annotated[Amount, Field(alias="state_size")] = -1
 
 
 class CheckpointCounts(Answer):
-    """How many checkpoints there were since the JobManager knows the job."""
+    """How many checkpoints there were since the JobManager started the job."""
 
     restored: Count = 0
     total: Count = 0
-    in_progress: Count = 0
     completed: Count = 0
     failed: Count = 0
 
@@ -226,7 +223,7 @@ class LatestCheckpoints(Answer):
 
 
 class Checkpoints(Answer):
-    """What is known of a job's checkpoints."""
+    """A job's checkpoints."""
 
     counts: CheckpointCounts = CheckpointCounts()
     latest: LatestCheckpoints = LatestCheckpoints()
@@ -244,7 +241,7 @@ class TaskManager(Answer):
 
     @property
     def host(self) -> str | None:
-        """The host that it said it can be reached at, or None when its path has none."""
+        """The host in its path, or None when there is none."""
         found = re.search(r"@(\[[^\]]+\]|[^:/@]+)(?::\d+)?/", self.path)
         return found[1].strip("[]") if found else None
 
@@ -263,7 +260,7 @@ class Setting(Answer):
 
 
 def _number(value: object) -> object:
-    """Flink writes NaN and infinities as texts."""
+    """Flink writes NaN and infinities as strings."""
     if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"}:
         return float(value.replace("Infinity", "inf"))
     return value
@@ -272,7 +269,7 @@ def _number(value: object) -> object:
 Figure = Annotated[float, BeforeValidator(_number)]
 
 
-class ToldAggregate(Answer):
+class ReportedAggregate(Answer):
     """One metric over the subtasks or TaskManagers that report it."""
 
     id: str
@@ -284,7 +281,7 @@ class ToldAggregate(Answer):
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """One metric over the subtasks or TaskManagers that report it; NaN where one of them says NaN."""
+    """One metric over the subtasks or TaskManagers that report it; NaN where one of them reports NaN."""
 
     min: float
     max: float
@@ -307,7 +304,7 @@ class Bounds(Answer):
 
 
 class Requirement(Answer):
-    """What a vertex asks for (`/jobs/<id>/resource-requirements`)."""
+    """The parallelism that a vertex requires (`/jobs/<id>/resource-requirements`)."""
 
     parallelism: Bounds
 
@@ -315,45 +312,37 @@ class Requirement(Answer):
 FIGURES = ("min", "max", "avg", "sum")
 
 
-class Access(Protocol):
-    """The parameters that everything that speaks to a JobManager has in common."""
+@dataclass(frozen=True)
+class FlinkParameters:
+    """The parameters of whatever uses a job of a JobManager; the docstrings of the plug-ins describe them."""
 
-    @property
-    def url(self) -> str: ...  # noqa: D102
-    @property
-    def username(self) -> str | None: ...  # noqa: D102
-    @property
-    def password(self) -> Secret | None: ...  # noqa: D102
-    @property
-    def token(self) -> Secret | None: ...  # noqa: D102
-    @property
-    def ca_file(self) -> Path | None: ...  # noqa: D102
-    @property
-    def timeout(self) -> timedelta: ...  # noqa: D102
+    url: str
+    job: str | None = None
+    timeout: timedelta = timedelta(seconds=3)
+    username: str | None = None
+    password: Secret | None = None
+    token: Secret | None = None
+    ca_file: Path | None = None
 
+    def __post_init__(self) -> None:
+        self._endpoint(self.timeout)
+        if self.ca_file is not None and not self.url.startswith("https:"):
+            raise ParameterError("ca_file", "needs a url that begins with https://")
 
-def validate_access(access: Access) -> None:
-    """Check the common parameters. Raises ParameterError."""
-    _endpoint(access)
-    if access.ca_file is not None and not access.url.startswith("https:"):
-        raise ParameterError("ca_file", "needs a url that begins with https://")
+    def _endpoint(self, timeout: timedelta) -> Endpoint:
+        return Endpoint(
+            url=self.url.rstrip("/"),
+            username=self.username,
+            password=self.password,
+            token=self.token,
+            ca_file=self.ca_file,
+            timeout=timeout,
+            follow_redirects=True,
+        )
 
-
-def _endpoint(access: Access) -> Endpoint:
-    return Endpoint(
-        url=access.url.rstrip("/"),
-        username=access.username,
-        password=access.password,
-        token=access.token,
-        ca_file=access.ca_file,
-        timeout=access.timeout,
-        follow_redirects=True,
-    )
-
-
-async def shared_api(shared: Shared, access: Access) -> FlinkApi:
-    """The client for these parameters."""
-    return await FlinkApi.open(shared, replace(_endpoint(access), timeout=access.timeout * SHARE))
+    async def api(self, shared: Shared) -> FlinkApi:
+        """The client of the JobManager, which all its users share."""
+        return await FlinkApi.open(shared, self._endpoint(self.timeout * SHARE))
 
 
 class FlinkApi(JsonClient):
@@ -438,11 +427,11 @@ class FlinkApi(JsonClient):
         return found
 
     async def metrics_age(self, job: Job) -> float | None:
-        """Have Flink gather its metrics if they are old, and say how old they are then, in seconds.
+        """Have Flink gather its metrics if they are old, and return their age, in seconds.
 
-        Flink gathers metrics when somebody asks for one, at most once in `metrics.fetcher.update-interval` (10 s), and
-        answers with what it had before: after a pause the first answer is as old as the pause. How old tells the job's
-        own clock among the metrics, its time since it went into RUNNING.
+        Flink gathers metrics when one is requested, at most once in `metrics.fetcher.update-interval` (10 s), and
+        answers with what it had before: after a pause the first answer is as old as the pause. The age shows in
+        one of the metrics, `uptime`: the time since the job went into RUNNING.
 
         Returns:
             The age, or None while there are no metrics of this run of the job.
@@ -452,8 +441,8 @@ class FlinkApi(JsonClient):
 
     async def _gathered(self, job: Job) -> float | None:
         asked = time.monotonic()
-        said = (await self.cluster_config()).get("metrics.fetcher.update-interval")
-        every = seconds(said) if said else None
+        configured = (await self.cluster_config()).get("metrics.fetcher.update-interval")
+        every = seconds(configured) if configured else None
         every = GATHERING_INTERVAL if every is None else every
         age: float | None = None
         for attempt in range(GATHERING_ATTEMPTS):
@@ -476,8 +465,8 @@ class FlinkApi(JsonClient):
     async def vertex_metrics(self, jid: str, vertex: str, names: Iterable[str]) -> dict[str, Aggregate]:
         """Metrics over the subtasks of a vertex that report them.
 
-        Flink answers nothing at all when one of the names is unknown, so ask only for names that
-        `vertex_metric_names` has shown.
+        Flink answers with an empty list when one of the names is unknown, so request only names from
+        `vertex_metric_names`.
         """
         return await self._aggregates(f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics", names)
 
@@ -498,12 +487,14 @@ class FlinkApi(JsonClient):
     async def _aggregates(self, path: str, names: Iterable[str]) -> dict[str, Aggregate]:
         found: dict[str, Aggregate] = {}
         for part in _parts(sorted(set(names)), LONGEST_QUERY - len(path)):
-            told = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ToldAggregate])}
-            # Under the names as they were given: samples of many clusters are kept, and texts take room.
-            found |= {name: Aggregate(*(getattr(told[name], key) for key in FIGURES)) for name in part if name in told}
+            reported = {one.id: one for one in await self.get(f"{path}?get={_list(part)}", list[ReportedAggregate])}
+            # Under the given names: samples of many clusters are kept, and copies of strings take memory.
+            found |= {
+                name: Aggregate(*(getattr(reported[name], key) for key in FIGURES)) for name in part if name in reported
+            }
         return found
 
-    def describe_error(self, body: bytes) -> str:
+    def describe_error(self, body: bytes) -> str | None:
         """The innermost cause in an error of Flink, without the stack trace."""
         try:
             errors = json.loads(body)["errors"]
@@ -519,11 +510,11 @@ class FlinkApi(JsonClient):
             if line.strip() and not re.match(r"\s*(at |\.\.\. \d+|<Exception on server side|End of exception)", line)
         ]
         specific = [cause for cause in causes if cause != "Internal server error."] or causes
-        return (specific[-1] if specific else "")[:LONGEST_CAUSE]
+        return specific[-1][:LONGEST_CAUSE] if specific else None
 
-    def is_refusal(self, status: int, said: str) -> bool:
+    def is_refusal(self, status: int, reason: str | None) -> bool:
         """Flink answers 500 too when the job's scheduler does not support the request."""
-        return super().is_refusal(status, said) or "UnsupportedOperationException" in said
+        return super().is_refusal(status, reason) or "UnsupportedOperationException" in (reason or "")
 
 
 def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine | None:
@@ -533,11 +524,11 @@ def choose_job(jobs: Sequence[JobLine], name: str | None, url: str) -> JobLine |
         AnswerError: several jobs that are not over answer to it.
     """
     mine = [job for job in jobs if name is None or name in {job.name, job.jid}]
-    alive = [job for job in mine if not job.over]
+    alive = [job for job in mine if not job.ended]
     if len(alive) > 1:
         several = ", ".join(f"{job.name} {job.jid}" for job in alive[:4])
         if name is None:
-            raise AnswerError(f"{url} runs {len(alive)} jobs ({several}); say which by job: <name>")
+            raise AnswerError(f"{url} runs {len(alive)} jobs ({several}); name one with job: <name>")
         raise AnswerError(f"{url} runs {len(alive)} jobs named {name!r} ({several}); stop all but one, or give its id")
     return max(alive or mine, key=lambda job: (job.start, job.end), default=None)
 
@@ -576,40 +567,16 @@ def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
 # ----------------------------------------------------------------------------------------------------------
 # how Flink writes settings
 
-_UNITS = {
-    "": 1e-3,
-    "ms": 1e-3,
-    "milli": 1e-3,
-    "millis": 1e-3,
-    "millisecond": 1e-3,
-    "milliseconds": 1e-3,
-    "s": 1.0,
-    "sec": 1.0,
-    "secs": 1.0,
-    "second": 1.0,
-    "seconds": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "minute": 60.0,
-    "minutes": 60.0,
-    "h": 3600.0,
-    "hour": 3600.0,
-    "hours": 3600.0,
-    "d": 86400.0,
-    "day": 86400.0,
-    "days": 86400.0,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "micro": 1e-6,
-    "micros": 1e-6,
-    "microsecond": 1e-6,
-    "microseconds": 1e-6,
-    "ns": 1e-9,
-    "nano": 1e-9,
-    "nanos": 1e-9,
-    "nanosecond": 1e-9,
-    "nanoseconds": 1e-9,
+_UNIT_NAMES = {
+    86400.0: "d day days",
+    3600.0: "h hour hours",
+    60.0: "m min minute minutes",
+    1.0: "s sec secs second seconds",
+    1e-3: "ms milli millis millisecond milliseconds",
+    1e-6: "us µs micro micros microsecond microseconds",
+    1e-9: "ns nano nanos nanosecond nanoseconds",
 }
+_UNITS = {"": 1e-3} | {name: length for length, names in _UNIT_NAMES.items() for name in names.split()}
 
 
 def seconds(text: str) -> float | None:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 AUTHORIZATION = "Authorization"
 FRESH = 0.5
-"""Seconds for which an answer is kept unless the caller says otherwise: long enough for the metrics of one poll."""
+"""Seconds for which an answer is kept by default: long enough for the metrics of one poll."""
 
 _CONNECTIONS = 512  # of all clients together: below the 1,024 open files that a process usually may have
 _CONCURRENT = 8  # requests of one client at a time
@@ -217,7 +217,7 @@ class JsonClient:
     """
 
     expected: ClassVar[str] = "JSON"
-    """What an answer that cannot be read is said not to be."""
+    """What the message of an unreadable answer says was expected."""
 
     def __init__(self, endpoint: Endpoint, session: aiohttp.ClientSession, tls: ssl.SSLContext | bool) -> None:
         self.endpoint = endpoint
@@ -298,7 +298,7 @@ class JsonClient:
         return await self._write("POST", path, document)
 
     def forget(self) -> None:
-        """Ask anew from now on. A write does this by itself."""
+        """Request everything again from now on. A write does this by itself."""
         self._kept.clear()
 
     async def share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]], fresh: float = FRESH) -> T:
@@ -326,12 +326,12 @@ class JsonClient:
         failed = kept.task.cancelled() or kept.task.exception() is not None
         kept.until = time.monotonic() + (min(fresh, FRESH) if failed else fresh)
 
-    def describe_error(self, body: bytes) -> str:
-        """What the server says is wrong, from the body of an answer that is not 2xx; empty when it says nothing."""
+    def describe_error(self, body: bytes) -> str | None:
+        """The server's own message in the body of an answer that is not 2xx, or None."""
         text = body[:1000].decode(errors="replace").strip()
-        return "" if text.startswith("<") else _excerpt(text)
+        return None if text.startswith("<") else excerpt(text) or None
 
-    def is_refusal(self, status: int, said: str) -> bool:  # noqa: ARG002 - for systems whose statuses mislead
+    def is_refusal(self, status: int, reason: str | None) -> bool:  # noqa: ARG002 - for systems whose statuses mislead
         """Whether a retry is useless, by the status and what `describe_error` made of the body."""
         return status < 500 and status not in {408, 429}  # noqa: PLR2004 - HTTP
 
@@ -349,7 +349,7 @@ class JsonClient:
             first = error.errors(include_url=False, include_input=False)[0]
             where = f"{self.url(path)}: expected {expected or self.expected}"
             if first["type"] == "json_invalid":
-                begin = repr(_excerpt(body[: 4 * _EXCERPT].decode(errors="replace")))
+                begin = repr(excerpt(body[: 4 * _EXCERPT].decode(errors="replace")))
                 raise AnswerError(f"{where}, got {begin} ({first['msg']})") from None
             place = ".".join(map(str, first["loc"])) or "the answer"
             raise AnswerError(f"{where}, but {place}: {first['msg']}") from None
@@ -413,11 +413,11 @@ class JsonClient:
         status = response.status
         message = f"{url} answered {status} {response.reason}"
         if status // 100 == 3:  # noqa: PLR2004 - HTTP
-            there = _excerpt(response.headers.get("Location", "").partition("?")[0])
+            there = excerpt(response.headers.get("Location", "").partition("?")[0])
             return AnswerError(f"{message}: redirected to {there!r}; configure the final address (a login page?)")
-        said = self.describe_error(body)
-        message += f": {said}" if said else ""
-        if not self.is_refusal(status, said):
+        reason = self.describe_error(body)
+        message += f": {reason}" if reason else ""
+        if not self.is_refusal(status, reason):
             return UnavailableError(message)
         if status in {401, 403}:
             known = self._headers.keys() & {AUTHORIZATION, self.endpoint.token_header}
@@ -425,6 +425,7 @@ class JsonClient:
         return StatusError(message, status)
 
 
-def _excerpt(text: str) -> str:
+def excerpt(text: str) -> str:
+    """The beginning of a foreign text, on one line, for a message."""
     text = " ".join(text.split())
     return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"

@@ -35,7 +35,7 @@ Position = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class SourceProgress(Answer):
-    """One source in a batch; offsets are summed over the source's partitions, None where it does not tell."""
+    """One source in a batch; offsets are summed over the source's partitions, None where it does not report."""
 
     description: str = ""
     rows: Count | None = None
@@ -59,7 +59,7 @@ class Batch(Answer):
 
     Attributes:
         steady: `received` on a clock that is never set.
-        idle: when the query last said that it was idle before this batch ended.
+        idle: when the query last reported that it was idle before this batch ended.
     """
 
     number: Annotated[int, Field(alias="batchId")]
@@ -85,12 +85,12 @@ class Batch(Answer):
 
     @property
     def head(self) -> int | None:
-        """The newest position of all sources at the start of the batch, or None when one does not tell."""
+        """The newest position of all sources at the start of the batch, or None when one does not report."""
         return _sum(source.latest for source in self.sources)
 
     @property
     def done(self) -> int | None:
-        """The position up to which the batch has read, or None when a source does not tell."""
+        """The position up to which the batch has read, or None when a source does not report."""
         return _sum(source.end for source in self.sources)
 
     @property
@@ -101,9 +101,9 @@ class Batch(Answer):
 
     @property
     def records(self) -> int | None:
-        """Records read: the way the sources' positions went, else the rows that Spark counted.
+        """Records read: how far the sources' positions moved, else the rows that Spark counted.
 
-        A partition that was added came with a position of its own, which nobody went.
+        A partition that was added came with a position of its own, which is not progress.
         """
         ways = [
             source.end - source.start
@@ -229,7 +229,6 @@ class MasterWorker(Answer):
     state: str
     cores: Count
     used: Annotated[Count, Field(alias="coresused")] = 0
-    memory_free: Annotated[int, Field(alias="memoryfree")] = 0
     ui: Annotated[str, Field(alias="webuiaddress")] = ""
 
 
@@ -253,7 +252,7 @@ class Master(Answer):
 
 @dataclass(frozen=True)
 class SparkParameters:
-    """The parameters of the source and of the engine, which describe them."""
+    """The parameters of the source and of the engine; their docstrings describe them."""
 
     app: str
     report: str
@@ -288,7 +287,7 @@ class SparkApi:
         self._shared = shared
 
     async def report(self) -> Fetched[Report]:
-        """What the driver's report says, checked to be of this application."""
+        """The driver's report, checked to be of this application."""
         base, app = self.parameters.report.rstrip("/"), self.parameters.app
         expected = "the report (does the job call autoscaler.injob.report(spark)?)"
         fetched = await self._fetch(base, "/v1/progress", Report, expected)

@@ -26,7 +26,7 @@ from autoscaler.demo.sink import Account, Arrival
 from autoscaler.ports import EdgeError
 from autoscaler.schedulers.spark import SparkSettings
 from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec
-from autoscaler.sources.spark import PURE, Metric, Seen
+from autoscaler.sources.spark import METRICS, Metric, Snapshot
 
 TICK = 0.25
 """Seconds of one step here. A step of the plant is longer: all its times are multiplied by that factor."""
@@ -272,12 +272,12 @@ class _Query:
                 "progress": tuple(self.batches[-REPORTED_BATCHES:]),
             }
         )
-        seen = Seen(run, _EPOCH + now, self.window, self.began is not None, tuple(self.changes))
+        seen = Snapshot(run, _EPOCH + now, self.window, self.began is not None, tuple(self.changes))
         metrics: dict[str, Reading] = {}
         missing: dict[str, str] = {}
         for metric in (Metric.LAG, Metric.ARRIVALS, Metric.THROUGHPUT, Metric.SATURATION):
             try:
-                value = PURE[metric](seen)
+                value = METRICS[metric](seen)
             except EdgeError as error:
                 missing[metric] = str(error)
             else:

@@ -1,1 +1,1 @@
-"""In-job schedulers, watched."""
+"""Engines: the state of the schedulers inside jobs."""

@@ -1,4 +1,4 @@
-"""Flink as an engine: how the job is, how long its scheduler takes by its settings, and what the doctor finds."""
+"""Flink as an engine: the state of a job, the deadlines of its scheduler, and what the doctor finds."""
 
 from __future__ import annotations
 
@@ -9,38 +9,36 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from autoscaler.clients.flink import (
     CheckpointConfig,
     Checkpoints,
     FlinkApi,
+    FlinkParameters,
     Job,
     JobConfig,
     JobLine,
     TaskManager,
     Vertex,
     seconds,
-    shared_api,
-    validate_access,
     version,
 )
 from autoscaler.core.model import EngineStatus, JobState, Phase
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Secret, Severity, Shared, Worker
+from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Severity, Shared, Worker
 
 MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
-LONG_HEARTBEAT = 30.0
-LONG_CHECKPOINT_INTERVAL = 60.0
-LONG_STABILIZATION = 20.0
-LARGEST_DELAY = 86400.0
+MAX_HEARTBEAT = 30.0
+MAX_CHECKPOINT_INTERVAL = 60.0
+MAX_STABILIZATION = 20.0
+MAX_DELAY = 86400.0
 JITTER = 1.1  # of the exponential delay, by default
 
 log = logging.getLogger("autoscaler.engines")
 
 
 @dataclass(frozen=True)
-class Flink:
+class Flink(FlinkParameters):
     """A Flink job, best in Reactive Mode. The source `flink` has the same parameters.
 
     Attributes:
@@ -48,30 +46,23 @@ class Flink:
         job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
         window: time over which the source averages; default 30s. The engine does not use it.
         timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
-        username: user for basic authentication, where a proxy before the JobManager asks for one; default: none.
+        username: user for basic authentication, where a proxy before the JobManager needs it; default: none.
         password: the user's password.
         token: bearer token, instead of user and password; default: none.
         ca_file: PEM file with the certificates that sign the server's; default: those of the system.
     """
 
-    url: str
-    job: str | None = None
     window: timedelta = timedelta(seconds=30)
-    timeout: timedelta = timedelta(seconds=3)
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
 
     def __post_init__(self) -> None:
-        validate_access(self)
+        super().__post_init__()
         if self.window <= timedelta(0):
             raise ParameterError("window", "must be above 0")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkEngine]:
-        """Open it; nothing is asked before the first description is."""
-        yield FlinkEngine(await shared_api(shared, self), self)
+        """Open it. Nothing is sent before the first `describe`."""
+        yield FlinkEngine(await self.api(shared), self)
 
 
 class FlinkEngine:
@@ -80,16 +71,16 @@ class FlinkEngine:
     def __init__(self, api: FlinkApi, parameters: Flink) -> None:
         self._api = api
         self._parameters = parameters
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._examined: tuple[str, str] | None = None
 
     async def describe(self) -> EngineStatus:
-        """Say how the job is. Raises EdgeError when the JobManager cannot be asked."""
+        """The state of the job. Raises EdgeError when the JobManager cannot be reached."""
         async with self._in_time():
             line = await self._api.find_job(self._parameters.job)
             if line is None:
                 return EngineStatus(JobState.STOPPED)
-            if line.over:
+            if line.ended:
                 return EngineStatus(JobState.FAILED if line.state == "FAILED" else JobState.STOPPED)
             facts = await self._facts(line)
             numbers = await self._numbers(facts.job)
@@ -100,10 +91,10 @@ class FlinkEngine:
         return status(facts, numbers)
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
+        """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
         async with self._in_time():
             line = await self._api.find_job(self._parameters.job)
-            if line is None or line.over:
+            if line is None or line.ended:
                 return [_no_job(self._parameters, line)]
             return examine(await self._facts(line))
 
@@ -115,8 +106,8 @@ class FlinkEngine:
     async def drain(self, worker: Worker) -> None:
         """Flink has no way to empty a TaskManager: stopped by SIGTERM it frees its slots at once."""
         raise RefusedError(
-            f"Flink cannot drain the TaskManager {worker.id}; stop it with SIGTERM, upon which it hands its slots "
-            "back at once and the job goes on from its latest checkpoint"
+            f"Flink cannot drain the TaskManager {worker.id}; stop it with SIGTERM, it then returns its slots "
+            "at once and the job continues from its latest checkpoint"
         )
 
     @asynccontextmanager
@@ -126,9 +117,7 @@ class FlinkEngine:
             async with asyncio.timeout(limit):
                 yield
         except TimeoutError:
-            raise EdgeTimeoutError(
-                f"{self._api.endpoint.url} did not answer all questions within {limit:g} s"
-            ) from None
+            raise EdgeTimeoutError(f"{self._parameters.url} did not answer all requests in {limit:g} s") from None
 
     async def _facts(self, line: JobLine) -> Facts:
         api, jid = self._api, line.jid
@@ -143,7 +132,7 @@ class FlinkEngine:
             job=job,
             version=version(overview.version),
             slots=overview.slots_total,
-            others=sum(1 for other in lines if not other.over and other.jid != jid),
+            others=sum(1 for other in lines if not other.ended and other.jid != jid),
             settings=settings,
             config=config,
             checkpointing=checkpointing,
@@ -159,9 +148,9 @@ class FlinkEngine:
 
     def _warn(self, facts: Facts) -> None:
         for finding in examine(facts):
-            told = (facts.line.name, finding.subject)
-            if finding.severity is not Severity.INFO and told not in self._told:
-                self._told.add(told)
+            key = (facts.line.name, finding.subject)
+            if finding.severity is not Severity.INFO and key not in self._logged:
+                self._logged.add(key)
                 log.warning(
                     "job %s cannot be scaled well: %s: %s",
                     facts.line.name,
@@ -189,7 +178,7 @@ def worker(known: TaskManager) -> Worker:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a job that is not over.
+    """The facts about a job that has not ended.
 
     Attributes:
         line: the job in the list of all: its state is the newest there is; `job` may be 3 s older.
@@ -240,7 +229,7 @@ def status(facts: Facts, numbers: Mapping[str, float]) -> EngineStatus:
     done = None if latest is None else max(latest.acknowledged, latest.triggered)
     return EngineStatus(
         job=state,
-        # Where several jobs may share the slots, free ones are nobody's yet.
+        # Where several jobs may share the slots, free ones are not yet assigned.
         slots=facts.slots if facts.reactive else used,
         parallelism=used,
         max_parallelism=most if most > 0 else None,
@@ -263,7 +252,7 @@ def _parallelism(vertex: Vertex) -> int:
 def slots_of(vertices: Sequence[Vertex], count: Callable[[Vertex], int]) -> int:
     """Slots for some number of subtasks by vertex: vertices of one slot sharing group share them.
 
-    Flink before 1.20 does not tell the groups; there all vertices are taken to be in one, as is the default.
+    Flink before 1.20 does not report the groups; there all vertices are taken to be in one, as is the default.
     """
     groups: dict[str | None, int] = {}
     for vertex in vertices:
@@ -341,7 +330,7 @@ def setting(settings: Mapping[str, str], default: float, *keys: str) -> float:
 
 
 def heartbeat(facts: Facts) -> float:
-    """Seconds until a TaskManager that says nothing is taken for dead."""
+    """Seconds without a heartbeat after which a TaskManager counts as dead."""
     return setting(facts.settings, 50.0, "heartbeat.timeout")
 
 
@@ -395,18 +384,18 @@ class Restart:
 
 
 def restart(facts: Facts) -> Restart:
-    """The job's restart strategy: its own where it tells, else the cluster's, else the version's default."""
+    """The job's restart strategy: its own where it is reported, else the cluster's, else the version's default."""
     execution = facts.config.execution
     own = (execution.restart_strategy or "").lower() if execution else ""
     if "deactivated" in own:
         return Restart("none")
     if own.startswith("restart with fixed delay"):
-        told = re.search(r"#(\d+)", own)
-        return Restart("fixed-delay", _told_delay(own, r"\(([^)]*)\)"), _attempts(told[1] if told else None))
+        limit = re.search(r"#(\d+)", own)
+        return Restart("fixed-delay", _described_delay(own, r"\(([^)]*)\)"), _attempts(limit[1] if limit else None))
     if own.startswith("failure rate"):
-        return Restart("failure-rate", _told_delay(own, r"fixed delay (\S+)"), 1)
+        return Restart("failure-rate", _described_delay(own, r"fixed delay (\S+)"), 1)
     if own.startswith("restart with exponential delay"):
-        return Restart("exponential-delay", _told_delay(own, r"with maximum ([^\s.]+)") * JITTER)
+        return Restart("exponential-delay", _described_delay(own, r"with maximum ([^\s.]+)") * JITTER)
     given = facts.settings.get("restart-strategy.type", facts.settings.get("restart-strategy"))
     kind = given or (timing(facts).restart if facts.interval is not None else "none")
     kind = kind.strip().strip("'\"").lower().replace("fixeddelay", "fixed-delay").replace("failurerate", "failure-rate")
@@ -415,7 +404,7 @@ def restart(facts: Facts) -> Restart:
         return Restart("none")
     if kind == "fixed-delay":
         if given is None:
-            return Restart(kind, 1.0)  # the default of Flink 1.18 does not look at its own settings
+            return Restart(kind, 1.0)  # the default of Flink 1.18 ignores its own settings
         attempts = facts.settings.get(key + "fixed-delay.attempts", "1")
         return Restart(kind, setting(facts.settings, 1.0, key + "fixed-delay.delay"), _attempts(attempts))
     if kind == "failure-rate":
@@ -429,7 +418,7 @@ def _attempts(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and int(text) < 2**31 - 1 else None
 
 
-def _told_delay(text: str, pattern: str) -> float:
+def _described_delay(text: str, pattern: str) -> float:
     found = re.search(pattern, text)
     value = seconds(found[1]) if found else None
     return 1.0 if value is None else value
@@ -441,7 +430,7 @@ def deadlines(facts: Facts) -> dict[Phase, timedelta]:
     A killed worker's slots stay until its heartbeat runs out; the job, that fails and restarts meanwhile, comes back
     only after its restart delay.
     """
-    after_failure = min(restart(facts).delay, LARGEST_DELAY)
+    after_failure = min(restart(facts).delay, MAX_DELAY)
     absorbing = cooldown(facts) + stabilization(facts) + checkpoint_wait(facts) + submission(facts) + after_failure
     registering = heartbeat(facts)
     if not facts.reactive:
@@ -451,7 +440,7 @@ def deadlines(facts: Facts) -> dict[Phase, timedelta]:
         Phase.ABSORBED: absorbing,
         Phase.RUNNING: after_failure + submission(facts),
     }
-    return {phase: timedelta(seconds=min(max(0.0, length), LARGEST_DELAY) + MARGIN) for phase, length in found.items()}
+    return {phase: timedelta(seconds=min(max(0.0, length), MAX_DELAY) + MARGIN) for phase, length in found.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -464,7 +453,7 @@ def _no_job(parameters: Flink, line: JobLine | None) -> Finding:
         Severity.ERROR,
         name,
         f"{parameters.url} does not run it" + ("" if line is None else f"; the last one is {line.state}"),
-        "there is nothing to scale, and nothing that could be examined",
+        "there is nothing to scale or to examine",
         "start the job, or correct job: it must be the name that the job was executed with, or its id",
     )
 
@@ -475,7 +464,7 @@ def checkpointing(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.ERROR,
             "checkpointing",
-            "the job takes no checkpoints by itself",
+            "the job takes no periodic checkpoints",
             "a rescale restarts the job without its state: windows and counts are lost, and a source without a "
             "position of its own reads from the start again",
             "set execution.checkpointing.interval, such as 10 s",
@@ -491,7 +480,7 @@ def restarting(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             "restart strategy",
             f"the job has none{why}",
-            "the first TaskManager that goes away ends the job for good",
+            "the loss of the first TaskManager ends the job for good",
             "set restart-strategy.type: exponential-delay",
         )
     elif strategy.attempts is not None:
@@ -500,7 +489,7 @@ def restarting(facts: Facts) -> Iterator[Finding]:
             "restart strategy",
             f"{strategy.kind}, which gives up (attempts, or failures in its interval: see its settings)",
             "a worker that is killed fails the job again and again until its heartbeat runs out, so one bad minute "
-            "ends it for good",
+            "ends it permanently",
             "set restart-strategy.type: exponential-delay, which does not give up",
         )
 
@@ -513,7 +502,7 @@ def mode(facts: Facts) -> Iterator[Finding]:
             "batch job",
             "the job is a batch job, which Flink runs with a parallelism of its own choice",
             "it reads what there is and ends: lag and arrivals have no meaning, and slots come and go with its stages",
-            "do not scale it by this autoscaler; see the adaptive batch scheduler of Flink",
+            "do not scale it with this autoscaler; see Flink's adaptive batch scheduler",
         )
     elif facts.reactive:
         return
@@ -522,10 +511,10 @@ def mode(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "scheduler-mode",
             "the adaptive scheduler runs the job, but not in Reactive Mode, so only the target flink-requirements "
-            "scales it (if that is its target, all is well)",
-            "with any other target, TaskManagers beyond its upper bounds of parallelism are paid for and stay empty",
+            "scales it (with that target, nothing is wrong)",
+            "with any other target, TaskManagers beyond its upper bounds of parallelism cost money and stay empty",
             "on an application cluster set scheduler-mode: reactive; elsewhere use the target flink-requirements, "
-            "which changes these bounds, and then nothing is to be done",
+            "which changes these bounds",
         )
     else:
         yield Finding(
@@ -541,13 +530,13 @@ def mode(facts: Facts) -> Iterator[Finding]:
 def heartbeats(facts: Facts) -> Iterator[Finding]:
     """A killed worker stops the job until its heartbeat runs out."""
     limit = heartbeat(facts)
-    if limit > LONG_HEARTBEAT:
+    if limit > MAX_HEARTBEAT:
         yield Finding(
             Severity.WARNING,
             "heartbeat.timeout",
-            f"a TaskManager is taken for dead only after {limit:g} s without a heartbeat",
+            f"a TaskManager counts as dead only after {limit:g} s without a heartbeat",
             f"one that is killed stops the job for 10 to 20 s where its host refuses connections, and for {limit:g} s "
-            "where the host is gone: the job restarts on its slots in vain until then",
+            "where the host is gone: until then the job restarts on its slots and fails again",
             "set heartbeat.interval: 3 s and heartbeat.timeout: 15 s, and stop TaskManagers by SIGTERM",
         )
 
@@ -557,20 +546,20 @@ def slow_absorption(facts: Facts) -> Iterator[Finding]:
     if not facts.reactive:
         return
     wait = stabilization(facts)
-    if wait > LONG_STABILIZATION:
+    if wait > MAX_STABILIZATION:
         yield Finding(
             Severity.WARNING,
             PREFIX + "executing.resource-stabilization-timeout",
-            f"the job uses new slots no sooner than {wait:g} s after the first of them has come",
-            "in Reactive Mode it always waits that long, as it can never have all the slots it would take",
+            f"the job uses new slots only {wait:g} s after the first of them has registered",
+            "in Reactive Mode it always waits that long, as it never has all the slots it would use",
             "set it to the time in which the workers of one rescale all come up, such as 10 s",
         )
     if facts.version < (1, 19):
         yield Finding(
             Severity.INFO,
             "cooldown",
-            "this version of Flink restarts the job for every slot that comes",
-            "workers that come one after the other cost one restart each",
+            "this version of Flink restarts the job for every new slot",
+            "workers that register one after the other cost one restart each",
             "use Flink 1.20 or newer",
         )
 
@@ -580,13 +569,13 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
     interval = facts.interval
     if interval is None or facts.checkpointing is None:
         return
-    if interval > LONG_CHECKPOINT_INTERVAL:
+    if interval > MAX_CHECKPOINT_INTERVAL:
         wait = checkpoint_wait(facts)
         yield Finding(
             Severity.WARNING,
             "execution.checkpointing.interval",
             f"checkpoints are {interval:g} s apart",
-            "each rescale does up to that much work again"
+            "each rescale repeats up to that much work"
             + (f", and may wait {wait:g} s for a checkpoint before it begins" if wait else ""),
             "set execution.checkpointing.interval to 10 to 60 s, with incremental checkpoints where state is large",
         )
@@ -597,7 +586,7 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "duration of checkpoints",
             f"the last one took {latest.duration / 1000:.0f} s, longer than the {interval:g} s between two",
-            "there is always one under way, and a rescale goes back to one that is older than the interval",
+            "one is always in progress, and a rescale goes back to one that is older than the interval",
             f"set execution.checkpointing.incremental: true{aligned}, or a longer interval",
         )
     counts = None if facts.checkpoints is None else facts.checkpoints.counts
@@ -607,7 +596,7 @@ def checkpoint_times(facts: Facts) -> Iterator[Finding]:
             "failed checkpoints",
             f"{counts.failed} checkpoints have failed and none has completed",
             "a rescale begins from scratch",
-            "look at the reason in Flink's web UI; do not scale this job before one completes",
+            "find the reason in Flink's web UI; do not scale this job before one completes",
         )
 
 
@@ -619,7 +608,7 @@ def availability(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             "high-availability.type",
-            "the JobManager keeps what it knows in its memory alone" + (", its checkpoints too" if memory else ""),
+            "the JobManager keeps its state in its memory alone" + (", its checkpoints too" if memory else ""),
             "when it is lost, the job starts from scratch, whatever checkpoints there were",
             "set high-availability.type: kubernetes (or zookeeper) with high-availability.storageDir, and "
             "execution.checkpointing.dir, on storage that outlives it",
@@ -634,7 +623,7 @@ def availability(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def uneven(facts: Facts) -> Iterator[Finding]:
+def uneven_slots(facts: Facts) -> Iterator[Finding]:
     """Slots per replica is one number."""
     counts = sorted({known.slots for known in facts.taskmanagers})
     if len(counts) > 1:
@@ -642,12 +631,12 @@ def uneven(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "taskmanager.numberOfTaskSlots",
             f"TaskManagers have different numbers of slots: {', '.join(map(str, counts))}",
-            "slots_per_replica is one number, so a size in replicas gives another parallelism than was computed",
+            "slots_per_replica is one number, so a size in replicas gives a different parallelism than computed",
             "give all TaskManagers the same number, and slots_per_replica that number",
         )
 
 
-def narrow(facts: Facts) -> Iterator[Finding]:
+def unused_slots(facts: Facts) -> Iterator[Finding]:
     """Slots beyond the key groups do nothing."""
     most = slots_of(facts.job.vertices, lambda vertex: vertex.max_parallelism)
     if facts.reactive and 0 < most < facts.slots:
@@ -655,13 +644,13 @@ def narrow(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "maximum parallelism",
             f"the job can use {most} slots and there are {facts.slots}",
-            f"{facts.slots - most} slots are paid for and do nothing; the cluster's max is above what helps",
+            f"{facts.slots - most} slots cost money and do nothing; the cluster's max is higher than useful",
             f"lower the cluster's max to {most} slots; more needs a higher pipeline.max-parallelism, which a job with "
-            "state can only get anew, without that state",
+            "state gets only by starting without that state",
         )
 
 
-def increase(facts: Facts) -> Iterator[Finding]:
+def min_increase(facts: Facts) -> Iterator[Finding]:
     """Small steps may be ignored."""
     least = facts.settings.get(PREFIX + "min-parallelism-increase", "1").strip()
     if least != "1" and facts.version < (2, 0):
@@ -685,26 +674,27 @@ def metrics(facts: Facts) -> Iterator[Finding]:
             "the source flink has nothing to read",
             "set metrics.fetcher.update-interval: 2 s",
         )
-    elif every > LONG_HEARTBEAT:
+    elif every > MAX_HEARTBEAT:
         yield Finding(
             Severity.WARNING,
             "metrics.fetcher.update-interval",
             f"the JobManager gathers metrics only every {every:g} s",
-            "readings are as old as that, and decisions come later by it",
+            "readings are as old as that, and decisions are delayed by it",
             "set metrics.fetcher.update-interval: 2 s",
         )
 
 
-def company(facts: Facts) -> Iterator[Finding]:
-    """On a session cluster slots belong to nobody."""
+def shared_cluster(facts: Facts) -> Iterator[Finding]:
+    """On a session cluster the slots are shared."""
     if facts.others:
         yield Finding(
             Severity.WARNING,
             "session cluster",
             f"{facts.others} other {'job shares' if facts.others == 1 else 'jobs share'} the TaskManagers",
-            "their load shows in the workers' metrics, and a target that takes TaskManagers away restarts them too",
-            "give the job an application cluster of its own, or scale it by the target flink-requirements, which takes "
-            "none away",
+            "their load shows in the workers' metrics, and a target that removes TaskManagers restarts them too",
+            "give the job an application cluster of its own, or scale it by the target flink-requirements, "
+            "which removes "
+            "none",
         )
 
 
@@ -716,16 +706,16 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     slow_absorption,
     checkpoint_times,
     availability,
-    uneven,
-    narrow,
-    increase,
+    uneven_slots,
+    unused_slots,
+    min_increase,
     metrics,
-    company,
+    shared_cluster,
 )
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything the doctor finds, the worst first."""
+    """All findings, the worst first."""
     order = list(Severity)
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: order.index(finding.severity))

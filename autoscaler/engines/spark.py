@@ -1,4 +1,4 @@
-"""Spark Structured Streaming as an engine: how the job is, and what the doctor finds in its settings."""
+"""Spark Structured Streaming as an engine: the state of a query, and what the doctor finds in its settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from autoscaler.clients.spark import (
 from autoscaler.core.model import EngineStatus, JobState
 from autoscaler.ports import AnswerError, EdgeError, Finding, RefusedError, Severity, Shared, Worker
 
-WIDEST_KEPT = 60.0
+WIDEST_STAGE_KEPT = 60.0
 SLOW_DRAIN = 5.0
 
 ENDED = {"FINISHED": JobState.STOPPED, "KILLED": JobState.STOPPED, "FAILED": JobState.FAILED}
@@ -44,8 +44,8 @@ class Spark(SparkParameters):
     Attributes:
         app: the application's name or id; a name survives a restart of the driver.
         report: address of the report in the driver, such as http://driver:4050.
-        master: address of the standalone Master's web UI, such as http://master:8080; default: not asked.
-        driver: address of the driver's web UI, such as http://driver:4040; default: what the report says.
+        master: address of the standalone Master's web UI, such as http://master:8080; default: not used.
+        driver: address of the driver's web UI, such as http://driver:4040; default: the address in the report.
         query: name of the streaming query; default: the only one.
         window: time over which the source averages; default 15s. The engine does not use it.
         timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
@@ -55,7 +55,7 @@ class Spark(SparkParameters):
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[SparkEngine]:
-        """Open it; nothing is asked before the first description is."""
+        """Open it. Nothing is sent before the first `describe`."""
         yield SparkEngine(SparkApi(shared, self), self)
 
 
@@ -65,10 +65,10 @@ class SparkEngine:
     def __init__(self, api: SparkApi, parameters: SparkParameters) -> None:
         self._api = api
         self._parameters = parameters
-        self._widest = Widest()
+        self._widest = WidestStage()
 
     async def describe(self) -> EngineStatus:
-        """Say how the job is. Raises EdgeError when the driver or the Master cannot be asked."""
+        """The state of the job. Raises EdgeError when the driver or the Master cannot be reached."""
         deadline = time.monotonic() + self._parameters.timeout.total_seconds() * 0.95
         master, reported = await asyncio.gather(self._api.master(), self._api.report(), return_exceptions=True)
         if isinstance(master, BaseException):
@@ -100,7 +100,7 @@ class SparkEngine:
 
         Raises:
             RefusedError: no Master is configured.
-            EdgeError: the Master or the driver cannot be asked.
+            EdgeError: the Master or the driver cannot be reached.
         """
         master = await self._api.master()
         if master is None:
@@ -115,7 +115,7 @@ class SparkEngine:
 
         Raises:
             RefusedError: the Master or the application runs without decommissioning.
-            EdgeError: the Master or the driver cannot be asked.
+            EdgeError: the Master or the driver cannot be reached.
         """
         master = await self._api.master()
         hosts = [] if master is None else [w.host for w in master.workers if w.id == worker.id and w.state == "ALIVE"]
@@ -124,24 +124,24 @@ class SparkEngine:
         application = None if master is None else find_application(master, self._parameters.app, None)
         if application is not None and application.state == "RUNNING":
             settings = (await self._api.report()).value.settings
-            if not _true(settings, "spark.decommission.enabled"):
+            if not _is_true(settings, "spark.decommission.enabled"):
                 raise RefusedError(
                     f"the application {self._parameters.app!r} runs without spark.decommission.enabled=true, so a "
-                    "drained worker would never let go of its executor; start the job with it"
+                    "drained worker would keep its executor; start the job with it"
                 )
         await self._api.decommission(hosts[0] if hosts else "")
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Look for settings that make scaling useless or dangerous. Raises EdgeError when it cannot look."""
+        """Find settings that make scaling useless or dangerous. Raises EdgeError when they cannot be read."""
         report = (await self._api.report()).value
         run = find_run(report, self._parameters.query)
         deadline = time.monotonic() + self._parameters.timeout.total_seconds()
-        blind: list[str] = []
+        unreadable: list[str] = []
         master_settings: dict[str, str] | None = None
         try:
             master_settings = await self._api.master_settings()
         except EdgeError as error:
-            blind.append(str(error))
+            unreadable.append(str(error))
         return examine(
             Facts(
                 settings=report.settings,
@@ -151,7 +151,7 @@ class SparkEngine:
                 partitions=await self._partitions(run, deadline),
                 master_settings=_declared(master_settings, self._parameters.master_conf),
                 worker_settings=_declared(None, self._parameters.worker_conf),
-                blind=tuple(blind),
+                unreadable=tuple(unreadable),
             )
         )
 
@@ -164,7 +164,7 @@ class SparkEngine:
         for stage in await self._api.active_stages():
             if run.run in (stage.description or ""):
                 self._widest.note(stage.tasks, now)
-        if self._widest.value is None and now - self._widest.searched > WIDEST_KEPT:
+        if self._widest.value is None and now - self._widest.searched > WIDEST_STAGE_KEPT:
             self._widest.searched = now
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -172,7 +172,7 @@ class SparkEngine:
                         self._widest.note(tasks, now)
             except (EdgeError, TimeoutError) as error:
                 log.info(
-                    "how many tasks a batch has is not known yet",
+                    "the number of tasks of a batch is not known yet",
                     extra={"app": self._parameters.app, "error": str(error) or "no time left"},
                 )
         return self._widest.value
@@ -187,8 +187,8 @@ class SparkEngine:
 
 
 @dataclass(slots=True)
-class Widest:
-    """The widest stage seen lately, kept while looking at moments when none runs."""
+class WidestStage:
+    """The widest stage seen recently, kept for polls at which none runs."""
 
     run: str = ""
     seen: dict[int, float] = field(default_factory=dict)
@@ -207,7 +207,7 @@ class Widest:
         """Drop what is of another run or too old."""
         if run != self.run:
             self.run, self.seen, self.searched = run, {}, float("-inf")
-        self.seen = {tasks: at for tasks, at in self.seen.items() if now - at <= WIDEST_KEPT}
+        self.seen = {tasks: at for tasks, at in self.seen.items() if now - at <= WIDEST_STAGE_KEPT}
 
 
 def status(report: Report, run: Run | None, executors: Sequence[Executor], partitions: int | None) -> EngineStatus:
@@ -262,14 +262,14 @@ class Facts:
     """What the doctor examines.
 
     Attributes:
-        settings: settings of the application that the report tells; a missing one has its default.
+        settings: settings of the application in the report; a missing one has its default.
         run: the run of the query, or None.
         master: what the Master shows, or None when it is not configured.
         executors: executors, dead ones included.
         partitions: tasks of the widest stage, or None when unknown.
         master_settings: settings of the Master, or None when they cannot be seen and are not declared.
         worker_settings: settings of the Workers, or None when they are not declared; they cannot be seen.
-        blind: why something could not be looked at.
+        unreadable: why settings of the Master could not be read.
     """
 
     settings: Mapping[str, str]
@@ -279,7 +279,7 @@ class Facts:
     partitions: int | None = None
     master_settings: Mapping[str, str] | None = None
     worker_settings: Mapping[str, str] | None = None
-    blind: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def _declared(seen: Mapping[str, str] | None, declared: Sequence[str]) -> dict[str, str] | None:
@@ -290,7 +290,7 @@ def _declared(seen: Mapping[str, str] | None, declared: Sequence[str]) -> dict[s
     return {**stated, **(seen or {})}
 
 
-def _true(settings: Mapping[str, str], key: str) -> bool:
+def _is_true(settings: Mapping[str, str], key: str) -> bool:
     return settings.get(key, "false").strip().lower() == "true"
 
 
@@ -317,12 +317,12 @@ def locality(facts: Facts) -> Iterator[Finding]:
 def decommission(facts: Facts) -> Iterator[Finding]:
     """A worker can be taken away without failed tasks only if all three sides take part."""
     key = "spark.decommission.enabled"
-    if not _true(facts.settings, key):
+    if not _is_true(facts.settings, key):
         yield Finding(
             Severity.ERROR,
             "decommissioning (application)",
             f"the application runs without {key}=true",
-            "an executor on a worker that is drained stays as a zombie: the driver sends it nothing more while it "
+            "an executor on a worker that is drained stays registered: the driver sends it nothing more while it "
             "holds its memory; a drain never ends and tasks are lost when the worker is stopped at last",
             f"start the job with {key}=true",
         )
@@ -330,11 +330,12 @@ def decommission(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Severity.INFO,
             "decommissioning (master)",
-            f"whether the Master runs with {key}=true cannot be seen" + "".join(f" ({why})" for why in facts.blind),
-            "without it the Master has no door to drain a worker, which then loses its tasks",
-            f"look at SPARK_MASTER_OPTS, and declare it: master_conf: [{key}=true]",
+            f"whether the Master runs with {key}=true cannot be seen"
+            + "".join(f" ({why})" for why in facts.unreadable),
+            "without it the Master cannot drain a worker, which then loses its tasks",
+            f"check SPARK_MASTER_OPTS, and declare it: master_conf: [{key}=true]",
         )
-    elif facts.master_settings is not None and not _true(facts.master_settings, key):
+    elif facts.master_settings is not None and not _is_true(facts.master_settings, key):
         yield Finding(
             Severity.ERROR,
             "decommissioning (master)",
@@ -348,28 +349,28 @@ def decommission(facts: Facts) -> Iterator[Finding]:
             Severity.INFO,
             "decommissioning (workers)",
             f"whether the Workers run with {key}=true cannot be seen: Spark shows a Worker's settings nowhere",
-            "without it a Worker that is told to drain ignores it, and stopping it fails its running task",
-            f"look at SPARK_WORKER_OPTS, and declare it: worker_conf: [{key}=true]",
+            "without it a Worker that is asked to drain ignores it, and stopping it fails its running task",
+            f"check SPARK_WORKER_OPTS, and declare it: worker_conf: [{key}=true]",
         )
-    elif not _true(facts.worker_settings, key):
+    elif not _is_true(facts.worker_settings, key):
         yield Finding(
             Severity.ERROR,
             "decommissioning (workers)",
             f"the Workers are declared to run without {key}=true",
-            "a Worker that is told to drain ignores it, and stopping it fails its running task",
+            "a Worker that is asked to drain ignores it, and stopping it fails its running task",
             f"start the Workers with SPARK_WORKER_OPTS=-D{key}=true",
         )
 
 
 def slow_drain(facts: Facts) -> Iterator[Finding]:
-    """Moving blocks off a drained executor makes it wait for the next look."""
+    """Moving blocks off a drained executor makes it wait for the next check."""
     again = seconds(facts.settings.get("spark.storage.decommission.replicationReattemptInterval"), 30.0)
     moving = facts.settings.get("spark.storage.decommission.enabled", "false").strip().lower() == "true"
-    if _true(facts.settings, "spark.decommission.enabled") and moving and (again is None or again > SLOW_DRAIN):
+    if _is_true(facts.settings, "spark.decommission.enabled") and moving and (again is None or again > SLOW_DRAIN):
         yield Finding(
             Severity.WARNING,
             "spark.storage.decommission.replicationReattemptInterval",
-            "a drained executor looks only every "
+            "a drained executor checks only every "
             + (f"{again:g} s" if again is not None else "so often")
             + " whether its blocks have moved",
             "each worker takes about 31 s to drain, against 4 s with 3 s, or 1.3 s without moving blocks",
@@ -378,7 +379,7 @@ def slow_drain(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def ceiling(facts: Facts) -> Iterator[Finding]:
+def core_limit(facts: Facts) -> Iterator[Finding]:
     """A limit of cores makes more workers useless."""
     have = sum(executor.slots for executor in facts.executors if executor.active)
     limit = facts.settings.get("spark.cores.max")
@@ -392,7 +393,7 @@ def ceiling(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             where,
             f"the application never takes more than {limit} cores (it has {have} slots now)",
-            "workers beyond that are paid for and get no executor",
+            "workers beyond that cost money and get no executor",
             f"{remedy}, or keep the cluster's max at or below this limit",
         )
 
@@ -429,7 +430,7 @@ def timeouts(facts: Facts) -> Iterator[Finding]:
             key,
             f"the Master's is {master} s and the Workers' is {workers} s",
             "with the lower one on the Master healthy workers flap between DEAD and ALIVE; with the lower one on the "
-            "Workers a hung one is noticed no sooner than the Master's says",
+            "Workers a hung one is noticed no sooner than by the Master's",
             f"set the same {key} in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS",
         )
     elif master == "60":
@@ -438,11 +439,11 @@ def timeouts(facts: Facts) -> Iterator[Finding]:
             key,
             "the Master takes a worker for dead after 60 s (the default)",
             "a hung worker stops the query for about 73 s, against 13 s with 10 s on both sides",
-            f"set {key}=10 in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS if hung workers happen to you",
+            f"set {key}=10 in SPARK_MASTER_OPTS and SPARK_WORKER_OPTS if workers hang",
         )
 
 
-def narrow(facts: Facts) -> Iterator[Finding]:
+def unused_slots(facts: Facts) -> Iterator[Finding]:
     """Slots beyond the tasks of a batch do nothing."""
     slots = sum(executor.slots for executor in facts.executors if executor.active)
     if facts.partitions is not None and facts.partitions < slots:
@@ -494,19 +495,19 @@ def retries(facts: Facts) -> Iterator[Finding]:
 
 
 def dynamic(facts: Facts) -> Iterator[Finding]:
-    """Spark's own dynamic allocation works against us."""
-    if _true(facts.settings, "spark.dynamicAllocation.enabled"):
+    """Spark's own dynamic allocation works against the autoscaler."""
+    if _is_true(facts.settings, "spark.dynamicAllocation.enabled"):
         yield Finding(
             Severity.WARNING,
             "spark.dynamicAllocation.enabled",
             "Spark adds and removes executors of this application itself",
-            "it counts idle time, which a micro-batch query never has: it holds executors for ever, or kills and "
+            "it counts idle time, which a micro-batch query never has: it holds executors forever, or kills and "
             "re-creates them between batches, and the autoscaler mistakes that for lost workers",
             "start the job with spark.dynamicAllocation.enabled=false",
         )
 
 
-def unused(facts: Facts) -> Iterator[Finding]:
+def idle_workers(facts: Facts) -> Iterator[Finding]:
     """A worker that got no executor."""
     if facts.master is None or not any(executor.active for executor in facts.executors):
         return
@@ -516,23 +517,23 @@ def unused(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "workers without an executor",
             f"{len(empty)} alive: {', '.join(empty[:3])}{' ...' if len(empty) > 3 else ''}",  # noqa: PLR2004
-            "they are paid for and do nothing",
+            "they cost money and do nothing",
             "if they did not just start: spark.executor.cores and spark.executor.memory must fit a worker, and "
             "spark.cores.max must not be reached",
         )
 
 
 def no_lag(facts: Facts) -> Iterator[Finding]:
-    """Lag and arrivals need a source that tells its newest offset."""
+    """Lag and arrivals need a source that reports its newest offset."""
     last = facts.run.progress[-1] if facts.run is not None and facts.run.progress else None
     for source in last.sources if last else ():
         if source.latest is None:
             yield Finding(
                 Severity.WARNING,
                 "lag",
-                f"{source.description} does not tell its newest offset",
+                f"{source.description} does not report its newest offset",
                 "the metrics lag, lag_seconds and arrivals cannot be read; they are missing, not zero",
-                "use a source that tells it (Kafka, or a Python data source with reportLatestOffset), or read the "
+                "use a source that reports it (Kafka, or a Python data source with reportLatestOffset), or read the "
                 "lag elsewhere, and decide by utilization or saturation",
             )
 
@@ -541,19 +542,19 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     locality,
     decommission,
     slow_drain,
-    ceiling,
+    core_limit,
     timeouts,
-    narrow,
+    unused_slots,
     real_time,
     retries,
     dynamic,
-    unused,
+    idle_workers,
     no_lag,
 )
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything the doctor finds, the worst first."""
+    """All findings, the worst first."""
     order = list(Severity)
     found = [finding for check in CHECKS for finding in check(facts)]
     return sorted(found, key=lambda finding: order.index(finding.severity))

@@ -1,7 +1,7 @@
 """The report: a small HTTP endpoint in the driver that serves the progress of the application's streaming queries.
 
-Spark publishes the progress of Structured Streaming on no REST endpoint; a listener inside the driver is told
-of it. The listener keeps the last batches of each query as ready-made JSON, so that a batch costs one
+Spark publishes the progress of Structured Streaming on no REST endpoint; a listener inside the driver receives
+it. The listener keeps the last batches of each query as ready-made JSON, so that a batch costs one
 serialisation and a poll costs one join of strings. Nothing here may hurt the job: errors are logged, never
 raised into Spark.
 """
@@ -50,17 +50,17 @@ SETTINGS = (
 )
 """The only settings that leave the driver; none of them can hold a secret."""
 
-KEPT_RUNS = 16
-REBIND_EVERY = 2.0
-LOOK_UP_EVERY = 0.2
+MAX_RUNS = 16
+REBIND_INTERVAL = 2.0
+POLL_INTERVAL = 0.2
 SOCKET_TIMEOUT = 10.0
-MOST_CLIENTS = 32
+MAX_CLIENTS = 32
 
 log = logging.getLogger("autoscaler.injob")
 
 P = ParamSpec("P")
 Waiting = Callable[[Mapping[str, Any]], int | None]
-"""What a job knows of its own source: see `report`."""
+"""Counts what waits in a job's own source: see `report`."""
 
 
 def report(
@@ -75,9 +75,9 @@ def report(
     Call it once, before the queries start (queries that run already are seen from their next batch on). A
     second call for the same session returns the same reporter. When the port is taken, the job goes on: the
     error is logged and the port is tried again every two seconds, since mostly a former driver is just going
-    away; it never moves to another port, where nobody would look for it.
+    away; it never moves to another port, where the autoscaler would not find it.
 
-    It raises nothing: whatever goes wrong (a session of Spark Connect, a stopped session, a port that is none) is
+    It raises nothing: whatever goes wrong (a session of Spark Connect, a stopped session, an invalid port) is
     logged as an error, the job goes on, and the reporter returned is stopped.
 
     Args:
@@ -85,15 +85,15 @@ def report(
         host: address to listen on; loopback by default. The report has no authentication.
         port: port to listen on, 0 for any free one; default `AUTOSCALER_REPORT_PORT`, else 4050.
         batches: how many batches of each query are kept, at least 3.
-        waiting: for a query with one source that does not tell its newest offset, such as files: called with the
-            progress of each batch (as Spark writes it) once it has ended, it says how many rows waited when the batch
-            began beyond those that it read; None: not known. Lag and arrivals are then counted in these rows.
+        waiting: for a query with one source that does not report its newest offset, such as files: called with the
+            progress of each batch (as Spark writes it) once it has ended, it returns how many rows waited when the
+            batch began beyond those that it read; None: not known. Lag and arrivals are then counted in these rows.
     """
     reporter = Reporter(spark, host, DEFAULT_PORT if port is None else port, batches, waiting)
     try:
         return _reporter(reporter, port)
     except _UnusableError as error:
-        log.error("no report is served, so the autoscaler cannot see this job, which goes on: %s", error)  # noqa: TRY400 - the message says all
+        log.error("no report is served, so the autoscaler cannot see this job, which goes on: %s", error)  # noqa: TRY400 - the message is complete
     except Exception:
         log.exception("no report is served, so the autoscaler cannot see this job, which goes on")
     reporter.stop()
@@ -150,7 +150,7 @@ def _context(spark: Any) -> Any:  # noqa: ANN401 - Spark's types
     return context
 
 
-def _forget() -> None:
+def _abandon_in_child() -> None:
     """In a forked child: let go of the port, which would else stay taken when the driver has gone."""
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.Lock()
@@ -160,10 +160,10 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_abandon_in_child)
 
 
-def _harmless(function: Callable[P, None]) -> Callable[P, None]:
+def _never_raises(function: Callable[P, None]) -> Callable[P, None]:
     """Log what goes wrong instead of raising it into Spark's listener thread."""
 
     @wraps(function)
@@ -262,14 +262,14 @@ class Reporter:
                 host,
                 port,
                 getattr(error, "strerror", None) or error,
-                REBIND_EVERY,
+                REBIND_INTERVAL,
             )
         self._thread = threading.Thread(target=self._serve, name="autoscaler-report", daemon=True)
         self._thread.start()
 
     @property
     def port(self) -> int | None:
-        """The port it listens on, or None while the port is taken by somebody else."""
+        """The port it listens on, or None while another process uses the port."""
         server = self._server
         return None if server is None else int(server.server_address[1])
 
@@ -285,7 +285,7 @@ class Reporter:
             except Exception:
                 log.debug("the listener went with its session", exc_info=True)
         if self._thread is not None:
-            self._thread.join(2 * LOOK_UP_EVERY)
+            self._thread.join(2 * POLL_INTERVAL)
 
     def abandon(self) -> None:
         """Stop in a forked child, which has neither the thread nor the way to Spark."""
@@ -302,7 +302,7 @@ class Reporter:
         clocks = f'"now": {time.time():.3f}, "steady": {time.monotonic():.3f}'
         return f'{{{clocks}, {self._head[1:-1]}, "queries": [{runs}]}}'.encode()
 
-    # what the listener tells
+    # events of the listener
 
     def on_started(self, query: str, run: str, name: str | None) -> None:
         """A query has started."""
@@ -319,7 +319,7 @@ class Reporter:
             run = self._run(progress["id"], progress["runId"], progress.get("name"))
             if self._waiting is not None:
                 entry["sources"], run.read = (
-                    counted(entry["sources"], run.read, waiting),
+                    with_row_positions(entry["sources"], run.read, waiting),
                     run.read + (entry["rows"] or 0),
                 )
             run.progress.append(json.dumps(entry | {"idle": run.head["idle"]}))
@@ -345,11 +345,11 @@ class Reporter:
             idle.prepare()
 
     def on_terminated(self, query: str, run: str, exception: str | None) -> None:
-        """A query has ended; `exception` says why when it failed."""
+        """A query has ended; `exception` is the reason when it failed."""
         with self._lock:
             ended = self._run(query, run, None)
             ended.head["terminated"] = time.time()
-            # The first line says what happened; the stack trace is in the driver's log.
+            # The first line is the reason; the stack trace is in the driver's log.
             ended.head["exception"] = exception.strip().splitlines()[0][:500] if exception else None
             ended.prepare()
 
@@ -361,11 +361,11 @@ class Reporter:
         if known is None:
             earlier = [old.head for old in self._runs.values()]
             mine = [head for head in earlier if head["id"] == query or (name is not None and head["name"] == name)]
-            # Old runs are forgotten, so they are not counted anew each time.
+            # Old runs are forgotten, so they are not counted again each time.
             restarts = max((head["restarts"] + 1 for head in mine), default=0)
             known = self._runs[run] = _Run(query, run, name, time.time(), self._batches, restarts)
             ended = [key for key, old in self._runs.items() if old.head["terminated"] is not None]
-            for key in ended[: max(0, len(self._runs) - KEPT_RUNS)]:
+            for key in ended[: max(0, len(self._runs) - MAX_RUNS)]:
                 del self._runs[key]
         return known
 
@@ -383,7 +383,7 @@ class Reporter:
 
     def _serve(self) -> None:
         while self._server is None:
-            if self._stop.wait(REBIND_EVERY):
+            if self._stop.wait(REBIND_INTERVAL):
                 return
             self._bind()
         with self._server as server:
@@ -393,12 +393,12 @@ class Reporter:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = MOST_CLIENTS
-    timeout = LOOK_UP_EVERY
+    request_queue_size = MAX_CLIENTS
+    timeout = POLL_INTERVAL
     reporter: Reporter
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as its parent's
-        self._free = threading.Semaphore(MOST_CLIENTS)
+        self._free = threading.Semaphore(MAX_CLIENTS)
         super().__init__(*args, **kwargs)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as its parent's
@@ -419,7 +419,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401, ARG002 - as its parent's
-        """A client that went away is no news for the driver's standard error."""
+        """Keep a disconnected client off the driver's standard error."""
         log.debug("client %s of the report could not be answered: %s", client_address, sys.exc_info()[1])
 
 
@@ -462,19 +462,19 @@ def _listener(reporter: Reporter) -> Any:  # noqa: ANN401 - the base class is kn
                     log.debug("this PySpark has no shorter way to the progress", exc_info=True)
             return super()._jlistener
 
-        @_harmless
+        @_never_raises
         def onQueryStarted(self, event: Any) -> None:  # noqa: N802, ANN401 - Spark's name and type
             reporter.on_started(str(event.id), str(event.runId), event.name)
 
-        @_harmless
+        @_never_raises
         def onQueryProgress(self, event: Any) -> None:  # noqa: N802, ANN401
             reporter.on_progress(event.progress.json)
 
-        @_harmless
+        @_never_raises
         def onQueryIdle(self, event: Any) -> None:  # noqa: N802, ANN401
             reporter.on_idle(str(event.id), str(event.runId))
 
-        @_harmless
+        @_never_raises
         def onQueryTerminated(self, event: Any) -> None:  # noqa: N802, ANN401
             reporter.on_terminated(str(event.id), str(event.runId), event.exception)
 
@@ -482,7 +482,7 @@ def _listener(reporter: Reporter) -> Any:  # noqa: ANN401 - the base class is kn
 
 
 def _direct(listener: Any, reporter: Reporter) -> Any:  # noqa: ANN401 - Spark's types
-    """The Java side of the listener, with progress taken as the one text that it is.
+    """The Java side of the listener, with progress taken as one string.
 
     PySpark fetches each number of each event over its gateway, about 20 ms of the driver's CPU for a batch with state.
     """
@@ -490,7 +490,7 @@ def _direct(listener: Any, reporter: Reporter) -> Any:  # noqa: ANN401 - Spark's
     from pyspark.sql.streaming.listener import JStreamingQueryListener  # noqa: PLC0415
 
     class Direct(JStreamingQueryListener):  # type: ignore[misc] # pyspark is not followed by mypy
-        @_harmless
+        @_never_raises
         def onQueryProgress(self, jevent: Any) -> None:  # noqa: N802, ANN401 - Spark's name and type
             reporter.on_progress(jevent.progress().json())
 
@@ -502,7 +502,7 @@ def _settings(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see report
     configured = spark.sparkContext.getConf()
     for key in SETTINGS:
         try:
-            # A default given here would hide Spark's own, so settings of SQL are asked without one.
+            # A default given here would hide Spark's own, so settings of SQL are read without one.
             value = spark.conf.get(key) if key.startswith("spark.sql.") else configured.get(key, None)
         except Exception:
             log.debug("setting %s cannot be read", key, exc_info=True)
@@ -513,7 +513,7 @@ def _settings(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see report
 
 
 def _trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
-    """The query's trigger as Spark writes it, such as `ProcessingTimeTrigger(2000)`; "unknown" if it is not told."""
+    """The query's trigger as Spark writes it, such as `ProcessingTimeTrigger(2000)`; "unknown" if it cannot be read."""
     try:
         return str(spark.streams.get(query)._jsq.streamingQuery().trigger().toString())  # noqa: SLF001 - no other way
     except Exception:
@@ -557,8 +557,8 @@ def trim(progress: Mapping[str, Any], received: float) -> dict[str, Any]:
     }
 
 
-def counted(sources: Sequence[Mapping[str, Any]], read: int, waiting: int | None) -> list[dict[str, Any]]:
-    """The sources of a batch with positions that count rows, where the one source does not tell its newest offset.
+def with_row_positions(sources: Sequence[Mapping[str, Any]], read: int, waiting: int | None) -> list[dict[str, Any]]:
+    """The sources of a batch with positions that count rows, where the one source does not report its newest offset.
 
     Args:
         sources: as `trim` has them.

@@ -1,9 +1,9 @@
 """Metrics of a Flink job, from the JobManager's REST API.
 
-The first half computes: pure functions of what was seen over a window. The second half fetches, once a tick for all
+The first half computes: pure functions of a snapshot. The second half fetches, once a poll for all
 metrics of a job.
 
-Flink counts, for every subtask, the milliseconds it was busy, idle and held up by backpressure since it started.
+Flink counts, for every subtask, the milliseconds it was busy, idle and backpressured since it started.
 Together they are the subtask's age on its own machine, the very moment its other counters were read. That is the
 clock of all rates here: it does not matter when the JobManager gathered a counter, nor whether the TaskManagers
 answered at the same time.
@@ -20,20 +20,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
 from typing import ClassVar
 
-from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, Job, Vertex, shared_api, validate_access
+from autoscaler.clients.flink import Aggregate, Checkpoints, FlinkApi, FlinkParameters, Job, Vertex
 from autoscaler.core import dataflow
 from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
-from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Secret, Shared
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, NotYetError, Shared
 from autoscaler.schedulers.slots import MOST_MAX_PARALLELISM, Bounds, slots_needed
 
-BUSY, IDLE, HELD = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
-NOW_BUSY, NOW_IDLE, NOW_HELD = "busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond"
+BUSY, IDLE, BACKPRESSURED = "accumulateBusyTimeMs", "accumulateIdleTimeMs", "accumulateBackPressuredTimeMs"
+NOW_BUSY, NOW_IDLE, NOW_BACKPRESSURED = "busyTimeMsPerSecond", "idleTimeMsPerSecond", "backPressuredTimeMsPerSecond"
 RECORDS_IN, RECORDS_OUT = "numRecordsIn", "numRecordsOut"
-TASK = frozenset({BUSY, IDLE, HELD, NOW_BUSY, NOW_IDLE, NOW_HELD, RECORDS_IN, RECORDS_OUT})
+TASK = frozenset({BUSY, IDLE, BACKPRESSURED, NOW_BUSY, NOW_IDLE, NOW_BACKPRESSURED, RECORDS_IN, RECORDS_OUT})
 PER_SECOND = "PerSecond"
 TASK_RATES = frozenset({RECORDS_IN + PER_SECOND, RECORDS_OUT + PER_SECOND})
 PENDING, SOURCE_IDLE, EVENT_LAG = "pendingRecords", "sourceIdleTime", "currentEmitEventTimeLag"
@@ -42,21 +41,21 @@ OPERATOR = frozenset({PENDING, SOURCE_IDLE, EVENT_LAG, WATERMARKS[1]})
 HEAP_USED, HEAP_MAX = "Status.JVM.Memory.Heap.Used", "Status.JVM.Memory.Heap.Max"
 GC, CPU = "Status.JVM.GarbageCollector.All.TimeMsPerSecond", "Status.JVM.CPU.Load"
 
-NAMES_KEPT = 60.0
-NAMES_TRIED = 10.0  # Flink's Kafka source has no pendingRecords before its first record
-SHORTEST = 1000.0  # ms between two samples that make a rate
-AVERAGED = 65.0  # Flink's own rates are means over 60 s, and too low before a task has run that long
-BLIND_AT_LEAST = 60.0
-BLIND_WINDOWS = 4
+NAMES_REFRESH = 60.0
+NAMES_RETRY = 10.0  # Flink's Kafka source has no pendingRecords before its first record
+MIN_RATE_SPAN = 1000.0  # ms between two samples that make a rate
+MEAN_SPAN = 65.0  # Flink's own rates are means over 60 s, and too low before a task has run that long
+MAX_GAP = 60.0
+MAX_GAP_WINDOWS = 4
 UNSATURATED = 0.9
-COMPLETE = 0.05  # how far a count of subtasks may be from a whole number
+COUNT_TOLERANCE = 0.05  # how far a count of subtasks may be from a whole number
 NO_TIME = 2.0**62  # Flink's watermarks before the first and after the last record
 KAFKA, PULSAR = ".KafkaSourceReader.topic.", ".PulsarConsumer."
-SHOWN = 80  # names of vertices can be as long as an SQL statement
+MAX_NAME = 80  # names of vertices can be as long as an SQL statement
 
 
 class Metric(StrEnum):
-    """What can be asked of a job."""
+    """The metrics of a job."""
 
     LAG = "lag"
     ARRIVALS = "arrivals"
@@ -83,15 +82,15 @@ class Metric(StrEnum):
     CHECKPOINT_AGE = "checkpoint_age"
 
 
-OF_A_VERTEX = frozenset(
+VERTEX_METRICS = frozenset(
     {Metric.BUSY, Metric.IDLE, Metric.BACKPRESSURED, Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE}
 )
 """Metrics that a vertex can be named for; the last three must."""
 NEEDS_VERTEX = frozenset({Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE})
-RATES = frozenset({Metric.ARRIVALS, Metric.THROUGHPUT})
-OF_WORKERS = frozenset({Metric.HEAP, Metric.GC, Metric.CPU})
-OF_NEED = frozenset({Metric.REQUIRED_PARALLELISM, Metric.REQUIRED_SLOTS})
-OF_CHECKPOINTS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AGE})
+RATE_METRICS = frozenset({Metric.ARRIVALS, Metric.THROUGHPUT})
+WORKER_METRICS = frozenset({Metric.HEAP, Metric.GC, Metric.CPU})
+REQUIREMENT_METRICS = frozenset({Metric.REQUIRED_PARALLELISM, Metric.REQUIRED_SLOTS})
+CHECKPOINT_METRICS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AGE})
 
 
 class Aggregator(StrEnum):
@@ -133,9 +132,9 @@ class FlinkQuery:
     def __post_init__(self) -> None:
         if self.metric not in set(Metric):
             raise ParameterError("metric", f"must be one of {', '.join(Metric)}, not {self.metric!r}")
-        if self.vertex is not None and self.metric not in OF_A_VERTEX:
+        if self.vertex is not None and self.metric not in VERTEX_METRICS:
             raise ParameterError(
-                "vertex", f"has no meaning for {self.metric}; it is for {', '.join(sorted(OF_A_VERTEX))}"
+                "vertex", f"has no meaning for {self.metric}; it is for {', '.join(sorted(VERTEX_METRICS))}"
             )
         if self.vertex is None and self.metric in NEEDS_VERTEX:
             raise ValueError(f"{self.metric} needs a vertex: its id, or a part of its name")
@@ -150,12 +149,12 @@ class FlinkQuery:
     @property
     def aggregator(self) -> Aggregator:
         """How busy times of subtasks become one."""
-        hottest = self.metric in {Metric.CAPACITY, Metric.TRUE_RATE, Metric.VERTICES, *OF_NEED}
+        hottest = self.metric in {Metric.CAPACITY, Metric.TRUE_RATE, Metric.VERTICES, *REQUIREMENT_METRICS}
         return Aggregator((self.aggregate or ("max" if hottest else "avg")).upper())
 
 
 # ----------------------------------------------------------------------------------------------------------
-# what was seen
+# the snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +166,7 @@ class Sample:
         clock: mean age of its subtasks in milliseconds; None where Flink does not measure it (legacy sources).
         count: subtasks that reported.
         metrics: what they reported.
-        pending: records waiting; None when it does not tell.
+        pending: records waiting; None when it does not report.
     """
 
     at: float
@@ -189,22 +188,22 @@ class Track:
     Attributes:
         vertex: as the job shows it now.
         samples: oldest first, of one run, without a step backwards.
-        missing: why it cannot be measured now; empty when it can.
-        over: whether all its subtasks have come to their end.
-        partitions: of the log that it reads; 0: none, or it does not tell.
+        missing: why it cannot be measured now, or None.
+        ended: whether all its subtasks have finished.
+        partitions: of the log that it reads; 0: none, or it does not report.
     """
 
     vertex: Vertex
     samples: Sequence[Sample] = ()
-    missing: str = ""
-    over: bool = False
+    missing: str | None = None
+    ended: bool = False
     partitions: int = 0
 
     @property
     def last(self) -> Sample:
         """The newest sample. Raises AnswerError when there is none."""
         if self.missing or not self.samples:
-            raise AnswerError(f"vertex {self.vertex.name!r}: {self.missing or 'nothing was seen of it yet'}")
+            raise AnswerError(f"vertex {self.vertex.name!r}: {self.missing or 'it has no sample yet'}")
         return self.samples[-1]
 
     def points(self, value: Callable[[Sample], float | None]) -> list[tuple[float, float | None]]:
@@ -215,24 +214,26 @@ class Track:
     def grown(self, value: Callable[[Sample], float | None]) -> float:
         """Growth per second over the window; NaN with less than two samples that are a second apart."""
         points = [point for point in self.points(value) if point[1] is not None and not math.isnan(point[1])]
-        if len(points) < 2 or points[-1][0] - points[0][0] < SHORTEST:  # noqa: PLR2004 - a rate lies between two
+        if len(points) < 2 or points[-1][0] - points[0][0] < MIN_RATE_SPAN:  # noqa: PLR2004 - a rate lies between two
             return math.nan
         return dataflow.rate(points)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Snapshot:
     """What a job's metrics are computed from.
 
     Attributes:
         job: the job as it is now.
-        tracks: vertex -> what was seen of it.
-        workers: metrics over the TaskManagers, where they were asked for.
-        checkpoints: where they were asked for.
+        at: when its metrics were true, on the event loop's clock.
+        tracks: vertex -> its samples.
+        workers: metrics over the TaskManagers, where they were requested.
+        checkpoints: where they were requested.
     """
 
     job: Job
-    tracks: Mapping[str, Track]
+    at: float
+    tracks: Mapping[str, Track] = field(default_factory=dict)
     workers: Mapping[str, Aggregate] = field(default_factory=dict)
     checkpoints: Checkpoints | None = None
 
@@ -240,12 +241,12 @@ class Seen:
     def sources(self) -> list[Track]:
         """The vertices that nothing feeds, without those that have come to their end."""
         found = [self.tracks[vertex.id] for vertex in self.job.sources]
-        return [track for track in found if not track.over]
+        return [track for track in found if not track.ended]
 
     @property
     def alive(self) -> list[Track]:
         """All vertices but those that have come to their end."""
-        return [track for track in self.tracks.values() if not track.over]
+        return [track for track in self.tracks.values() if not track.ended]
 
 
 def source_counter(track: Track, what: str = RECORDS_IN) -> str:
@@ -265,30 +266,30 @@ def source_counter(track: Track, what: str = RECORDS_IN) -> str:
     if what == RECORDS_OUT and RECORDS_OUT in known:
         return RECORDS_OUT
     if not candidates:
-        raise AnswerError(f"vertex {track.vertex.name!r} does not tell how many records it reads")
+        raise AnswerError(f"vertex {track.vertex.name!r} does not report how many records it reads")
     return next((name for name in candidates if known[name].sum > 0), candidates[-1])
 
 
-def records(track: Track, name: str) -> float:
+def record_rate(track: Track, name: str) -> float:
     """Growth of one of a vertex's counters, per second. Raises AnswerError when it is not known yet."""
     last = track.last
     grown = track.grown(lambda sample: sample.sum(name))
     if not math.isnan(grown):
         return max(0.0, grown)
-    # Flink's own mean over 60 s must do at the first look.
+    # Flink's own mean over 60 s must do at the first poll.
     mean = last.metrics.get(name + PER_SECOND)
-    if mean is not None and last.clock is not None and last.clock >= AVERAGED * 1000 and math.isfinite(mean.sum):
+    if mean is not None and last.clock is not None and last.clock >= MEAN_SPAN * 1000 and math.isfinite(mean.sum):
         return max(0.0, mean.sum)
-    raise NotYetError(f"vertex {track.vertex.name!r}: a rate needs two looks at its counters; this was the first")
+    raise NotYetError(f"vertex {track.vertex.name!r}: a rate needs two polls of its counters; this was the first")
 
 
 def read_rate(track: Track) -> float:
     """Records per second that a source reads."""
-    return records(track, source_counter(track))
+    return record_rate(track, source_counter(track))
 
 
-def waiting(track: Track) -> float:
-    """Records that wait for a source. Raises AnswerError when it does not tell."""
+def pending_records(track: Track) -> float:
+    """Records that wait for a source. Raises AnswerError when it does not report."""
     pending = track.last.pending
     if pending is None:
         raise AnswerError(
@@ -324,34 +325,34 @@ def busy(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
     return share(track, BUSY, NOW_BUSY, aggregator)
 
 
-def held(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
+def backpressured(track: Track, aggregator: Aggregator = Aggregator.AVG) -> float:
     """Share of the time that it waits for those downstream."""
-    return share(track, HELD, NOW_HELD, aggregator)
+    return share(track, BACKPRESSURED, NOW_BACKPRESSURED, aggregator)
 
 
 # ----------------------------------------------------------------------------------------------------------
 # the metrics
 
 
-def lag(seen: Seen, _: FlinkQuery) -> float:
+def lag(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Records waiting at all sources."""
-    return sum(waiting(track) for track in _some(seen.sources))
+    return sum(pending_records(track) for track in _existing(snapshot.sources))
 
 
-def averaged(seen: Seen) -> float:
-    """Seconds that the sources' rates are means over: 0 where they have not been looked at equally often."""
-    spans = {round(track.samples[-1].at - track.samples[0].at, 1) for track in seen.sources if track.samples}
+def averaging_span(snapshot: Snapshot) -> float:
+    """Seconds that the sources' rates are means over: 0 where they have not been polled equally often."""
+    spans = {round(track.samples[-1].at - track.samples[0].at, 1) for track in snapshot.sources if track.samples}
     return spans.pop() if len(spans) == 1 else 0.0
 
 
-def throughput(seen: Seen, _: FlinkQuery) -> float:
+def throughput(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Records per second that all sources read."""
-    return sum(read_rate(track) for track in _some(seen.sources))
+    return sum(read_rate(track) for track in _existing(snapshot.sources))
 
 
-def arrivals(seen: Seen, _: FlinkQuery) -> float:
+def arrivals(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Records per second offered: what is read, and what the lag grows by."""
-    return sum(_offered(track) for track in _some(seen.sources))
+    return sum(_offered(track) for track in _existing(snapshot.sources))
 
 
 def _offered(track: Track) -> float:
@@ -359,95 +360,92 @@ def _offered(track: Track) -> float:
     name = track.vertex.name
     why, error = f"{name!r} reports no pendingRecords", AnswerError
     if track.last.pending is not None:
-        waiting(track)
+        pending_records(track)
         grows = track.grown(lambda sample: sample.pending)
         if not math.isnan(grows):
             return max(0.0, rate + grows)
-        why, error = f"how its lag grows needs two looks, and this was the first at {name!r}", NotYetError
-    if _full(track) < UNSATURATED:
+        why, error = f"how its lag grows needs two polls, and this was the first at {name!r}", NotYetError
+    if _load(track) < UNSATURATED:
         return rate  # it reads all that comes
     raise error(
         f"what arrives at {name!r} is unknown: {why}; it is busy all the time, so it may read less than arrives"
     )
 
 
-def _full(track: Track) -> float:
+def _load(track: Track) -> float:
     """Share of the time that a source has something to read: it works, or waits for those downstream."""
-    parts = [part for part in (busy(track), held(track)) if not math.isnan(part)]
+    parts = [part for part in (busy(track), backpressured(track)) if not math.isnan(part)]
     if not parts:
-        raise AnswerError(f"{track.vertex.name!r} tells neither how busy it is nor whether it is held up")
+        raise AnswerError(f"{track.vertex.name!r} reports neither how busy nor how backpressured it is")
     return min(1.0, sum(parts))
 
 
-def saturation(seen: Seen, _: FlinkQuery) -> float:
-    """How busy the job is with all the work it could take: that of its busiest vertex, or of a source held up."""
-    shares = [busy(track) for track in _some(seen.alive)] + [_full(track) for track in seen.sources]
+def saturation(snapshot: Snapshot, _: FlinkQuery) -> float:
+    """How busy the job is with all the work it could take: that of its busiest vertex, or of a backpressured source."""
+    shares = [busy(track) for track in _existing(snapshot.alive)] + [_load(track) for track in snapshot.sources]
     known = [one for one in shares if not math.isnan(one)]
     if not known:
-        raise AnswerError("no vertex tells how busy it is")
+        raise AnswerError("no vertex reports how busy it is")
     return max(known)
 
 
-def utilization(seen: Seen, _: FlinkQuery) -> float:
+def utilization(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Busy share of the slots: that of the busiest vertex, mean over its subtasks."""
-    return _most(seen, BUSY, NOW_BUSY, Aggregator.AVG)
+    return _most(snapshot, BUSY, NOW_BUSY, Aggregator.AVG)
 
 
-def _most(seen: Seen, total: str, now: str, aggregator: Aggregator) -> float:
-    shares = [share(track, total, now, aggregator) for track in _some(seen.alive)]
+def _most(snapshot: Snapshot, total: str, now: str, aggregator: Aggregator) -> float:
+    shares = [share(track, total, now, aggregator) for track in _existing(snapshot.alive)]
     known = [one for one in shares if not math.isnan(one)]
     if not known:
-        raise AnswerError(f"no vertex tells {total}")
+        raise AnswerError(f"no vertex reports {total}")
     return max(known)
 
 
-def _share(total: str, now: str) -> Callable[[Seen, FlinkQuery], float]:
-    def of(seen: Seen, query: FlinkQuery) -> float:
+def _share(total: str, now: str) -> Callable[[Snapshot, FlinkQuery], float]:
+    def of(snapshot: Snapshot, query: FlinkQuery) -> float:
         if query.vertex is None:
-            return _most(seen, total, now, query.aggregator)
-        track = find(seen, query.vertex)
+            return _most(snapshot, total, now, query.aggregator)
+        track = find_vertex(snapshot, query.vertex)
         found = share(track, total, now, query.aggregator)
         if math.isnan(found):
-            raise AnswerError(f"{track.vertex.name!r} does not tell {now} (legacy sources do not)")
+            raise AnswerError(f"{track.vertex.name!r} does not report {now} (legacy sources do not)")
         return found
 
     return of
 
 
-def records_in(seen: Seen, query: FlinkQuery) -> float:
+def records_in(snapshot: Snapshot, query: FlinkQuery) -> float:
     """Records per second that a vertex takes in; a source: that it reads."""
-    track = find(seen, query.vertex or "")
-    return read_rate(track) if track in seen.sources else records(track, RECORDS_IN)
+    track = find_vertex(snapshot, query.vertex or "")
+    return read_rate(track) if track in snapshot.sources else record_rate(track, RECORDS_IN)
 
 
-def records_out(seen: Seen, query: FlinkQuery) -> float:
+def records_out(snapshot: Snapshot, query: FlinkQuery) -> float:
     """Records per second that a vertex gives out, counted once for each vertex that gets them."""
-    return records(find(seen, query.vertex or ""), RECORDS_OUT)
+    return record_rate(find_vertex(snapshot, query.vertex or ""), RECORDS_OUT)
 
 
-def true_rate(seen: Seen, query: FlinkQuery) -> float:
+def true_rate(snapshot: Snapshot, query: FlinkQuery) -> float:
     """Records per second that a vertex could take in at its parallelism."""
-    track = find(seen, query.vertex or "")
-    return _finite(_true_rate(track, track in seen.sources, query.aggregator), f"the true rate of {query.vertex!r}")
+    track = find_vertex(snapshot, query.vertex or "")
+    return _finite(_true_rate(track, track in snapshot.sources, query.aggregator), f"the true rate of {query.vertex!r}")
 
 
 def _true_rate(track: Track, source: bool, aggregator: Aggregator) -> float:
-    rate = read_rate(track) if source else records(track, RECORDS_IN)
+    rate = read_rate(track) if source else record_rate(track, RECORDS_IN)
     observed = []
     if source and track.last.pending is not None:
         # Flink takes one sample a time; the window is one here, so its mean stands for all of them.
-        seen = dataflow.observed_while_catching_up(rate, track.last.pending, _zero(held(track)) * 1000)
-        observed = [seen, seen]
+        held = backpressured(track)
+        one = dataflow.observed_while_catching_up(rate, track.last.pending, 0.0 if math.isnan(held) else held * 1000)
+        observed = [one, one]
     return dataflow.true_processing_rate(busy(track, aggregator) * 1000, rate, observed)
-
-
-def _zero(value: float) -> float:
-    return 0.0 if math.isnan(value) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What every vertex must do, and could do, by Flink's dataflow."""
+    """What every vertex must do, and could do, by the rules of Flink's autoscaler."""
 
     graph: dataflow.Graph
     rates: Mapping[str, dataflow.Rates]
@@ -456,27 +454,27 @@ class Work:
     sources: frozenset[str]
 
 
-def work(seen: Seen, query: FlinkQuery, target: Callable[[Track, FlinkQuery], dataflow.TargetRate]) -> Work:
-    """Put the vertices together. `target` says what a source must take.
+def work(snapshot: Snapshot, query: FlinkQuery, target: Callable[[Track, FlinkQuery], dataflow.TargetRate]) -> Work:
+    """Put the vertices together. `target` computes what a source must take.
 
     Raises:
         AnswerError: one of them cannot be measured.
     """
-    alive = {track.vertex.id: track for track in _some(seen.alive)}
-    inputs = seen.job.inputs
+    alive = {track.vertex.id: track for track in _existing(snapshot.alive)}
+    inputs = snapshot.job.inputs
     edges = tuple((start, end) for end in alive for start in inputs[end] if start in alive)
     try:
         graph = dataflow.Graph(tuple(alive), edges)
     except ValueError as error:
-        raise AnswerError(f"the plan of the job makes no sense: {error}") from None
-    sources = frozenset(track.vertex.id for track in seen.sources)
+        raise AnswerError(f"the plan of the job cannot be used: {error}") from None
+    sources = frozenset(track.vertex.id for track in snapshot.sources)
     rates: dict[str, dataflow.Rates] = {}
     true_rates: dict[str, float] = {}
     targets: dict[str, dataflow.TargetRate] = {}
     for vertex, track in alive.items():
         source = vertex in sources
-        taken = read_rate(track) if source else records(track, RECORDS_IN)
-        given = records(track, RECORDS_OUT) if graph.outputs(vertex) else math.nan
+        taken = read_rate(track) if source else record_rate(track, RECORDS_IN)
+        given = record_rate(track, RECORDS_OUT) if graph.outputs(vertex) else math.nan
         rates[vertex] = dataflow.Rates(taken, given)
         true_rates[vertex] = _true_rate(track, source, query.aggregator)
         if source:
@@ -491,40 +489,40 @@ def _taken(track: Track, _: FlinkQuery) -> dataflow.TargetRate:
 
 
 def _target(track: Track, query: FlinkQuery) -> dataflow.TargetRate:
-    """What a source must take: a source that does not tell its lag, what it takes, as in Flink's autoscaler."""
+    """What a source must take: a source that does not report its lag, what it takes, as in Flink's autoscaler."""
     if track.last.pending is None:
         return _taken(track, query)
     seconds = query.catch_up.total_seconds()
-    return dataflow.TargetRate(_offered(track), waiting(track) / seconds if seconds else 0.0)
+    return dataflow.TargetRate(_offered(track), pending_records(track) / seconds if seconds else 0.0)
 
 
-def capacity(seen: Seen, query: FlinkQuery) -> float:
+def capacity(snapshot: Snapshot, query: FlinkQuery) -> float:
     """Records per second that the whole job could process at its sources, at its present parallelism."""
-    known = work(seen, query, _taken)
+    known = work(snapshot, query, _taken)
     found = dataflow.job_true_rate(
         known.graph, {v: target.rate for v, target in known.targets.items()}, known.true_rates
     )
-    names = [seen.tracks[vertex].vertex.name for vertex in found.unknown if vertex not in known.graph.sources]
+    names = [snapshot.tracks[vertex].vertex.name for vertex in found.unknown if vertex not in known.graph.sources]
     if names:
         raise AnswerError(f"what the job could process is unknown: {', '.join(names)} cannot be measured")
     return _finite(found.rate, "the capacity of the job")
 
 
-def required_parallelism(seen: Seen, query: FlinkQuery) -> float:
+def required_parallelism(snapshot: Snapshot, query: FlinkQuery) -> float:
     """Parallelism that the neediest vertex needs for what is offered, at the wished utilization."""
-    return float(max(_needed(seen, query).values()))
+    return float(max(_needed(snapshot, query).values()))
 
 
-def required_slots(seen: Seen, query: FlinkQuery) -> float:
+def required_slots(snapshot: Snapshot, query: FlinkQuery) -> float:
     """Slots with which every vertex gets the parallelism it needs: where all share slots, that of the neediest.
 
-    Flink before 1.20 does not tell the slot sharing groups; there all vertices are taken to be in one, as is the
+    Flink before 1.20 does not report the slot sharing groups; there all vertices are taken to be in one, as is the
     default.
     """
-    needed = _needed(seen, query)
-    # A vertex that is over, or whose need is not known, still has its share of the slots when it is deployed anew.
+    needed = _needed(snapshot, query)
+    # A vertex that is over, or whose need is not known, still has its share of the slots when it is deployed again.
     groups: dict[str | None, list[tuple[Bounds, int]]] = {}
-    for vertex in seen.job.vertices:
+    for vertex in snapshot.job.vertices:
         most = vertex.max_parallelism if vertex.max_parallelism > 0 else MOST_MAX_PARALLELISM
         groups.setdefault(vertex.slot_sharing_group, []).append((Bounds(1, most), needed.get(vertex.id, 1)))
     return float(
@@ -535,11 +533,11 @@ def required_slots(seen: Seen, query: FlinkQuery) -> float:
     )
 
 
-def _needed(seen: Seen, query: FlinkQuery) -> dict[str, int]:
+def _needed(snapshot: Snapshot, query: FlinkQuery) -> dict[str, int]:
     """Vertex -> the parallelism it needs. Raises AnswerError unless that is known of every one that matters."""
-    known = work(seen, query, _target)
+    known = work(snapshot, query, _target)
     needed = {}
-    for track in seen.alive:
+    for track in snapshot.alive:
         vertex = track.vertex
         target, rate = known.targets[vertex.id], known.true_rates[vertex.id]
         wanted = dataflow.target_capacity(target, query.utilization, query.catch_up, query.restart)
@@ -556,41 +554,41 @@ def _needed(seen: Seen, query: FlinkQuery) -> dict[str, int]:
         # Subtasks of a source that have come to their end take no part.
         needed[vertex.id] = dataflow.needed_parallelism(track.last.count, rate, wanted, most)
     if not needed:
-        raise AnswerError("no vertex tells what it could process")
+        raise AnswerError("no vertex reports what it could process")
     return needed
 
 
-def vertices(seen: Seen, _: FlinkQuery) -> float:
+def vertices(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Vertices that still run; what is known of each is in `parts`."""
-    return float(len(_some(seen.alive)))
+    return float(len(_existing(snapshot.alive)))
 
 
-def parts(seen: Seen, query: FlinkQuery) -> dict[str, dict[str, float]]:
-    """What Flink's autoscaler knows of each vertex, by its name and id; what is not known is left out.
+def parts(snapshot: Snapshot, query: FlinkQuery) -> dict[str, dict[str, float]]:
+    """What Flink's autoscaler uses of each vertex, by its name and id; what is not known is left out.
 
-    A vertex that is over has only its slot sharing group and its key groups: it is deployed anew with the others.
+    A vertex that is over has only its slot sharing group and its key groups: it is deployed again with the others.
     """
-    known = work(seen, query, _taken)
+    known = work(snapshot, query, _taken)
     ratios = dataflow.output_ratios(known.graph, known.rates)
     groups: dict[str | None, int] = {}
     found: dict[str, dict[str, float]] = {}
-    for vertex in seen.job.vertices:
+    for vertex in snapshot.job.vertices:
         numbers = {
             "group": float(groups.setdefault(vertex.slot_sharing_group, len(groups))),
             "max_parallelism": float(vertex.max_parallelism) if vertex.max_parallelism > 0 else math.nan,
         }
-        track = seen.tracks[vertex.id]
-        if not track.over:
-            numbers |= _measured(track, known, query) | {"keyed": float(vertex.id in seen.job.hashed)}
+        track = snapshot.tracks[vertex.id]
+        if not track.ended:
+            numbers |= _measured(track, known, query) | {"keyed": float(vertex.id in snapshot.job.hashed)}
             numbers |= {f"from:{start}": ratios[start, vertex.id] for start in known.graph.inputs(vertex.id)}
-        name = f"{vertex.name[:SHOWN]} ({vertex.id})"
+        name = f"{vertex.name[:MAX_NAME]} ({vertex.id})"
         found[name] = {key: number for key, number in numbers.items() if math.isfinite(number)}
     return found
 
 
 def _measured(track: Track, known: Work, query: FlinkQuery) -> dict[str, float]:
     vertex = track.vertex.id
-    pending = waiting(track) if vertex in known.sources and track.last.pending is not None else math.nan
+    pending = pending_records(track) if vertex in known.sources and track.last.pending is not None else math.nan
     return {
         "parallelism": float(track.last.count),
         "source": float(vertex in known.sources),
@@ -598,7 +596,7 @@ def _measured(track: Track, known: Work, query: FlinkQuery) -> dict[str, float]:
         "records_in": known.rates[vertex].records_in,
         "records_out": known.rates[vertex].records_out,
         "busy": busy(track, query.aggregator),
-        "backpressured": held(track),
+        "backpressured": backpressured(track),
         "true_rate": known.true_rates[vertex],
         "lag": pending,
     }
@@ -608,95 +606,95 @@ def _finite(value: float, what: str) -> float:
     if math.isnan(value):
         raise AnswerError(f"{what} is unknown: a busy time or a rate that it needs is not measured")
     if math.isinf(value):
-        raise AnswerError(f"{what} cannot be seen while no records flow")
+        raise AnswerError(f"{what} is unknown while no records flow")
     return value
 
 
-def watermark_lag(seen: Seen, _: FlinkQuery) -> float:
+def watermark_lag(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Seconds that the slowest watermark is behind the JobManager's clock."""
     found = []
-    for track in _some(seen.alive):
+    for track in _existing(snapshot.alive):
         for name, known in track.last.metrics.items():
             if name.endswith(WATERMARKS) and math.isfinite(known.min) and abs(known.min) < NO_TIME:
                 found.append(known.min)
     if not found:
         raise AnswerError("the job has no watermarks (yet): it does not use event time, or no record has come")
-    return max(0.0, (seen.job.now - min(found)) / 1000)
+    return max(0.0, (snapshot.job.now - min(found)) / 1000)
 
 
-def event_lag(seen: Seen, _: FlinkQuery) -> float:
+def event_lag(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Seconds between an event and its emission by the slowest source subtask."""
-    return _of_sources(seen, EVENT_LAG, "max")
+    return _of_sources(snapshot, EVENT_LAG, "max")
 
 
-def source_idle(seen: Seen, _: FlinkQuery) -> float:
+def source_idle(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Seconds for which even the busiest source subtask has read nothing."""
-    return _of_sources(seen, SOURCE_IDLE, "min")
+    return _of_sources(snapshot, SOURCE_IDLE, "min")
 
 
-def _of_sources(seen: Seen, suffix: str, which: str) -> float:
+def _of_sources(snapshot: Snapshot, suffix: str, which: str) -> float:
     found = []
-    for track in _some(seen.sources):
+    for track in _existing(snapshot.sources):
         values = [getattr(known, which) for name, known in track.last.metrics.items() if name.endswith("." + suffix)]
         if not values or not all(math.isfinite(value) and value >= 0 for value in values):
-            raise AnswerError(f"{track.vertex.name!r} does not tell {suffix} (yet)")
+            raise AnswerError(f"{track.vertex.name!r} does not report {suffix} (yet)")
         found += values
     return float(max(found) if which == "max" else min(found)) / 1000
 
 
-def heap(seen: Seen, _: FlinkQuery) -> float:
+def heap(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Used share of the heap over all TaskManagers."""
-    used, most = _worker(seen, HEAP_USED).sum, _worker(seen, HEAP_MAX).sum
+    used, most = _worker(snapshot, HEAP_USED).sum, _worker(snapshot, HEAP_MAX).sum
     if not (math.isfinite(used) and most > 0):
         raise AnswerError(f"the TaskManagers report {used} used bytes of heap of {most}")
     return used / most
 
 
-def gc(seen: Seen, _: FlinkQuery) -> float:
+def gc(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Share of the time that TaskManagers collect garbage, mean over 60 s."""
-    return max(0.0, _worker(seen, GC).avg / 1000)
+    return max(0.0, _worker(snapshot, GC).avg / 1000)
 
 
-def cpu(seen: Seen, _: FlinkQuery) -> float:
+def cpu(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Share of its host's processors that a TaskManager's process uses, mean over all."""
-    load = _worker(seen, CPU).avg
+    load = _worker(snapshot, CPU).avg
     if not load >= 0:
         raise AnswerError(f"the TaskManagers report {load} as the load of their processors")
     return load
 
 
-def _worker(seen: Seen, name: str) -> Aggregate:
-    known = seen.workers.get(name)
+def _worker(snapshot: Snapshot, name: str) -> Aggregate:
+    known = snapshot.workers.get(name)
     if known is None:
         raise AnswerError(f"no TaskManager reports {name}")
     return known
 
 
-def checkpoint_duration(seen: Seen, _: FlinkQuery) -> float:
+def checkpoint_duration(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Seconds that the last completed checkpoint took."""
-    latest = None if seen.checkpoints is None else seen.checkpoints.latest.completed
+    latest = None if snapshot.checkpoints is None else snapshot.checkpoints.latest.completed
     if latest is None or latest.duration < 0:
         raise AnswerError("no checkpoint has completed (yet)")
     return latest.duration / 1000
 
 
-def checkpoint_age(seen: Seen, _: FlinkQuery) -> float:
+def checkpoint_age(snapshot: Snapshot, _: FlinkQuery) -> float:
     """Seconds since the last completed checkpoint began: what a restart would do again."""
-    latest = None if seen.checkpoints is None else seen.checkpoints.latest.completed
+    latest = None if snapshot.checkpoints is None else snapshot.checkpoints.latest.completed
     if latest is None:
         raise AnswerError("no checkpoint has completed (yet)")
-    return max(0.0, (seen.job.now - latest.triggered) / 1000)
+    return max(0.0, (snapshot.job.now - latest.triggered) / 1000)
 
 
-def _some(tracks: Sequence[Track]) -> Sequence[Track]:
+def _existing(tracks: Sequence[Track]) -> Sequence[Track]:
     if not tracks:
         raise AnswerError("the job has no vertex that still runs")
     return tracks
 
 
-def find(seen: Seen, text: str) -> Track:
+def find_vertex(snapshot: Snapshot, text: str) -> Track:
     """The vertex of that id or name, or the only one with that in its name. Raises AnswerError."""
-    tracks = list(seen.tracks.values())
+    tracks = list(snapshot.tracks.values())
     exact = [track for track in tracks if text in {track.vertex.id, track.vertex.name}]
     found = exact or [track for track in tracks if text in track.vertex.name]
     if len(found) != 1:
@@ -706,7 +704,7 @@ def find(seen: Seen, text: str) -> Track:
     return found[0]
 
 
-PURE: dict[Metric, Callable[[Seen, FlinkQuery], float]] = {
+METRICS: dict[Metric, Callable[[Snapshot, FlinkQuery], float]] = {
     Metric.LAG: lag,
     Metric.ARRIVALS: arrivals,
     Metric.THROUGHPUT: throughput,
@@ -718,7 +716,7 @@ PURE: dict[Metric, Callable[[Seen, FlinkQuery], float]] = {
     Metric.VERTICES: vertices,
     Metric.BUSY: _share(BUSY, NOW_BUSY),
     Metric.IDLE: _share(IDLE, NOW_IDLE),
-    Metric.BACKPRESSURED: _share(HELD, NOW_HELD),
+    Metric.BACKPRESSURED: _share(BACKPRESSURED, NOW_BACKPRESSURED),
     Metric.RECORDS_IN: records_in,
     Metric.RECORDS_OUT: records_out,
     Metric.TRUE_RATE: true_rate,
@@ -737,7 +735,7 @@ PURE: dict[Metric, Callable[[Seen, FlinkQuery], float]] = {
 # fetching
 
 
-def wanted(names: frozenset[str]) -> frozenset[str]:
+def useful_names(names: frozenset[str]) -> frozenset[str]:
     """Those of a vertex's metrics that are used. A comma would split a name in the request."""
     found = {name for name in names if name in TASK | TASK_RATES or name == WATERMARKS[0]}
     for name in names:
@@ -754,7 +752,7 @@ def wanted(names: frozenset[str]) -> frozenset[str]:
 def partitions(names: Iterable[str]) -> int:
     """Partitions that a source reads, by the names of its metrics: `updateKafkaPulsarSourceNumPartitions`.
 
-    Only Flink's connectors for Kafka and Pulsar tell; 0 for any other.
+    Only Flink's connectors for Kafka and Pulsar report them; 0 for any other.
     """
     found: set[tuple[str, str]] = set()
     for name in names:
@@ -770,33 +768,34 @@ def partitions(names: Iterable[str]) -> int:
     return len(found)
 
 
-def sample(metrics: Mapping[str, Aggregate], at: float, expected: int) -> Sample | str:
-    """Make a sample of what the subtasks reported, or say why that cannot be trusted."""
+def make_sample(metrics: Mapping[str, Aggregate], at: float, expected: int) -> Sample | str:
+    """Make a sample of what the subtasks reported, or return why that cannot be trusted."""
     if not metrics:
         return "its subtasks report no metrics yet"
-    parts = [metrics[name] for name in (BUSY, IDLE, HELD) if name in metrics]
+    parts = [metrics[name] for name in (BUSY, IDLE, BACKPRESSURED) if name in metrics]
     measured = [part for part in parts if math.isfinite(part.sum) and math.isfinite(part.avg)]
     total, mean = sum(part.sum for part in measured), sum(part.avg for part in measured)
-    whole = len(measured) == len((BUSY, IDLE, HELD)) and mean > 0
+    whole = len(measured) == len((BUSY, IDLE, BACKPRESSURED)) and mean > 0
     count = total / mean if whole else float(expected)
-    if abs(count - expected) > COMPLETE:
+    if abs(count - expected) > COUNT_TOLERANCE:
         return f"{count:.0f} of its {expected} running subtasks report metrics"
     pending = [known.sum for name, known in metrics.items() if name.endswith("." + PENDING)]
     return Sample(at, mean if whole else None, expected, metrics, sum(pending) if pending else None)
 
 
-def slim(known: Sample) -> Sample:
+def trim_sample(known: Sample) -> Sample:
     """A sample as it is kept for the window: what grows, and the shares of the hottest subtask."""
     kept = {
         name: value
         for name, value in known.metrics.items()
-        if name in {BUSY, IDLE, HELD, NOW_BUSY, NOW_IDLE, NOW_HELD} or name.endswith((RECORDS_IN, RECORDS_OUT))
+        if name in {BUSY, IDLE, BACKPRESSURED, NOW_BUSY, NOW_IDLE, NOW_BACKPRESSURED}
+        or name.endswith((RECORDS_IN, RECORDS_OUT))
     }
     return replace(known, metrics=kept)
 
 
-def follows(before: Sample, after: Sample) -> bool:
-    """Whether no counter has gone back: else subtasks have started anew in between."""
+def continues(before: Sample, after: Sample) -> bool:
+    """Whether no counter has gone back: else subtasks have restarted in between."""
     if (before.clock is None) != (after.clock is None) or before.count != after.count:
         return False
     if before.clock is not None and after.clock is not None and after.clock < before.clock:
@@ -806,7 +805,7 @@ def follows(before: Sample, after: Sample) -> bool:
 
 
 @dataclass(frozen=True)
-class Flink:
+class Flink(FlinkParameters):
     """Metrics of a Flink job. The engine `flink` has the same parameters.
 
     Attributes:
@@ -814,49 +813,33 @@ class Flink:
         job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
         window: time over which rates and shares are averaged; default 30s.
         timeout: time within which all that a reading needs must come, each answer within 45 % of it; default 3s.
-        username: user for basic authentication, where a proxy before the JobManager asks for one; default: none.
+        username: user for basic authentication, where a proxy before the JobManager needs it; default: none.
         password: the user's password.
         token: bearer token, instead of user and password; default: none.
         ca_file: PEM file with the certificates that sign the server's; default: those of the system.
     """
 
-    url: str
-    job: str | None = None
     window: timedelta = timedelta(seconds=30)
-    timeout: timedelta = timedelta(seconds=3)
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
 
     Query: ClassVar[type] = FlinkQuery
 
     def __post_init__(self) -> None:
-        validate_access(self)
+        super().__post_init__()
         if self.window <= timedelta(0):
             raise ParameterError("window", "must be above 0")
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[FlinkSource]:
-        """Open it; nothing is asked before the first metric is."""
-        source = FlinkSource(await shared_api(shared, self), self)
+        """Open it. Nothing is sent before the first `collect`."""
+        source = FlinkSource(await self.api(shared), self)
         try:
             yield source
         finally:
             await source.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """What one look at the job's vertices gave; `at` is when it was true, on the event loop's clock."""
-
-    job: Job
-    tracks: Mapping[str, Track]
-    at: float
-
-
 class FlinkSource:
-    """The live source: looks at all vertices once for the metrics that are asked for together."""
+    """The live source: polls all vertices once for the metrics of one observation."""
 
     def __init__(self, api: FlinkApi, parameters: Flink) -> None:
         self._api = api
@@ -867,53 +850,49 @@ class FlinkSource:
         self._samples: dict[str, deque[Sample]] = {}
         self._names: dict[str, tuple[float, frozenset[str]]] = {}
         self._partitions: dict[str, int] = {}
-        self._looking: asyncio.Task[Look] | None = None
-        self._asked: datetime | None = None
+        self._polling: asyncio.Task[Snapshot] | None = None
+        self._polled_for: datetime | None = None
         self._missed = False
 
     async def close(self) -> None:
-        """Give up a look that is under way."""
-        if self._looking is not None and not self._looking.done():
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        """Cancel a poll that is under way."""
+        if self._polling is not None and not self._polling.done():
+            self._polling.cancel()
+            await asyncio.gather(self._polling, return_exceptions=True)
 
     async def collect(self, query: FlinkQuery, now: datetime) -> Reading:
         """Read one metric. Raises EdgeError."""
         metric = Metric(query.metric)
         try:
             async with asyncio.timeout(self._limit):
-                seen, at = await self._seen(metric, now)
+                snapshot = await self._snapshot(metric, now)
         except TimeoutError:
-            raise EdgeTimeoutError(
-                f"{self._api.endpoint.url} did not answer all requests within {self._limit:g} s"
-            ) from None
-        value = PURE[metric](seen, query)
+            raise EdgeTimeoutError(f"{self._parameters.url} did not answer all requests in {self._limit:g} s") from None
+        value = METRICS[metric](snapshot, query)
         if not math.isfinite(value) or value < 0:
-            raise AnswerError(f"job {seen.job.name!r}: {metric} came out as {value}")
-        known = parts(seen, query) if metric is Metric.VERTICES else {}
-        over = timedelta(seconds=averaged(seen) if metric in RATES else 0.0)
-        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - at)), parts=known, over=over)
+            raise AnswerError(f"job {snapshot.job.name!r}: {metric} came out as {value}")
+        known = parts(snapshot, query) if metric is Metric.VERTICES else {}
+        over = timedelta(seconds=averaging_span(snapshot) if metric in RATE_METRICS else 0.0)
+        return Reading(value, now - timedelta(seconds=max(0.0, time.monotonic() - snapshot.at)), parts=known, over=over)
 
-    async def _seen(self, metric: Metric, now: datetime) -> tuple[Seen, float]:
-        if metric in OF_WORKERS:
+    async def _snapshot(self, metric: Metric, now: datetime) -> Snapshot:
+        if metric in WORKER_METRICS:
             job, at = await self._job()
-            every = await self._api.taskmanager_metrics(
-                [HEAP_USED, HEAP_MAX] if metric is Metric.HEAP else _one(metric)
-            )
-            return Seen(job, {}, workers=every), at
-        if metric in OF_CHECKPOINTS:
+            names = {Metric.HEAP: [HEAP_USED, HEAP_MAX], Metric.GC: [GC], Metric.CPU: [CPU]}[metric]
+            return Snapshot(job, at, workers=await self._api.taskmanager_metrics(names))
+        if metric in CHECKPOINT_METRICS:
             job, _ = await self._job()
-            return Seen(job, {}, checkpoints=await self._api.checkpoints(job.jid)), time.monotonic()
-        look = await self._look(now)
-        return Seen(look.job, look.tracks), look.at
+            checkpoints = await self._api.checkpoints(job.jid)
+            return Snapshot(job, time.monotonic(), checkpoints=checkpoints)
+        return await self._poll(now)
 
-    async def _look(self, now: datetime) -> Look:
-        """One look for all metrics of one observation."""
-        task = self._looking
-        if task is None or (task.done() and (self._asked != now or task.cancelled() or task.exception() is not None)):
-            task = self._looking = asyncio.create_task(self._vertices())
+    async def _poll(self, now: datetime) -> Snapshot:
+        """One poll for all metrics of one observation."""
+        task = self._polling
+        if task is None or (task.done() and (self._polled_for != now or task.cancelled() or task.exception())):
+            task = self._polling = asyncio.create_task(self._vertices())
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._asked = now
+            self._polled_for = now
         # One caller's cancellation must not take the answer from the others.
         return await asyncio.shield(task)
 
@@ -923,7 +902,7 @@ class FlinkSource:
         name = self._parameters.job
         if line is None:
             raise AnswerError(f"{self._api.endpoint.url} runs no job" + (f" named {name!r}" if name else ""))
-        if line.over:
+        if line.ended:
             raise AnswerError(f"job {line.name!r} is {line.state}")
         job = await self._api.job(line.jid)
         state = line.state if line.state != "RUNNING" else job.state
@@ -934,16 +913,16 @@ class FlinkSource:
             raise AnswerError(f"job {line.name!r} has just started: Flink has no metrics of this run yet")
         return job, time.monotonic() - age
 
-    async def _vertices(self) -> Look:
+    async def _vertices(self) -> Snapshot:
         try:
-            look = await self._tracks()
+            snapshot = await self._tracks()
         except EdgeError:
             self._missed = True
             raise
         self._missed = False
-        return look
+        return snapshot
 
-    async def _tracks(self) -> Look:
+    async def _tracks(self) -> Snapshot:
         job, at = await self._job()
         run = (job.jid, job.since("RUNNING"), tuple((vertex.id, vertex.parallelism) for vertex in job.vertices))
         if run != self._run:
@@ -953,53 +932,49 @@ class FlinkSource:
             self._partitions.clear()
         tracks = await asyncio.gather(*(self._track(job, vertex, at) for vertex in job.vertices))
         # A TaskManager that hangs keeps its last figures: they are no younger for being gathered again.
-        seen = [track.samples[-1].at for track in tracks if track.samples]
-        return Look(job, {track.vertex.id: track for track in tracks}, min([at, *seen]))
+        newest = [track.samples[-1].at for track in tracks if track.samples]
+        return Snapshot(job, min([at, *newest]), {track.vertex.id: track for track in tracks})
 
     async def _track(self, job: Job, vertex: Vertex, at: float) -> Track:
         counted = {state: count for state, count in vertex.tasks.items() if count}
         if counted and counted.keys() <= {"FINISHED"}:
-            return Track(vertex, over=True)
+            return Track(vertex, ended=True)
         if not vertex.running:
             return Track(vertex, missing="not all of its subtasks run")
-        found = sample(await self._metrics(job, vertex), at, counted.get("RUNNING", 0))
+        found = make_sample(await self._metrics(job, vertex), at, counted.get("RUNNING", 0))
         if isinstance(found, str):
             self._names.pop(vertex.id, None)
             return Track(vertex, missing=found)
         samples = self._samples.setdefault(vertex.id, deque())
         if samples:
             last = samples[-1]
-            blind = self._missed and at - last.at > max(BLIND_AT_LEAST, BLIND_WINDOWS * self._window)
-            if blind or not follows(last, found):
-                samples.clear()  # what was done while nobody could look, or another life of its subtasks
+            gap = self._missed and at - last.at > max(MAX_GAP, MAX_GAP_WINDOWS * self._window)
+            if gap or not continues(last, found):
+                samples.clear()  # a gap in the polls, or restarted subtasks
             elif found.clock is not None and found.clock == last.clock:
                 # the JobManager has gathered nothing new since
                 return Track(vertex, tuple(samples), partitions=self._partitions.get(vertex.id, 0))
             else:
-                samples[-1] = slim(last)
+                samples[-1] = trim_sample(last)
         samples.append(found)
         while len(samples) > 2 and samples[1].at <= at - self._window:  # noqa: PLR2004 - a rate lies between two
             samples.popleft()
         return Track(vertex, tuple(samples), partitions=self._partitions.get(vertex.id, 0))
 
     async def _metrics(self, job: Job, vertex: Vertex) -> Mapping[str, Aggregate]:
-        """What its subtasks report; the names are asked for again when they have gone, or may have come."""
+        """What its subtasks report; the names are requested again when they have gone, or may have come."""
         kept = self._names.get(vertex.id)
         now = time.monotonic()
-        if kept is not None and now - kept[0] <= (NAMES_KEPT if kept[1] >= TASK else NAMES_TRIED):
+        if kept is not None and now - kept[0] <= (NAMES_REFRESH if kept[1] >= TASK else NAMES_RETRY):
             found = await self._api.vertex_metrics(job.jid, vertex.id, kept[1])
             if found:
                 return found
         known = await self._api.vertex_metric_names(job.jid, vertex.id)
-        names = wanted(known)
+        names = useful_names(known)
         if not names:
             return {}
         if vertex in job.sources:
             self._partitions[vertex.id] = partitions(known)
         lazy = vertex in job.sources and not any(name.endswith("." + PENDING) for name in names)
-        self._names[vertex.id] = (now - (NAMES_KEPT - NAMES_TRIED if lazy else 0), names)
+        self._names[vertex.id] = (now - (NAMES_REFRESH - NAMES_RETRY if lazy else 0), names)
         return await self._api.vertex_metrics(job.jid, vertex.id, names)
-
-
-def _one(metric: Metric) -> list[str]:
-    return [GC if metric is Metric.GC else CPU]

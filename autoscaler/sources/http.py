@@ -25,13 +25,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from autoscaler.clients.http import AUTHORIZATION, Endpoint, Fetched, JsonClient
+from autoscaler.clients.http import AUTHORIZATION, Endpoint, Fetched, JsonClient, excerpt
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, PluginError, Secret, Shared
 
-SHOWN = 120  # characters of a foreign text that go into an error message
 SHARE = 0.95  # of the time-out is for the request, so that its error comes before the caller's
 MILLISECONDS_FROM = 1e11  # a unix time as large as this is in milliseconds; in seconds it would be the year 5138
 
@@ -107,6 +106,8 @@ class Http:
     def __post_init__(self) -> None:
         object.__setattr__(self, "headers", dict(sorted(self.headers.items())))
         self._endpoint()
+        if "#" in self.url:
+            raise ParameterError("url", f"must not contain a fragment, not {self.url!r}")
         if self.fresh < ZERO:
             raise ParameterError("fresh", "must not be negative")
 
@@ -192,7 +193,7 @@ def _number(found: object, where: str) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise AnswerError(f"{where} gives {_short(json.dumps(found))}, expected a finite number")
+    raise AnswerError(f"{where} gives {excerpt(json.dumps(found))!r}, expected a finite number")
 
 
 def _time(found: object, where: str) -> datetime:
@@ -208,13 +209,8 @@ def _time(found: object, where: str) -> datetime:
     except (ValueError, OverflowError, OSError):
         pass  # reported below
     raise AnswerError(
-        f"{where} gives {_short(json.dumps(found))}, expected unix seconds or milliseconds, or ISO 8601 with a zone"
+        f"{where} gives {excerpt(json.dumps(found))!r}, expected unix seconds or milliseconds, or ISO 8601 with a zone"
     )
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
 
 
 def _first_line(error: BaseException) -> str:

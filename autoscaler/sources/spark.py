@@ -1,7 +1,7 @@
 """Metrics of a Spark Structured Streaming query, from the report in its driver and the driver's REST answers.
 
-The first half computes: pure functions of what was seen. The second half fetches.
-Positions are the sources' offsets summed over partitions; for Kafka, and for most sources that tell their
+The first half computes: pure functions of a snapshot. The second half fetches.
+Positions are the sources' offsets summed over partitions; for Kafka, and for most sources that report their
 newest offset, they count records. Times are the driver's clock, so that no two clocks are ever compared; only
 ages leave.
 """
@@ -36,28 +36,28 @@ from autoscaler.core.model import Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, NotYetError, Shared
 
-AHEAD = 5.0
-GRACE = 1.0
+CLOCK_TOLERANCE = 5.0
+BETWEEN_BATCHES = 1.0
 IDLE_SLACK = 5.0
-TRUST_AT_LEAST = 60.0
-TRUST_WINDOWS = 4
-TRUST_BATCHES = 10
-STEP = 1.25
-NOISE = 3.0
-LEFT_SHARE = 0.05
-LEFT_SECONDS = 0.25
-LEFT_RECORDS = 2
-BETWEEN = 0.2
+MIN_TRUSTED = 60.0
+TRUSTED_WINDOWS = 4
+TRUSTED_BATCHES = 10
+STEP_FACTOR = 1.25
+NOISE_FACTOR = 3.0
+BACKLOG_SHARE = 0.05
+BACKLOG_SECONDS = 0.25
+BACKLOG_RECORDS = 2
+MAX_PAUSE = 0.2
 RECORDS_PER_OFFSET = (0.1, 4.0)
-COUNTED = 20
-STALL = 3.0
-STALL_AGAINST = 20
+MIN_ROWS = 20
+STALL_FACTOR = 3.0
+STALL_BATCHES = 20
 
 log = logging.getLogger("autoscaler.sources")
 
 
 class Metric(StrEnum):
-    """What can be asked of a query."""
+    """The metrics of a query."""
 
     LAG = "lag"
     LAG_SECONDS = "lag_seconds"
@@ -77,17 +77,17 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Snapshot:
     """What a query's metrics are computed from.
 
     Attributes:
         run: the run of the query, with its last batches.
         now: the driver's clock.
-        steady: the same on a clock that is never set; None when it is not told.
+        steady: the same on a clock that is never set; None when it is not reported.
         window: seconds over which is averaged.
-        working: whether a job of the query is running; None when the driver could not be asked.
+        working: whether a job of the query is running; None when the driver could not be reached.
         changes: when executors came and went, in any order.
-        idle_every: after this many seconds without data Spark says that the query is idle.
+        idle_every: after this many seconds without data Spark reports that the query is idle.
     """
 
     run: Run
@@ -99,23 +99,23 @@ class Seen:
     steady: float | None = None
 
 
-def batches(seen: Seen) -> tuple[Batch, ...]:
+def batches(snapshot: Snapshot) -> tuple[Batch, ...]:
     """The batches of the run, oldest first, since its positions or the driver's clock last jumped backwards.
 
     Raises:
         AnswerError: the query has ended, no batch has completed, the newest one comes from the future, or the
             driver's clock was set since.
     """
-    run = seen.run
+    run = snapshot.run
     if run.terminated is not None:
         why = f": {run.exception}" if run.exception else ""
-        raise AnswerError(f"{run.label} ended {seen.now - run.terminated:.0f} s ago{why}")
+        raise AnswerError(f"{run.label} ended {snapshot.now - run.terminated:.0f} s ago{why}")
     kept: list[Batch] = []
     before: Batch | None = None
     for batch in run.progress:
-        if before is not None and abs(_clock_set(before, batch)) > AHEAD:
-            kept.clear()  # and this batch began on the clock as it was, or as it is now: nobody knows
-        elif kept and _jumped(kept[-1], batch):
+        if before is not None and abs(_clock_set(before, batch)) > CLOCK_TOLERANCE:
+            kept.clear()  # and this batch began on the clock as it was, or as it is now: unknown
+        elif kept and _jumped_back(kept[-1], batch):
             kept = [batch]
         else:
             kept.append(batch)
@@ -124,13 +124,14 @@ def batches(seen: Seen) -> tuple[Batch, ...]:
         raise AnswerError(f"{run.label} has not completed a batch yet")
     if not kept:
         raise AnswerError(f"{run.label}: the clock of its driver was set during its last batch; waiting for the next")
-    if max(kept[-1].start, kept[-1].received) > seen.now + AHEAD:
+    if max(kept[-1].start, kept[-1].received) > snapshot.now + CLOCK_TOLERANCE:
         raise AnswerError(
-            f"{run.label}: its last batch is {kept[-1].start - seen.now:.0f} s in the future of its driver's clock, "
+            f"{run.label}: its last batch is {kept[-1].start - snapshot.now:.0f} s in the future of its "
+            "driver's clock, "
             "so the clock was set back; waiting for the next batch"
         )
-    jump = clock_jump(kept[-1].received, kept[-1].steady, seen.now, seen.steady)
-    if abs(jump) > AHEAD:
+    jump = clock_jump(kept[-1].received, kept[-1].steady, snapshot.now, snapshot.steady)
+    if abs(jump) > CLOCK_TOLERANCE:
         raise AnswerError(
             f"{run.label}: the clock of its driver was set by {jump:+.0f} s since its last batch; "
             "waiting for the next batch"
@@ -143,13 +144,13 @@ def _clock_set(before: Batch, after: Batch) -> float:
 
 
 def clock_jump(before: float, steady_before: float | None, after: float, steady_after: float | None) -> float:
-    """By how many seconds a clock was set between two times, judged by one that is never set; 0 if that is not told."""
+    """Seconds by which a clock was set between two times, measured by one that is never set; 0 without that one."""
     if steady_before is None or steady_after is None:
         return 0.0
     return (after - before) - (steady_after - steady_before)
 
 
-def _jumped(before: Batch, after: Batch) -> bool:
+def _jumped_back(before: Batch, after: Batch) -> bool:
     if after.number <= before.number or after.start <= before.start:
         return True
     for old, new in ((before.head, after.head), (before.done, after.done)):
@@ -161,45 +162,45 @@ def _jumped(before: Batch, after: Batch) -> bool:
     return [source.partitions for source in before.sources] != [source.partitions for source in after.sources]
 
 
-def idle(seen: Seen, last: Batch) -> bool:
+def is_idle(snapshot: Snapshot, last: Batch) -> bool:
     """Whether the query is waiting for data, as opposed to working, being between two batches, or stuck."""
-    if seen.working is True or (last.left or 0) > 0:
+    if snapshot.working is True or (last.left or 0) > 0:
         return False
-    alive = max(last.received, seen.run.idle or 0.0)
-    silence = max(seen.idle_every, 2 * seen.run.interval) + IDLE_SLACK
-    if seen.now - alive > silence:
+    alive = max(last.received, snapshot.run.idle or 0.0)
+    silence = max(snapshot.idle_every, 2 * snapshot.run.interval) + IDLE_SLACK
+    if snapshot.now - alive > silence:
         return False
-    if seen.working is None:
-        return (seen.run.idle or 0.0) > last.received
+    if snapshot.working is None:
+        return (snapshot.run.idle or 0.0) > last.received
     # The next batch may have run its job already while its progress is still on the way.
-    lengths = [batch.length for batch in seen.run.progress[-3:]]
-    return seen.now - last.end > GRACE + 1.5 * max(lengths)
+    lengths = [batch.length for batch in snapshot.run.progress[-3:]]
+    return snapshot.now - last.end > BETWEEN_BATCHES + 1.5 * max(lengths)
 
 
-def paused(seen: Seen, last: Batch) -> float | None:
-    """When the query said that it had nothing to do, if that was after its last batch."""
-    told = seen.run.idle
-    return told if told is not None and told > last.received and not last.left else None
+def paused_at(snapshot: Snapshot, last: Batch) -> float | None:
+    """When the query reported that it had nothing to do, if that was after its last batch."""
+    idle_at = snapshot.run.idle
+    return idle_at if idle_at is not None and idle_at > last.received and not last.left else None
 
 
-def head_known(seen: Seen, last: Batch) -> float:
-    """Until when it is known that no record has come since the last batch looked."""
-    if not idle(seen, last):
-        return max(last.start, paused(seen, last) or 0.0)
-    if seen.run.interval:
+def head_known(snapshot: Snapshot, last: Batch) -> float:
+    """Until when it is known that no record has come since the last batch was admitted."""
+    if not is_idle(snapshot, last):
+        return max(last.start, paused_at(snapshot, last) or 0.0)
+    if snapshot.run.interval:
         # Data that comes is seen at the next trigger; triggers fire at multiples of the interval.
-        return max(last.start, seen.now - seen.now % seen.run.interval)
-    return seen.now
+        return max(last.start, snapshot.now - snapshot.now % snapshot.run.interval)
+    return snapshot.now
 
 
 def position(batch: Batch, what: str) -> int:
-    """The newest position a batch saw. Raises AnswerError when a source does not tell or counts something else."""
+    """The newest position a batch saw. Raises AnswerError when a source does not report or counts something else."""
     head = batch.head
     if head is None:
         silent = next((source for source in batch.sources if source.latest is None), None)
         name = silent.description if silent else "the query"
         raise AnswerError(
-            f"{what} is unknown: {name} does not tell its newest offset; "
+            f"{what} is unknown: {name} does not report its newest offset; "
             "use a source that does (Kafka, or a Python data source with reportLatestOffset), or have the job count "
             "what waits: report(spark, waiting=...)"
         )
@@ -214,7 +215,7 @@ def check_unit(known: Sequence[Batch]) -> None:
         if batch.rows and records is not None and batch.done is not None:
             rows += batch.rows
             way += records
-    if rows < COUNTED or way == 0:
+    if rows < MIN_ROWS or way == 0:
         return
     least, most = RECORDS_PER_OFFSET
     if not least <= rows / way <= most:
@@ -224,22 +225,23 @@ def check_unit(known: Sequence[Batch]) -> None:
         )
 
 
-def arrivals(seen: Seen) -> Value:
+def arrivals(snapshot: Snapshot) -> Value:
     """Records per second offered: how fast the newest position grows."""
-    known = batches(seen)
-    if seen.run.once:
+    known = batches(snapshot)
+    if snapshot.run.once:
         raise AnswerError(
-            f"{seen.run.label} reads what was there when it started and ends ({seen.run.trigger}), so the rate of "
+            f"{snapshot.run.label} reads what was there when it started and ends ({snapshot.run.trigger}), so "
+            "the rate of "
             "arrivals cannot be seen; use a processing-time trigger"
         )
     points = _points(known)
     check_unit(known)
-    until = head_known(seen, known[-1])
+    until = head_known(snapshot, known[-1])
     if until > known[-1].start:
         points.append((until, points[-1][1]))
-    rate = growth(points, seen.window)
+    rate = growth(points, snapshot.window)
     if rate is None:
-        raise AnswerError(f"{seen.run.label}: the rate of arrivals needs two batches, there is one")
+        raise AnswerError(f"{snapshot.run.label}: the rate of arrivals needs two batches, there is one")
     return Value(rate, points[-1][0])
 
 
@@ -248,9 +250,9 @@ def _points(known: Sequence[Batch]) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     before: Batch | None = None
     for batch in known:
-        told = batch.idle
-        if before is not None and told is not None and before.received < told < batch.start and not before.left:
-            points.append((told, points[-1][1]))
+        idle_at = batch.idle
+        if before is not None and idle_at is not None and before.received < idle_at < batch.start and not before.left:
+            points.append((idle_at, points[-1][1]))
         points.append((batch.start, float(position(batch, "the rate of arrivals"))))
         before = batch
     return points
@@ -280,45 +282,46 @@ def growth(points: Sequence[tuple[float, float]], window: float) -> float | None
         before = max(0.0, (count_all - count_since) / max(time_all - time_since, 1e-9))
         enough = len(spans) - index >= 2 or time_since >= window / 3  # noqa: PLR2004 - one may be chance
         if enough and all(
-            count > STEP * before * dt + NOISE * math.sqrt(max(1.0, before * dt)) for dt, count in spans[index:]
+            count > STEP_FACTOR * before * dt + NOISE_FACTOR * math.sqrt(max(1.0, before * dt))
+            for dt, count in spans[index:]
         ):
             rates.append(count_since / time_since)
     return max(rates)
 
 
-def lag(seen: Seen) -> Value:
-    """Records waiting: what the last batch left, and what has come since it looked."""
-    known = batches(seen)
+def lag(snapshot: Snapshot) -> Value:
+    """Records waiting: what the last batch left, and what has come since it was admitted."""
+    known = batches(snapshot)
     last = known[-1]
     position(last, "lag")
     check_unit(known)
     if last.left is None:
-        raise AnswerError("lag is unknown: a source does not tell up to where it has read")
-    waiting = idle(seen, last)
-    pause = paused(seen, last)
+        raise AnswerError("lag is unknown: a source does not report up to where it has read")
+    waiting = is_idle(snapshot, last)
+    pause = paused_at(snapshot, last)
     if pause is not None and not waiting:
         raise AnswerError(
-            f"{seen.run.label} had nothing to do {seen.now - pause:.0f} s ago and has now; "
+            f"{snapshot.run.label} had nothing to do {snapshot.now - pause:.0f} s ago and has now; "
             "how much waits is not known before a batch has ended"
         )
-    quiet = seen.now - last.end
-    trusted = max(TRUST_AT_LEAST, TRUST_WINDOWS * seen.window, TRUST_BATCHES * max(b.length for b in known))
+    quiet = snapshot.now - last.end
+    trusted = max(MIN_TRUSTED, TRUSTED_WINDOWS * snapshot.window, TRUSTED_BATCHES * max(b.length for b in known))
     if not waiting and quiet > trusted:
-        what = "a batch is running" if seen.working else "no batch is seen running and the query is not idle"
+        what = "a batch is running" if snapshot.working else "no batch is seen running and the query is not idle"
         raise AnswerError(
-            f"{seen.run.label} has completed no batch for {quiet:.0f} s ({what}; its longest took "
+            f"{snapshot.run.label} has completed no batch for {quiet:.0f} s ({what}; its longest took "
             f"{max(b.length for b in known):.0f} s): it is stuck, and its lag can no longer be guessed"
         )
     try:
-        rate = arrivals(seen).value
+        rate = arrivals(snapshot).value
     except AnswerError:
         return Value(float(last.left), last.start)  # the first batch: true when it started, and dated so
-    return Value(last.left + rate * (seen.now - head_known(seen, last)), seen.now)
+    return Value(last.left + rate * (snapshot.now - head_known(snapshot, last)), snapshot.now)
 
 
-def lag_seconds(seen: Seen) -> Value:
+def lag_seconds(snapshot: Snapshot) -> Value:
     """Seconds of arrivals that are waiting: lag divided by arrivals."""
-    waiting, rate = lag(seen), arrivals(seen)
+    waiting, rate = lag(snapshot), arrivals(snapshot)
     if waiting.value == 0:
         return waiting
     if rate.value == 0:
@@ -327,7 +330,7 @@ def lag_seconds(seen: Seen) -> Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Selection:
     """The batches that throughput, saturation and batch time are taken from.
 
     Attributes:
@@ -341,48 +344,48 @@ class Measured:
     settled: bool
 
 
-def capped(batch: Batch, rate: float) -> bool:
+def left_backlog(batch: Batch, rate: float) -> bool:
     """Whether a batch left work behind: more than what came between admitting and looking."""
     left = batch.left or 0
-    return left > max(LEFT_SHARE * (batch.records or 0), LEFT_SECONDS * rate, LEFT_RECORDS)
+    return left > max(BACKLOG_SHARE * (batch.records or 0), BACKLOG_SECONDS * rate, BACKLOG_RECORDS)
 
 
-def measured(seen: Seen, known: Sequence[Batch]) -> Measured:
-    """Choose the batches that speak for the present.
+def select_batches(snapshot: Snapshot, known: Sequence[Batch]) -> Selection:
+    """Choose the batches that represent the present.
 
     Those that ended within the window (at least the last), but not across a change of the executors: the
     first batch that ends after a change is slow (cold processes) and ran on two sets of slots, so it is left
-    out; until a later one has ended, the batches before the change speak, dated accordingly. With triggers as
+    out; until a later one has ended, the batches before the change are taken, dated accordingly. With triggers as
     fast as possible the newest batches that agree on whether they left work behind are taken alone when there
     are two.
     """
     last = known[-1]
-    waiting = idle(seen, last)
-    since = (seen.now if waiting else last.end) - seen.window
+    waiting = is_idle(snapshot, last)
+    since = (snapshot.now if waiting else last.end) - snapshot.window
     recent = tuple(batch for batch in known if batch.end > since)
     if not recent and waiting:
-        return Measured((), seen.now, settled=True)
+        return Selection((), snapshot.now, settled=True)
     recent = recent or (last,)
-    until = seen.now if waiting else last.end
+    until = snapshot.now if waiting else last.end
     settled = True
-    change = max((at for at in (*seen.changes, seen.run.started) if at <= seen.now), default=-math.inf)
+    change = max((at for at in (*snapshot.changes, snapshot.run.started) if at <= snapshot.now), default=-math.inf)
     cold = next((batch.end for batch in known if batch.end > change), math.inf)
     if recent[0].start < cold:
         after = tuple(batch for batch in recent if batch.start >= cold)
-        before = tuple(batch for batch in known if change - seen.window < batch.end <= change)
+        before = tuple(batch for batch in known if change - snapshot.window < batch.end <= change)
         if after:
             recent = after
         elif before and not waiting:
             recent, until = before, before[-1].end
         else:
             settled = False
-    if not seen.run.interval and not waiting:
-        rate = _rate(known, seen.window)
-        state = capped(recent[-1], rate)
-        same = tuple(itertools.takewhile(lambda batch: capped(batch, rate) == state, reversed(recent)))[::-1]
+    if not snapshot.run.interval and not waiting:
+        rate = _rate(known, snapshot.window)
+        state = left_backlog(recent[-1], rate)
+        same = tuple(itertools.takewhile(lambda batch: left_backlog(batch, rate) == state, reversed(recent)))[::-1]
         if len(same) >= 2:  # noqa: PLR2004 - one batch may be chance
             recent = same
-    return Measured(recent, until, settled)
+    return Selection(recent, until, settled)
 
 
 def _rate(known: Sequence[Batch], window: float) -> float:
@@ -390,7 +393,7 @@ def _rate(known: Sequence[Batch], window: float) -> float:
     return growth(points, window) or 0.0
 
 
-def _covered(chosen: Measured, interval: float) -> list[tuple[Batch, float]]:
+def _covered(chosen: Selection, interval: float) -> list[tuple[Batch, float]]:
     """Each batch with the seconds until the next one began, or until it would have."""
     ends = [batch.start for batch in chosen.batches[1:]]
     last = chosen.batches[-1]
@@ -398,46 +401,46 @@ def _covered(chosen: Measured, interval: float) -> list[tuple[Batch, float]]:
     return [(batch, end - batch.start) for batch, end in zip(chosen.batches, ends, strict=True)]
 
 
-def throughput(seen: Seen) -> Value:
+def throughput(snapshot: Snapshot) -> Value:
     """Records per second that completed batches have processed."""
-    known = batches(seen)
-    chosen = measured(seen, known)
+    known = batches(snapshot)
+    chosen = select_batches(snapshot, known)
     if not chosen.batches:
         return Value(0.0, chosen.until)
-    parts = _covered(chosen, seen.run.interval)
+    parts = _covered(chosen, snapshot.run.interval)
     records = [batch.records for batch, _ in parts]
     if any(count is None for count in records):
-        raise AnswerError(f"{seen.run.label}: Spark does not say how many rows its batches read")
+        raise AnswerError(f"{snapshot.run.label}: Spark does not report how many rows its batches read")
     span = sum(seconds for _, seconds in parts)
     if span <= 0:
-        raise AnswerError(f"{seen.run.label}: its last batch took no time")
+        raise AnswerError(f"{snapshot.run.label}: its last batch took no time")
     return Value(sum(count or 0 for count in records) / span, chosen.until)
 
 
-def saturation(seen: Seen) -> Value:
+def saturation(snapshot: Snapshot) -> Value:
     """How busy the query is with all the work it could take, 0 to 1; from 0.95 its throughput is its capacity."""
-    known = batches(seen)
-    chosen = measured(seen, known)
+    known = batches(snapshot)
+    chosen = select_batches(snapshot, known)
     if not chosen.batches:
         return Value(0.0, chosen.until)
     if not chosen.settled:
-        raise AnswerError(f"{seen.run.label}: its executors have changed, and no whole batch has run on them yet")
-    parts = _covered(chosen, seen.run.interval)
+        raise AnswerError(f"{snapshot.run.label}: its executors have changed, and no whole batch has run on them yet")
+    parts = _covered(chosen, snapshot.run.interval)
     span = sum(seconds for _, seconds in parts)
     if span <= 0:
-        raise AnswerError(f"{seen.run.label}: its last batch took no time")
-    rate = _rate(known, seen.window)
+        raise AnswerError(f"{snapshot.run.label}: its last batch took no time")
+    rate = _rate(known, snapshot.window)
     busy = 0.0
     for batch, seconds in parts:
-        if stalled(batch, known):
-            continue  # busy with waiting for a hung worker, say: its throughput is no capacity
-        if seen.run.interval:
+        if is_stalled(batch, known):
+            continue  # busy waiting, for a hung worker for example: its throughput is not the capacity
+        if snapshot.run.interval:
             busy += batch.length
             continue
-        # Batches follow one another even at little load, so time alone says nothing. A batch that left work behind
+        # Batches follow one another even at little load, so time alone shows nothing. A batch that left work behind
         # was full; another is as full as it is longer, and larger, than the shortest, which is nearly all overhead.
-        full = 1.0 if capped(batch, rate) else _beyond_overhead(batch, known)
-        busy += full * (seconds if seconds - batch.length <= BETWEEN else batch.length)
+        full = 1.0 if left_backlog(batch, rate) else _beyond_overhead(batch, known)
+        busy += full * (seconds if seconds - batch.length <= MAX_PAUSE else batch.length)
     return Value(min(1.0, busy / span), chosen.until)
 
 
@@ -450,25 +453,25 @@ def _beyond_overhead(batch: Batch, known: Sequence[Batch]) -> float:
     return max(0.0, min(longer, larger))
 
 
-def stalled(batch: Batch, known: Sequence[Batch]) -> bool:
+def is_stalled(batch: Batch, known: Sequence[Batch]) -> bool:
     """Whether a batch took far longer than its like, in all and per record."""
-    others = [other for other in known if other.records and other.length > 0 and other is not batch][-STALL_AGAINST:]
+    others = [other for other in known if other.records and other.length > 0 and other is not batch][-STALL_BATCHES:]
     if len(others) < 3 or not batch.records:  # noqa: PLR2004 - fewer have no typical length
         return False
-    return batch.length > STALL * median(other.length for other in others) and (
-        batch.length / batch.records > STALL * median(other.length / (other.records or 1) for other in others)
+    return batch.length > STALL_FACTOR * median(other.length for other in others) and (
+        batch.length / batch.records > STALL_FACTOR * median(other.length / (other.records or 1) for other in others)
     )
 
 
-def batch_time(seen: Seen) -> Value:
+def batch_time(snapshot: Snapshot) -> Value:
     """Seconds that a batch takes from its trigger to its commit, on average."""
-    known = batches(seen)
-    chosen = measured(seen, known)
+    known = batches(snapshot)
+    chosen = select_batches(snapshot, known)
     taken = chosen.batches or known[-1:]
     return Value(sum(batch.length for batch in taken) / len(taken), chosen.until)
 
 
-PURE: dict[Metric, Callable[[Seen], Value]] = {
+METRICS: dict[Metric, Callable[[Snapshot], Value]] = {
     Metric.LAG: lag,
     Metric.LAG_SECONDS: lag_seconds,
     Metric.ARRIVALS: arrivals,
@@ -560,8 +563,8 @@ class Spark(SparkParameters):
     Attributes:
         app: the application's name or id; a name survives a restart of the driver.
         report: address of the report in the driver, such as http://driver:4050.
-        master: address of the standalone Master's web UI, such as http://master:8080; default: not asked.
-        driver: address of the driver's web UI, such as http://driver:4040; default: what the report says.
+        master: address of the standalone Master's web UI, such as http://master:8080; default: not used.
+        driver: address of the driver's web UI, such as http://driver:4040; default: the address in the report.
         query: name of the streaming query; default: the only one.
         window: time over which rates and shares are averaged; default 15s.
         timeout: time within which all that a reading needs must come, each answer within 45 % of it; default 3s.
@@ -573,7 +576,7 @@ class Spark(SparkParameters):
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[SparkSource]:
-        """Open it; nothing is asked before the first metric is."""
+        """Open it. Nothing is sent before the first `collect`."""
         yield SparkSource(SparkApi(shared, self), self.window.total_seconds())
 
 
@@ -605,7 +608,7 @@ class SparkSource:
             return Reading(share, now - timedelta(seconds=age))
         working, changes = await self._driver(run)
         every = milliseconds(report.settings.get("spark.sql.streaming.noDataProgressEventInterval"), 10.0)
-        seen = Seen(
+        snapshot = Snapshot(
             run=run,
             now=report.now,
             window=self._window,
@@ -614,7 +617,7 @@ class SparkSource:
             idle_every=10.0 if every is None else every,
             steady=report.steady,
         )
-        value = PURE[metric](seen)
+        value = METRICS[metric](snapshot)
         if not math.isfinite(value.value) or value.value < 0:
             raise AnswerError(f"{run.label}: {metric} came out as {value.value}")
         return Reading(value.value, now - timedelta(seconds=fetched.age + max(0.0, report.now - value.at)))
@@ -626,13 +629,13 @@ class SparkSource:
         except EdgeError as error:
             if not self._blind:
                 log.warning(
-                    "the driver's UI cannot be asked; metrics come from the report alone",
+                    "the driver's UI cannot be reached; metrics come from the report alone",
                     extra={"app": self._api.parameters.app, "error": str(error)},
                 )
             self._blind = str(error)
             return None, ()
         if self._blind:
-            log.info("the driver's UI can be asked again", extra={"app": self._api.parameters.app})
+            log.info("the driver's UI can be reached again", extra={"app": self._api.parameters.app})
             self._blind = ""
         return any(job.group == run.run for job in jobs), changes
 
@@ -644,8 +647,8 @@ class SparkSource:
             raise
         if self._missed and self._samples:
             self._missed = False
-            if fetched.at - self._samples[-1].at > max(TRUST_AT_LEAST, TRUST_WINDOWS * self._window):
-                # What was done while nobody could look says nothing about now.
+            if fetched.at - self._samples[-1].at > max(MIN_TRUSTED, TRUSTED_WINDOWS * self._window):
+                # A mean over a gap in the polls is not the present.
                 self._samples.clear()
         if not self._samples or fetched.at > self._samples[-1].at:
             live = {e.id: (e.busy_ms, e.slots, e.running) for e in fetched.value if e.active and e.slots}
@@ -663,8 +666,8 @@ class SparkSource:
         if share is not None:
             return share, age
         if run.interval:
-            value = saturation(Seen(run, report.now, self._window, steady=report.steady))
+            value = saturation(Snapshot(run, report.now, self._window, steady=report.steady))
             return value.value, max(0.0, report.now - value.at)
         if not last.executors:
             raise AnswerError(f"application {self._api.parameters.app!r} has no executor, so no busy share")
-        raise NotYetError("the busy share of the slots needs two looks at the executors; this was the first")
+        raise NotYetError("the busy share of the slots needs two polls of the executors; this was the first")

@@ -1,8 +1,8 @@
 """Target `flink-requirements`: the parallelism of one Flink job, set from outside.
 
-Flink 1.18 on lets an outsider say between which bounds the parallelism of each vertex of a running job may be
+From Flink 1.18 on the bounds of the parallelism of each vertex of a running job can be set from outside
 ("Externalized Declarative Resource Management"); the adaptive scheduler rescales the job in place as far as there are
-slots. Where an active resource manager (native Kubernetes, YARN) starts TaskManagers as slots are asked for, that
+slots. Where an active resource manager (native Kubernetes, YARN) starts TaskManagers as slots are requested, that
 scales the cluster too. In Reactive Mode a job takes every slot by itself and refuses: there its TaskManagers are what
 has to be scaled, with another target.
 """
@@ -14,11 +14,9 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from http import HTTPStatus
-from pathlib import Path
 
-from autoscaler.clients.flink import FlinkApi, Job, Overview, Requirement, Vertex, shared_api, validate_access
+from autoscaler.clients.flink import FlinkApi, FlinkParameters, Job, Overview, Requirement, Vertex
 from autoscaler.clients.http import StatusError
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
@@ -28,7 +26,6 @@ from autoscaler.ports import (
     Finding,
     RefusedError,
     ScaleTarget,
-    Secret,
     Severity,
     Shared,
     TargetStatus,
@@ -37,11 +34,11 @@ from autoscaler.ports import (
 
 _log = logging.getLogger("autoscaler.targets")
 
-_SHOWN = 6  # names in a message
+_MAX_NAMES = 6  # names in a message
 
 
-@dataclass(frozen=True, slots=True)
-class FlinkRequirements:
+@dataclass(frozen=True)
+class FlinkRequirements(FlinkParameters):
     """The parallelism of one Flink job of the adaptive scheduler, Flink 1.18 or newer, not in Reactive Mode.
 
     A replica is `slots_per_replica` of parallelism: as many slots, as long as all vertices share slots. Asking for
@@ -64,39 +61,32 @@ class FlinkRequirements:
         timeout: time for one reading or one request, retries included. Default 3s.
     """
 
-    url: str
-    job: str | None = None
     slots_per_replica: int = 1
     lower_bound: int = 1
     pinned: tuple[str, ...] = ()
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
-    timeout: timedelta = timedelta(seconds=3)
 
     def __post_init__(self) -> None:
-        validate_access(self)
+        super().__post_init__()
         if self.job is not None and not self.job.strip():
-            raise ParameterError("job", "must be the name or the id of a job, not an empty text")
+            raise ParameterError("job", "must be the name or the id of a job, not an empty string")
         for name in ("slots_per_replica", "lower_bound"):
             if getattr(self, name) < 1:
                 raise ParameterError(name, f"must be 1 or more, not {getattr(self, name)}")
 
     @property
     def subject(self) -> tuple[str, str | None]:
-        """What is scaled, whatever else is said of it."""
+        """What is scaled, whatever the other parameters are."""
         return self.url.rstrip("/"), self.job
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
-        """Use the client that everything that asks this JobManager shares."""
-        yield _Requirements(self, await shared_api(shared, self))
+        """Use the client that all users of this JobManager share."""
+        yield _Requirements(self, await self.api(shared))
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """One look at the job."""
+class _Snapshot:
+    """What one poll shows of the job."""
 
     job: Job
     bounds: dict[str, Requirement]
@@ -116,7 +106,7 @@ class _Requirements:
 
         Raises:
             RefusedError: the job cannot be scaled this way: Reactive Mode, another scheduler, Flink before 1.18.
-            EdgeError: the JobManager cannot be asked, or there is no such job.
+            EdgeError: the JobManager cannot be reached, or there is no such job.
         """
         seen = await self._look()
         unit = self._spec.slots_per_replica
@@ -124,7 +114,7 @@ class _Requirements:
         running = _running(seen)
         desired = -(-upper // unit)
         ready = desired if running == upper else running // unit
-        most = _most(seen.free)
+        most = _max_parallelism(seen.free)
         return TargetStatus(
             desired=desired,
             ready=ready,
@@ -140,7 +130,7 @@ class _Requirements:
 
         Raises:
             RefusedError: below 1, above the maximum parallelism, or the job cannot be scaled this way.
-            EdgeError: the request was not accepted, or nobody knows whether it was.
+            EdgeError: the request was not accepted, or its outcome is unknown.
         """
         if replicas < 1:
             raise RefusedError(f"a Flink job runs at a parallelism of 1 or more: {replicas} replicas are not possible")
@@ -152,7 +142,7 @@ class _Requirements:
             raise EdgeTimeoutError(f"{self._named} did not accept new bounds within {limit:g} s") from None
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Look for what makes scaling this job useless. Raises EdgeError when it cannot be scaled at all."""
+        """Find what makes scaling this job useless. Raises EdgeError when it cannot be scaled at all."""
         seen = await self._look()
         slots = seen.overview.slots_total
         if self._spec.lower_bound <= slots:
@@ -162,7 +152,8 @@ class _Requirements:
                 Severity.WARNING,
                 self._named,
                 f"lower_bound is {self._spec.lower_bound}, and the cluster has {slots} slots",
-                "once it has to restart, the job waits for slots and then fails, instead of running on those there are",
+                "when it has to restart, the job waits for slots and then fails, instead of running on the "
+                "slots that exist",
                 "leave lower_bound at 1",
             )
         ]
@@ -170,7 +161,7 @@ class _Requirements:
     async def _put(self, replicas: int) -> None:
         seen = await self._look()
         wished = replicas * self._spec.slots_per_replica
-        most = _most(seen.free)
+        most = _max_parallelism(seen.free)
         if most is not None and wished >= most + self._spec.slots_per_replica:
             raise RefusedError(
                 f"{self._named}: a parallelism of {wished} is more than any vertex can use; "
@@ -185,13 +176,15 @@ class _Requirements:
         except RefusedError as refusal:
             raise self._explained(refusal) from None
 
-    async def _look(self) -> _Seen:
+    async def _look(self) -> _Snapshot:
         line = await self._api.find_job(self._spec.job)
         if line is None:
-            others = [job.name for job in await self._api.jobs() if not job.over]
-            raise AnswerError(f"{self._named} is not there; what runs there: {_listed(others) or 'nothing'}")
-        if line.over:
-            raise AnswerError(f"{self._named} is over ({line.state}): start it again, and it is found by its name")
+            others = [job.name for job in await self._api.jobs() if not job.ended]
+            raise AnswerError(f"{self._named} does not run there; running jobs: {_join(others) or 'none'}")
+        if line.ended:
+            raise AnswerError(
+                f"{self._named} has ended ({line.state}); start it again: the target follows it by its name"
+            )
         try:
             overview, job, settings, bounds = await asyncio.gather(
                 self._api.overview(),
@@ -207,7 +200,7 @@ class _Requirements:
         if line.jid != self._jid:
             _log.info("scaling this job", extra={"job": line.name, "jid": line.jid, "before": self._jid})
             self._jid = line.jid
-        return _Seen(job, bounds, self._free(job, bounds), overview)
+        return _Snapshot(job, bounds, self._free(job, bounds), overview)
 
     def _free(self, job: Job, bounds: dict[str, Requirement]) -> tuple[Vertex, ...]:
         """The vertices that are not pinned."""
@@ -217,62 +210,62 @@ class _Requirements:
         known = {name for vertex in job.vertices for name in (vertex.id, vertex.name)}
         for name in pinned:
             if name not in known:
-                names = _listed([vertex.name for vertex in job.vertices])
-                raise AnswerError(f"{self._named} has no vertex {name!r} that could be pinned; its vertices: {names}")
+                names = _join([vertex.name for vertex in job.vertices])
+                raise AnswerError(f"{self._named} has no vertex {name!r} to pin; its vertices: {names}")
         free = tuple(vertex for vertex in job.vertices if not {vertex.id, vertex.name} & set(pinned))
         if not free:
-            raise AnswerError(f"{self._named}: every vertex is pinned, so nothing is left to scale")
+            raise AnswerError(f"{self._named}: every vertex is pinned, so there is nothing to scale")
         return free
 
-    def _remarks(self, seen: _Seen, running: int, upper: int) -> tuple[str, ...]:
+    def _remarks(self, seen: _Snapshot, running: int, upper: int) -> tuple[str, ...]:
         remarks = []
         if seen.job.state != "RUNNING":
             remarks.append(f"the job is not running: its state is {seen.job.state}")
         elif running < upper and not seen.overview.slots_available:
             remarks.append(
-                f"no slot of the cluster is free: the job runs at {running} of {upper} until TaskManagers come"
+                f"the cluster has no free slot: the job runs at {running} of {upper} until TaskManagers are added"
             )
         return tuple(remarks)
 
     def _explained(self, refusal: RefusedError) -> RefusedError:
-        """What to do about it, where Flink's own words do not say."""
-        said = str(refusal)
-        if "reactive mode" in said:
+        """What to do about it, where Flink's message does not include it."""
+        reason = str(refusal)
+        if "reactive mode" in reason:
             return RefusedError(self._reactive())
-        if "does not support changing the parallelism" in said:
+        if "does not support changing the parallelism" in reason:
             return RefusedError(
                 f"{self._named} is not run by the adaptive scheduler, so its parallelism cannot be changed while it "
-                f"runs: set jobmanager.scheduler: adaptive, or scale its TaskManagers in Reactive Mode. Flink: {said}"
+                f"runs: set jobmanager.scheduler: adaptive, or scale its TaskManagers in Reactive Mode. Flink: {reason}"
             )
         if (
             isinstance(refusal, StatusError)
             and refusal.status == HTTPStatus.NOT_FOUND
-            and "/resource-requirements" in said
+            and "/resource-requirements" in reason
         ):
             return RefusedError(
-                f"{self._named}: bounds can be set from Flink 1.18 on, this one knows none. Flink: {said}"
+                f"{self._named}: bounds can be set from Flink 1.18 on; this version is older. Flink: {reason}"
             )
         return refusal
 
     def _reactive(self) -> str:
         return (
-            f"{self._named} runs in Reactive Mode: it takes every slot there is, and Flink lets nobody change its "
+            f"{self._named} runs in Reactive Mode: it takes every slot, and Flink does not allow changing its "
             "parallelism. Scale its TaskManagers instead, with the target kubernetes, aws-asg or local"
         )
 
 
-def _running(seen: _Seen) -> int:
+def _running(seen: _Snapshot) -> int:
     """The parallelism that really runs: the least of the vertices still below their bound, else the greatest."""
     counts = {vertex.id: vertex.tasks.get("RUNNING", 0) + vertex.tasks.get("FINISHED", 0) for vertex in seen.free}
     below = [count for vertex, count in counts.items() if count < seen.bounds[vertex].parallelism.upper]
     return min(below) if below else max(counts.values())
 
 
-def _most(vertices: Sequence[Vertex]) -> int | None:
+def _max_parallelism(vertices: Sequence[Vertex]) -> int | None:
     """The greatest maximum parallelism, or None when one is not known."""
     limits = [vertex.max_parallelism for vertex in vertices]
     return max(limits) if min(limits) > 0 else None
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (", ..." if len(names) > _MAX_NAMES else "")

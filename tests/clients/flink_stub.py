@@ -183,7 +183,7 @@ class FakeFlink:
 
 
 def _numbers(answer: list[dict[str, Any]]) -> web.Response:
-    """Flink writes NaN as a text."""
+    """Flink writes NaN as a string."""
     told = [
         {name: "NaN" if value != value else value for name, value in one.items()}  # noqa: PLR0124 - only NaN is not itself
         for one in answer

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,25 +17,14 @@ from aiohttp import web
 from autoscaler.clients.flink import (
     LONGEST_QUERY,
     FlinkApi,
+    FlinkParameters,
     JobLine,
     choose_job,
     seconds,
-    shared_api,
-    validate_access,
     version,
 )
 from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Secret, UnavailableError
 from tests.clients.flink_stub import SOURCE, VERSIONS, FakeFlink, Shared, serve
-
-
-@dataclass(frozen=True)
-class Access:
-    url: str
-    username: str | None = None
-    password: Secret | None = None
-    token: Secret | None = None
-    ca_file: Path | None = None
-    timeout: timedelta = timedelta(seconds=3)
 
 
 class Rig:
@@ -44,7 +32,7 @@ class Rig:
         self.flink, self.url, self.shared = flink, url, shared
 
     async def api(self, **changes: Any) -> FlinkApi:
-        return await shared_api(self.shared, Access(self.url, **changes))
+        return await FlinkParameters(self.url, **changes).api(self.shared)
 
 
 @pytest.fixture(params=VERSIONS)
@@ -67,7 +55,7 @@ async def test_what_real_flinks_answer_is_understood(rig: Rig) -> None:
     assert overview.slots_total == 2 * overview.taskmanagers
     line = await api.find_job("recorded")
     assert line is not None
-    assert (line.jid, line.state, line.over) == (rig.flink.jid, "RUNNING", False)
+    assert (line.jid, line.state, line.ended) == (rig.flink.jid, "RUNNING", False)
     job = await api.job(line.jid)
     assert [vertex.id for vertex in job.sources] == [SOURCE]
     assert len(job.hashed) == 1
@@ -102,12 +90,12 @@ async def test_metrics_of_subtasks_are_aggregated_by_flink(rig: Rig) -> None:
     assert math.isnan(busy["busyTimeMsPerSecond"].avg)
 
 
-async def test_one_unknown_name_gives_nothing_at_all_as_in_flink(newest: Rig) -> None:
+async def test_one_unknown_name_gives_an_empty_answer_as_in_flink(newest: Rig) -> None:
     api = await newest.api()
     assert await api.vertex_metrics(newest.flink.jid, SOURCE, ["busyTimeMsPerSecond", "nonsense"]) == {}
 
 
-async def test_what_is_asked_together_is_asked_once(newest: Rig) -> None:
+async def test_concurrent_reads_of_one_path_send_one_request(newest: Rig) -> None:
     api = await newest.api()
     await asyncio.gather(*(api.overview() for _ in range(20)))
     await api.overview()
@@ -151,7 +139,7 @@ async def test_long_lists_of_names_go_in_several_requests(newest: Rig) -> None:
         ([5_000], 5, 1),  # younger than Flink's interval of 10 s: asking again would not change them
     ],
 )
-async def test_old_metrics_are_gathered_anew(
+async def test_old_metrics_are_gathered_again(
     newest: Rig, ages: list[float], expected: float | None, questions: int
 ) -> None:
     newest.flink.unset("metrics.fetcher.update-interval")
@@ -230,7 +218,7 @@ async def test_an_error_without_flinks_words_is_an_error_all_the_same(newest: Ri
         await (await newest.api()).jobs()
 
 
-async def test_an_answer_that_names_no_workers_is_not_that_there_are_none(newest: Rig) -> None:
+async def test_an_answer_without_taskmanagers_is_an_error_and_not_zero_workers(newest: Rig) -> None:
     newest.flink.answers["/taskmanagers"] = {"status": 200, "answer": {}}
     with pytest.raises(AnswerError, match="taskmanagers: Field required"):
         await (await newest.api()).taskmanagers()
@@ -256,8 +244,8 @@ async def test_a_job_manager_that_hangs_takes_nothing_from_others_behind_the_sam
     asked = [f"/hanging/jobs/{number}" for number in range(100)]
     newest.flink.special = dict.fromkeys(asked, hang)
     newest.flink.answers["/good/overview"] = newest.flink.answers["/overview"]
-    slow = await shared_api(newest.shared, Access(newest.url + "/hanging", timeout=timedelta(minutes=5)))
-    good = await shared_api(newest.shared, Access(newest.url + "/good"))
+    slow = await FlinkParameters(newest.url + "/hanging", timeout=timedelta(minutes=5)).api(newest.shared)
+    good = await FlinkParameters(newest.url + "/good").api(newest.shared)
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(slow.get(path.removeprefix("/hanging"))) for path in asked]
     async with asyncio.timeout(10):
         while len(newest.flink.asked) < 8:  # noqa: ASYNC110 - nothing tells
@@ -294,10 +282,10 @@ async def test_a_server_that_hangs_is_given_up_in_time(newest: Rig) -> None:
     await api.close()
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_a_job_manager_that_is_down_is_unavailable() -> None:
     shared = Shared()
     async with shared.stack:
-        api = await shared_api(shared, Access("http://127.0.0.1:1"))
+        api = await FlinkParameters("http://127.0.0.1:1").api(shared)
         with pytest.raises(UnavailableError, match="cannot be reached"):
             await api.overview()
 
@@ -310,7 +298,7 @@ async def test_nobody_there_is_unavailable() -> None:
         ({"username": "ann", "password": Secret("pw")}, "Basic YW5uOnB3"),
     ],
 )
-async def test_it_says_who_it_is(newest: Rig, changes: dict[str, Any], expected: str | None) -> None:
+async def test_requests_carry_the_login(newest: Rig, changes: dict[str, Any], expected: str | None) -> None:
     seen = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -338,13 +326,13 @@ async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
     # Cookies are kept for names, not for addresses.
     url = newest.url.replace("127.0.0.1", "localhost")
     for token in ("first", "second"):
-        await (await shared_api(newest.shared, Access(url, token=Secret(token)))).overview()
+        await (await FlinkParameters(url, token=Secret(token)).api(newest.shared)).overview()
     assert cookies == [{}, {}]
 
 
 async def test_a_certificate_file_that_is_not_there_is_named(newest: Rig) -> None:
     with pytest.raises(AnswerError, match=r"ca_file /nowhere/ca.pem cannot be used"):
-        await shared_api(newest.shared, Access("https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")))
+        await FlinkParameters("https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")).api(newest.shared)
 
 
 def line(jid: str, state: str = "RUNNING", name: str = "orders", start: int = 0) -> JobLine:
@@ -372,7 +360,7 @@ def test_a_job_is_followed_by_its_name(jobs: list[JobLine], name: str | None, ex
 def test_two_jobs_of_one_name_are_an_error() -> None:
     with pytest.raises(AnswerError, match=r"runs 2 jobs named 'orders' \(orders a, orders b\); stop all but one"):
         choose_job([line("a"), line("b"), line("c", "FAILED")], "orders", "http://h:1")
-    with pytest.raises(AnswerError, match="say which by job: <name>"):
+    with pytest.raises(AnswerError, match="name one with job: <name>"):
         choose_job([line("a"), line("b", name="other")], None, "http://h:1")
 
 
@@ -397,7 +385,7 @@ def test_two_jobs_of_one_name_are_an_error() -> None:
 )
 def test_wrong_parameters_are_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        validate_access(Access(**{"url": "http://h:1", **changes}))
+        FlinkParameters(**{"url": "http://h:1", **changes})
 
 
 @pytest.mark.parametrize(

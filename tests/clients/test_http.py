@@ -230,7 +230,7 @@ async def test_only_what_may_pass_is_tried_again(
     assert getattr(caught.value, "status", status) == status
 
 
-async def test_a_refusal_has_its_status_for_whoever_shares_it(server: Server) -> None:
+async def test_a_shared_refusal_keeps_its_status(server: Server) -> None:
     server.answer = replying(status=404, text="gone")
     async with server.client() as client:
         for _ in range(2):
@@ -336,7 +336,7 @@ async def test_a_path_is_requested_once_for_all_who_come_together_or_soon_after(
     assert server.requests[2:] == ["GET /job"]
 
 
-async def test_an_answer_is_kept_as_long_as_the_caller_says(server: Server) -> None:
+async def test_an_answer_is_kept_as_long_as_the_caller_wants(server: Server) -> None:
     async with server.client() as client:
         first = await client.fetch("/job", Job, fresh=0)
         second = await client.fetch("/job", Job, fresh=0.1)
@@ -351,7 +351,7 @@ async def test_an_answer_is_kept_as_long_as_the_caller_says(server: Server) -> N
     assert len(server.requests) == 3
 
 
-async def test_a_failure_is_not_kept_for_long_whatever_the_caller_says(server: Server) -> None:
+async def test_a_failure_is_kept_briefly_whatever_the_caller_wants(server: Server) -> None:
     server.answer = replying(status=404)
     async with server.client() as client:
         for _ in range(2):
@@ -386,7 +386,7 @@ async def test_a_reader_that_gives_up_does_not_cancel_the_others(server: Server)
     assert len(server.requests) == 1
 
 
-async def test_a_failure_that_nobody_waits_for_any_more_is_silent(
+async def test_a_failure_after_its_readers_have_gone_is_silent(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.answer = gate = Gate("not a job")

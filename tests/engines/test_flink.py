@@ -155,7 +155,7 @@ async def test_two_jobs_of_one_name_are_refused(rig: Rig) -> None:
         await rig.describe(job="recorded")
 
 
-async def test_restarts_of_a_run_before_are_not_told(rig: Rig) -> None:
+async def test_restarts_of_an_earlier_run_are_not_reported(rig: Rig) -> None:
     assert (await rig.describe()).restarts is not None
     rig.flink.ages.clear()
     rig.flink.ages.append(-3600_000)  # metrics that still say that the job has been running for longer
@@ -308,7 +308,7 @@ def test_where_slots_in_use_are_counted_they_come_as_late_as_the_parallelism() -
         ),
     ],
 )
-def test_a_job_may_tell_its_own_restart_strategy(told: str, kind: str, delay: float, attempts: int | None) -> None:
+def test_a_job_may_report_its_own_restart_strategy(told: str, kind: str, delay: float, attempts: int | None) -> None:
     known = facts("1.20", restart_strategy__type="none")
     own = replace(known, config=known.config.model_copy(update={"execution": Execution(restart_strategy=told)}))
     found = restart(own)
@@ -378,10 +378,10 @@ def test_a_good_job_has_no_finding() -> None:
             good(checkpointing=None),
             "error",
             "checkpointing",
-            "takes no checkpoints",
+            "takes no periodic checkpoints",
             "execution.checkpointing.interval",
         ),
-        (checkpoints(interval=2**63 - 1), "error", "checkpointing", "takes no checkpoints", "interval"),
+        (checkpoints(interval=2**63 - 1), "error", "checkpointing", "takes no periodic checkpoints", "interval"),
         (good(checkpointing=None), "error", "restart strategy", "none (the default of a job without", "exponential"),
         (with_settings(restart_strategy__type="off"), "error", "restart strategy", "has none", "exponential-delay"),
         (
@@ -402,8 +402,8 @@ def test_a_good_job_has_no_finding() -> None:
             without("scheduler-mode"),
             "warning",
             "scheduler-mode",
-            "only the target flink-requirements scales it (if that is its target, all is well)",
-            "flink-requirements, which changes these bounds, and then nothing is to be done",
+            "only the target flink-requirements scales it (with that target, nothing is wrong)",
+            "flink-requirements, which changes these bounds",
         ),
         (
             without("scheduler-mode", job=facts(scene="plain").job),
@@ -424,7 +424,7 @@ def test_a_good_job_has_no_finding() -> None:
             without("jobmanager.adaptive-scheduler.executing.resource-stabilization-timeout"),
             "warning",
             "jobmanager.adaptive-scheduler.executing.resource-stabilization-timeout",
-            "no sooner than 60 s",
+            "only 60 s after the first",
             "10 s",
         ),
         (
@@ -469,7 +469,7 @@ def test_a_good_job_has_no_finding() -> None:
         (good(others=1), "warning", "session cluster", "1 other job shares", "flink-requirements"),
     ],
 )
-def test_each_finding_says_what_is_wrong_and_which_setting_mends_it(
+def test_each_finding_names_the_problem_and_the_setting_that_fixes_it(
     known: Facts, severity: str, subject: str, problem: str, remedy: str
 ) -> None:
     found = {finding.subject: finding for finding in examine(known)}
@@ -497,12 +497,12 @@ def test_the_worst_comes_first() -> None:
     assert len(found) > 3
 
 
-async def test_the_doctor_asks_the_job_manager(rig: Rig) -> None:
+async def test_the_doctor_reads_the_job_manager(rig: Rig) -> None:
     assert {"heartbeat.timeout", "high-availability.type"} <= (await rig.findings()).keys()
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELED"])
-async def test_the_doctor_says_that_a_job_has_ended(rig: Rig, state: str) -> None:
+async def test_the_doctor_reports_that_a_job_has_ended(rig: Rig, state: str) -> None:
     rig.flink.state(state)
     found = await rig.findings(job="recorded")
     assert f"does not run it; the last one is {state}" in found["job recorded"].problem
@@ -543,7 +543,7 @@ async def test_what_shows_only_once_a_job_runs_is_logged_too(rig: Rig, caplog: p
     assert len(subjects) == len(set(subjects))
 
 
-async def test_a_check_tells_each_finding_once(rig: Rig, tmp_path: Path) -> None:
+async def test_each_finding_is_logged_once(rig: Rig, tmp_path: Path) -> None:
     """In its report; what the daemon would log of the same is not shown beside it."""
     file = tmp_path / "autoscaler.yaml"
     file.write_text(

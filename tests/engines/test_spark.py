@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from autoscaler.clients.spark import Executor, Master, Run, milliseconds, seconds
-from autoscaler.engines.spark import Facts, Spark, Widest, examine
+from autoscaler.engines.spark import Facts, Spark, WidestStage, examine
 from autoscaler.ports import Severity
 from autoscaler.sources.spark import Spark as Source
 
@@ -138,10 +138,10 @@ def test_a_good_job_has_no_finding() -> None:
             "=10",
         ),
         ({"master": master(1, 1, 0)}, "warning", "workers without an executor", "worker-2", "must fit"),
-        ({"run": run(latest=None)}, "warning", "lag", "does not tell", "reportLatestOffset"),
+        ({"run": run(latest=None)}, "warning", "lag", "does not report", "reportLatestOffset"),
     ],
 )
-def test_each_finding_says_what_is_wrong_and_which_setting_mends_it(
+def test_each_finding_names_the_problem_and_the_setting_that_fixes_it(
     changes: dict[str, Any], severity: str, subject: str, problem: str, remedy: str
 ) -> None:
     found = {finding.subject: finding for finding in examine(Facts(**{**GOOD, **changes}))}
@@ -229,12 +229,12 @@ def test_durations_of_spark_are_read(text: str | None, expected: float | None) -
 @pytest.mark.parametrize(
     ("text", "expected"), [(None, 10.0), ("10000", 10.0), ("10000ms", 10.0), ("30s", 30.0), ("", None)]
 )
-def test_a_bare_number_means_milliseconds_where_spark_says_so(text: str | None, expected: float | None) -> None:
+def test_a_bare_number_means_milliseconds_where_it_does_in_spark(text: str | None, expected: float | None) -> None:
     assert milliseconds(text, 10.0) == expected
 
 
 def test_the_widest_stage_is_forgotten_after_a_minute_and_with_its_run() -> None:
-    widest = Widest()
+    widest = WidestStage()
     widest.forget("run", 0)
     widest.note(8, 0)
     widest.note(4, 50)

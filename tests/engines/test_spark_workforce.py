@@ -87,7 +87,7 @@ async def test_a_worker_is_known_by_its_public_name_too(cluster: Cluster) -> Non
     assert (await workers(cluster))[FIRST].hosts == {"127.0.0.2", "spark-1.example.com"}
 
 
-async def test_a_task_counted_twice_does_not_make_a_worker_dearer(cluster: Cluster) -> None:
+async def test_a_task_counted_twice_does_not_raise_the_cost_of_a_worker(cluster: Cluster) -> None:
     cluster.executor("127.0.0.2", activeTasks=2)
     assert (await workers(cluster))[FIRST].cost == 2
 
@@ -113,7 +113,7 @@ async def test_without_a_running_application_the_master_is_enough(cluster: Clust
     assert [found[FIRST].cost, found[SECOND].cost] == [0, 1]
 
 
-async def test_without_a_driver_that_answers_nobody_knows(cluster: Cluster) -> None:
+async def test_without_an_answer_of_the_driver_the_workers_are_an_error(cluster: Cluster) -> None:
     del cluster.spark.answers["/v1/progress"]
     with pytest.raises(EdgeError):
         await workers(cluster)
@@ -127,14 +127,14 @@ async def test_without_a_master_there_are_no_workers_to_name(cluster: Cluster) -
             await engine.drain(Worker(FIRST, frozenset()))
 
 
-async def test_draining_tells_the_master_to_decommission_the_workers_host(cluster: Cluster) -> None:
+async def test_draining_has_the_master_decommission_the_workers_host(cluster: Cluster) -> None:
     async with cluster.engine() as engine:
         await engine.drain(Worker(FIRST, frozenset({"127.0.0.2"})))
     assert cluster.posted == ["/workers/kill/?host=127.0.0.2"]
 
 
 @pytest.mark.parametrize("state", ["DECOMMISSIONED", "DEAD"])
-async def test_draining_again_asks_nothing(cluster: Cluster, state: str) -> None:
+async def test_draining_again_sends_nothing(cluster: Cluster, state: str) -> None:
     cluster.worker(0, state=state)
     async with cluster.engine() as engine:
         await engine.drain(Worker(FIRST, frozenset({"127.0.0.2"})))
@@ -152,7 +152,7 @@ async def test_draining_again_asks_nothing(cluster: Cluster, state: str) -> None
         (503, UnavailableError, "answered 503"),
     ],
 )
-async def test_what_the_master_refuses_is_told(
+async def test_a_refusal_of_the_master_names_the_remedy(
     cluster: Cluster, status: int, error: type[EdgeError], message: str
 ) -> None:
     cluster.status = status

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.injob import report
-from autoscaler.injob.report import MOST_CLIENTS, REBIND_EVERY, SETTINGS, Reporter, _Run, partitions, total, trim
+from autoscaler.injob.report import MAX_CLIENTS, REBIND_INTERVAL, SETTINGS, Reporter, _Run, partitions, total, trim
 
 DATA = Path(__file__).parent.parent / "sources" / "data"
 PROGRESS = json.loads((DATA / "progress_stateful.json").read_text())
@@ -87,7 +87,7 @@ def progress(number: int, **changes: Any) -> str:
     return json.dumps({**PROGRESS, "batchId": number, **changes})
 
 
-def test_what_spark_tells_is_served(start: Callable[..., Reporter]) -> None:
+def test_the_progress_of_spark_is_served(start: Callable[..., Reporter]) -> None:
     before = time.time()
     reporter = start(Session())
     reporter.on_started(PROGRESS["id"], PROGRESS["runId"], "q1")
@@ -125,7 +125,7 @@ def of_files(number: int, rows: int, run: str = "r") -> str:
     return json.dumps({**FILES, "runId": run, "batchId": number, "numInputRows": rows, "sources": [source]})
 
 
-def test_a_job_tells_how_much_waits_where_its_source_does_not(start: Callable[..., Reporter]) -> None:
+def test_a_job_may_count_what_waits_in_its_own_source(start: Callable[..., Reporter]) -> None:
     waits = iter([9, 4, 0, 5])
     asked: list[int] = []
 
@@ -147,14 +147,14 @@ def test_a_job_tells_how_much_waits_where_its_source_does_not(start: Callable[..
 
 
 @pytest.mark.parametrize("waiting", [lambda _: None, lambda _: 1 / 0])
-def test_what_a_job_cannot_tell_is_not_made_up(start: Callable[..., Reporter], waiting: Any) -> None:
+def test_what_a_job_cannot_count_is_not_invented(start: Callable[..., Reporter], waiting: Any) -> None:
     reporter = start(Session(), waiting=waiting)
     reporter.on_progress(of_files(0, 3))
     (source,) = get(reporter)["queries"][0]["progress"][0]["sources"]
     assert (source["end"], source["latest"]) == (3, None)
 
 
-def test_a_source_that_tells_its_newest_offset_is_believed(start: Callable[..., Reporter]) -> None:
+def test_a_newest_offset_that_is_reported_is_used(start: Callable[..., Reporter]) -> None:
     reporter = start(Session(), waiting=lambda _: 5)
     reporter.on_progress(progress(13))
     assert get(reporter)["queries"][0]["progress"][0]["sources"] == trim(json.loads(progress(13)), 0.0)["sources"]
@@ -229,7 +229,7 @@ def test_a_taken_port_does_not_stop_the_job_and_is_taken_over_when_free(
         assert f"port {port}" in caplog.text
         assert "the job goes on" in caplog.text
         reporter.on_progress(progress(1))
-    deadline = time.monotonic() + REBIND_EVERY + 5
+    deadline = time.monotonic() + REBIND_INTERVAL + 5
     while bound(reporter) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert bound(reporter) == port
@@ -252,7 +252,7 @@ def test_an_error_in_the_report_is_logged_and_never_reaches_spark(
     assert [query["name"] for query in get(reporter)["queries"] if query["name"] == "fine"]
 
 
-def test_other_paths_are_not_found_and_health_is_told(start: Callable[..., Reporter]) -> None:
+def test_other_paths_are_not_found_and_health_is_served(start: Callable[..., Reporter]) -> None:
     reporter = start(Session())
     assert get(reporter, "/healthz") == b"ok\n"
     with pytest.raises(urllib.error.HTTPError, match="404") as raised:
@@ -300,7 +300,7 @@ def test_a_wrong_parameter_is_logged_and_does_not_stop_the_job(
     assert get(again)["application"]["id"] == "app-1", "a right call after a wrong one works"
 
 
-def test_a_session_of_spark_connect_is_told_where_to_call_it(
+def test_the_error_for_spark_connect_names_where_to_call_it(
     start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture
 ) -> None:
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
@@ -309,9 +309,7 @@ def test_a_session_of_spark_connect_is_told_where_to_call_it(
     assert "Traceback" not in caplog.text
 
 
-def test_a_stopped_session_is_said_to_be_stopped(
-    start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stopped_session_is_reported(start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture) -> None:
     session = Session()
     running = start(Session())
     session.sparkContext._jsc = None
@@ -343,7 +341,7 @@ def test_whatever_spark_raises_stays_in_the_log(
         pass
 
 
-def test_a_host_that_is_no_name_is_an_error_in_the_log(
+def test_an_invalid_host_is_an_error_in_the_log(
     start: Callable[..., Reporter], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert bound(start(Session(), host="a" * 70)) is None
@@ -385,15 +383,15 @@ other.stop()
     assert done.returncode == 0, done.stderr
 
 
-def test_too_many_clients_are_turned_away_and_a_gone_one_is_no_news(
+def test_too_many_clients_are_rejected_and_a_disconnected_one_is_not_logged(
     start: Callable[..., Reporter], capfd: pytest.CaptureFixture[str]
 ) -> None:
     reporter = start(Session())
-    silent = [socket.create_connection(("127.0.0.1", reporter.port or 0)) for _ in range(MOST_CLIENTS)]
+    silent = [socket.create_connection(("127.0.0.1", reporter.port or 0)) for _ in range(MAX_CLIENTS)]
     before = threading.active_count()
     with socket.create_connection(("127.0.0.1", reporter.port or 0), timeout=10) as late:
         assert late.recv(1) == b"", "turned away"
-    assert threading.active_count() <= before + MOST_CLIENTS
+    assert threading.active_count() <= before + MAX_CLIENTS
     for client in silent:
         # A reset in the middle of a request is what a daemon leaves behind whose time is over.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -459,7 +457,7 @@ def test_offsets_are_summed_or_unknown_never_guessed(offset: object, sum_: int |
         max_leaves=10,
     )
 )
-def test_any_offset_is_a_whole_number_or_unknown_as_object_and_as_text(offset: object) -> None:
+def test_any_offset_is_a_whole_number_or_unknown_as_object_and_as_string(offset: object) -> None:
     assert total(offset) is None or isinstance(total(offset), int)
     if isinstance(offset, dict):
         assert total(json.dumps(offset)) == total(offset)

@@ -22,10 +22,10 @@ from autoscaler.sources.flink import (
     FlinkSource,
     Metric,
     Sample,
-    follows,
+    continues,
+    make_sample,
     partitions,
-    sample,
-    wanted,
+    useful_names,
 )
 from autoscaler_policies.flink_operator.policy import FlinkOperator
 from tests.clients.flink_stub import BUSY, HELD, IDLE, SOURCE, SUM, VERSIONS, WORK, FakeFlink, Shared, serve
@@ -92,7 +92,7 @@ def all_of(rate: float) -> dict[str, float]:
 
 @pytest.mark.parametrize("release", VERSIONS)
 @pytest.mark.parametrize("scene", ["running", "rescaled"])
-async def test_rates_and_shares_are_those_between_two_looks(release: str, scene: str) -> None:
+async def test_rates_and_shares_are_those_between_two_polls(release: str, scene: str) -> None:
     async for rig in _rig(release, scene):
         await rig.steady(all_of(500), {SOURCE: (0.25, 0.5), WORK: (0.5, 0.0), SUM: (0.125, 0.0)})
         assert await rig.value("throughput") == pytest.approx(500)
@@ -108,15 +108,15 @@ async def test_rates_and_shares_are_those_between_two_looks(release: str, scene:
         assert await rig.value("saturation") == pytest.approx(0.75)
 
 
-async def test_at_the_first_look_flinks_own_mean_over_a_minute_must_do(rig: Rig) -> None:
+async def test_at_the_first_poll_flinks_own_mean_over_a_minute_is_used(rig: Rig) -> None:
     told = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
     assert await rig.value("throughput") == pytest.approx(told)
     assert await rig.value("saturation") == pytest.approx(1.0)
-    with pytest.raises(AnswerError, match="how its lag grows needs two looks"):
+    with pytest.raises(AnswerError, match="how its lag grows needs two polls"):
         await rig.collect("arrivals")
 
 
-async def test_a_source_that_is_not_busy_reads_all_that_comes_also_at_the_first_look(rig: Rig) -> None:
+async def test_a_source_that_is_not_busy_reads_all_arrivals_also_at_the_first_poll(rig: Rig) -> None:
     rig.flink.pass_time(10, all_of(500), {SOURCE: (0.3, 0.1)})
     told = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
     assert await rig.value("arrivals") == pytest.approx(told)
@@ -124,7 +124,7 @@ async def test_a_source_that_is_not_busy_reads_all_that_comes_also_at_the_first_
 
 async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:
     async for rig in _rig("1.18"):
-        with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two looks at its counters"):
+        with pytest.raises(AnswerError, match=r"'Source: numbers': a rate needs two polls of its counters"):
             await rig.collect("throughput")
 
 
@@ -151,7 +151,7 @@ async def test_a_rate_has_the_subtasks_own_clock(rig: Rig) -> None:
     assert await rig.value("throughput") == pytest.approx(300, rel=0.001)
 
 
-async def test_a_rate_says_over_how_long_it_is_the_mean(rig: Rig) -> None:
+async def test_a_rate_has_the_span_of_its_mean(rig: Rig) -> None:
     await rig.steady(all_of(300), {})
     first = (await rig.collect("throughput")).over
     await asyncio.sleep(0.3)
@@ -161,7 +161,7 @@ async def test_a_rate_says_over_how_long_it_is_the_mean(rig: Rig) -> None:
     assert (await rig.collect("lag")).over == timedelta(0)
 
 
-async def test_what_the_job_manager_has_not_gathered_anew_is_not_a_new_sample(rig: Rig) -> None:
+async def test_metrics_that_were_not_gathered_again_are_not_a_new_sample(rig: Rig) -> None:
     await rig.steady(all_of(300), {})
     before = await rig.collect("throughput")
     await asyncio.sleep(0.3)
@@ -188,8 +188,8 @@ async def test_only_the_window_counts(rig: Rig) -> None:
     assert await rig.value("throughput") == pytest.approx(900)
 
 
-async def test_what_happened_while_nobody_could_look_is_no_rate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoscaler.sources.flink.BLIND_AT_LEAST", 0.2)
+async def test_a_gap_in_the_polls_gives_no_rate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoscaler.sources.flink.MAX_GAP", 0.2)
     await rig.open(window=timedelta(seconds=0.04))
     await rig.steady(all_of(500), {})
     await asyncio.sleep(0.3)
@@ -232,14 +232,14 @@ async def test_no_job_is_named(rig: Rig) -> None:
         await rig.collect("lag")
 
 
-async def test_a_job_that_has_started_anew_is_measured_anew(rig: Rig) -> None:
+async def test_a_restarted_job_is_measured_from_its_restart(rig: Rig) -> None:
     await rig.steady(all_of(500), {})
     rig.flink.job["timestamps"]["RUNNING"] = rig.flink.job["now"] - 5_000
     for vertex in (SOURCE, WORK, SUM):
         for name in (BUSY, IDLE, HELD):
             rig.flink.report(vertex, name, 0)
     rig.tick()
-    with pytest.raises(AnswerError, match=r"report no metrics|0 of its 2|two looks"):
+    with pytest.raises(AnswerError, match=r"report no metrics|0 of its 2|two polls"):
         await rig.collect("throughput")
     await rig.steady(all_of(200), {})
     assert await rig.value("throughput") == pytest.approx(200)
@@ -281,7 +281,7 @@ async def test_a_vertex_without_metrics_is_missing(rig: Rig) -> None:
     assert await rig.value("saturation") == pytest.approx(1.0)
 
 
-async def test_a_counter_that_went_back_begins_anew(rig: Rig) -> None:
+async def test_a_counter_that_went_back_starts_a_new_window(rig: Rig) -> None:
     await rig.steady(all_of(500), {})
     rig.flink.report(WORK, "numRecordsIn", 7)
     await rig.look(10, all_of(500), {})
@@ -289,7 +289,7 @@ async def test_a_counter_that_went_back_begins_anew(rig: Rig) -> None:
     assert len(last) == 1
 
 
-async def test_a_source_that_does_not_tell_its_lag_is_told_where_to_read_it(rig: Rig) -> None:
+async def test_the_error_of_a_source_without_pending_records_names_other_sources(rig: Rig) -> None:
     del rig.flink.metrics[SOURCE]["Source__numbers.pendingRecords"]
     await rig.steady(all_of(500), {SOURCE: (0.3, 0.1)})
     with pytest.raises(AnswerError, match=r"does not report pendingRecords .* by the source kafka or prometheus"):
@@ -302,7 +302,7 @@ async def test_a_source_that_does_not_tell_its_lag_is_told_where_to_read_it(rig:
 
 
 @pytest.mark.parametrize("pending", [-5.0, math.nan])
-async def test_a_lag_that_is_no_number_of_records_is_refused(rig: Rig, pending: float) -> None:
+async def test_a_lag_that_is_not_a_number_of_records_is_an_error(rig: Rig, pending: float) -> None:
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", pending)
     with pytest.raises(AnswerError, match="pendingRecords"):
         await rig.collect("lag")
@@ -357,7 +357,7 @@ async def test_a_busy_time_that_is_not_measured_is_left_out(rig: Rig) -> None:
         await rig.collect("busy", vertex=WORK)
     assert await rig.value("utilization") == pytest.approx(0.6)
     assert await rig.value("saturation") == pytest.approx(0.6)
-    with pytest.raises(AnswerError, match="does not tell busyTimeMsPerSecond"):
+    with pytest.raises(AnswerError, match="does not report busyTimeMsPerSecond"):
         await rig.collect("busy", vertex="numbers")
 
 
@@ -396,7 +396,7 @@ async def test_a_vertex_that_multiplies_records_limits_by_what_it_gets(rig: Rig)
     assert await rig.value("capacity") == pytest.approx(50)
 
 
-async def test_the_hottest_subtask_limits_unless_told_otherwise(rig: Rig) -> None:
+async def test_the_hottest_subtask_limits_by_default(rig: Rig) -> None:
     for _ in range(2):
         rig.flink.pass_time(10, RATES, SHARES)
         rig.flink.report(WORK, "busyTimeMsPerSecond", 1600, most=1000)
@@ -416,7 +416,7 @@ async def test_the_hottest_subtask_limits_unless_told_otherwise(rig: Rig) -> Non
         ({"catch_up": timedelta(minutes=1), "restart": timedelta(minutes=2)}, 6),  # and 2 minutes of standing still
     ],
 )
-async def test_the_neediest_vertex_says_how_many_slots(rig: Rig, query: dict[str, Any], expected: float) -> None:
+async def test_the_neediest_vertex_decides_the_slots(rig: Rig, query: dict[str, Any], expected: float) -> None:
     await rig.steady(RATES, SHARES)
     assert await rig.value("required_parallelism", **query) == expected
 
@@ -474,7 +474,7 @@ async def test_a_source_that_stands_still_while_records_come_does_not_need_fewer
 async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot(rig: Rig) -> None:
     rig.flink.report(SOURCE, "Source__numbers.pendingRecords", 0)
     await rig.steady(all_of(0), {})
-    with pytest.raises(AnswerError, match="capacity of the job cannot be seen while no records flow"):
+    with pytest.raises(AnswerError, match="capacity of the job is unknown while no records flow"):
         await rig.collect("capacity")
     assert await rig.value("required_parallelism") == 1
     assert await rig.value("throughput") == 0
@@ -484,11 +484,11 @@ async def test_a_job_to_which_nothing_comes_shows_no_capacity_and_needs_one_slot
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without busy time there is no clock but ours, and rates would need a second of it."""
-    monkeypatch.setattr("autoscaler.sources.flink.SHORTEST", 40.0)
+    monkeypatch.setattr("autoscaler.sources.flink.MIN_RATE_SPAN", 40.0)
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_a_vertex_that_tells_no_busy_time_makes_the_capacity_unknown(rig: Rig) -> None:
+async def test_a_vertex_without_busy_time_makes_the_capacity_unknown(rig: Rig) -> None:
     for seconds in (10, 10):
         rig.flink.pass_time(seconds, RATES, SHARES)
         for name in (BUSY, "busyTimeMsPerSecond"):
@@ -524,7 +524,7 @@ async def test_taskmanagers_are_measured_together(rig: Rig) -> None:
         await rig.collect("heap")
 
 
-async def test_checkpoints_tell_their_duration_and_age(rig: Rig) -> None:
+async def test_checkpoints_have_a_duration_and_an_age(rig: Rig) -> None:
     latest = rig.flink.answers[f"/jobs/{rig.flink.jid}/checkpoints"]["answer"]["latest"]
     latest["completed"] |= {"end_to_end_duration": 1500, "trigger_timestamp": rig.flink.job["now"] - 7_000}
     assert await rig.value("checkpoint_duration") == 1.5
@@ -539,7 +539,7 @@ async def test_checkpoints_tell_their_duration_and_age(rig: Rig) -> None:
 async def test_watermarks_and_event_times_are_spans_or_missing(rig: Rig) -> None:
     with pytest.raises(AnswerError, match="has no watermarks"):
         await rig.collect("watermark_lag")
-    with pytest.raises(AnswerError, match="does not tell currentEmitEventTimeLag"):
+    with pytest.raises(AnswerError, match="does not report currentEmitEventTimeLag"):
         await rig.collect("event_lag")
     now = rig.flink.job["now"]
     for vertex, behind in ((WORK, 2_000), (SUM, 9_000)):
@@ -609,7 +609,7 @@ async def test_a_vertex_of_every_vertex_is_named_with_its_id(rig: Rig) -> None:
     assert names[1] == f"select {'x' * 73} ({WORK})"
 
 
-async def test_the_hottest_subtask_counts_for_every_vertex_unless_told_otherwise(rig: Rig) -> None:
+async def test_the_hottest_subtask_counts_for_every_vertex_by_default(rig: Rig) -> None:
     for _ in range(2):
         rig.flink.pass_time(10, RATES, SHARES)
         rig.flink.report(WORK, "busyTimeMsPerSecond", 1600, most=1000)
@@ -634,7 +634,7 @@ async def test_slot_sharing_groups_are_numbered_and_a_vertex_that_is_over_keeps_
 
 
 @pytest.mark.usefixtures("_soon")
-async def test_what_one_vertex_does_not_tell_is_left_out_of_its_numbers(rig: Rig) -> None:
+async def test_what_a_vertex_does_not_report_is_left_out_of_its_numbers(rig: Rig) -> None:
     del rig.flink.metrics[SOURCE]["Source__numbers.pendingRecords"]
     for _ in range(2):
         rig.flink.pass_time(10, RATES, SHARES)
@@ -658,7 +658,7 @@ async def test_a_vertex_that_cannot_be_measured_makes_all_of_them_missing(rig: R
         await rig.collect("vertices")
 
 
-async def test_a_source_tells_how_many_partitions_it_reads(rig: Rig) -> None:
+async def test_the_partitions_of_a_source_are_counted(rig: Rig) -> None:
     for number in range(6):
         rig.flink.report(SOURCE, f"Source__numbers.KafkaSourceReader.topic.orders.partition.{number}.currentOffset", 7)
     await rig.steady(RATES, SHARES)
@@ -711,7 +711,7 @@ def test_partitions_are_counted_by_the_names_of_metrics(names: list[str], expect
     assert partitions(names) == expected
 
 
-async def test_all_metrics_of_a_tick_cost_one_look(rig: Rig) -> None:
+async def test_all_metrics_of_one_observation_cost_one_poll(rig: Rig) -> None:
     queries = [FlinkQuery(metric, vertex=WORK if metric in NEEDS_VERTEX else None) for metric in Metric]
     source = await rig.open()
 
@@ -729,7 +729,7 @@ async def test_all_metrics_of_a_tick_cost_one_look(rig: Rig) -> None:
     assert await ask() <= 4 + 3 + 1 + 3
 
 
-async def test_clusters_that_share_a_source_each_look_at_their_own_time(rig: Rig) -> None:
+async def test_clusters_that_share_a_source_each_poll_at_their_own_time(rig: Rig) -> None:
     source = await rig.open()
     await source.collect(FlinkQuery("lag"), START)
     before = len(rig.flink.asked)
@@ -766,7 +766,7 @@ def test_names_that_would_split_a_request_are_left_out() -> None:
         "Source__a.split.1.watermark.currentOutputWatermark",
         "Shuffle.Netty.Input.numBuffersInLocal",
     }
-    assert wanted(frozenset(names)) == {
+    assert useful_names(frozenset(names)) == {
         "busyTimeMsPerSecond",
         "Source__a.pendingRecords",
         "Source__a.numRecordsInPerSecond",
@@ -780,19 +780,19 @@ def aggregate(total: float, count: int) -> Aggregate:
 @pytest.mark.parametrize(("count", "expected", "good"), [(2, 2, True), (1, 2, False), (3, 2, False)])
 def test_subtasks_are_counted_by_their_age(count: int, expected: int, good: bool) -> None:
     metrics = {BUSY: aggregate(1000 * count, count), IDLE: aggregate(0, count), HELD: aggregate(500 * count, count)}
-    found = sample(metrics, 0.0, expected)
+    found = make_sample(metrics, 0.0, expected)
     assert isinstance(found, Sample) == good
     if isinstance(found, Sample):
         assert found.clock == 1500
 
 
-def test_a_run_that_begins_anew_does_not_follow() -> None:
+def test_a_restarted_run_does_not_continue() -> None:
     def at(clock: float | None, records: float, count: int = 2) -> Sample:
         return Sample(0.0, clock, count, {"numRecordsIn": aggregate(records, 2)})
 
-    assert follows(at(10, 5), at(20, 5))
-    assert follows(at(None, 5), at(None, 6))
-    assert not follows(at(10, 5), at(5, 6))
-    assert not follows(at(10, 5), at(20, 4))
-    assert not follows(at(10, 5), at(None, 6))
-    assert not follows(at(10, 5), at(20, 6, count=1))
+    assert continues(at(10, 5), at(20, 5))
+    assert continues(at(None, 5), at(None, 6))
+    assert not continues(at(10, 5), at(5, 6))
+    assert not continues(at(10, 5), at(20, 4))
+    assert not continues(at(10, 5), at(None, 6))
+    assert not continues(at(10, 5), at(20, 6, count=1))

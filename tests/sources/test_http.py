@@ -53,16 +53,19 @@ class Server:
         statuses: HTTP statuses of the next answers, before it is 200 again.
         pause: seconds before an answer.
         headers: of each request.
+        queries: likewise.
     """
 
     document: Any = field(default_factory=lambda: DOCUMENT)
     statuses: list[int] = field(default_factory=list)
     pause: float = 0.0
     headers: list[Mapping[str, str]] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.Response:
         self.headers.append(request.headers)
+        self.queries.append(request.rel_url.raw_query_string)
         await asyncio.sleep(self.pause)
         status = self.statuses.pop(0) if self.statuses else 200
         body = self.document if isinstance(self.document, bytes) else json.dumps(self.document).encode()
@@ -113,7 +116,7 @@ async def test_a_path_picks_a_number_or_several(path: str, value: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("path", "says"),
+    ("path", "message"),
     [
         ("queues[5].waiting", "finds nothing in the document"),
         ("queues[?name=='none'].waiting", "gives an empty list, expected a number or a list of numbers"),
@@ -126,9 +129,9 @@ async def test_a_path_picks_a_number_or_several(path: str, value: object) -> Non
         ("sum(queues[].name)", "cannot be applied: In function sum"),
     ],
 )
-async def test_what_is_no_number_is_missing(path: str, says: str) -> None:
+async def test_what_is_not_a_number_is_missing(path: str, message: str) -> None:
     async with serving() as server:
-        with pytest.raises(AnswerError, match=rf"{server.url}: path .*{says}"):
+        with pytest.raises(AnswerError, match=rf"{server.url}: path .*{message}"):
             await reading(Http(server.url), path)
 
 
@@ -151,7 +154,7 @@ async def test_what_an_expression_stumbles_over_is_missing(path: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>login</html>", b"{", b"[" * 100_000, b"\xff\xfe\x00"])
-async def test_what_is_no_json_is_missing(body: bytes) -> None:
+async def test_what_is_not_json_is_missing(body: bytes) -> None:
     async with serving(Server(body)) as server:
         with pytest.raises(AnswerError, match=f"{server.url}: expected JSON, got "):
             await reading(Http(server.url), "lag")
@@ -160,20 +163,20 @@ async def test_what_is_no_json_is_missing(body: bytes) -> None:
 @pytest.mark.parametrize(
     "stamp", [1_767_225_500, 1_767_225_500.0, 1_767_225_500_000, "2025-12-31T23:58:20Z", "2026-01-01T00:58:20+01:00"]
 )
-async def test_the_document_may_say_when_its_values_were_true(stamp: object) -> None:
+async def test_the_document_may_date_its_values(stamp: object) -> None:
     async with serving(Server({"lag": 1, "at": stamp})) as server:
         assert (await reading(Http(server.url), "lag", "at")).at == NOW - timedelta(seconds=100)
         assert (await reading(Http(server.url), "lag")).at == NOW
 
 
 @pytest.mark.parametrize("stamp", ["2025-12-31T23:58:20", "yesterday", True, [1], 1e300, {}])
-async def test_a_time_that_cannot_be_read_is_no_time(stamp: object) -> None:
+async def test_a_time_that_cannot_be_read_is_an_error(stamp: object) -> None:
     async with serving(Server({"lag": 1, "at": stamp})) as server:
         with pytest.raises(AnswerError, match="path 'at' gives"):
             await reading(Http(server.url), "lag", "at")
 
 
-async def test_a_document_is_asked_for_once_for_all_that_need_it() -> None:
+async def test_a_document_is_requested_once_for_all_its_metrics() -> None:
     async with serving() as server, LocalShared() as shared:
         plugin = Http(server.url, fresh=timedelta(seconds=30))
         async with plugin.connect(shared) as source:
@@ -184,6 +187,12 @@ async def test_a_document_is_asked_for_once_for_all_that_need_it() -> None:
             again = await source.collect(Query("busy"), NOW)
             assert len(server.headers) == 1
             assert NOW - timedelta(seconds=20) < again.at <= NOW - timedelta(seconds=0.05)
+
+
+async def test_the_query_of_the_address_is_sent() -> None:
+    async with serving() as server:
+        assert (await reading(Http(server.url + "?queue=a%20b"), "busy")).value == (0.25, 1.0, 0.5)
+    assert server.queries == ["queue=a%20b"]
 
 
 async def test_the_token_goes_where_it_is_wanted() -> None:
@@ -199,7 +208,7 @@ async def test_the_token_goes_where_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "says"),
+    ("status", "error", "message"),
     [
         (302, AnswerError, "answered 302 Found: redirected to '/login'; configure the final address"),
         (401, RefusedError, "answered 401 Unauthorized: .*; no token or password was sent"),
@@ -208,16 +217,16 @@ async def test_the_token_goes_where_it_is_wanted() -> None:
         (204, AnswerError, "expected JSON, got ''"),
     ],
 )
-async def test_other_answers_are_errors_and_are_not_asked_again(status: int, error: type[EdgeError], says: str) -> None:
+async def test_other_answers_are_errors_and_are_not_retried(status: int, error: type[EdgeError], message: str) -> None:
     async with serving(Server(statuses=[status])) as server:
-        with pytest.raises(error, match=says) as caught:
+        with pytest.raises(error, match=message) as caught:
             await reading(Http(server.url), "busy")
         assert "secret" not in str(caught.value)
         assert len(server.headers) == 1
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
-async def test_a_server_that_is_busy_is_asked_again(status: int) -> None:
+async def test_a_busy_server_is_retried(status: int) -> None:
     async with serving(Server(statuses=[status])) as server:
         assert (await reading(Http(server.url), "busy")).value == (0.25, 1.0, 0.5)
     async with serving(Server(statuses=[status] * 9)) as server:
@@ -252,11 +261,12 @@ async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given_", "says"),
+    ("given_", "message"),
     [
         ({"url": "ftp://host/stats"}, "url: must be an address such as"),
         ({"url": "http:///stats"}, "url: must be an address such as"),
         ({"url": "http://ann:secret@host/"}, "url: must not contain a user or password"),
+        ({"url": "http://host/?a=1#b"}, "url: must not contain a fragment"),
         ({"url": "http://host:port/"}, "url: must be an address such as"),
         ({"token": Secret("two words")}, "token: must be ASCII without spaces"),
         ({"token_header": "X-Api-Key"}, "token_header: needs token"),
@@ -270,18 +280,18 @@ async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
         ({"fresh": timedelta(-1)}, "fresh: must not be negative"),
     ],
 )
-def test_a_wrong_source_is_said(given_: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_a_wrong_parameter_is_named(given_: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Http(**{"url": "http://host/stats", **given_})
 
 
 @pytest.mark.parametrize(("path", "at"), [("", None), ("queues[", None), ("lag", "a b"), ("lag", " ")])
-def test_a_wrong_path_is_said_when_the_configuration_is_read(path: str, at: str | None) -> None:
+def test_a_wrong_path_is_refused_when_the_configuration_is_read(path: str, at: str | None) -> None:
     with pytest.raises(ValueError, match="JMESPath expression"):
         Query(path, at)
 
 
-async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jmespath", None)
     Query("not [ an expression")  # nobody can tell
     async with LocalShared() as shared:

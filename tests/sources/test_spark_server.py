@@ -167,7 +167,7 @@ async def test_every_metric_is_read_and_dated_by_the_drivers_clock(rig: Rig) -> 
     assert values[Metric.BATCH_TIME].value == pytest.approx(1.978)
 
 
-async def test_what_comes_together_is_asked_once(rig: Rig) -> None:
+async def test_concurrent_reads_send_one_request_each(rig: Rig) -> None:
     asked = [metric for metric in Metric if metric is not Metric.UTILIZATION]
     await asyncio.gather(*(rig.collect(metric) for metric in asked), rig.describe())
     counts = {path: rig.spark.asked.count(path) for path in rig.spark.asked}
@@ -195,7 +195,7 @@ async def test_one_caller_that_gives_up_does_not_take_the_answer_from_the_others
 async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
         before = time.monotonic()
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
         after = time.monotonic()
         await asyncio.sleep(1.2 * FRESH)  # until the kept answers are asked for anew
@@ -205,14 +205,14 @@ async def test_utilization_is_what_the_counters_grew_by(rig: Rig) -> None:
         again = time.monotonic()
         reading = await source.collect(SparkQuery("utilization"), NOW)
         assert isinstance(reading.value, float)
-        # How long it was between the two looks, at most and at least.
+        # How long it was between the two polls, at most and at least.
         assert 0.35 / (time.monotonic() - before) <= reading.value <= 0.35 / (again - after)
 
 
 async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(rig: Rig) -> None:
     """A new driver numbers its executors from 0 again and counts their time from 0: neither is idleness."""
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
         rig.forget()
         again = APP.replace("0000", "0001")
@@ -222,15 +222,15 @@ async def test_the_executors_of_a_restarted_driver_are_not_those_of_the_old_one(
             executor["totalDuration"] += 5  # as it happens, a little more than the old one's
             executor["activeTasks"] = 0
         rig.spark.answers[f"{again}/allexecutors"] = restarted
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
 
 
-async def test_utilization_is_no_average_over_a_time_when_nobody_could_look(rig: Rig) -> None:
+async def test_utilization_is_not_a_mean_over_a_gap_in_the_polls(rig: Rig) -> None:
     async with Spark(**rig.parameters()).connect(rig.shared) as source:
-        with pytest.raises(AnswerError, match="two looks"):
+        with pytest.raises(AnswerError, match="two polls"):
             await source.collect(SparkQuery("utilization"), NOW)
-        for ago, expected in ((30, None), (600, "two looks")):
+        for ago, expected in ((30, None), (600, "two polls")):
             executors = rig.spark.answers[f"{APP}/allexecutors"]
             rig.spark.answers[f"{APP}/allexecutors"] = refusing(404)
             rig.forget()
@@ -264,7 +264,7 @@ async def test_the_clocks_of_driver_and_daemon_may_differ_by_an_hour(rig: Rig, h
     assert back.at <= NOW - timedelta(hours=2), "when the daemon's clock goes back, its readings do too"
 
 
-async def test_a_drivers_clock_that_was_set_is_told(rig: Rig) -> None:
+async def test_a_drivers_clock_that_was_set_is_reported(rig: Rig) -> None:
     report = rig.spark.answers["/v1/progress"]
     report["queries"][0]["progress"][-1]["steady"] = 1000.0
     report["steady"] = 1000.0
@@ -288,7 +288,7 @@ async def test_the_engine_shows_slots_parallelism_partitions_and_state(rig: Rig)
     )
 
 
-async def test_between_batches_the_widest_stage_is_looked_up_in_the_last_job(rig: Rig) -> None:
+async def test_between_batches_the_widest_stage_comes_from_the_last_job(rig: Rig) -> None:
     rig.spark.answers[f"{APP}/stages?status=active"] = []
     async with SparkEngine(**rig.parameters()).connect(rig.shared) as engine:
         assert (await engine.describe()).partitions == 6
@@ -309,7 +309,7 @@ async def test_a_new_executor_is_a_slot_at_once_and_parallelism_with_its_first_t
     ("state", "expected"),
     [("WAITING", JobState.STARTING), ("SUBMITTED", JobState.STARTING), ("RUNNING", JobState.RUNNING)],
 )
-async def test_the_job_is_what_the_master_says(rig: Rig, state: str, expected: JobState) -> None:
+async def test_the_state_of_the_job_is_that_of_the_master(rig: Rig, state: str, expected: JobState) -> None:
     rig.spark.answers["/json/"]["activeapps"][0]["state"] = state
     assert (await rig.describe()).job is expected
 
@@ -386,7 +386,9 @@ async def test_several_queries_need_a_name(rig: Rig) -> None:
         ({"now": 5.0}, "clock was set back"),
     ],
 )
-async def test_an_unusable_report_says_what_is_wrong(rig: Rig, change: dict[str, Any], message: str) -> None:
+async def test_the_error_of_an_unusable_report_names_what_is_wrong(
+    rig: Rig, change: dict[str, Any], message: str
+) -> None:
     rig.spark.answers["/v1/progress"] = rig.spark.report(**change)
     with pytest.raises(AnswerError, match=message):
         await rig.collect("lag")
@@ -498,7 +500,7 @@ async def test_a_driver_that_drips_delays_no_reading_beyond_its_time(rig: Rig) -
     assert time.monotonic() - begin < 3.8
 
 
-async def test_only_an_unavailable_server_is_asked_again_and_not_for_ever(rig: Rig) -> None:
+async def test_only_an_unavailable_server_is_retried_and_not_for_ever(rig: Rig) -> None:
     for status, times in ((503, 2), (404, 1)):
         rig.spark.asked.clear()
         rig.spark.answers["/v1/progress"] = refusing(status)
@@ -526,7 +528,7 @@ async def test_without_the_drivers_ui_the_report_alone_gives_lag_but_no_utilizat
         with pytest.raises(UnavailableError):
             await source.collect(SparkQuery("utilization"), NOW)
     assert [record.message for record in caplog.records].count(
-        "the driver's UI cannot be asked; metrics come from the report alone"
+        "the driver's UI cannot be reached; metrics come from the report alone"
     ) == 1
     with pytest.raises(AnswerError, match=r"has no UI \(spark.ui.enabled=false\)"):
         await rig.collect("utilization", driver=None)
@@ -542,7 +544,7 @@ async def test_the_doctor_examines_a_live_job(rig: Rig) -> None:
     assert not [path for path in rig.spark.asked if "kill" in path]
 
 
-async def test_the_doctor_says_what_it_cannot_see(rig: Rig) -> None:
+async def test_the_doctor_reports_what_it_cannot_see(rig: Rig) -> None:
     rig.spark.answers["/environment/"] = refusing(404)
     async with SparkEngine(**rig.parameters()).connect(rig.shared) as engine:
         found = {finding.subject: finding for finding in await engine.diagnose()}

@@ -90,12 +90,12 @@ async def test_until_the_job_follows_what_runs_is_ready(flink: FakeFlink, opened
         assert (status.desired, status.ready) == (1, 3)
 
 
-async def test_where_slots_are_lacking_it_says_so(opened: Opened) -> None:
+async def test_lacking_slots_are_reported(opened: Opened) -> None:
     async with opened() as target:
         await target.scale(10)
         status = await target.describe()
     assert (status.desired, status.ready) == (10, 4)
-    assert status.remarks == ("no slot of the cluster is free: the job runs at 4 of 10 until TaskManagers come",)
+    assert status.remarks == ("the cluster has no free slot: the job runs at 4 of 10 until TaskManagers are added",)
 
 
 async def test_a_job_that_has_all_it_asked_for_lacks_nothing_though_no_slot_is_free(opened: Opened) -> None:
@@ -105,7 +105,9 @@ async def test_a_job_that_has_all_it_asked_for_lacks_nothing_though_no_slot_is_f
     assert (status.desired, status.ready, status.remarks) == (4, 4, ())
 
 
-async def test_a_maximum_parallelism_that_flink_does_not_tell_bounds_nothing(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_maximum_parallelism_that_flink_does_not_report_bounds_nothing(
+    flink: FakeFlink, opened: Opened
+) -> None:
     flink.maximum = dict.fromkeys(flink.maximum, -1)
     async with opened() as target:
         assert (await target.describe()).ceiling is None
@@ -208,7 +210,7 @@ async def test_subtasks_that_came_to_their_end_count_as_running(flink: FakeFlink
         assert (await target.describe()).ready == 3
 
 
-async def test_a_job_that_restarts_has_nothing_ready_and_says_so(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_job_that_restarts_has_nothing_ready_and_is_reported(flink: FakeFlink, opened: Opened) -> None:
     flink.state, flink.running = "RESTARTING", dict.fromkeys(flink.running, 0)
     async with opened() as target:
         status = await target.describe()
@@ -239,37 +241,37 @@ async def test_the_only_job_needs_no_name(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "said"),
+    ("change", "error", "message"),
     [
-        ({"name": "other"}, AnswerError, "job 'counting' at http://[^ ]+ is not there; what runs there: other$"),
-        ({"jids": []}, AnswerError, "what runs there: nothing$"),
+        ({"name": "other"}, AnswerError, "job 'counting' at http://[^ ]+ does not run there; running jobs: other$"),
+        ({"jids": []}, AnswerError, "running jobs: none$"),
         ({"jids": ["a" * 32, "b" * 32]}, AnswerError, "runs 2 jobs named 'counting'"),
-        ({"state": "FAILED"}, AnswerError, r"is over \(FAILED\): start it again, and it is found by its name"),
+        ({"state": "FAILED"}, AnswerError, r"has ended \(FAILED\); start it again: the target follows it by its name"),
         ({"state": "INITIALIZING"}, UnavailableError, "is initializing: its vertices are not all known yet"),
         (
             {"mode": "reactive"},
             RefusedError,
-            "takes every slot there is.* Scale its TaskManagers instead, with the target kubernetes, aws-asg or local",
+            "takes every slot.* Scale its TaskManagers instead, with the target kubernetes, aws-asg or local",
         ),
         (
             {"mode": "default"},
             RefusedError,
             "not run by the adaptive scheduler.*jobmanager.scheduler: adaptive.*The DefaultScheduler does not support",
         ),
-        ({"mode": "old"}, RefusedError, "from Flink 1.18 on, this one knows none"),
+        ({"mode": "old"}, RefusedError, "from Flink 1.18 on; this version is older"),
         ({"failing": answer(SEEN["no_such_job_500"], 500)}, UnavailableError, "Could not find Flink job"),
         ({"failing": answer({"errors": ["who are you"]}, 401)}, RefusedError, "answered 401 Unauthorized: who are you"),
         ({"failing": answer(["nonsense"])}, AnswerError, "expected JSON of Flink's REST API, but"),
     ],
 )
-async def test_what_cannot_be_scaled_says_why(
-    change: dict[str, Any], error: type[EdgeError], said: str, flink: FakeFlink, opened: Opened
+async def test_the_error_of_what_cannot_be_scaled_names_the_reason(
+    change: dict[str, Any], error: type[EdgeError], message: str, flink: FakeFlink, opened: Opened
 ) -> None:
     for name, value in change.items():
         setattr(flink, name, value)
     async with opened() as target:
         for ask in (target.describe(), target.scale(2)):
-            with pytest.raises(error, match=said):
+            with pytest.raises(error, match=message):
                 await ask
     assert not flink.puts
 
@@ -306,9 +308,7 @@ async def test_an_answer_that_does_not_come_is_an_unknown_outcome(flink: FakeFli
 
 async def test_a_pin_that_fits_no_vertex_names_those_there_are(opened: Opened) -> None:
     async with opened(pinned=("sink",)) as target:
-        with pytest.raises(
-            AnswerError, match=r"no vertex 'sink' that could be pinned; its vertices: Source: .*, narrow, sink"
-        ):
+        with pytest.raises(AnswerError, match=r"no vertex 'sink' to pin; its vertices: Source: .*, narrow, sink"):
             await target.describe()
 
 
@@ -328,7 +328,7 @@ async def test_the_doctor_finds_a_least_parallelism_that_the_cluster_cannot_give
         assert not await usual.diagnose()
 
 
-async def test_the_doctor_says_when_a_job_cannot_be_scaled_at_all(flink: FakeFlink, opened: Opened) -> None:
+async def test_the_doctor_reports_a_job_that_cannot_be_scaled_at_all(flink: FakeFlink, opened: Opened) -> None:
     flink.mode = "reactive"
     async with opened() as target:
         assert isinstance(target, Doctor)
@@ -337,7 +337,7 @@ async def test_the_doctor_says_when_a_job_cannot_be_scaled_at_all(flink: FakeFli
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message"),
     [
         ({"url": "host:8081"}, "url: must be an address such as"),
         ({"job": " "}, "job: must be the name or the id"),
@@ -347,6 +347,6 @@ async def test_the_doctor_says_when_a_job_cannot_be_scaled_at_all(flink: FakeFli
         ({"timeout": timedelta(0)}, "timeout: must be above 0"),
     ],
 )
-def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_parameters_that_cannot_be_meant_are_refused(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         FlinkRequirements(**{"url": "http://jobmanager:8081"} | parameters)
