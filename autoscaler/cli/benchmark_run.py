@@ -74,10 +74,18 @@ def benchmark(options: argparse.Namespace) -> int:
         return USAGE
     for name, baseline in policies.items():
         cluster(name, baseline, 60.0, 1.0)  # report wrong settings at once
-    wanted = options.out is not None
     jobs = [
-        Job(plant, scenario, tuple(seeds), tuple(policies.items()), traces, options.cache, options.guarded, wanted)
-        # The longest first, so that no process is left alone with one at the end.
+        Job(
+            plant=plant,
+            scenario=scenario,
+            seeds=tuple(seeds),
+            policies=tuple(policies.items()),
+            traces=traces,
+            cache=options.cache,
+            guarded=options.guarded,
+            timelines=options.out is not None,
+        )
+        # The longest first, so that the processes end at about the same time.
         for scenario in sorted(loads, key=lambda name: -loads[name].seconds)
         for plant in plants
     ]
@@ -134,7 +142,7 @@ def _prepare(options: argparse.Namespace) -> None:
 # What is run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What of a cluster's configuration its decisions depend on; each as in a configuration file."""
 
@@ -161,7 +169,7 @@ def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpe
         ConfigurationError: the settings cannot be read.
     """
     if baseline.policy is not None:
-        read = Settings({name: baseline.policy})
+        read = Settings(policies={name: baseline.policy})
     else:
         text = baseline.settings.replace("$SLO", format_duration(timedelta(seconds=slo)))
         text = text.replace("$LAG", f"{one * LAG_S:.6g}")
@@ -190,7 +198,7 @@ def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpe
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One load on one plant, for all policies and seeds."""
 

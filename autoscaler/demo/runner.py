@@ -350,9 +350,8 @@ def _describe_decision(cluster: dict[str, Any], decision: dict[str, Any]) -> str
         return cluster.get("problem") or "(no decision yet)"
     rescale = cluster.get("rescale")
     details = [each["detail"] for each in decision["recommendations"] if each["detail"]]
-    parts = [details[0] if details else decision["reason"]]
-    if rescale is not None:
-        parts.insert(0, f"{rescale['before']} -> {rescale['to']} in progress ({rescale['phase']})")
-    elif missing := cluster.get("missing"):
-        parts.insert(0, f"cannot read {', '.join(missing)}")
-    return "; ".join(parts)
+    missing = cluster.get("missing")
+    why = f"no reading of {', '.join(missing)}" if missing else (*details, decision["reason"])[0]
+    if rescale is None:
+        return why
+    return f"{rescale['before']} -> {rescale['to']} in progress ({rescale['phase']}); {why}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -47,7 +47,7 @@ class Row:
     score: Score
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """What happened in one run, minute by minute: for pictures.
 
@@ -66,7 +66,7 @@ class Timeline:
     age: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
     """The means of several runs of a policy: cost geometric, all else arithmetic.
 
@@ -131,12 +131,12 @@ def timeline(row: Row, done: Run) -> Timeline:
     old = ages(track.arrivals, track.position)
     minutes = range(0, len(need), MINUTE)
     return Timeline(
-        row.plant,
-        row.scenario,
-        row.policy,
-        tuple([max(need[n : n + MINUTE]) for n in minutes]),
-        tuple([max(track.billed[n : n + MINUTE]) for n in minutes]),
-        tuple([max(old[n : n + MINUTE]) for n in minutes]),
+        plant=row.plant,
+        scenario=row.scenario,
+        policy=row.policy,
+        needed=tuple([max(need[n : n + MINUTE]) for n in minutes]),
+        billed=tuple([max(track.billed[n : n + MINUTE]) for n in minutes]),
+        age=tuple([max(old[n : n + MINUTE]) for n in minutes]),
     )
 
 
@@ -152,11 +152,12 @@ def means(rows: Iterable[Row], *, each: bool = False) -> list[Means]:
     return [_mean(*names, some) for names, some in found.items()]
 
 
+_AVERAGED = ("violation", "p50", "p99", "worst", "rescales_per_hour", "stopped", "under", "over", "j")
+"""Figures of a score whose arithmetic mean is taken."""
+
+
 def _mean(plant: str, scenario: str, policy: str, rows: Sequence[Row]) -> Means:
     scores = [row.score for row in rows]
-
-    def mean(number: Callable[[Score], float]) -> float:
-        return math.fsum(map(number, scores)) / len(scores)
 
     ratios = [ratio for score in scores if (ratio := score.to_optimum) is not None]
     jumps = [score.converged for score in scores if score.converged is not None]
@@ -165,23 +166,15 @@ def _mean(plant: str, scenario: str, policy: str, rows: Sequence[Row]) -> Means:
         for name, some in groupby(sorted(rows, key=lambda row: row.scenario), lambda row: row.scenario)
     }
     return Means(
-        plant,
-        scenario,
-        policy,
-        geometric(ratios) if len(ratios) == len(scores) else None,
-        geometric([score.to_demand for score in scores]),
-        mean(lambda score: score.violation),
-        mean(lambda score: score.p50),
-        mean(lambda score: score.p99),
-        mean(lambda score: score.worst),
-        mean(lambda score: score.rescales_per_hour),
-        mean(lambda score: score.stopped),
-        mean(lambda score: score.under),
-        mean(lambda score: score.over),
-        math.fsum(jumps) / len(jumps) if jumps else None,
-        mean(lambda score: score.j),
-        sum(math.fsum(some) / len(some) < LOW_VIOLATION for some in by_scenario.values()),
-        len(by_scenario),
+        plant=plant,
+        scenario=scenario,
+        policy=policy,
+        cost=geometric(ratios) if len(ratios) == len(scores) else None,
+        demand=geometric([score.to_demand for score in scores]),
+        converged=math.fsum(jumps) / len(jumps) if jumps else None,
+        low=sum(math.fsum(some) / len(some) < LOW_VIOLATION for some in by_scenario.values()),
+        of=len(by_scenario),
+        **{name: math.fsum(getattr(score, name) for score in scores) / len(scores) for name in _AVERAGED},
     )
 
 

@@ -18,7 +18,7 @@ Keep = Callable[[Record], object]
 """What is done with the record of each decision, such as writing it to a file."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What came of a simulation.
 
@@ -116,4 +116,11 @@ def run(
             error = injector.scale(cluster, decision.desired, now)
             if error:
                 state = call_failed(state, error)
-    return Run(plant, load, rate_per_worker, cluster.track, state, decisions)
+    return Run(
+        plant=plant,
+        load=load,
+        rate_per_worker=rate_per_worker,
+        track=cluster.track,
+        state=state,
+        decisions=decisions,
+    )

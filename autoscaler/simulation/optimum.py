@@ -77,12 +77,12 @@ def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = CO
     arrivals = tuple([sum(records[n * each : (n + 1) * each]) for n in range(steps)])
     cold = (1.0 - plant.cold) * plant.cold_for
     return Problem(
-        arrivals,
-        tuple([rate_per_worker * size**plant.gamma * seconds for size in range(1, largest + 1)]),
-        (plant.restart_up + cold) / seconds,
-        (plant.restart_down + plant.heartbeat + cold) / seconds,
-        _allowed(records, each, steps, plant.slo),
-        int(plant.startup // seconds),
+        arrivals=arrivals,
+        capacity=tuple([rate_per_worker * size**plant.gamma * seconds for size in range(1, largest + 1)]),
+        lost_up=(plant.restart_up + cold) / seconds,
+        lost_down=(plant.restart_down + plant.heartbeat + cold) / seconds,
+        most=_allowed(records, each, steps, plant.slo),
+        startup=int(plant.startup // seconds),
     )
 
 

@@ -32,7 +32,7 @@ _EXACT = 1e-9
 """Two positions that differ by this share of all records are the same one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """The numbers of one run.
 

@@ -173,7 +173,7 @@ def _judged(verdict: Verdict | None) -> str:
 # A whole trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """A time throughout which more, or throughout which fewer, would have been decided than was.
 
@@ -196,7 +196,7 @@ class Difference:
     first: FirstDifference | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """What came of replaying one cluster's records.
 
@@ -296,18 +296,18 @@ class Replay:
             if row is not None and row.asks and row.way and (before is None or before.replayed != row.replayed)
         ]
         return Comparison(
-            self.spec.name,
-            rows[0].at if rows else None,
-            rows[-1].at if rows else None,
-            len(rows),
-            sum(not row.way for row in rows),
-            math.fsum(map(mul, [row.recorded for row in rows], hours)),
-            math.fsum(map(mul, [row.replayed for row in rows], hours)),
-            sum(row.asked for row in rows),
-            len(agreed),
-            len(begun),
-            tuple(name for name in self.spec.metrics if rows and name not in self._seen),
-            tuple(self._difference(start, hours) for start in self._starts),
+            cluster=self.spec.name,
+            first=rows[0].at if rows else None,
+            last=rows[-1].at if rows else None,
+            decisions=len(rows),
+            equal=sum(not row.way for row in rows),
+            recorded_hours=math.fsum(map(mul, [row.recorded for row in rows], hours)),
+            hours=math.fsum(map(mul, [row.replayed for row in rows], hours)),
+            rescales=sum(row.asked for row in rows),
+            agreed=len(agreed),
+            others=len(begun),
+            missing=tuple(name for name in self.spec.metrics if rows and name not in self._seen),
+            differences=tuple(self._difference(start, hours) for start in self._starts),
         )
 
     def _difference(self, start: int, hours: Sequence[float]) -> Difference:
@@ -319,14 +319,14 @@ class Replay:
         recorded, anew = [row.recorded for row in here], [row.replayed for row in here]
         record, decision = self._starts[start]
         return Difference(
-            record,
-            decision,
-            until,
-            len(here),
-            (min(recorded), max(recorded)),
-            (min(anew), max(anew)),
-            math.fsum(map(mul, map(sub, anew, recorded), hours[start:end])),
-            first_difference(record.decision, decision),
+            record=record,
+            decision=decision,
+            until=until,
+            decisions=len(here),
+            recorded=(min(recorded), max(recorded)),
+            replayed=(min(anew), max(anew)),
+            hours=math.fsum(map(mul, map(sub, anew, recorded), hours[start:end])),
+            first=first_difference(record.decision, decision),
         )
 
 

@@ -53,7 +53,7 @@ def test_the_configuration_is_what_flink_reads(tmp_path: Path) -> None:
 
 
 def test_the_job_is_told_everything(tmp_path: Path) -> None:
-    job = Job("n", tmp_path / "clock", tmp_path / "a sink")
+    job = Job(name="n", clock=tmp_path / "clock", sink=tmp_path / "a sink")
     told = dict(zip(job.arguments()[::2], job.arguments()[1::2], strict=True))
     assert told["--sink"].endswith("/a%20sink")
     assert (told["--name"], told["--partitions"], told["--cost"]) == ("n", "6", "45")

@@ -64,7 +64,7 @@ class FlinkCluster:
         self.pool = directory / "pool"
         self.processes = Processes(directory / "logs", self.pool)
         self.rest_port = free_port()
-        self.job = Job("surge", directory / "clock.json", directory / "sink", **job)
+        self.job = Job(name="surge", clock=directory / "clock.json", sink=directory / "sink", **job)
         self._sizes: dict[int, Sizes] = {}
         write_conf(
             self.conf,

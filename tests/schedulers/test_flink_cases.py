@@ -19,7 +19,6 @@ from autoscaler.schedulers.flink import FlinkSettings, default_max_delay
 from autoscaler.schedulers.slots import (
     Bounds,
     default_max_parallelism,
-    key_group_range,
     required_slots,
     slot_allocation,
 )
@@ -71,9 +70,6 @@ def outcome(kind: str, inputs: dict[str, Any]) -> Any:
             return required_slots(groups_of(inputs))
         case "default_max_parallelism":
             return default_max_parallelism(inputs["parallelism"])
-        case "key_group_range":
-            most, parallelism = inputs["max_parallelism"], inputs["parallelism"]
-            return [list(key_group_range(most, parallelism, index)) for index in range(parallelism)]
         case "config_default":
             interval = inputs["checkpoint_interval_s"] if inputs["checkpointing_enabled"] else None
             return default_max_delay(interval, inputs["max_checkpoint_failures"])

@@ -401,7 +401,20 @@ def test_metrics_that_a_trace_never_has_are_told() -> None:
 def test_nothing_recorded_is_nothing_compared() -> None:
     decisions, found = replayed([], spec(metrics=("cpu",)))
     assert decisions == []
-    assert found == Comparison("x", None, None, 0, 0, 0.0, 0.0, 0, 0, 0, (), ())
+    assert found == Comparison(
+        cluster="x",
+        first=None,
+        last=None,
+        decisions=0,
+        equal=0,
+        recorded_hours=0.0,
+        hours=0.0,
+        rescales=0,
+        agreed=0,
+        others=0,
+        missing=(),
+        differences=(),
+    )
 
 
 def test_an_engine_is_followed_as_it_was_recorded() -> None:

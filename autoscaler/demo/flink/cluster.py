@@ -79,7 +79,7 @@ TASK_MANAGER_MEMORY = "512m"
 """Memory of a TaskManager's process that goes with these settings."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Arguments of the job.
 
