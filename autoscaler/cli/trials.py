@@ -329,7 +329,7 @@ def baseline(text: str) -> tuple[str, Baseline]:
     """
     name, equals, settings = text.partition("=")
     if equals:
-        known = BASELINES.get(name, Baseline("", "", bare=False))
+        known = BASELINES.get(name, Baseline("", bare=False))
         return name, replace(known, settings=settings, policy=None)
     if name in BASELINES:
         return name, BASELINES[name]
@@ -339,7 +339,7 @@ def baseline(text: str) -> tuple[str, Baseline]:
         raise argparse.ArgumentTypeError(
             f"{name!r} is no policy{plugins.guess(name, names)}; expected NAME=SETTINGS, or one of {', '.join(names)}"
         )
-    return name, Baseline(f"{{type: {name}}}", "", bare=False)
+    return name, Baseline(f"{{type: {name}}}", bare=False)
 
 
 def compared(

@@ -23,12 +23,11 @@ from autoscaler.demo.config import CLUSTER, api, configuration
 from autoscaler.demo.environment import PARTITIONS, Environment, get, require
 from autoscaler.demo.flink.environment import FlinkEnvironment
 from autoscaler.demo.live_view import LiveView, Status, live_view
-from autoscaler.demo.load import Load, read_load, split, stretch, surge
+from autoscaler.demo.load import Load, read_load, split, start_clock, stretch, surge
 from autoscaler.demo.processes import DemoError, Processes, free_port
 from autoscaler.demo.result import Rescale, Run, Sample, summary
 from autoscaler.demo.simulation import describe_simulation, simulate_beside
 from autoscaler.demo.sink import account
-from autoscaler.demo.spark.clock import start_clock
 from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError

@@ -1,4 +1,4 @@
-"""The benchmark as numbers: what every policy was worth on every load, plant and seed, means, and what became worse."""
+"""The figures of the benchmark: scores of every policy, load, plant and seed, their means, and regressions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DEFAULT = "adaptive"
 """The policy whose figures the gate compares with those recorded."""
 
 LOW_VIOLATION = 0.01
-"""Violations below this share of the time are few."""
+"""A violation below this share of the time is low."""
 
 TOLERANCE = 0.03
-"""A figure may become worse by this share of what it was..."""
+"""A figure may become worse by this share..."""
 
 ABSOLUTE_TOLERANCE: Mapping[str, float] = {"cost": 0.0, "violation": 0.0005, "rescales_per_hour": 0.1}
-"""... and by so much besides, since 3 % of next to nothing is nothing: 0.05 % of the time, one rescale in ten hours."""
+"""... plus this much, since 3 % of almost nothing is nothing: 0.05 % of the time, one rescale in ten hours."""
 
 MINUTE = round(60 / STEP)
 """Steps."""
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What happened in one run, minute by minute: for pictures.
+    """One run minute by minute, for pictures.
 
     Attributes:
         plant, scenario, policy: of the run.
@@ -184,11 +184,11 @@ def geometric(values: Sequence[float]) -> float:
 
 
 COLUMNS = ("cost", "violation", "rescales/h", "J", "p99 s", "worst s", "stopped", "under", "over", "cost/demand")
-"""What `cells` tells, and in which order."""
+"""The columns of `cells`."""
 
 
 def cells(of: Means) -> tuple[str, ...]:
-    """The numbers of a table's row, as people read them."""
+    """The numbers of a table's row, formatted."""
     return (
         "-" if of.cost is None else f"{of.cost:.3f}",
         f"{of.violation:.2%}",
@@ -204,7 +204,7 @@ def cells(of: Means) -> tuple[str, ...]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The means as a table for people: a line for each policy, cost, violation and rescales of each plant."""
+    """The means as a Markdown table: a line for each policy, cost, violation and rescales of each plant."""
     found = means(rows)
     plants = list(dict.fromkeys(one.plant for one in found))
     policies = list(dict.fromkeys(one.policy for one in found))
@@ -229,7 +229,7 @@ def outperformed(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) 
 
     Args:
         rows: of one plant or several.
-        policy: which is held against the others.
+        policy: that is compared with the others.
         without: names of those that do not count.
     """
     found = []
@@ -262,7 +262,7 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def gate_figures(rows: Sequence[Row], policy: str) -> dict[str, Any]:
-    """What is kept of a run to compare later ones with: the figures of a policy, and what they are the means of."""
+    """What later runs are compared with: the figures of a policy, and the scenarios and seeds of their means."""
     mine = [row for row in rows if row.policy == policy]
     return {
         "policy": policy,
@@ -280,10 +280,10 @@ def gate_figures(rows: Sequence[Row], policy: str) -> dict[str, Any]:
 
 
 def regressions(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    """What is worse than recorded by more than `WORSE` and `SLACK`, one line each; nothing: all is well.
+    """Figures that are worse than recorded by more than the tolerances, one line each.
 
     Raises:
-        ValueError: it was recorded of something else, or is no record.
+        ValueError: the recorded figures are of something else, or not figures.
     """
     now = gate_figures(rows, str(before.get("policy")))
     for name in ("scenarios", "seeds"):
@@ -297,7 +297,7 @@ def regressions(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         for name, slack in ABSOLUTE_TOLERANCE.items():
             was, number = then[plant].get(name), figures[name]
             if not isinstance(was, int | float):
-                raise ValueError(  # noqa: TRY004 - a file says it, no caller
+                raise ValueError(  # noqa: TRY004 - the value comes from a file
                     f"plants.{plant}.{name}: is {was}, expected a number: record it again"
                 )
             most = was * (1 + TOLERANCE) + slack

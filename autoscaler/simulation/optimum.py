@@ -1,10 +1,10 @@
-"""The least cost that would have kept the delay objective, had everything been known before: exact.
+"""The exact least cost that keeps the delay objective, with all arrivals known in advance.
 
 Dynamic programming over steps. Cost is a whole number of worker-steps, so `backlog[n][c]` is the least backlog that
 can be had with n workers at cost c, and less backlog at the same size and cost is never worse: nothing is rounded.
 From i to j workers the job loses some seconds of work, charged at once also where they are more than a step. Workers
-that start are billed before they work, as the plant bills them. They are asked for in time, capacity has no noise, no
-record is processed twice and nothing breaks: no rule can be expected to reach it.
+that start are billed before they work. They are requested in time, capacity has no noise, no record is processed twice
+and nothing fails: no policy can be expected to reach it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ except ModuleNotFoundError as error:  # pragma: no cover - tests run with every 
 Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 COARSE = 30.0
-"""Seconds of one step of the programme, as usual."""
+"""Default seconds of one step."""
 
 _EXACT = 1e-9
-"""A backlog this share of all records too great is not: it is rounding."""
+"""A backlog that is too great by this share of all records is a rounding error."""
 
 
 class OptimumError(ValueError):
@@ -38,7 +38,7 @@ class OptimumError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be solved.
+    """An instance of the optimization.
 
     Attributes:
         arrivals: records of each step.
@@ -58,9 +58,9 @@ class Problem:
 
 
 def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> Problem:
-    """What a load is on a plant: stalls at their median, and what a job that is cold after one does not do.
+    """A load on a plant as a problem, with stalls at their median, and the reduced capacity after them.
 
-    What is left of a step at the end is dropped, and so is that of a start-up.
+    Incomplete steps at the end, and of a start-up, are dropped.
 
     Args:
         load: what is offered.
@@ -102,7 +102,7 @@ def _allowed(records: Sequence[float], each: int, steps: int, slo: float) -> tup
 def optimum(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> float:
     """The least cost in worker-hours of the whole load that keeps the plant's objective at every step's end.
 
-    What the load has beyond a whole number of steps is counted at the mean of the rest.
+    An incomplete step at the end counts with the mean of the others.
     """
     given = problem(load, plant, largest, seconds)
     return solve(given) * load.seconds / len(given.arrivals) / 3600
@@ -137,7 +137,7 @@ def solve(given: Problem) -> int:
 
 
 def _changed(backlog: Table, lost_up: Table, lost_down: Table, startup: int) -> Table:
-    """The least backlog of each size and cost after a change of size, or none; the work that it costs is added.
+    """The least backlog of each size and cost after a change of size, or none, plus the work lost by it.
 
     From fewer workers, or from more, only the least backlog counts: all lose the same.
     """

@@ -136,9 +136,9 @@ def test_an_extra_that_is_missing_is_said_before_anything_is_run(
         (["--policy", "mine"], "mine: expected NAME=SETTINGS, or one of static, hpa70"),
         (["--policy", "mine={type: target-tracking, metric: cpu, goal: 1}"], "mine:1: policies.mine.goal: unknown key"),
         (["--seeds", "0"], "'0' is not a number from 1"),
-        (["--scenario", "traffic7h"], "traffic7h: is a recorded trace, expected the folder"),
+        (["--scenario", "traffic7h"], "traffic7h: is a recorded trace: use --traces"),
         (["--against", "nothing.json"], "nothing.json"),
-        (["--plot", "no/where/costs.png"], "no/where: is no folder"),
+        (["--plot", "no/where/costs.png"], "no/where: is not a directory"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

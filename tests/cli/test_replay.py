@@ -190,7 +190,7 @@ def test_lines_that_cannot_be_read_are_counted_and_told_and_cost_no_other(
     assert "239 decisions" in shown.out
     assert "2 lines could not be read and are left out:" in shown.err
     assert f"{torn}:1: Invalid JSON" in shown.err
-    assert f"{torn}:241: is cut off; its writer may still be at it" in shown.err
+    assert f"{torn}:241: is cut off; a daemon may still be writing it" in shown.err
     assert len(as_json(capsys, torn, config)["unreadable"]) == 2
 
 

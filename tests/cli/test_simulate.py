@@ -317,15 +317,15 @@ def test_recorded_loads_say_where_they_are_looked_for(
 ) -> None:
     monkeypatch.delenv("AUTOSCALER_TRACES", raising=False)
     assert simulate(config, *WITH_METRIC, "--load", "ads18h") == 2
-    assert "expected the folder where demeter_ads_5s_18h.csv is: say it with --traces" in capsys.readouterr().err
+    assert "use --traces with the directory of demeter_ads_5s_18h.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "load.csv:1: is empty, expected the header t_seconds,value"),
-        ("t_seconds,value\n", "load.csv:1: no line follows the header"),
-        ("t_seconds,value\n7,1\n", "load.csv: 7 to 7 s are asked for"),
+        ("t_seconds,value\n", "load.csv:1: has no line after the header"),
+        ("t_seconds,value\n7,1\n", "load.csv: 7 to 7 s were requested"),
         ("time,rate\n0,1\n", "load.csv:1: is 'time,rate', expected the header t_seconds,value"),
         ("t_seconds,value\n0,1\n5,nan\n10,1\n", "load.csv:3: value: is 'nan', expected a number"),
         ("t_seconds,value\n0,1\n5,-1\n", "load.csv:3: value: is -1, expected 0 or more"),

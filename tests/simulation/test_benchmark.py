@@ -303,7 +303,7 @@ def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
     late = replace(observation, at=START + timedelta(seconds=5 * (12 * 30 - 6)))
     told(_spec(_Wants(1)), ClusterState(), late)
     assert shown[1].metrics[FORECAST].value == (356.5,) + (359.0,) * 19
-    assert Baseline("", "", oracle=True).decide(Load("rises", rates)) is not without_guards
+    assert Baseline("", oracle=True).decide(Load("rises", rates)) is not without_guards
 
 
 # Dataflow's rule

@@ -273,7 +273,7 @@ CAPPED = (
     [
         ({}, None),
         ({"recommendations": ()}, None),  # said otherwise, and asked for the same
-        ({"current": 5}, FirstDifference("size", "taken to be 4", "taken to be 5")),
+        ({"current": 5}, FirstDifference("size", "was 4", "was 5")),
         (
             {"proposed": 9, "recommendations": asked(9)},
             FirstDifference("policy main", "asked for 8: too much", "asked for 9: too much"),
@@ -289,7 +289,7 @@ CAPPED = (
         ),
         (
             {"proposed": 3, "recommendations": asked(8)[:1]},
-            FirstDifference("policy main", "asked for 8: too much", "is not there"),
+            FirstDifference("policy main", "asked for 8: too much", "absent"),
         ),
         # Made of them by an expression that heeds neither.
         (
@@ -300,10 +300,10 @@ CAPPED = (
             {"proposed": 3, "combined": "min(main, cpu)"},
             FirstDifference("combine", "the greatest is 8", "min(main, cpu) is 3"),
         ),
-        ({"desired": 6, "verdicts": CAPPED}, FirstDifference("cap", "is not there", "made 6 of 8: 12 slots")),
+        ({"desired": 6, "verdicts": CAPPED}, FirstDifference("cap", "absent", "changed 8 to 6: 12 slots")),
         (
             {"desired": 4, "verdicts": (Verdict(Reason.TOLERANCE, 8, 4, Reason.TOLERANCE),)},
-            FirstDifference("tolerance", "let 8 pass", "made 4 of 8"),
+            FirstDifference("tolerance", "kept 8", "changed 8 to 4"),
         ),
     ],
 )
