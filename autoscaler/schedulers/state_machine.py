@@ -190,7 +190,7 @@ class Job:
         timers: what will happen if nothing else does, soonest first; of one time in the order they were set.
         stage: on the way to a rescale, while it executes.
         changed: when the slots first changed so that a rescale makes a difference; math.inf: they did not.
-        wished: the vertices with which it is to be deployed; empty after a failure, when nobody knows yet.
+        wished: the vertices with which it is to be deployed; empty after a failure, when they are unknown.
         failed_checkpoints: how many more of them may fail before a rescale waits for none; None: none is waited for.
         attempts: restarts after failures that came in short order.
         delay: how long it paused after the last of them.

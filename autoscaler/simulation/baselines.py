@@ -48,7 +48,7 @@ class Baseline:
             the plant's objective, such as 60s; `$LAG` the records that a worker at 100 % processes in `LAG_S` seconds.
         bare: whether it runs without the guards, with the limits only.
         oracle: whether it sees the future.
-        policy: one that is no plug-in, in place of `settings`.
+        policy: one that is not a plug-in, in place of `settings`.
     """
 
     settings: str

@@ -204,8 +204,8 @@ class Comparison:
         first, last: times of the first and the last decision compared; None: none was.
         decisions: how many were compared.
         equal: how many of them decided the same size.
-        recorded_hours, hours: replica-hours of the sizes decided, as recorded and as they would have been. Times that
-            nobody decided about do not count.
+        recorded_hours, hours: replica-hours of the sizes decided, as recorded and as they would have been. Times
+            without decisions do not count.
         rescales: changes of size that were recorded.
         agreed: how many of them would have been made as well.
         others: changes of size at times when none, or another, was recorded.

@@ -141,10 +141,7 @@ class Cluster:
         until(lambda: get(f"http://127.0.0.1:{self.ui}/json/"))
 
     def start_job(self, rate: float) -> None:
-        from autoscaler.demo.load import (  # noqa: PLC0415 - it needs PySpark
-            Load,
-            start_clock,
-        )
+        from autoscaler.demo.load import Load, start_clock  # noqa: PLC0415
         from autoscaler.demo.spark.job import Settings  # noqa: PLC0415
 
         path = self.directory / "job.json"

@@ -84,7 +84,7 @@ def test_flinks_own_cases_come_out_the_same(case: dict[str, Any]) -> None:
     assert outcome(case["kind"], case["inputs"]) == case["expected"]
 
 
-def test_a_kind_that_nobody_answers_for_is_not_passed_over() -> None:
+def test_a_kind_without_a_handler_is_not_passed_over() -> None:
     with pytest.raises(AssertionError, match="nothing answers for the kind tides"):
         outcome("tides", {})
 

@@ -23,7 +23,7 @@ from autoscaler.schedulers.slots import (
     ("parallelism", "expected"),
     [(-1, 128), (1, 128), (85, 128), (86, 256), (171, 256), (172, 512), (21845, 32768), (32768, 32768)],
 )
-def test_key_groups_that_nobody_set_are_half_as_much_again_as_a_power_of_two(parallelism: int, expected: int) -> None:
+def test_key_groups_without_a_setting_are_half_as_much_again_as_a_power_of_two(parallelism: int, expected: int) -> None:
     assert default_max_parallelism(parallelism) == expected
 
 

@@ -51,19 +51,19 @@ def test_points_are_read_in_order_and_empty_lines_are_passed_over(tmp_path: Path
         ("t_seconds,value\n0,1\n5,1\n5,1\n", ":4: t_seconds: is 5 after 5, expected to increase"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+def test_what_cannot_be_read_is_reported_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(LoadError) as error:
         loads.read_points(path)
     assert str(error.value) == f"{path}{expected}"
 
 
-def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"none\.csv: cannot be read: No such file"):
         loads.read_points(tmp_path / "none.csv")
 
 
-def test_a_file_that_is_no_text_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "load.csv"
     path.write_bytes(b"t_seconds,value\n0,\xff\n")
     with pytest.raises(LoadError, match=r"load.csv: is not UTF-8: .* at byte 18"):

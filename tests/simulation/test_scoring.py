@@ -77,7 +77,7 @@ def test_a_stall_delays_what_came_in_it() -> None:
     assert delays([10, 0, 0], [0, 0, 10]) == [(10, 10)]
 
 
-def test_records_that_waited_and_those_that_have_just_come_are_told_apart() -> None:
+def test_records_that_waited_and_those_that_have_just_come_are_distinguished() -> None:
     # From 5 to 10 s 20 are done: first those that came from 0 to 5 s, then those that come meanwhile.
     assert _flat(delays([10, 10], [0, 20])) == pytest.approx([3.75, 10, 1.25, 10])
 
@@ -112,7 +112,7 @@ def test_what_still_waits_at_the_end_counts_with_its_age() -> None:
     assert delays([10, 0, 0], [0, 0, 0]) == [(12.5, 10)]
 
 
-def test_so_few_records_that_none_can_be_told_from_another_have_a_delay() -> None:
+def test_so_few_records_that_none_can_be_distinguished_have_a_delay() -> None:
     assert _flat(delays([2e-308], [1e-308])) == pytest.approx([1.25, 1e-308, 1.25, 1e-308])
 
 

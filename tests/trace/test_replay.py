@@ -307,14 +307,14 @@ CAPPED = (
         ),
     ],
 )
-def test_the_first_thing_that_differs_is_told(changes: dict[str, Any], expected: FirstDifference | None) -> None:
+def test_the_first_thing_that_differs_is_reported(changes: dict[str, Any], expected: FirstDifference | None) -> None:
     assert first_difference(decided(), decided(**changes)) == expected
 
 
 # A whole trace
 
 
-def test_stretches_of_other_decisions_are_told_with_their_hours() -> None:
+def test_stretches_of_other_decisions_are_reported_with_their_hours() -> None:
     # Twice as many are wanted in the second of four minutes, and the recorded ones come two ticks late.
     sizes = [4] * 4 + [4, 4, 8, 8] + [8, 8, 4, 4] + [4] * 4
     wanted = [4] * 4 + [8] * 4 + [4] * 8
@@ -385,14 +385,14 @@ def test_stretches_account_for_every_decision_and_hour_that_differs(
     assert all(one.first is not None for one in found.differences)
 
 
-def test_hours_that_nobody_decided_in_do_not_count() -> None:
+def test_hours_without_a_decision_do_not_count() -> None:
     ticks = [0, 1, 2, 400, 401, 300]
     records = recorded([seen(tick, 4, 4) for tick in ticks], spec())
     _, found = replayed(records, spec())
     assert found.hours == pytest.approx(4 * len(ticks) * 15 / 3600)
 
 
-def test_metrics_that_a_trace_never_has_are_told() -> None:
+def test_metrics_that_a_trace_never_has_are_reported() -> None:
     records = recorded([seen(tick, 4, 4) for tick in range(3)], spec())
     _, found = replayed(records, spec(metrics=("wanted", "cpu")))
     assert found.missing == ("cpu",)

@@ -173,7 +173,7 @@ def job_manager(
         java: the Java, as a JAVA_HOME.
         conf: the directory of its configuration.
         jar: the job's JAR file, which the TaskManagers get from it.
-        job: what the job is told.
+        job: its arguments.
         options: further options of its JVM.
 
     Raises:
