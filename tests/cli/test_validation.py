@@ -45,6 +45,6 @@ def test_without_traces_it_is_an_error_with_a_remedy(
 ) -> None:
     monkeypatch.delenv("AUTOSCALER_TRACES", raising=False)
     assert benchmark() == 2
-    assert "say --traces DIR, or set AUTOSCALER_TRACES" in capsys.readouterr().err
+    assert "use --traces DIR, or set AUTOSCALER_TRACES" in capsys.readouterr().err
     assert benchmark("--traces", tmp_path) == 2
     assert "demeter_ads_5s_18h.csv: cannot be read" in capsys.readouterr().err

@@ -78,7 +78,7 @@ def test_what_cannot_be_read_is_reported_with_file_and_line_and_the_rest_is_ther
     assert "Invalid JSON" in output[0]
     assert "version 2 of the trace format is not known, expected 1" in output[1]
     assert "observation.at" in output[2]
-    assert output[4] == f"{path}:7: is cut off; its writer may still be at it"
+    assert output[4] == f"{path}:7: is cut off; a daemon may still be writing it"
 
 
 def test_a_last_line_that_is_whole_counts_without_its_end(tmp_path: Path) -> None:
