@@ -108,7 +108,7 @@ def policy(text: str) -> tuple[str, Baseline]:
         known = BASELINES.get(name)
         if known is not None and known.policy is None:
             return name, replace(known, settings=settings)
-        return name, Baseline(settings, "", bare=False)
+        return name, Baseline(settings, bare=False)
     if name not in BASELINES:
         raise argparse.ArgumentTypeError(f"{name}: expected NAME=SETTINGS, or one of {', '.join(BASELINES)}")
     return name, BASELINES[name]

@@ -74,10 +74,18 @@ def benchmark(options: argparse.Namespace) -> int:
         return USAGE
     for name, baseline in policies.items():
         cluster(name, baseline, 60.0, 1.0)  # report wrong settings at once
-    wanted = options.out is not None
     jobs = [
-        Job(plant, scenario, tuple(seeds), tuple(policies.items()), traces, options.cache, options.guarded, wanted)
-        # The longest first, so that no process is left alone with one at the end.
+        Job(
+            plant=plant,
+            scenario=scenario,
+            seeds=tuple(seeds),
+            policies=tuple(policies.items()),
+            traces=traces,
+            cache=options.cache,
+            guarded=options.guarded,
+            timelines=options.out is not None,
+        )
+        # The longest first, so that the processes end at about the same time.
         for scenario in sorted(loads, key=lambda name: -loads[name].seconds)
         for plant in plants
     ]
@@ -96,8 +104,8 @@ def benchmark(options: argparse.Namespace) -> int:
         say(markdown(rows).rstrip())
     else:
         _show(rows, each=options.each)
-    _tell_time(done, rows)
-    return max(_write(options, rows, lines), _judge(options, before, rows))
+    _show_times(done, rows)
+    return max(_write(options, rows, lines), _compare(options, before, rows))
 
 
 def validate(options: argparse.Namespace) -> int:
@@ -119,24 +127,24 @@ def validate(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """See that what is to be written can be: not at the end of half an hour.
+    """Make sure at the beginning that the output can be written.
 
     Raises:
-        OSError: a folder is not there and cannot be made.
+        OSError: a directory does not exist and cannot be made.
     """
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
     for file in (options.plot, options.record):
         if file is not None and not file.parent.is_dir():
-            raise NotADirectoryError(f"{file.parent}: is no folder")
+            raise NotADirectoryError(f"{file.parent}: is not a directory")
 
 
-# What is run
+# Runs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What of a cluster's configuration its decisions depend on; each as in a configuration file."""
+    """The keys of a cluster that its decisions depend on, as in a configuration file."""
 
     policies: Mapping[str, Annotated[Policy, Plugin(Kind.POLICY)]]
     min: int = SMALLEST
@@ -161,7 +169,7 @@ def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpe
         ConfigurationError: the settings cannot be read.
     """
     if baseline.policy is not None:
-        read = Settings({name: baseline.policy})
+        read = Settings(policies={name: baseline.policy})
     else:
         text = baseline.settings.replace("$SLO", format_duration(timedelta(seconds=slo)))
         text = text.replace("$LAG", f"{one * LAG_S:.6g}")
@@ -190,7 +198,7 @@ def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpe
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One load on one plant, for all policies and seeds."""
 
@@ -206,7 +214,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a job: numbers, what happened (of the first seed), CPU seconds of each policy."""
+    """The result of a job: scores, timelines of the first seed, CPU seconds of each policy."""
 
     rows: tuple[Row, ...]
     timelines: tuple[Timeline, ...]
@@ -245,7 +253,7 @@ def least(load: Load, plant: str, folder: Path | None) -> float | None:
     Args:
         load: what is offered.
         plant: the name of the plant.
-        folder: where optima are kept under what they depend on; None: nowhere.
+        folder: cache of optima, by their inputs; None: no cache.
     """
     from autoscaler.simulation import optimum  # noqa: PLC0415 - it needs an extra
 
@@ -269,16 +277,16 @@ def least(load: Load, plant: str, folder: Path | None) -> float | None:
 
 
 def _results(jobs: Sequence[Job], processes: int) -> list[Done]:
-    """What came of all jobs, in whatever order; a bar on a terminal meanwhile."""
+    """The results of all jobs, in any order, with a progress bar on a terminal."""
     done: list[Done] = []
-    with progress("benchmark", len(jobs)) as tell:
-        for found in _worked(jobs, processes):
+    with progress("benchmark", len(jobs)) as advanced:
+        for found in _run_jobs(jobs, processes):
             done.append(found)
-            tell(len(done))
+            advanced(len(done))
     return done
 
 
-def _worked(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
+def _run_jobs(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
     if min(processes, len(jobs)) <= 1:
         yield from map(work, jobs)
         return
@@ -288,7 +296,7 @@ def _worked(jobs: Sequence[Job], processes: int) -> Iterator[Done]:
         yield from pool.imap_unordered(work, jobs)
 
 
-# What is told
+# Output
 
 
 def _show(rows: Sequence[Row], *, each: bool) -> None:
@@ -311,13 +319,13 @@ def _show(rows: Sequence[Row], *, each: bool) -> None:
         )
         better = outperformed(here, DEFAULT, [name for name, baseline in BASELINES.items() if baseline.oracle])
         if len({row.policy for row in here}) > 1 and any(row.policy == DEFAULT for row in here):
-            told = "; ".join(f"{name}: {j:.3f}, {rule} {best:.3f}" for name, j, rule, best in better)
-            say("", f"J of {DEFAULT} is the lowest in {scenarios - len(better)} of {scenarios}. {told}".rstrip())
+            losses = "; ".join(f"{name}: {j:.3f}, {rule} {best:.3f}" for name, j, rule, best in better)
+            say("", f"J of {DEFAULT} is the lowest in {scenarios - len(better)} of {scenarios}. {losses}".rstrip())
         say("")
 
 
-def _tell_time(done: Sequence[Done], rows: Sequence[Row]) -> None:
-    """CPU seconds of a simulated day: on the standard error, since they are no result."""
+def _show_times(done: Sequence[Done], rows: Sequence[Row]) -> None:
+    """CPU seconds of a simulated day: on the standard error, since they are not a result."""
     hours: dict[str, float] = {}
     took: dict[str, float] = {}
     for row in rows:
@@ -325,12 +333,12 @@ def _tell_time(done: Sequence[Done], rows: Sequence[Row]) -> None:
     for found in done:
         for name, seconds in found.took.items():
             took[name] = took.get(name, 0.0) + seconds
-    told = ", ".join(f"{name} {took[name] / (hours[name] / 24):.2f}" for name in hours)
-    complain(f"CPU seconds for a simulated day: {told}; {sum(took.values()):.0f} in all, optima {took['optimum']:.1f}")
+    times = ", ".join(f"{name} {took[name] / (hours[name] / 24):.2f}" for name in hours)
+    complain(f"CPU seconds for a simulated day: {times}; {sum(took.values()):.0f} in all, optima {took['optimum']:.1f}")
 
 
 def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Timeline]) -> int:
-    """Write what is to be written."""
+    """Write the files that were requested."""
     try:
         if options.record is not None:
             options.record.write_text(json.dumps(gate_figures(rows, DEFAULT), indent=2) + "\n")
@@ -351,8 +359,8 @@ def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Tim
     return OK
 
 
-def _judge(options: argparse.Namespace, before: Mapping[str, object] | None, rows: Sequence[Row]) -> int:
-    """Hold the figures of the default policy against those recorded."""
+def _compare(options: argparse.Namespace, before: Mapping[str, object] | None, rows: Sequence[Row]) -> int:
+    """Compare the figures of the default policy with those recorded."""
     if before is None:
         return OK
     try:

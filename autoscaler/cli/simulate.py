@@ -107,13 +107,12 @@ class Result:
 def run(options: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
     from autoscaler.cli import simulate_plot, simulate_setup
-    from autoscaler.cli.recorder import recording
 
     setup = simulate_setup.setup(options)
     if options.plot is not None:
         simulate_plot.check(options.plot)
     optimum = simulate_setup.least_cost(setup) if options.optimum else None
-    with nullcontext() if options.record is None else recording(options.record) as keep:
+    with nullcontext() if options.record is None else simulate_setup.recording(options.record) as keep:
         done, requests = simulate_setup.simulate(setup, keep)
     static = simulate_setup.simulate_static(setup)
     result = Result(setup=setup, run=done, static=static, requests=requests, optimum=optimum)

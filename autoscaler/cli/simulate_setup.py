@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 from autoscaler.cli import configuration, plants
 from autoscaler.cli.configuration import wrong
@@ -29,6 +31,8 @@ from autoscaler.simulation.loop import run as simulated
 from autoscaler.simulation.plant import START, STEP, PlantSpec, work
 from autoscaler.simulation.scoring import needed
 from autoscaler.simulation.trial import STATIC_HEADROOM, visible_metrics
+from autoscaler.trace.codec import dump_record
+from autoscaler.trace.format import file_name
 
 PEAK_SHARE = 2 / 3
 """Without a rate per worker, the peak of the load needs this share of the maximum size at 100 % utilization..."""
@@ -281,6 +285,35 @@ def _simulated(prepared: Setup, spec: ClusterSpec, record: Callable[[Record], No
         )
     except ValueError as error:
         raise wrong(str(error)) from error
+
+
+@contextmanager
+def recording(directory: Path) -> Iterator[Callable[[Record], None]]:
+    """Open a directory, new or empty, for records; each goes to the file of its hour.
+
+    Yields:
+        a function that writes a record.
+
+    Raises:
+        ConfigurationError: the directory is not empty.
+        AutoscalerError: it cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise wrong(f"{directory}: is not empty; its records would be mixed with those of this run")
+        with ExitStack() as opened:
+            files: dict[str, BinaryIO] = {}
+
+            def keep(record: Record) -> None:
+                hour = file_name(record.decision.at)
+                if hour not in files:
+                    files[hour] = opened.enter_context((directory / hour).open("wb"))
+                files[hour].write(dump_record(record) + b"\n")
+
+            yield keep
+    except OSError as error:
+        raise AutoscalerError(f"{directory}: cannot be written: {error.strerror}") from error
 
 
 def least_cost(prepared: Setup) -> float | None:

@@ -308,7 +308,7 @@ def baseline(text: str) -> tuple[str, Baseline]:
     """A policy to compare with: NAME=SETTINGS as in a configuration file, one of the benchmark, or an installed one."""
     name, equals, settings = text.partition("=")
     if equals:
-        known = BASELINES.get(name, Baseline("", "", bare=False))
+        known = BASELINES.get(name, Baseline("", bare=False))
         return name, replace(known, settings=settings, policy=None)
     if name in BASELINES:
         return name, BASELINES[name]
@@ -319,7 +319,7 @@ def baseline(text: str) -> tuple[str, Baseline]:
             f"{name!r} is not a policy{plugins.guess(name, names)}; expected NAME=SETTINGS, or one of "
             f"{', '.join(names)}"
         )
-    return name, Baseline(f"{{type: {name}}}", "", bare=False)
+    return name, Baseline(f"{{type: {name}}}", bare=False)
 
 
 def _baseline_variants(

@@ -7,7 +7,9 @@ counts the same records.
 from __future__ import annotations
 
 import csv
+import json
 import math
+import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,6 +117,33 @@ def stretch(load: Load, duration: float) -> Load:
     """The same load over another duration; the rates stay."""
     factor = duration / load.duration
     return Load(tuple((at * factor, rate) for at, rate in load.steps), duration)
+
+
+class Clock:
+    """The load, and when it began. The file is written once; until then nothing is offered."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: tuple[float, Load] | None = None
+
+    def offered(self) -> int:
+        """Records offered until now."""
+        if self._known is None:
+            try:
+                content = json.loads(self._path.read_text())
+            except FileNotFoundError:
+                return 0
+            steps = tuple((at, rate) for at, rate in content["steps"])
+            self._known = content["start"], Load(steps, content["duration"])
+        start, load = self._known
+        return load.offered(time.time() - start)
+
+
+def start_clock(path: Path, load: Load, start: float) -> None:
+    """Let the load begin at this time (seconds since 1970)."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"start": start, "steps": load.steps, "duration": load.duration}))
+    temporary.replace(path)
 
 
 def split(total: int, partitions: int) -> list[int]:

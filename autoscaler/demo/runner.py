@@ -23,12 +23,11 @@ from autoscaler.demo.config import CLUSTER, api, configuration
 from autoscaler.demo.environment import PARTITIONS, Environment, get, require
 from autoscaler.demo.flink.environment import FlinkEnvironment
 from autoscaler.demo.live_view import LiveView, Status, live_view
-from autoscaler.demo.load import Load, read_load, split, stretch, surge
+from autoscaler.demo.load import Load, read_load, split, start_clock, stretch, surge
 from autoscaler.demo.processes import DemoError, Processes, free_port
 from autoscaler.demo.result import Rescale, Run, Sample, summary
 from autoscaler.demo.simulation import describe_simulation, simulate_beside
 from autoscaler.demo.sink import account
-from autoscaler.demo.spark.clock import start_clock
 from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError
@@ -350,9 +349,8 @@ def _describe_decision(cluster: dict[str, Any], decision: dict[str, Any]) -> str
         return cluster.get("problem") or "(no decision yet)"
     rescale = cluster.get("rescale")
     details = [each["detail"] for each in decision["recommendations"] if each["detail"]]
-    parts = [details[0] if details else decision["reason"]]
-    if rescale is not None:
-        parts.insert(0, f"{rescale['before']} -> {rescale['to']} in progress ({rescale['phase']})")
-    elif missing := cluster.get("missing"):
-        parts.insert(0, f"cannot read {', '.join(missing)}")
-    return "; ".join(parts)
+    missing = cluster.get("missing")
+    why = f"no reading of {', '.join(missing)}" if missing else (*details, decision["reason"])[0]
+    if rescale is None:
+        return why
+    return f"{rescale['before']} -> {rescale['to']} in progress ({rescale['phase']}); {why}"

@@ -108,7 +108,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         phase: seconds from the load's beginning, or from any whole number of intervals after it, until a decision.
     """
     plant = Plant(_plant(measured), measured.rate_per_worker * TICK / STEP, 0, spec.limits.minimum)
-    query = _Query(Pace(batch, 10 * PARTITIONS), window, measured.shortest)
+    query = _Query(pace=Pace(batch, 10 * PARTITIONS), window=window, shortest=measured.shortest)
     state = ClusterState()
     arrivals: list[Arrival] = []
     rescales: list[Rescale] = []
@@ -218,7 +218,7 @@ def _settled(samples: Sequence[Sample]) -> bool:
     return last.ready == last.desired and (sizes[-1] < max(sizes) or max(sizes) == sizes[0])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Query:
     """The batches that a query would have run.
 

@@ -68,31 +68,31 @@ def default_max_delay(interval: float | None, failures: int = CHECKPOINT_FAILURE
     return 0.0 if interval is None else interval * (failures + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlinkSettings:
     """The rules and settings of a job under Flink's adaptive scheduler. Times are seconds.
 
     Attributes:
-        groups: the job's slot sharing groups: of every vertex the least parallelism and the most that it can use.
+        groups: the job's slot sharing groups: the lower and upper bound of every vertex's parallelism.
         rules: how an executing job comes to be rescaled.
-        cooldown: after a job was deployed it is not rescaled for so long: `scaling-interval.min`, in 2.x
+        cooldown: no rescale for so long after a deployment: `scaling-interval.min`, in 2.x
             `executing.cooldown-after-rescaling`. 1.18 has none.
-        stabilization: how long an executing job waits for more slots after the first change, in 2.x only:
+        stabilization: an executing job waits so long for more slots after the first change, in 2.x only:
             `executing.resource-stabilization-timeout`.
-        max_delay: how long a rescale waits for a checkpoint at most, counted from the first change, in 2.x only:
+        max_delay: longest wait of a rescale for a checkpoint, from the first change, in 2.x only:
             `rescale-trigger.max-delay`.
-        checkpoint_failures: so many failed checkpoints are as good as a completed one, in 2.x only.
+        checkpoint_failures: so many failed checkpoints trigger like a completed one, in 2.x only.
         min_increase: slots that a vertex must gain to be worth a restart, until 1.20.
         force_after: smaller gains are taken after so long, in 1.19 and 1.20: `scaling-interval.max`; math.inf: never.
-        resource_wait: how long a job that starts or comes back waits for all its slots; then it takes what there is
-            or fails. math.inf: for ever, as in Reactive Mode.
-        submission_stabilization: such a job runs with fewer slots than wished when they suffice for so long; 0 in
+        resource_wait: how long a starting job waits for all its slots; then it takes the available ones, or fails.
+            math.inf: for ever, as in Reactive Mode.
+        submission_stabilization: a starting job takes fewer slots than wished when they suffice for so long; 0 in
             Reactive Mode.
         heartbeat: after so long a killed worker is noticed: `heartbeat.timeout`. A connection that is refused is
             noticed sooner, after about 20 s.
         refused: whether the machine of a killed worker is still up and refuses connections to it. The job fails at once
-            then, and is deployed in vain, after one delay and the next, until the worker is noticed; the delay
-            that is running by then is waited out. Otherwise nobody answers: tasks are not even cancelled before.
+            then, and is deployed again and again after each delay until the worker is noticed. Otherwise requests time
+            out, and tasks are not cancelled before.
         restart: the restart strategy.
         delay: the pause before the job comes back after a failure, or the first one.
         multiplier, longest, reset_after: of the exponential delay: each is so many times the one before, up to the
@@ -177,10 +177,10 @@ class FlinkSettings:
 
     @classmethod
     def merging(cls, window: float) -> FlinkSettings:
-        """A job that is restarted as soon as slots go, and so long after the first new one for all that have come.
+        """A job that restarts at once when slots go, and so long after the first new slot for all that have come.
 
-        It runs on whatever there is, even on nothing, and knows neither cooldown, checkpoints nor heartbeats: what a
-        loss takes longer that is not told is left to the world, which knows how long a restart takes.
+        It runs on any number of slots, even none, without cooldown, checkpoints and heartbeats: the driver of the
+        machine adds the time until a loss is noticed.
         """
         return cls(
             groups=((Bounds(0, MAX_PARALLELISM),),),
@@ -265,7 +265,7 @@ class FlinkSettings:
         return slot_allocation(self.groups, job.slots + job.dead)
 
     def _all(self, job: Job) -> bool:
-        """Whether there are all slots wished for."""
+        """Whether all wished slots are there."""
         return job.slots + job.dead >= required_slots(self.groups)
 
     def _differs(self, job: Job) -> bool:
@@ -286,10 +286,10 @@ class FlinkSettings:
         job = enter(job, Phase.WAITING_FOR_RESOURCES, at)
         if self.resource_wait < math.inf:
             job = set_timer(job, Timer(at + self.resource_wait, Due.GIVEN_UP))
-        return self._look(job, at)
+        return self._check_slots(job, at)
 
-    def _look(self, job: Job, at: float) -> Step:
-        """Whether a job that waits has slots enough to run: all at once, fewer when that stays so."""
+    def _check_slots(self, job: Job, at: float) -> Step:
+        """Start a waiting job if its slots suffice: with all of them at once, with fewer after a stabilization."""
         if self._all(job):
             return self._create(job, at)
         if self._available(job) is None:
@@ -319,7 +319,7 @@ class FlinkSettings:
             job, more = self._lose(job, at, spare=False)
             return job, (deploy, *more)
         if self.rules is Rules.INTERVAL:
-            # To look again when the interval is over is what Flink does on entering, whether slots came or not.
+            # Flink checks again when the interval is over, whether slots came or not.
             job, more = self._put_off(job, at) if self.cooldown else self._maybe_rescale(job, at)
             return job, (deploy, *more)
         if self.cooldown:
@@ -349,9 +349,9 @@ class FlinkSettings:
     # what changes
 
     def _gain(self, job: Job, at: float) -> Step:
-        """More slots came."""
+        """Slots were added."""
         if job.phase is Phase.WAITING_FOR_RESOURCES:
-            return self._look(job, at)
+            return self._check_slots(job, at)
         if job.phase is not Phase.EXECUTING:
             return job, ()
         if self.rules is Rules.INTERVAL:
@@ -361,7 +361,7 @@ class FlinkSettings:
         return self._change(job, at), ()
 
     def _lose(self, job: Job, at: float, *, spare: bool) -> Step:
-        """Slots are gone; if the job used them its tasks fail."""
+        """Slots are gone; if the job used them, its tasks fail."""
         if job.phase is not Phase.EXECUTING or (spare and occupied(job.vertices) <= job.slots + job.dead):
             return job, ()
         attempts, delay = job.attempts + 1, self.delay
@@ -375,7 +375,7 @@ class FlinkSettings:
         return self._stop(job, at, Why.LOST, delay)
 
     def _checkpoint(self, job: Job, at: float, *, completed: bool) -> Step:
-        """A checkpoint completed or failed: only a job that is on its way to a rescale cares."""
+        """A checkpoint completed or failed: it matters on the way to a rescale."""
         if not completed:
             if job.failed_checkpoints is None:
                 return job, ()
@@ -425,14 +425,14 @@ class FlinkSettings:
         return set_timer(job, Timer(max(since + self.max_delay, at), Due.EVALUATED))
 
     def _stable(self, job: Job, at: float) -> Step:
-        """The slots are as stable as they need be, before a job starts and before it is rescaled."""
+        """The slots are stable, before a job starts or is rescaled."""
         if job.phase is Phase.WAITING_FOR_RESOURCES:
             return self._create(job, at) if self._available(job) is not None else (replace(job, changed=math.inf), ())
         job = replace(job, stage=Stage.STABILIZED, timers=_without(job, Due.EVALUATED))
         return set_timer(job, Timer(max(job.changed + self.max_delay, at), Due.TRIGGERED)), ()
 
     def _trigger(self, job: Job, at: float) -> Step:
-        """A checkpoint completed, or none is waited for any more: `DefaultStateTransitionManager.onTrigger`."""
+        """A checkpoint completed, or the wait for one is over: `DefaultStateTransitionManager.onTrigger`."""
         if job.stage is Stage.STABILIZING:
             return self._rescale(job, at) if self._all(job) and self._differs(job) else (job, ())
         if job.stage is not Stage.STABILIZED:

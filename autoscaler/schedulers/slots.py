@@ -115,19 +115,6 @@ def slots_needed(groups: Sequence[Group], needed: Sequence[Sequence[int]]) -> in
     return bisect_left(range(required_slots(groups)), True, key=enough)
 
 
-def key_group_range(max_parallelism: int, parallelism: int, index: int) -> tuple[int, int]:
-    """First and last key group of a subtask: `KeyGroupRangeAssignment.computeKeyGroupRangeForOperatorIndex`.
-
-    Raises:
-        ValueError: there is no such subtask.
-    """
-    if _possible(parallelism) > _possible(max_parallelism):
-        raise ValueError(f"expected a parallelism of {max_parallelism} at most, its key groups, not {parallelism}")
-    if not 0 <= index < parallelism:
-        raise ValueError(f"expected a subtask from 0 to {parallelism - 1}, not {index}")
-    return -(-index * max_parallelism // parallelism), ((index + 1) * max_parallelism - 1) // parallelism
-
-
 def _least(group: Group) -> int:
     return max((vertex.lower for vertex in group), default=0)
 

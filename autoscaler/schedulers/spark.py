@@ -1,7 +1,7 @@
 """Spark's standalone scheduler: it takes every worker that registers, without a stop, a few seconds later.
 
-A worker that is decommissioned, or stopped, leaves the others to go on; one that hangs or is cut off holds up the batch
-until the master notices. Spark itself never says how many workers there should be.
+The job continues without a worker that is decommissioned or stopped; one that hangs or is unreachable blocks the batch
+until the master notices. Spark itself does not request workers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SparkSettings:
 
     Attributes:
         used_after: from a worker's registration until its executor has its first task; measured 3.5 to 5 s.
-        heartbeat: until a hung worker is noticed. The master looks every `spark.worker.timeout` (60 s), for workers
-            that have been silent for so long: 60 to 120 s.
+        heartbeat: until a hung worker is noticed. The master checks every `spark.worker.timeout` (60 s) for workers
+            without a heartbeat for so long: 60 to 120 s.
         most: slots that the application takes at most: `spark.cores.max`; math.inf: all.
     """
 
@@ -83,13 +83,13 @@ class SparkSettings:
         return int(min(job.slots + job.dead, self.most))
 
     def _take(self, job: Job, at: float) -> Job:
-        """Slots that nobody uses yet are used a little later."""
+        """Unused slots are used a little later."""
         coming = sum(timer.slots for timer in job.timers if timer.due is Due.USED)
         more = self._there(job) - job.parallelism - coming
         return set_timer(job, Timer(at + self.used_after, Due.USED, more)) if more > 0 else job
 
     def _use(self, job: Job, slots: int, at: float) -> Step:
-        """Go on with so many slots, if there are as many."""
+        """Continue with so many slots, if available."""
         slots = max(0, min(slots, self._there(job)))
         if slots == job.parallelism:
             return job, ()

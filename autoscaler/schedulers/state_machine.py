@@ -1,8 +1,8 @@
-"""The scheduler inside a job as a state machine: events in, instructions out, and nothing else.
+"""The scheduler inside a job as a state machine: events in, instructions out.
 
-Who drives it, a simulated cluster or a test beside a real one, says what happens and does what it is told. Times are
-seconds from any origin. How long it takes to stop tasks or to restore state is no business of the machine: it says
-when a job is stopped and deployed, and is told when it runs again.
+The driver, a simulated cluster or a test beside a real one, sends events and carries out instructions. Times are
+seconds from any origin. The driver also knows how long it takes to stop tasks and to restore state: the machine
+instructs it to stop and deploy the job, and is notified when the job runs again.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Workers registered, or were stopped in good order and said so.
+    """Workers registered, or were stopped gracefully and deregistered.
 
     Attributes:
         at: when.
         slots: of all workers that are up now.
-        spare: of slots that are gone, whether the job used none of them. Otherwise it is taken to have used them.
+        spare: whether the job used none of the slots that are gone. Otherwise it is assumed to have used them.
     """
 
     at: float
@@ -70,7 +70,7 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Workers are gone without a word; the scheduler counts their slots until it notices.
+    """Workers are gone without deregistering; the scheduler counts their slots until it notices.
 
     Attributes:
         at: when.
@@ -100,7 +100,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Nothing but time."""
+    """Time passed without another event."""
 
     at: float
 
@@ -115,7 +115,7 @@ Event = Change | Passed
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The tasks are cancelled: nothing is processed from now on."""
+    """Cancel the tasks: nothing is processed from now on."""
 
     at: float
     why: Why
@@ -123,7 +123,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """The tasks are deployed and restore the last checkpoint; say `Restored` when they run.
+    """Deploy the tasks, which restore the last checkpoint; send `Restored` when they run.
 
     Attributes:
         at: when.
@@ -138,7 +138,7 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """The job goes on with so many slots, without a stop: Spark's way."""
+    """The job continues with so many slots, without a stop (Spark)."""
 
     at: float
     parallelism: int
@@ -176,9 +176,9 @@ class Timer(NamedTuple):
     spare: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that the scheduler knows about its job.
+    """The state of a job as its scheduler knows it.
 
     Attributes:
         phase: where it is.
@@ -190,7 +190,7 @@ class Job:
         timers: what will happen if nothing else does, soonest first; of one time in the order they were set.
         stage: on the way to a rescale, while it executes.
         changed: when the slots first changed so that a rescale makes a difference; math.inf: they did not.
-        wished: the vertices with which it is to be deployed; empty after a failure, when nobody knows yet.
+        wished: the vertices with which it is to be deployed; empty after a failure, when they are unknown.
         failed_checkpoints: how many more of them may fail before a rescale waits for none; None: none is waited for.
         attempts: restarts after failures that came in short order.
         delay: how long it paused after the last of them.
@@ -214,7 +214,7 @@ class Job:
 
     @property
     def wakes_at(self) -> float:
-        """When something happens by itself: say `Passed` then. math.inf: nothing will."""
+        """When the next timer runs out: send `Passed` then. math.inf: there is none."""
         return self.timers[0].at if self.timers else math.inf
 
     @property

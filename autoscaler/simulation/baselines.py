@@ -1,8 +1,8 @@
-"""The policies that are compared with one another: what people use today, what was published, and ours.
+"""The policies of the benchmark: common ones, published ones, and those of this project.
 
-Each is written as in a configuration file. Rules of others run as their authors run them, with nothing between what
-they ask for and the limits (`bare`): where they have windows and cooldowns, those are their own. Ours run through
-`step`, guards and all, as they do live. An oracle is shown what will arrive in the next minutes.
+Each is written as in a configuration file. Third-party rules run without guards (`bare`), with their own windows and
+cooldowns. Policies of this project run through `step` with all guards, as in the daemon. An oracle sees the arrivals of
+the next minutes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from autoscaler.simulation.loads import Load
 from autoscaler.simulation.plant import START, STEP
 
 FORECAST = "forecast"
-"""The metric in which an oracle finds what will arrive: the mean of each of the next minutes, records/s."""
+"""The metric of an oracle: mean arrivals of each of the next minutes, records/s."""
 
 FORECAST_MINUTES = 20
-"""So many minutes."""
+"""Minutes of the forecast."""
 
 _MINUTE = round(60 / STEP)
 
@@ -46,20 +46,18 @@ class Baseline:
     Attributes:
         settings: one policy as in a configuration file, or all of a cluster's settings for decisions. `$SLO` becomes
             the plant's objective, such as 60s; `$LAG` the records that a worker at 100 % processes in `LAG_S` seconds.
-        about: what it is, in a few words.
-        bare: whether nothing stands between it and the limits.
-        oracle: whether it is shown the future.
-        policy: one that is no plug-in, in place of `settings`.
+        bare: whether it runs without the guards, with the limits only.
+        oracle: whether it sees the future.
+        policy: one that is not a plug-in, in place of `settings`.
     """
 
     settings: str
-    about: str
     bare: bool = True
     oracle: bool = False
     policy: Policy | None = None
 
     def decide(self, load: Load, *, guarded: bool = False, start: datetime = START) -> Decide:
-        """What decides in a simulation under that load; `guarded`: behind our guards, whatever its authors do."""
+        """The decider of a simulation under that load; `guarded`: with the guards in any case."""
         chosen: Decide = without_guards if self.bare and not guarded else step
         return with_forecast(chosen, load, start) if self.oracle else chosen
 
@@ -86,7 +84,7 @@ class BacklogCpu:
     lasting: timedelta = timedelta(seconds=120)
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size the rule asks for."""
+        """The size that the rule asks for."""
         seen = []
         for observation in reversed(view.past):
             seen.append(observation)
@@ -111,14 +109,14 @@ class BacklogCpu:
 
 
 def _numbers(observation: Observation) -> tuple[float, float, float, float]:
-    """Arrivals, throughput, lag and CPU, each one number as the plant shows it."""
+    """Arrivals, throughput, lag and CPU, each as one number."""
     values = [observation.metrics[name].value for name in ("arrivals", "throughput", "lag", "cpu")]
     arrivals, throughput, lag, cpu = [math.fsum(value) if isinstance(value, tuple) else value for value in values]
     return arrivals, throughput, lag, cpu
 
 
 def _time(lag: float, throughput: float) -> float:
-    """What a backlog is worth, seconds."""
+    """A backlog in seconds of the present throughput."""
     return lag / throughput if throughput > 0 else math.inf if lag > 0 else 0.0
 
 
@@ -126,41 +124,28 @@ LAG_S = 5.0
 """A lag worth so many seconds of a worker's full capacity asks for one worker, where lag is divided by a threshold."""
 
 BASELINES: Mapping[str, Baseline] = {
-    "static": Baseline("{policies: {}, min: 18, max: 18}", "peak and 10 %, always"),
-    "hpa70": Baseline(
-        "{type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}", "Kubernetes HPA, CPU at 70 %"
-    ),
-    "keda-lag": Baseline(
-        "{type: hpa, metrics: [{type: value_per_replica, metric: lag, target: $LAG}]}", "KEDA: lag per replica"
-    ),
-    "backlog-cpu": Baseline("", "Dataflow's rule: backlog time and CPU", policy=BacklogCpu()),
-    # Its defaults are for jobs that take five minutes to restart: with them it is worse here in all three numbers.
+    "static": Baseline("{policies: {}, min: 18, max: 18}"),  # always what the peak needs, plus 10 %
+    "hpa70": Baseline("{type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}"),
+    "keda-lag": Baseline("{type: hpa, metrics: [{type: value_per_replica, metric: lag, target: $LAG}]}"),
+    "backlog-cpu": Baseline("", policy=BacklogCpu()),
+    # Its defaults are for jobs that take five minutes to restart: they are worse here in all three numbers.
     "flink-operator": Baseline(
         "{type: flink-operator, metrics_window: 5m, stabilization_interval: 1m, scale_down_interval: 15m, "
-        "restart_time: 1m}",
-        "Flink operator's autoscaler, 70 %",
+        "restart_time: 1m}"
     ),
-    # Without a fifth on top it has nothing to work off a backlog with.
-    "ds2": Baseline("{type: ds2, scaling_factor: 0.2, minor: 0}", "DS2 every 60 s, 20 % on top"),
-    "daedalus": Baseline("{type: daedalus}", "Daedalus, linear trend"),
-    "daedalus-oracle": Baseline("{type: daedalus, forecast: forecast}", "Daedalus with the true future", oracle=True),
-    "adaptive": Baseline("{type: adaptive, objective: $SLO}", "our default", bare=False),
-    "adaptive-oracle": Baseline(
-        "{type: adaptive, objective: $SLO, forecast: forecast}",
-        "our default with the true future",
-        bare=False,
-        oracle=True,
-    ),
-    "backlog-drain": Baseline("{type: backlog-drain}", "ours, without forecast", bare=False),
+    # Without 20 % on top it never drains a backlog.
+    "ds2": Baseline("{type: ds2, scaling_factor: 0.2, minor: 0}"),
+    "daedalus": Baseline("{type: daedalus}"),
+    "daedalus-oracle": Baseline("{type: daedalus, forecast: forecast}", oracle=True),
+    "adaptive": Baseline("{type: adaptive, objective: $SLO}", bare=False),
+    "adaptive-oracle": Baseline("{type: adaptive, objective: $SLO, forecast: forecast}", bare=False, oracle=True),
+    "backlog-drain": Baseline("{type: backlog-drain}", bare=False),
 }
 """The eleven of the benchmark, by name."""
 
 
 def without_guards(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
-    """Decide as `step` does, with the limits in place of all guards: what is asked for is done at once.
-
-    What is learned, the past and the rescales that policies are shown are those of `step`.
-    """
+    """Decide as `step` does, with the limits in place of all guards: a recommendation takes effect at once."""
     return step(spec, state, observation, _limits)
 
 
@@ -170,14 +155,14 @@ def _limits(situation: GuardContext) -> tuple[Verdict, ...]:
 
 
 def with_forecast(decide: Decide, load: Load, start: datetime = START) -> Decide:
-    """The same, shown what will arrive: as the metric `FORECAST`; after the load's end what arrived last."""
-    come = [0.0, *accumulate(load.rates)]
+    """The same decider with the metric `FORECAST`; after the end of the load it repeats the last arrivals."""
+    arrived = [0.0, *accumulate(load.rates)]
     last = len(load.rates)
 
     def mean(begin: int) -> float:
         begin = min(begin, last - 1)
         end = min(begin + _MINUTE, last)
-        return max(0.0, (come[end] - come[begin]) / (end - begin))
+        return max(0.0, (arrived[end] - arrived[begin]) / (end - begin))
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         now = round((observation.at - start).total_seconds() / STEP)

@@ -1,11 +1,11 @@
-"""The benchmark as numbers: what every policy was worth on every load, plant and seed, means, and what became worse."""
+"""The figures of the benchmark: scores of every policy, load, plant and seed, their means, and regressions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -24,13 +24,13 @@ DEFAULT = "adaptive"
 """The policy whose figures the gate compares with those recorded."""
 
 LOW_VIOLATION = 0.01
-"""Violations below this share of the time are few."""
+"""A violation below this share of the time is low."""
 
 TOLERANCE = 0.03
-"""A figure may become worse by this share of what it was..."""
+"""A figure may become worse by this share..."""
 
 ABSOLUTE_TOLERANCE: Mapping[str, float] = {"cost": 0.0, "violation": 0.0005, "rescales_per_hour": 0.1}
-"""... and by so much besides, since 3 % of next to nothing is nothing: 0.05 % of the time, one rescale in ten hours."""
+"""... plus this much, since 3 % of almost nothing is nothing: 0.05 % of the time, one rescale in ten hours."""
 
 MINUTE = round(60 / STEP)
 """Steps."""
@@ -47,9 +47,9 @@ class Row:
     score: Score
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """What happened in one run, minute by minute: for pictures.
+    """One run minute by minute, for pictures.
 
     Attributes:
         plant, scenario, policy: of the run.
@@ -66,7 +66,7 @@ class Timeline:
     age: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
     """The means of several runs of a policy: cost geometric, all else arithmetic.
 
@@ -131,12 +131,12 @@ def timeline(row: Row, done: Run) -> Timeline:
     old = ages(track.arrivals, track.position)
     minutes = range(0, len(need), MINUTE)
     return Timeline(
-        row.plant,
-        row.scenario,
-        row.policy,
-        tuple([max(need[n : n + MINUTE]) for n in minutes]),
-        tuple([max(track.billed[n : n + MINUTE]) for n in minutes]),
-        tuple([max(old[n : n + MINUTE]) for n in minutes]),
+        plant=row.plant,
+        scenario=row.scenario,
+        policy=row.policy,
+        needed=tuple([max(need[n : n + MINUTE]) for n in minutes]),
+        billed=tuple([max(track.billed[n : n + MINUTE]) for n in minutes]),
+        age=tuple([max(old[n : n + MINUTE]) for n in minutes]),
     )
 
 
@@ -152,11 +152,12 @@ def means(rows: Iterable[Row], *, each: bool = False) -> list[Means]:
     return [_mean(*names, some) for names, some in found.items()]
 
 
+_AVERAGED = ("violation", "p50", "p99", "worst", "rescales_per_hour", "stopped", "under", "over", "j")
+"""Figures of a score whose arithmetic mean is taken."""
+
+
 def _mean(plant: str, scenario: str, policy: str, rows: Sequence[Row]) -> Means:
     scores = [row.score for row in rows]
-
-    def mean(number: Callable[[Score], float]) -> float:
-        return math.fsum(map(number, scores)) / len(scores)
 
     ratios = [ratio for score in scores if (ratio := score.to_optimum) is not None]
     jumps = [score.converged for score in scores if score.converged is not None]
@@ -165,23 +166,15 @@ def _mean(plant: str, scenario: str, policy: str, rows: Sequence[Row]) -> Means:
         for name, some in groupby(sorted(rows, key=lambda row: row.scenario), lambda row: row.scenario)
     }
     return Means(
-        plant,
-        scenario,
-        policy,
-        geometric(ratios) if len(ratios) == len(scores) else None,
-        geometric([score.to_demand for score in scores]),
-        mean(lambda score: score.violation),
-        mean(lambda score: score.p50),
-        mean(lambda score: score.p99),
-        mean(lambda score: score.worst),
-        mean(lambda score: score.rescales_per_hour),
-        mean(lambda score: score.stopped),
-        mean(lambda score: score.under),
-        mean(lambda score: score.over),
-        math.fsum(jumps) / len(jumps) if jumps else None,
-        mean(lambda score: score.j),
-        sum(math.fsum(some) / len(some) < LOW_VIOLATION for some in by_scenario.values()),
-        len(by_scenario),
+        plant=plant,
+        scenario=scenario,
+        policy=policy,
+        cost=geometric(ratios) if len(ratios) == len(scores) else None,
+        demand=geometric([score.to_demand for score in scores]),
+        converged=math.fsum(jumps) / len(jumps) if jumps else None,
+        low=sum(math.fsum(some) / len(some) < LOW_VIOLATION for some in by_scenario.values()),
+        of=len(by_scenario),
+        **{name: math.fsum(getattr(score, name) for score in scores) / len(scores) for name in _AVERAGED},
     )
 
 
@@ -191,11 +184,11 @@ def geometric(values: Sequence[float]) -> float:
 
 
 COLUMNS = ("cost", "violation", "rescales/h", "J", "p99 s", "worst s", "stopped", "under", "over", "cost/demand")
-"""What `cells` tells, and in which order."""
+"""The columns of `cells`."""
 
 
 def cells(of: Means) -> tuple[str, ...]:
-    """The numbers of a table's row, as people read them."""
+    """The numbers of a table's row, formatted."""
     return (
         "-" if of.cost is None else f"{of.cost:.3f}",
         f"{of.violation:.2%}",
@@ -211,7 +204,7 @@ def cells(of: Means) -> tuple[str, ...]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The means as tables for people: one for each plant, and J over all of them where there are several."""
+    """The means as Markdown tables: one for each plant, and J over all of them if there are several."""
     found = means(rows)
     plants = list(dict.fromkeys(one.plant for one in found))
     lines = []
@@ -237,7 +230,7 @@ def outperformed(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) 
 
     Args:
         rows: of one plant or several.
-        policy: which is held against the others.
+        policy: that is compared with the others.
         without: names of those that do not count.
     """
     found = []
@@ -270,7 +263,7 @@ def digest(rows: Iterable[Row]) -> str:
 
 
 def gate_figures(rows: Sequence[Row], policy: str) -> dict[str, Any]:
-    """What is kept of a run to compare later ones with: the figures of a policy, and what they are the means of."""
+    """What later runs are compared with: the figures of a policy, and the scenarios and seeds of their means."""
     mine = [row for row in rows if row.policy == policy]
     return {
         "policy": policy,
@@ -288,10 +281,10 @@ def gate_figures(rows: Sequence[Row], policy: str) -> dict[str, Any]:
 
 
 def regressions(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    """What is worse than recorded by more than `WORSE` and `SLACK`, one line each; nothing: all is well.
+    """Figures that are worse than recorded by more than the tolerances, one line each.
 
     Raises:
-        ValueError: it was recorded of something else, or is no record.
+        ValueError: the recorded figures are of something else, or not figures.
     """
     now = gate_figures(rows, str(before.get("policy")))
     for name in ("scenarios", "seeds"):
@@ -305,7 +298,7 @@ def regressions(before: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
         for name, slack in ABSOLUTE_TOLERANCE.items():
             was, number = then[plant].get(name), figures[name]
             if not isinstance(was, int | float):
-                raise ValueError(  # noqa: TRY004 - a file says it, no caller
+                raise ValueError(  # noqa: TRY004 - the value comes from a file
                     f"plants.{plant}.{name}: is {was}, expected a number: record it again"
                 )
             most = was * (1 + TOLERANCE) + slack

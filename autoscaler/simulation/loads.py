@@ -1,7 +1,7 @@
-"""Offered loads: read from CSV files, or made from shape parameters and a seed.
+"""Offered loads: read from CSV files, or synthetic, from shape parameters and a seed.
 
-A load is a list of rates, one for each step of the plant. Named ones are made here (`MADE`) or cut from recorded
-traces (`RECORDED`), which are other people's research data: they are read from a folder that the user names.
+A load is a list of rates, one for each step of the plant. Named ones are synthetic (`SYNTHETIC`) or cut from recorded
+traces (`RECORDED`), which are third-party research data, read from a directory that the user names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEADER = ("t_seconds", "value")
 """The first line of a file with a load."""
 
 PEAK_WORKERS = 16
-"""A load's maximum is what so many workers process at 100 %."""
+"""So many workers at 100 % process the maximum of a load."""
 
 HOUR = 3600.0
 DAY = 24.0
@@ -30,7 +30,7 @@ Point = tuple[float, float]
 
 
 class LoadError(ValueError):
-    """A load cannot be read or made; the message says where and what was expected."""
+    """A load cannot be read or made; the message has the place and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Load:
     Attributes:
         name: what tables and files call it.
         rates: records/s, the mean of each step of `STEP` seconds.
-        changes: seconds from the beginning at which the rate jumps, where that is known: time to converge counts from
-            there. They ascend and lie within the load.
+        changes: seconds from the beginning at which the rate jumps, ascending and within the load: the time to converge
+            counts from there.
         rate_per_worker: records/s that one worker processes, above 0; None: `PEAK_WORKERS` of them process the peak.
     """
 
@@ -52,7 +52,7 @@ class Load:
 
     def __post_init__(self) -> None:
         if self.rate_per_worker is not None and not (math.isfinite(self.rate_per_worker) and self.rate_per_worker > 0):
-            raise LoadError(f"{self.name}: one worker processes {self.rate_per_worker}/s, expected above 0")
+            raise LoadError(f"{self.name}: the rate per worker is {self.rate_per_worker}/s, expected above 0")
         if not self.rates:
             raise LoadError(f"{self.name}: has no step, expected at least {STEP:g} s")
         for step, rate in enumerate(self.rates):
@@ -75,7 +75,7 @@ class Load:
     def scaled(self, peak: float) -> Load:
         """The same shape with another peak."""
         if not (math.isfinite(peak) and peak > 0):
-            raise LoadError(f"{self.name}: the peak is to be {peak}, expected above 0")
+            raise LoadError(f"{self.name}: the peak is {peak}, expected above 0")
         now = self.peak
         if not now:
             raise LoadError(f"{self.name}: is 0 throughout and cannot be scaled to a peak")
@@ -86,7 +86,7 @@ class Load:
         if self.rate_per_worker is not None:
             return self.rate_per_worker
         if not self.peak:
-            raise LoadError(f"{self.name}: is 0 throughout, no worker can be sized by it")
+            raise LoadError(f"{self.name}: is 0 throughout: set the rate per worker")
         return self.peak / work(PEAK_WORKERS, exponent)
 
 
@@ -105,9 +105,9 @@ def read_points(path: Path) -> list[Point]:
     except OSError as error:
         raise LoadError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise LoadError(f"{path}: is no text in UTF-8: {error.reason} at byte {error.start}") from error
+        raise LoadError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from error
     except csv.Error as error:
-        raise LoadError(f"{path}: is no CSV file: {error}") from error
+        raise LoadError(f"{path}: is not a CSV file: {error}") from error
 
 
 def _points(path: Path, rows: Iterable[Sequence[str]]) -> list[Point]:
@@ -131,7 +131,7 @@ def _points(path: Path, rows: Iterable[Sequence[str]]) -> list[Point]:
     if not line:
         raise LoadError(f"{path}:1: is empty, expected the header {','.join(HEADER)}")
     if not points:
-        raise LoadError(f"{path}:{line}: no line follows the header, expected two or more")
+        raise LoadError(f"{path}:{line}: has no line after the header, expected two or more")
     return points
 
 
@@ -148,22 +148,21 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
 def resample(points: Sequence[Point], begin: float = 0.0, seconds: float | None = None) -> tuple[float, ...]:
     """The mean of each step of `STEP` seconds, interpolated linearly between the points.
 
-    The mean over the step, not the value at a moment of it: a trace with a point each second keeps all its records,
-    and one with a point every half hour becomes straight lines.
+    The mean, not a sample: a trace with a point each second keeps all its records.
 
     Args:
         points: (seconds, value), seconds strictly increasing.
         begin: where the first step begins, seconds.
-        seconds: how much of it; None: all there is. What is left of a step at the end is dropped.
+        seconds: how much of it; None: all. An incomplete step at the end is dropped.
     """
     until = points[-1][0] if points else begin
     end = until if seconds is None else begin + seconds
     if not points or begin < points[0][0] or end > until or end - begin < STEP:
         have = f"{points[0][0]:g} to {until:g} s" if points else "nothing"
-        raise LoadError(f"{begin:g} to {end:g} s are asked for, {have} is there, and a step takes {STEP:g} s")
+        raise LoadError(f"{begin:g} to {end:g} s were requested, the trace has {have}, and a step takes {STEP:g} s")
     steps = int((end - begin) / STEP + 1e-9)
     rates: list[float] = []
-    at = 0  # the piece that is being gone through
+    at = 0  # the current piece
     left = begin
     for number in range(1, steps + 1):
         right = min(begin + number * STEP, until)
@@ -188,7 +187,7 @@ class Recorded:
         file: its name in the folder.
         begin: hour at which it begins.
         hours: how much of it; None: to the end.
-        minus: taken off every value; what is below becomes 0.
+        minus: subtracted from every value; below 0 becomes 0.
     """
 
     file: str
@@ -215,7 +214,7 @@ GitHub, each written as `t_seconds,value`."""
 
 
 def load_recorded(name: str, folder: Path) -> Load:
-    """A scenario on a recorded trace of that folder."""
+    """A scenario on a recorded trace of that directory."""
     part = RECORDED[name]
     path = folder / part.file
     points = [(at, max(0.0, value - part.minus)) for at, value in read_points(path)]
@@ -226,7 +225,7 @@ def load_recorded(name: str, folder: Path) -> Load:
 
 
 def from_csv(path: Path) -> Load:
-    """The whole of a CSV file; it begins at its first point and is called after the file."""
+    """The load of a CSV file, from its first point on, named after the file."""
     points = read_points(path)
     try:
         return Load(path.stem, resample(points, points[0][0] if points else 0.0))
@@ -245,10 +244,10 @@ def noise(rates: Sequence[float], share: float, seed: int, memory: float = 60.0)
     """Rates times 1 + noise of that standard deviation, never below 0.
 
     Args:
-        rates: what it is laid upon.
+        rates: without noise.
         share: standard deviation; 0.05 is 5 %.
-        seed: of what is drawn.
-        memory: seconds after which the noise has forgotten 63 % (an AR(1) process); 0: each step for itself.
+        seed: of the random draws.
+        memory: time constant of the noise in seconds (an AR(1) process); 0: white noise.
     """
     if not (math.isfinite(share) and share >= 0 and math.isfinite(memory) and memory >= 0):
         raise LoadError(f"the noise is {share} with a memory of {memory} s, expected 0 or more of both")
@@ -280,14 +279,14 @@ def staircase(stairs: Iterable[tuple[float, float]]) -> tuple[list[float], tuple
 
 
 def sine(hours: float, period: float, low: float) -> list[float]:
-    """From `low` to 1 and back in every `period` hours, beginning half way up."""
+    """From `low` to 1 and back in every `period` hours, beginning at the mean."""
     turn = 2 * math.pi * STEP / (period * HOUR)
     middle, height = (1 + low) / 2, (1 - low) / 2
     return [middle + height * math.sin((n + 0.5) * turn) for n in range(_steps(hours))]
 
 
 def diurnal(hours: float, low: float, evening: float = 0.35) -> list[float]:
-    """Days that are lowest at four in the morning, with a second hump in the evening that is `evening` of the first."""
+    """Days with a minimum at 4:00 and a second peak in the evening, `evening` of the first."""
     rates = []
     for n in range(_steps(hours)):
         hour = (n + 0.5) * STEP / HOUR % DAY
@@ -301,12 +300,12 @@ def diurnal(hours: float, low: float, evening: float = 0.35) -> list[float]:
 def spikes(
     base: Sequence[float], count: int, seed: int, height: tuple[float, float], minutes: tuple[float, float]
 ) -> list[float]:
-    """Sudden crowds on top of a base: up within a tenth of their time, away again by and by.
+    """Spikes on top of a base: a quick rise, and an exponential decay.
 
     Args:
-        base: what they come on top of.
-        count: how many, at times that are drawn.
-        seed: of what is drawn.
+        base: the load without spikes.
+        count: how many, at random times.
+        seed: of the random draws.
         height: least and greatest height that is added.
         minutes: shortest and longest time after which a third of a spike is left.
     """
@@ -324,7 +323,7 @@ def spikes(
 
 
 def ramps(hours: float, seed: int, low: float, minutes: tuple[float, float]) -> list[float]:
-    """Straight lines between levels that are drawn, each lasting a time that is drawn; it reaches `low` and 1."""
+    """Straight lines of random length between random levels, from `low` to 1."""
     dice = Random(seed)  # noqa: S311 - the shape of a load, nothing secret
     count = _steps(hours)
     rates: list[float] = []
@@ -341,7 +340,7 @@ def ramps(hours: float, seed: int, low: float, minutes: tuple[float, float]) -> 
 
 
 def bursts(hours: float, seed: int, low: float, every: float, lasting: float) -> list[float]:
-    """At `low`, and now and then at 1 at once: the times between and of a burst are exponential, means in minutes."""
+    """At `low`, with bursts to 1: the times between and of bursts are exponential, means in minutes."""
     dice = Random(seed)  # noqa: S311 - the shape of a load, nothing secret
     count = _steps(hours)
     rates: list[float] = []
@@ -351,7 +350,7 @@ def bursts(hours: float, seed: int, low: float, every: float, lasting: float) ->
     return rates[:count]
 
 
-# Named loads that are made
+# Named synthetic loads
 
 
 STEPS6H = ((1, 0.25), (1, 1.0), (1, 0.25), (0.5, 0.5), (0.5, 0.75), (0.5, 1.0), (0.5, 0.5), (1, 0.1))
@@ -372,7 +371,7 @@ def _waves6h(seed: int) -> Load:
 
 
 def _match24h(seed: int) -> Load:
-    """A day with matches: few visitors for most of it, and crowds that come within minutes."""
+    """A day with matches: few visitors most of the time, and crowds within minutes."""
     day = [0.25 * rate for rate in diurnal(24, 0.3)]
     return Load("match24h", tuple(noise(spikes(day, 4, seed, (0.3, 0.8), (15, 50)), 0.04, seed + 1)))
 
@@ -399,7 +398,7 @@ SYNTHETIC: Mapping[str, Callable[[int], Load]] = {
     "bursts12h": _bursts12h,
     "steady12h": partial(steady, 12, 0.05),
 }
-"""Scenarios that are made, by name, from a seed."""
+"""Synthetic scenarios by name, each a function of a seed."""
 
 SCENARIOS: tuple[str, ...] = (
     *RECORDED,
@@ -413,17 +412,17 @@ def load_by_name(name: str, seed: int = 0, folder: Path | None = None) -> Load:
 
     Args:
         name: of `MADE`, or of `RECORDED` where a folder is given.
-        seed: of what is drawn; recorded ones do not depend on it.
-        folder: where the recorded traces are.
+        seed: of the random draws; recorded loads do not depend on it.
+        folder: the directory of the recorded traces.
     """
     made = SYNTHETIC.get(name)
     if made is not None:
         load = made(seed)
-        # Sines and powers differ in their last digits from machine to machine; a load must not.
+        # The last digits of sines and powers differ between machines; a load must not.
         return Load(name, tuple([round(rate, 9) for rate in load.rates]), load.changes)
     if name not in RECORDED:
-        raise LoadError(f"{name}: is no load, expected one of {', '.join((*RECORDED, *SYNTHETIC))}")
+        raise LoadError(f"{name}: is not a load, expected one of {', '.join((*RECORDED, *SYNTHETIC))}")
     if folder is None:
         file = RECORDED[name].file
-        raise LoadError(f"{name}: is a recorded trace, expected the folder where {file} is: say it with --traces")
+        raise LoadError(f"{name}: is a recorded trace: use --traces with the directory of {file}")
     return load_recorded(name, folder)

@@ -1,4 +1,4 @@
-"""The closed loop: the decisions of `step` steer a plant, and what the plant shows makes the next decision."""
+"""The closed loop: the decisions of `step` scale a plant, and the next decision observes the plant."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from autoscaler.simulation.plant import START, STEP, Plant, PlantSpec, Track
 from autoscaler.simulation.scoring import Score, needed, score
 
 Keep = Callable[[Record], object]
-"""What is done with the record of each decision, such as writing it to a file."""
+"""Receives the record of each decision, to write it to a file for example."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What came of a simulation.
+    """The result of a simulation.
 
     Attributes:
         plant: how the cluster behaved.
         load: what was offered.
         rate_per_worker: records/s that one worker processed.
         track: what happened in each step.
-        state: what the decisions left, with all that was learned.
-        decisions: how many there were.
+        state: at the end, with all that was learned.
+        decisions: their number.
     """
 
     plant: PlantSpec
@@ -40,7 +40,7 @@ class Run:
     decisions: int
 
     def score(self, optimum: float | None = None, begin: int = 0) -> Score:
-        """The numbers of this run.
+        """The score of this run.
 
         Args:
             optimum: the least cost possible in worker-hours, where known.
@@ -62,24 +62,21 @@ def run(
     faults: Faults = NONE,
     start: datetime = START,
 ) -> Run:
-    """Have a cluster's decisions steer a plant under a load; as many steps as the load has.
-
-    The first decision is made after one interval. A worker processes so much that the load's peak needs
-    `PEAK_WORKERS` of them at 100 %.
+    """Let a cluster's decisions scale a plant under a load. The first decision is made after one interval.
 
     Args:
-        spec: limits, policies and all else that decisions depend on; `interval` is the time between two of them.
+        spec: of the cluster; `interval` is the time between two decisions.
         plant: how the cluster behaves.
         load: what is offered.
-        seed: of everything that the plant draws.
+        seed: of all random draws.
         size: workers at the start; None: as many as the first step needs, within the limits.
-        record: is given the record of every decision, as a daemon keeps it.
-        decide: what makes the decisions.
-        faults: what goes wrong.
-        start: the time at which the load begins: policies may look at the calendar.
+        record: receives the record of every decision, as a daemon keeps it.
+        decide: makes the decisions.
+        faults: to inject.
+        start: the time at which the load begins, for policies that use the calendar.
 
     Raises:
-        ValueError: the interval is no multiple of the plant's step, or a fault is about no metric of the cluster.
+        ValueError: the interval is not a multiple of the plant's step, or a fault is about an unknown metric.
     """
     every = spec.interval.total_seconds() / STEP
     if every != int(every):
@@ -111,10 +108,17 @@ def run(
         state, decision = decide(spec, state, observation)
         decisions += 1
         if record is not None:
-            # As it was trusted, where the decider keeps that.
+            # With untrusted readings removed, if the state keeps the past.
             record(Record(state.past[-1] if state.past else observation, decision, failed=failed))
         if decision.desired != decision.current:
             error = injector.scale(cluster, decision.desired, now)
             if error:
                 state = call_failed(state, error)
-    return Run(plant, load, rate_per_worker, cluster.track, state, decisions)
+    return Run(
+        plant=plant,
+        load=load,
+        rate_per_worker=rate_per_worker,
+        track=cluster.track,
+        state=state,
+        decisions=decisions,
+    )

@@ -1,10 +1,10 @@
-"""The least cost that would have kept the delay objective, had everything been known before: exact.
+"""The exact least cost that keeps the delay objective, with all arrivals known in advance.
 
 Dynamic programming over steps. Cost is a whole number of worker-steps, so `backlog[n][c]` is the least backlog that
 can be had with n workers at cost c, and less backlog at the same size and cost is never worse: nothing is rounded.
 From i to j workers the job loses some seconds of work, charged at once also where they are more than a step. Workers
-that start are billed before they work, as the plant bills them. They are asked for in time, capacity has no noise, no
-record is processed twice and nothing breaks: no rule can be expected to reach it.
+that start are billed before they work. They are requested in time, capacity has no noise, no record is processed twice
+and nothing fails: no policy can be expected to reach it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ except ModuleNotFoundError as error:  # pragma: no cover - tests run with every 
 Table = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 COARSE = 30.0
-"""Seconds of one step of the programme, as usual."""
+"""Default seconds of one step."""
 
 _EXACT = 1e-9
-"""A backlog this share of all records too great is not: it is rounding."""
+"""A backlog that is too great by this share of all records is a rounding error."""
 
 
 class OptimumError(ValueError):
@@ -37,7 +37,7 @@ class OptimumError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is to be solved.
+    """An instance of the optimization.
 
     Attributes:
         arrivals: records of each step.
@@ -57,9 +57,9 @@ class Problem:
 
 
 def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> Problem:
-    """What a load is on a plant: stalls at their median, and what a job that is cold after one does not do.
+    """A load on a plant as a problem, with stalls at their median, and the reduced capacity after them.
 
-    What is left of a step at the end is dropped, and so is that of a start-up.
+    Incomplete steps at the end, and of a start-up, are dropped.
 
     Args:
         load: what is offered.
@@ -76,12 +76,12 @@ def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = CO
     arrivals = tuple([sum(records[n * each : (n + 1) * each]) for n in range(steps)])
     cold = (1.0 - plant.cold) * plant.cold_for
     return Problem(
-        arrivals,
-        tuple([rate_per_worker * size**plant.gamma * seconds for size in range(1, largest + 1)]),
-        (plant.restart_up + cold) / seconds,
-        (plant.restart_down + plant.heartbeat + cold) / seconds,
-        _allowed(records, each, steps, plant.slo),
-        int(plant.startup // seconds),
+        arrivals=arrivals,
+        capacity=tuple([rate_per_worker * size**plant.gamma * seconds for size in range(1, largest + 1)]),
+        lost_up=(plant.restart_up + cold) / seconds,
+        lost_down=(plant.restart_down + plant.heartbeat + cold) / seconds,
+        most=_allowed(records, each, steps, plant.slo),
+        startup=int(plant.startup // seconds),
     )
 
 
@@ -101,7 +101,7 @@ def _allowed(records: Sequence[float], each: int, steps: int, slo: float) -> tup
 def optimum(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> float:
     """The least cost in worker-hours of the whole load that keeps the plant's objective at every step's end.
 
-    What the load has beyond a whole number of steps is counted at the mean of the rest.
+    An incomplete step at the end counts with the mean of the others.
     """
     given = problem(load, plant, largest, seconds)
     return solve(given) * load.seconds / len(given.arrivals) / 3600
@@ -136,7 +136,7 @@ def solve(given: Problem) -> int:
 
 
 def _changed(backlog: Table, lost_up: Table, lost_down: Table, startup: int) -> Table:
-    """The least backlog of each size and cost after a change of size, or none; the work that it costs is added.
+    """The least backlog of each size and cost after a change of size, or none, plus the work lost by it.
 
     From fewer workers, or from more, only the least backlog counts: all lose the same.
     """

@@ -1,16 +1,16 @@
-"""The simulated cluster: a fluid queue before workers that come late and a job that stops for every change.
+"""The simulated cluster: a fluid queue, workers that start with a delay, a job that stops for every change of size.
 
-What it is made after: stall times from public raw data of 18-hour Flink runs (Reactive Mode 4-23 s, full redeploy
-70-79 s), EC2 cold starts, Flink's default heartbeat time-out of 50 s, exponents of 0.80-0.90 measured for Nexmark,
-capacity noise of 1-7 % between cloud machines.
+Its figures follow published measurements: stall times from public raw data of 18-hour Flink runs (Reactive Mode 4-23 s,
+full redeploy 70-79 s), EC2 cold starts, Flink's default heartbeat time-out of 50 s, exponents of 0.80-0.90 measured for
+Nexmark, capacity noise of 1-7 % between cloud machines.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 
@@ -39,59 +39,58 @@ STEP = 5.0
 """Seconds of one step."""
 
 WINDOW_STEPS = 12
-"""Steps that the metrics are averaged over: 60 s."""
+"""Steps over which the metrics are averaged: 60 s."""
 
 METRIC_WINDOW = timedelta(seconds=STEP * WINDOW_STEPS)
-"""What every metric says of itself (`Reading.over`)."""
+"""`Reading.over` of every metric."""
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
-"""The time of the first step, where nobody says another: midnight, a Monday."""
+"""The default time of the first step: midnight, a Monday."""
 
 RUNNING_FOR = 3600.0
-"""A new plant has been running for so long, or until it is not cold any more if that is longer."""
+"""Seconds that the job of a new plant has been running, if it is not cold for longer."""
 
 GRID = 3.0 * 2.0**21
-"""x + GRID - GRID is x to the nearest 2^-30: what logarithms, powers and the like give differs in its last digits from
-one system's mathematical library to another's, and a simulation's result must not."""
+"""x + GRID - GRID is x rounded to 2^-30: the last digits of logarithms and powers differ between mathematical
+libraries, and the result of a simulation must not."""
 
 
 SLOW_WORKER_RATE = 0.7
-"""The share of the work of one that a slow worker does."""
+"""The work of a slow worker, relative to others."""
 
 
 def work(size: float, exponent: float) -> float:
-    """How many times the work of one so many workers do: size^exponent, the same on every machine."""
+    """The work of so many workers relative to one: size^exponent, the same on every machine."""
     return math.pow(size, exponent) + GRID - GRID
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlantSpec:
     """How a simulated cluster behaves. Times are seconds; lognormal ones have a median and a standard deviation of ln.
 
     Attributes:
         startup, startup_sd: from the request until a worker registers.
-        restart_up, restart_down, restart_sd: how long it takes to stop and restore the job when workers come or go.
-        heartbeat: how long it takes until it is noticed that a scale-in killed its workers; 0: it stops them in good
-            order, and they say so. Until then the job stands still.
-        checkpoint: a checkpoint (Spark: a batch) completes so often while the job runs; a restart goes back to the
-            last one.
+        restart_up, restart_down, restart_sd: of stopping and restoring the job when workers are added or removed.
+        heartbeat: until it is noticed that a scale-in killed its workers; until then the job is stopped. 0: workers
+            are stopped gracefully and deregister.
+        checkpoint: interval of checkpoints (Spark: batches) while the job runs; a restart goes back to the last one.
         gamma: n workers do n^gamma times the work of one.
-        partitions: of the source, or of the state: at most so many slots do anything, and of one round of tasks all
-            wait for the last; None: as many as it takes.
+        partitions: of the source, or of the state: no more slots are used, and all tasks of a round wait for the
+            last one; None: no limit.
         sigma, tau: standard deviation and memory of the capacity's noise, an AR(1) process of ln(capacity).
-        scheduler: the rules by which the job is restarted or goes on when slots come and go; its `heartbeat` is not
-            used, since how workers go is told here. None: the benchmark's: it restarts when `merge` is over, at once
-            for every worker that goes, and nothing else is waited for.
+        scheduler: the rules by which the job restarts or continues when slots change; its `heartbeat` is not used, that
+            of the plant is. None: that of the benchmark: it restarts when `merge` is over, and at once for every worker
+            that goes.
         merge: registrations within so long of the first share one restart; without a `scheduler`.
-        joining: how long a job that goes on when workers come (Spark) does nothing all the same, since the batch in
-            which they get their first tasks waits for those to start.
+        joining: how long a job that continues when workers come (Spark) does nothing: the batch with their first tasks
+            waits for those to start.
         cold, cold_for: share of its capacity that a job has for so long after a restart.
         crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
             A job's only worker does not crash.
-        crash_noticed: how long it takes until a crash is noticed; until then the job stands still.
-        slow: share of the new workers that do only `SLOW` of the work of one, as long as they are there.
-        never: share of the new workers that never come up. They are billed until they are called off.
-        idle: share of the CPU that is busy without any record; it shows in `cpu`, never in `utilization`.
+        crash_noticed: until a crash is noticed; until then the job is stopped.
+        slow: share of the new workers that do only `SLOW_WORKER_RATE` of the work of one.
+        never: share of the new workers that never come up. They are billed until they are cancelled.
+        idle: share of the CPU that is busy without any record; it counts in `cpu`, not in `utilization`.
         slo: the age of the oldest unprocessed record should be at most this.
     """
 
@@ -119,35 +118,27 @@ class PlantSpec:
     slo: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("startup", "restart_up", "restart_down", "checkpoint", "tau", "slo", "gamma"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ParameterError(name, f"is {value:g}, expected above 0")
-        for name in (
-            "startup_sd",
-            "restart_sd",
-            "heartbeat",
-            "sigma",
-            "merge",
-            "joining",
-            "cold_for",
-            "crash_every",
-            "crash_noticed",
-        ):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ParameterError(name, f"is {value:g}, expected 0 or more")
-        for name in ("slow", "never"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ParameterError(name, f"is {value:g}, expected a share from 0 to 1")
+        for field_ in fields(self):
+            if isinstance(field_.default, float):
+                value = getattr(self, field_.name)
+                fits, expected = _CHECKS.get(field_.name, _NOT_NEGATIVE)
+                if not (math.isfinite(value) and fits(value)):
+                    raise ParameterError(field_.name, f"is {value:g}, expected {expected}")
         if self.partitions is not None and self.partitions < 1:
             raise ParameterError("partitions", f"is {self.partitions}, expected 1 or more")
-        if not 0 < self.cold <= 1:
-            raise ParameterError("cold", f"is {self.cold:g}, expected above 0 and at most 1")
-        if not 0 <= self.idle < 1:
-            raise ParameterError("idle", f"is {self.idle:g}, expected from 0 to below 1")
 
+
+_Check = tuple[Callable[[float], bool], str]
+_NOT_NEGATIVE: _Check = (lambda value: value >= 0, "0 or more")
+_POSITIVE: _Check = (lambda value: value > 0, "above 0")
+_SHARE: _Check = (lambda value: 0 <= value <= 1, "a share from 0 to 1")
+_CHECKS: Mapping[str, _Check] = {
+    **dict.fromkeys(("startup", "restart_up", "restart_down", "checkpoint", "tau", "slo", "gamma"), _POSITIVE),
+    "slow": _SHARE,
+    "never": _SHARE,
+    "cold": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "idle": (lambda value: 0 <= value < 1, "from 0 to below 1"),
+}
 
 PLANTS: Mapping[str, PlantSpec] = {
     "k8s": PlantSpec(),
@@ -169,19 +160,19 @@ SCHEDULER_PLANTS: Mapping[str, PlantSpec] = {
     ),
     "spark": PlantSpec(scheduler=SparkSettings(), crash_noticed=0.0),
 }
-"""More plants, by name: Flink in Reactive Mode as its versions are by default, and Spark on a standalone cluster."""
+"""Plants with the rules of a scheduler: Flink in Reactive Mode with the defaults of a version, and Spark standalone."""
 
 
 _STATES = {JobPhase.CREATED: JobState.STARTING, JobPhase.FINISHED: JobState.FAILED}
 _WAITING = frozenset({Stage.STABILIZING, Stage.STABILIZED})
-"""Only then a checkpoint makes a difference to a job's scheduler."""
+"""Stages in which a checkpoint matters to a job's scheduler."""
 
 PHASE_MARGIN = 60.0
-"""What a phase of a rescale may take longer than the scheduler waits: workers register, tasks are deployed."""
+"""Seconds that a phase of a rescale may take beyond the scheduler's waits: workers register, tasks are deployed."""
 
 
 def deadlines(scheduler: FlinkSettings | SparkSettings | None) -> Mapping[Phase, timedelta]:
-    """How long each phase of a rescale may take by the scheduler's settings, as a real job's engine tells it."""
+    """How long each phase of a rescale may take by the scheduler's settings, as reported by a real job's engine."""
     if not isinstance(scheduler, FlinkSettings):
         return {}
     absorbing = scheduler.cooldown + scheduler.stabilization + scheduler.max_delay + scheduler.delay
@@ -189,24 +180,24 @@ def deadlines(scheduler: FlinkSettings | SparkSettings | None) -> Mapping[Phase,
     return {phase: timedelta(seconds=wait + PHASE_MARGIN) for phase, wait in waits.items()}
 
 
-def _most(scheduler: FlinkSettings | SparkSettings | None) -> int | None:
-    """The greatest parallelism of the job, where its scheduler tells."""
+def _max_parallelism(scheduler: FlinkSettings | SparkSettings | None) -> int | None:
+    """The maximum parallelism of the job, if its scheduler has one."""
     if not isinstance(scheduler, FlinkSettings):
         return None
     return max(vertex.upper for group in scheduler.groups for vertex in group)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Track:
     """What happened, one entry a step; `position` is of the end of the step.
 
     Attributes:
         arrivals: records that came.
-        position: records processed since the beginning, less what a restart went back by.
+        position: records processed since the beginning, minus those that a restart went back.
         billed: workers running or starting.
         running: workers that the job uses.
-        stopped: share of the step in which the job stood still.
-        requests: (step, size) of each change of size that was asked for.
+        stopped: share of the step in which the job was stopped.
+        requests: (step, size) of each requested change of size.
         restarts: how often the job restarted.
     """
 
@@ -222,15 +213,14 @@ class Track:
 class Plant:
     """One simulated cluster, running steadily at first. `advance` it step by step, `observe` it, `scale` it.
 
-    Workers come up and checkpoints complete at any time; what the job's scheduler makes of it, and a crash, are put
-    off to the beginning of the next step.
+    Workers come up and checkpoints complete at any time; the scheduler reacts, and workers crash, at the next step.
 
     Args:
         spec: how it behaves.
         rate_per_worker: records/s that one worker processes; may be changed, as when records become more expensive.
-        seed: of everything that is drawn.
+        seed: of all random draws.
         size: workers at the start, running.
-        slots: that each worker offers the job.
+        slots: of each worker.
         start: the time of the first step.
     """
 
@@ -255,15 +245,15 @@ class Plant:
         # Without workers only the benchmark's job is deployed.
         deployed = size > 0 or spec.scheduler is None
         self._job = self._rules.executing(size * slots, self._running_since) if deployed else Job()
-        self._wakes_at = self._job.wakes_at  # when the scheduler is to be told that time has passed
-        self._completed = False  # whether it is to be told that a checkpoint completed
-        self._most = _most(spec.scheduler)
+        self._wakes_at = self._job.wakes_at  # when to notify the scheduler that time has passed
+        self._completed = False  # whether it must be notified that a checkpoint completed
+        self._max_parallelism = _max_parallelism(spec.scheduler)
         self._deadlines = deadlines(spec.scheduler)
         self._halted = not deployed  # not deployed, or stuck on a worker that is dead and not yet noticed
-        self._why = Why.RESCALE  # why it was stopped last, and when
+        self._why = Why.RESCALE  # of the last stop
         self._stopped_at = 0.0
-        self._used = 0  # how many workers the job uses
-        self._worth = 0.0  # how many times the work of one these do
+        self._used = 0  # workers that the job uses
+        self._work = 0.0  # of these workers, relative to one
         self._parallelism = self._job.parallelism
         self._use(self._parallelism)
         self._arrived = 0.0
@@ -284,34 +274,34 @@ class Plant:
         begin = self._now
         end = begin + STEP
         if self._completed or self._wakes_at <= begin:
-            self._tell(Checkpoint(begin) if self._completed else Passed(begin), begin)
+            self._notify(Checkpoint(begin) if self._completed else Passed(begin), begin)
             self._completed = False
         if self._crash_at <= begin:
             self._crash(begin)
         self._noise = self._keeps * self._noise + self._stirs * (self._dice.gauss(0.0, 1.0) + GRID - GRID)
         self._arrived += arrivals
         waiting = self._arrived - self._position
-        able = done = 0.0
-        still_until = math.inf if self._halted else max(self._stalled_until, self._waits_until)
-        stalled = min(still_until - begin, STEP) if still_until > begin else 0.0
+        capacity = done = 0.0
+        stopped_until = math.inf if self._halted else max(self._stalled_until, self._waits_until)
+        stalled = min(stopped_until - begin, STEP) if stopped_until > begin else 0.0
         runs = STEP - stalled
         if runs > 0.0:
-            able = self.rate_per_worker * self._worth * (math.exp(self._noise) + GRID - GRID)
+            capacity = self.rate_per_worker * self._work * (math.exp(self._noise) + GRID - GRID)
             cold = self._running_since + spec.cold_for - begin - stalled
             if cold > 0.0:
-                able *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
-            done = min(able * runs, waiting)
-            # Not above what has arrived by the rounding of a sum.
+                capacity *= 1.0 - (1.0 - spec.cold) * min(cold / runs, 1.0)
+            done = min(capacity * runs, waiting)
+            # Rounding of a sum must not exceed what has arrived.
             self._position = self._arrived if done == waiting else self._position + done
             self._checkpoint_in -= runs
             if self._checkpoint_in <= 0.0:
-                # It completed so long before the step's end, and what was processed since then is not in it.
+                # It completed so long before the step's end: records processed since then are not in it.
                 ago = -self._checkpoint_in % spec.checkpoint
                 self._committed = self._position - done * ago / runs
                 self._checkpointed = end - ago
                 self._checkpoint_in = spec.checkpoint - ago
                 self._completed = self._job.stage in _WAITING
-        self._seen.append((arrivals / STEP, done / STEP, waiting - done, done / (able * STEP) if able else 0.0))
+        self._seen.append((arrivals / STEP, done / STEP, waiting - done, done / (capacity * STEP) if capacity else 0.0))
         self._now = end
         track.arrivals.append(arrivals)
         track.position.append(self._position)
@@ -322,12 +312,12 @@ class Plant:
             self._register(end)
 
     def observe(self) -> Observation:
-        """What real sources would show now, one step or more after the beginning: averages of the last minute."""
+        """What real sources would show now, after at least one step: averages of the last minute."""
         now = self._start_at + timedelta(seconds=self._now)
         count = len(self._seen)
-        # fsum: what `sum` makes of the last digit depends on Python's version.
+        # fsum: the last digit of `sum` depends on Python's version.
         offered, processed, lag, busy = [math.fsum(each) / count for each in zip(*self._seen, strict=True)]
-        # All by their positions: arguments by name take as long again, four times a simulated minute.
+        # Positional: keyword arguments take twice as long.
         utilization = Reading(busy, now, None, {}, METRIC_WINDOW)
         return Observation(
             now,
@@ -346,7 +336,7 @@ class Plant:
         )
 
     def scale(self, size: int) -> None:
-        """Ask for a size."""
+        """Request a size."""
         if size == self.desired:
             return
         self.desired = size
@@ -356,7 +346,7 @@ class Plant:
             self._start()
         if size < have:
             cancelled = min(have - size, len(self._starting))
-            # The latest are called off first.
+            # The latest are cancelled first.
             self._starting = sorted(self._starting)[: len(self._starting) - cancelled]
             gone = have - size - cancelled
             if gone:
@@ -370,7 +360,7 @@ class Plant:
             JobState.RUNNING if running else _STATES.get(job.phase, JobState.RESTARTING),
             job.slots + job.dead,
             self._parallelism if running else 0,
-            self._most,
+            self._max_parallelism,
             self.spec.partitions,
             self._up_since if running else None,
             self._start_at + timedelta(seconds=self._checkpointed),
@@ -384,18 +374,18 @@ class Plant:
         self._starting.append(math.inf if never else self._now + self._lognormal(spec.startup, spec.startup_sd))
 
     def _register(self, until: float) -> None:
-        """Workers that come up in this step; the first opens the window within which they share a restart."""
+        """Workers that come up in this step; the first begins the window in which they share a restart."""
         here = [at for at in self._starting if at <= until]
         if not here:
             return
         self._starting = [at for at in self._starting if at > until]
         slow = self.spec.slow
         self._up += [SLOW_WORKER_RATE if slow > 0 and self._dice.random() < slow else 1.0 for _ in here]
-        # Before what was put off to the next step.
-        self._tell(Slots(min(*here, self._wakes_at), len(self._up) * self._slots), until)
+        # Before what happens at the beginning of the next step.
+        self._notify(Slots(min(*here, self._wakes_at), len(self._up) * self._slots), until)
 
     def _crash(self, at: float) -> None:
-        """The oldest worker is gone at once, and replaced; the job goes on without it when that is noticed."""
+        """The oldest worker is gone and replaced; the job continues without it when that is noticed."""
         self._crash_at = self._next_crash()
         if len(self._up) > 1:
             del self._up[0]
@@ -403,27 +393,27 @@ class Plant:
             self._lose(1, at, self.spec.crash_noticed, spare=False)
 
     def _lose(self, workers: int, at: float, noticed: float, *, spare: bool) -> None:
-        """Tell the scheduler of workers that went, by and by if they could not say so."""
+        """Notify the scheduler of workers that are gone, later if they were killed."""
         at = min(at, self._wakes_at)
         if self.spec.scheduler is None:
-            # The benchmark's job restarts in any case, and its stall contains the time until that is noticed.
-            self._tell(Slots(at, len(self._up) * self._slots), self._now, noticed)
+            # The benchmark's job restarts in any case, and its stall includes the time until that is noticed.
+            self._notify(Slots(at, len(self._up) * self._slots), self._now, noticed)
         elif noticed:
             rules = replace(self._rules, heartbeat=noticed)
-            self._tell(Killed(at, workers * self._slots, spare), self._now, rules=rules)
+            self._notify(Killed(at, workers * self._slots, spare), self._now, rules=rules)
         else:
-            self._tell(Slots(at, len(self._up) * self._slots, spare), self._now)
+            self._notify(Slots(at, len(self._up) * self._slots, spare), self._now)
 
-    def _tell(
+    def _notify(
         self, event: Event, at: float, extra: float = 0.0, rules: FlinkSettings | SparkSettings | None = None
     ) -> None:
-        """Tell the job's scheduler what happened, and do what it says.
+        """Notify the job's scheduler of an event, and carry out its instructions.
 
         Args:
-            event: its time is that at which the scheduler learns of it.
-            at: the time now, at which it is done.
-            extra: seconds that it takes longer to restore the job.
-            rules: the scheduler's, if not as usual.
+            event: at the time when the scheduler learns of it.
+            at: the time now.
+            extra: further seconds to restore the job.
+            rules: of the scheduler, if not its own.
         """
         self._job, done = advance(rules or self._rules, self._job, event)
         for instruction in done:
@@ -439,14 +429,14 @@ class Plant:
                     if instruction.parallelism > self._used * self._slots:
                         self._waits_until = at + self.spec.joining
                     self._use(instruction.parallelism)
-        # How long that takes is no business of the scheduler: none of its rules looks at it.
+        # The scheduler's rules do not depend on how long that takes.
         self._job, _ = advance(self._rules, self._job, Restored(event.at))
         self._wakes_at = self._job.wakes_at
         self._parallelism = self._job.parallelism
         self._halted = not self._job.runs
 
     def _restore(self, at: float, extra: float) -> None:
-        """The job is deployed and comes back from the last checkpoint."""
+        """The job is deployed and restores the last checkpoint."""
         spec = self.spec
         median = spec.restart_up if self._why is Why.RESCALE else spec.restart_down
         stall = extra + self._lognormal(median, spec.restart_sd)
@@ -457,11 +447,11 @@ class Plant:
         self.track.restarts += 1
 
     def _use(self, slots: int) -> None:
-        """Have the job use so many slots, those of the workers that have been up longest."""
+        """Let the job use so many slots, those of the oldest workers."""
         self._used = used = -(-slots // self._slots)
         busy = effective_slots(slots, 1, self.spec.partitions) / self._slots
         share = math.fsum(self._up[:used]) / max(1, used)
-        self._worth = work(share * busy, self.spec.gamma)
+        self._work = work(share * busy, self.spec.gamma)
 
     def _next_crash(self) -> float:
         if not self.spec.crash_every:

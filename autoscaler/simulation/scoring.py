@@ -1,7 +1,7 @@
-"""What a run was worth: cost, violations of the delay objective and rescales, always together.
+"""The score of a run: cost, violations of the delay objective and rescales, always together.
 
-All of it from what happened in each step (`Track`), nothing from what the policy was told. A record counts as done
-when the position passes it for good: what a restart goes back over is not done twice.
+It follows from what happened in each step (`Track`). A record counts as processed when the position passes it for the
+last time: a restart may go back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXACT = 1e-9
 """Two positions that differ by this share of all records are the same one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """The numbers of one run.
 
@@ -45,9 +45,9 @@ class Score:
         violation: share of the time in which the oldest unprocessed record was older than the objective.
         p50, p99: delay of records, seconds.
         worst: the greatest age of an unprocessed record, seconds.
-        rescales: changes of size that were asked for.
-        restarts: how often the job stopped for them, or by itself.
-        stopped: share of the time in which the job stood still.
+        rescales: requested changes of size.
+        restarts: of the job, for any reason.
+        stopped: share of the time in which the job was stopped.
         under, over: mean share of the workers needed that were missing, or too many, of those that the job used.
         converged: mean seconds from a jump of the load until the size fits, None without a jump. A jump after which
             it never did counts with the time until the next one.
@@ -108,12 +108,12 @@ def score(
         slo: the age of the oldest unprocessed record should be at most this, seconds.
         optimum: the least cost possible, worker-hours.
         changes: seconds from the beginning at which the load jumps.
-        begin: the steps before this one do not count. What still waits then counts, with the time that it has waited.
+        begin: the steps before this one do not count. Records that wait then count with their age.
             `restarts` are those of the whole run.
     """
     steps = len(track.arrivals) - begin
     if steps <= 0:
-        raise ValueError("nothing happened: a run has at least one step")
+        raise ValueError("the run has no step after `begin`, expected at least one")
     need = needed(track.arrivals, rate_per_worker, exponent)[begin:]
     old = ages(track.arrivals, track.position)[begin:]
     half, most = quantiles(delays(track.arrivals, track.position, begin), (0.5, 0.99))
@@ -157,11 +157,11 @@ def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -
             f"one worker processes {rate_per_worker:g}/s, n of them n^{exponent:g} times as much: expected above 0"
         )
     top = max(arrivals, default=0.0) / STEP
-    # What each size carries, and a little: the peak itself is exactly what a size processes, but for rounding.
-    able = [0.0]
-    while able[-1] < top:
-        able.append(rate_per_worker * len(able) ** exponent * (1 + _EXACT))
-    return [bisect_left(able, records / STEP, 1) for records in arrivals]
+    # The capacity of each size, plus rounding: a peak may be exactly the capacity of a size.
+    capacity = [0.0]
+    while capacity[-1] < top:
+        capacity.append(rate_per_worker * len(capacity) ** exponent * (1 + _EXACT))
+    return [bisect_left(capacity, records / STEP, 1) for records in arrivals]
 
 
 def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
@@ -210,7 +210,7 @@ def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0)
     """(delay in seconds, records) from when records came until they were processed for good, from a step on.
 
     Within a step records come, and are done, evenly: those that came in one and were done in one count with their mean
-    delay. What still waits at the end counts with its age: no run is better for being over.
+    delay. What waits at the end counts with its age.
     """
     come = list(accumulate(arrivals))
     slack = _slack(come)

@@ -1,7 +1,7 @@
-"""One day of a real history tried again: what arrived then, on a simulated cluster that is made as the real one is.
+"""One day of a real history simulated: its arrivals, on a simulated cluster with the times of the real one.
 
-A trial begins `WARM_UP` before the day, with what arrived in the evening before: no day is judged by how a policy
-starts. What was not recorded for a few minutes lies on a straight line; before the first thing known it is like that.
+A trial begins `WARM_UP` before the day, with the arrivals of the evening before: the start of a policy does not count.
+Short gaps are interpolated; before the first known value the arrivals are constant.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from autoscaler.simulation.plant import STEP, PlantSpec, Track
 from autoscaler.simulation.scoring import Score
 
 SLOT = 15.0
-"""A history is looked at in slots of so many seconds: the mean of what was observed in each."""
+"""Seconds of a slot: arrivals are the mean of each slot."""
 
 SLOTS = round(86400 / SLOT)
-"""Of a day."""
+"""Slots of a day."""
 
 WARM_UP = timedelta(hours=2)
 """A trial begins so long before its day..."""
@@ -37,10 +37,10 @@ BEFORE = round(WARM_UP.total_seconds() / SLOT)
 """... which is so many slots."""
 
 MAX_GAP = timedelta(minutes=15)
-"""A day in which nothing was recorded for longer is not tried."""
+"""A day with a longer gap in its records is left out."""
 
 STATIC_HEADROOM = 1.1
-"""The static size that is compared with: what the greatest arrivals of all days need, and 10 %."""
+"""The static size for comparison: what the greatest arrivals of all days need, plus 10 %."""
 
 _DECILES = 2 * 1.2815515655446004  # standard deviations from the tenth to the ninetieth percentile
 _LEAST = 0.1  # seconds
@@ -52,13 +52,13 @@ class Variant:
 
     Attributes:
         policy: what tables call it.
-        spec: limits, policies and all else that decisions depend on; `interval` is a multiple of the plant's step.
-        parameters: what differs from how the policy is configured: key -> value, as in a configuration file.
-        names: metric of the spec -> which of those that the plant shows it is; None: all by their own names.
-        profile: the metric in which the policy finds the cluster's profile; empty: it looks at none.
-        bare: whether nothing stands between the policy and the limits.
-        oracle: whether it is shown the future.
-        static: nothing is decided: the size is always what the peak needs, and 10 %.
+        spec: of the cluster; `interval` is a multiple of the plant's step.
+        parameters: that differ from the configuration: key -> value, as in a configuration file.
+        names: metric of the spec -> metric of the plant; None: the same names.
+        profile: the metric with the cluster's profile; empty: the policy uses none.
+        bare: whether it runs without the guards, with the limits only.
+        oracle: whether it sees the future.
+        static: no decisions: the size is always what the peak needs, plus 10 %.
     """
 
     policy: str
@@ -73,14 +73,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A cluster, and what is tried on it. Picklable.
+    """A cluster, and the variants to try on it. Picklable.
 
     Attributes:
         plant: how it behaves.
         rate_per_worker: records/s that one worker processes.
-        static: the size that is compared with.
-        variants: what is tried.
-        profile: what policies that look at one are shown.
+        static: the fixed size for comparison.
+        variants: to try.
+        profile: of the cluster, for policies that use one.
     """
 
     plant: PlantSpec
@@ -92,11 +92,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a trial.
+    """The result of a trial.
 
     Attributes:
-        score: the numbers of the day alone.
-        digest: of all that happened: two trials with the same one were the same, step by step.
+        score: of the day alone.
+        digest: of all steps: trials with the same digest were identical.
     """
 
     score: Score
@@ -104,7 +104,7 @@ class Outcome:
 
 
 def plant_from_profile(plant: PlantSpec, profile: Profile) -> PlantSpec:
-    """A plant that behaves as a profile says, where it says something."""
+    """A plant with the times and the exponent of a profile, as far as it has them."""
     up, down = (profile.times.get(direction, {}) for direction in (Direction.UP, Direction.DOWN))
     found: dict[str, Any] = {}
     if "start_up" in up:
@@ -126,11 +126,11 @@ def _lognormal(spread: Spread) -> tuple[float, float]:
 
 
 def day_load(name: str, slots: Sequence[int], rates: Sequence[float], rate_per_worker: float) -> Load:
-    """What arrived from `WARM_UP` before a day until its end.
+    """The arrivals from `WARM_UP` before a day until its end.
 
     Args:
         name: what it is called.
-        slots: those in which something was observed, ascending, from the day's midnight on; before it they are below 0.
+        slots: those with observations, ascending, counted from midnight; those before it are negative.
         rates: the mean of each, records/s.
         rate_per_worker: records/s that one worker processes.
     """
@@ -151,12 +151,12 @@ def day_load(name: str, slots: Sequence[int], rates: Sequence[float], rate_per_w
 
 
 def visible_metrics(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) -> Observation:
-    """What the sources of a configuration would have shown of what the plant shows: no more than it asks for.
+    """What the sources of a configuration would have read from the plant.
 
     Args:
         spec: of the cluster.
-        names: metric of the spec -> which of those that the plant shows it is.
-        observation: by the plant's own names.
+        names: metric of the spec -> metric of the plant.
+        observation: by the plant's names.
     """
     metrics, missing = observation.metrics, observation.missing
     engine = observation.engine if spec.engine else None
@@ -169,7 +169,7 @@ def visible_metrics(spec: ClusterSpec, names: Mapping[str, str], observation: Ob
 
 
 def showing_profile(decide: Decide, profile: Profile, name: str) -> Decide:
-    """The same, shown what a profile says at each moment, as a metric of that name."""
+    """The same decider with the values of a profile as a metric of that name."""
 
     def decided(spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         metrics = {**observation.metrics, name: reading(profile, observation.at)}
@@ -186,7 +186,7 @@ def _named(decide: Decide, names: Mapping[str, str]) -> Decide:
 
 
 def decider(variant: Variant, load: Load, profile: Profile | None, start: datetime) -> Decide:
-    """What decides in a trial under that load, which begins at that time."""
+    """The decider of a trial under that load, which begins at that time."""
     decide: Decide = without_guards if variant.bare else step
     if variant.profile and profile is not None:
         decide = showing_profile(decide, profile, variant.profile)
@@ -201,9 +201,9 @@ def run_trial(case: Case, variant: Variant, load: Load, day: datetime, seed: int
     Args:
         case: the cluster.
         variant: one of its variants.
-        load: what was `offered`.
+        load: of the day.
         day: its midnight.
-        seed: of all that the plant draws.
+        seed: of all random draws.
     """
     done = simulate_trial(case, variant, load, day, seed)
     begin = round(WARM_UP.total_seconds() / STEP)
@@ -221,7 +221,7 @@ def simulate_trial(case: Case, variant: Variant, load: Load, day: datetime, seed
 
 
 def digest(track: Track) -> str:
-    """Of all that happened in a run."""
+    """Of all steps of a run."""
     found = hashlib.sha256(array("d", track.position).tobytes())
     found.update(array("l", track.billed).tobytes())
     found.update(repr(track.requests).encode())

@@ -2,12 +2,12 @@
 
 What is compared with: the raw data of "Demeter: Resource-Efficient Distributed Stream Processing under Dynamic Loads"
 (2024), https://github.com/dos-group/demeter, runs `reactive35_*`: Flink 1.17 in Reactive Mode on Kubernetes, an HPA at
-35 % CPU with its defaults, 18 hours on the loads `ads18h` and `cars18h`, every 45 minutes a TaskManager that nobody
-reaches for 30 s, 1 to 24 TaskManagers of one core and one slot, beginning with 24. The figures are the mean size as a
-share of 24 static ones, and the share of the time in which a record took longer than 10 s.
+35 % CPU with its defaults, 18 hours on the loads `ads18h` and `cars18h`, every 45 minutes a TaskManager that is
+unreachable for 30 s, 1 to 24 TaskManagers of one core and one slot, beginning with 24. The figures are the mean size as
+a share of 24 static ones, and the share of the time in which a record took longer than 10 s.
 
-Nothing here was fitted to those figures. Times and settings are those of the repository's manifests; what a worker
-processes follows from the CPU of another run, the static one; all else is the benchmark's plant `k8s`.
+Nothing here was fitted to those figures. Times and settings are those of the repository's manifests; the rate per
+worker follows from the CPU of the static run; all else is the plant `k8s` of the benchmark.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from autoscaler.simulation.scoring import ages
 STATIC = 24
 """TaskManagers of the static run, with which the others begin, and the most there may be."""
 
-HPA = Baseline("{type: hpa, metrics: [{type: utilization, metric: cpu, target: 35}]}", "Kubernetes HPA, CPU at 35 %")
+HPA = Baseline("{type: hpa, metrics: [{type: utilization, metric: cpu, target: 35}]}")
 """`taskmanager-autoscaler.yaml`: no `behavior`, so down to the most asked for within 5 minutes, and up at once."""
 
 RESOLUTION = timedelta(seconds=60)
@@ -45,7 +45,7 @@ here, 45 minutes apart on average), `heartbeat.timeout: 20000`, the CPU of a sta
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A published run, and what the static one on the same load says of a worker.
+    """A published run, and the rate of a worker by the static run on the same load.
 
     Attributes:
         scenario: the load.
@@ -62,7 +62,7 @@ class Measured:
     cpu: float
 
     def rate_per_worker(self, plant: PlantSpec) -> float:
-        """Records/s of one worker that has nothing but work to do, if the CPU grows with the records."""
+        """Records/s of one worker at 100 % CPU, if the CPU grows with the records."""
         return self.rate * (1.0 - plant.idle) / (self.cpu - plant.idle) / work(STATIC, plant.gamma)
 
 
@@ -77,7 +77,7 @@ so whatever grows with the records asks for too few workers on little load."""
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How it is simulated.
+    """A variant of the simulation.
 
     Attributes:
         name: what differs from what is known.
@@ -102,19 +102,19 @@ SETUPS = (
     Setup("CPU as other policies see it", pods=False),
     Setup("16 workers carry the maximum", sized=False),
 )
-"""What is known, and what each of the things that had to be assumed, or are known less well, makes of it."""
+"""The published setup, and variants of each assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulation says; means over its seeds.
+    """The figures of a simulation; means over its seeds.
 
     Attributes:
         workers: mean size, as a share of the static ones.
         late: share of the time in which the oldest record that waits is older than the bound.
         shown: the same of the time in which the job runs. The published latency is taken inside the job, which shows
             none while it stands still.
-        rescales: changes of size that were asked for, per hour.
+        rescales: requested changes of size, per hour.
         restarts: of the job, per hour.
     """
 
@@ -157,10 +157,10 @@ def simulated(spec: ClusterSpec, measured: Measured, load: Load, setup: Setup, s
 
 
 def cpu_as_pods(decide: Decide) -> Decide:
-    """The same, seeing the CPU as an HPA in Kubernetes does: of each pod, every minute that of the last.
+    """The same decider with the CPU as an HPA in Kubernetes reads it: per pod, once a minute the mean of the last one.
 
-    A pod that became ready since that minute began is one that is not ready: it counts as idle where more pods are
-    asked for, and not at all where fewer are. The youngest pods go first. For one simulation: it remembers.
+    A pod that became ready within that minute counts as not ready: as idle for a scale-up, not at all for a scale-down.
+    The youngest pods are removed first. For one simulation only: it has state.
     """
     ready: list[datetime] = []  # since when each pod is, the oldest first
     last: list[tuple[datetime, float]] = []

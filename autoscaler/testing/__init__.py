@@ -1,6 +1,6 @@
 """Fakes, virtual time and contract tests for plug-in authors.
 
-`PolicyContract`, `SourceContract`, `EngineContract` and `TargetContract` are test classes to inherit; how is told in
+`PolicyContract`, `SourceContract`, `EngineContract` and `TargetContract` are test classes to inherit; see
 `autoscaler.testing.contracts`. They need pytest, so they are imported only when they are asked for.
 """
 

@@ -87,7 +87,7 @@ class FakeTarget:
     """A target that starts and stops replicas in no time, or after `startup` seconds.
 
     Attributes:
-        desired: the size it was told to have.
+        desired: the requested size.
         ready: replicas that are up.
         startup: seconds until `ready` follows `desired`.
         failure: the error that `describe` raises.

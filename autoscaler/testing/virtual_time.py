@@ -17,7 +17,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-"""What a virtual wall clock shows at first, unless told otherwise."""
+"""Default start of a virtual wall clock."""
 
 _PATIENCE = 30.0
 """Real seconds that work outside the loop may take before it counts as hung."""

@@ -1,7 +1,7 @@
-"""Traces: what was observed and decided, one record a line, as in a daemon's history and from `simulate --record`.
+"""Traces: observations and decisions, one record a line, as in a daemon's history and from `simulate --record`.
 
-A file that a daemon is still writing may end in the middle of a line, and a disk may have spoiled another: what cannot
-be read is told, and the rest is read all the same.
+A file that a daemon is still writing may end in the middle of a line: a line that cannot be read is reported, and the
+rest is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PIECE = 1 << 20
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message says where and what was expected."""
+    """A trace cannot be read; the message has the place and what was expected."""
 
 
 def file_name(at: datetime) -> str:
@@ -39,7 +39,7 @@ def file_name(at: datetime) -> str:
 def files(path: Path) -> list[Path]:
     """The files of a trace, oldest first: one, or all in a directory whose names end with `.jsonl` or `.jsonl.gz`.
 
-    What is there packed and plain with the same content is taken once.
+    A file that exists both compressed and plain with the same content is taken once.
 
     Raises:
         TraceError: there is none.
@@ -49,7 +49,7 @@ def files(path: Path) -> list[Path]:
             raise TraceError(f"{path}: there is no such file or directory")
         return [path]
     plain = set(path.glob(f"*{SUFFIX}"))
-    packed = [file for file in path.glob(f"*{COMPRESSED_SUFFIX}") if not _twice(file, plain)]
+    packed = [file for file in path.glob(f"*{COMPRESSED_SUFFIX}") if not _is_copy(file, plain)]
     if not plain and not packed:
         raise TraceError(
             f"{path}: has no file *{SUFFIX}; the history of a daemon is in history/ of its daemon.directory"
@@ -57,12 +57,12 @@ def files(path: Path) -> list[Path]:
     return sorted([*plain, *packed], key=_place)
 
 
-def _twice(packed: Path, plain: set[Path]) -> bool:
-    """Whether a packed file is there unpacked as well, as for a moment while a daemon packs it."""
+def _is_copy(packed: Path, plain: set[Path]) -> bool:
+    """Whether the plain file exists as well, as briefly while a daemon compresses it."""
     file = packed.with_suffix("")
     try:
         return file in plain and same_content(file, packed)
-    except FileNotFoundError:  # the moment is over
+    except FileNotFoundError:  # it is gone now
         plain.discard(file)
         return False
     except OSError as error:
@@ -70,14 +70,14 @@ def _twice(packed: Path, plain: set[Path]) -> bool:
 
 
 def _place(file: Path) -> tuple[str, int, str]:
-    """Where a file is in the order: by its hour, then the number of a further file of that hour."""
+    """The sort key of a file: its hour, then its number within the hour."""
     stem = file.name.removesuffix(".gz").removesuffix(SUFFIX)
     further = re.fullmatch(r"(.*)\.(\d+)", stem)
     return (further[1], int(further[2]), file.name) if further else (stem, 0, file.name)
 
 
 def same_content(path: Path, packed: Path) -> bool:
-    """Whether a packed file holds exactly what a plain one does. Raises OSError when the plain one cannot be read."""
+    """Whether a compressed file has the content of a plain one. Raises OSError if the plain one cannot be read."""
     with path.open("rb") as plain:
         try:
             with gzip.open(packed) as unpacked:
@@ -98,8 +98,8 @@ def read(path: Path, complain: Callable[[str], object] = _refuse) -> Iterator[Re
 
     Args:
         path: the file or directory.
-        complain: is told of each line that is no record, as `file:line: message`; reading goes on with the next one.
-            Left out, the first one is an error.
+        complain: receives `file:line: message` for each line that is not a record; reading continues with the next.
+            By default the first one is an error.
 
     Raises:
         TraceError: nothing is there, or a file cannot be read.
@@ -120,7 +120,7 @@ def _opened(file: Path) -> BinaryIO:
         try:
             return file.open("rb")
         except FileNotFoundError:
-            # A daemon has packed it since the directory was looked at.
+            # A daemon has compressed it since the directory was listed.
             packed = file.with_name(f"{file.name}.gz")
             if not file.name.endswith(SUFFIX) or not packed.exists():
                 raise
@@ -135,5 +135,5 @@ def _record(line: bytes, where: str, complain: Callable[[str], object]) -> Recor
         return load_record(line)
     except ValueError as error:
         torn = not line.endswith(b"\n")
-        complain(f"{where}: is cut off; its writer may still be at it" if torn else f"{where}: {error}")
+        complain(f"{where}: is cut off; a daemon may still be writing it" if torn else f"{where}: {error}")
         return None

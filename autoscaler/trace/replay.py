@@ -1,9 +1,8 @@
-"""The open loop: what a configuration would have decided about what was recorded, beside what was decided.
+"""The open loop: what a configuration would have decided about recorded observations.
 
-The sizes that are seen are those that were recorded. Where another size would have been decided, nothing follows from
-it: what the cluster would then have shown nobody knows (`simulate` makes it up), and the next decision is again made in
-the situation that really was. So a rescale that was recorded counts as our own, whatever we would have done: its
-phases are learned from, its cooldown runs.
+Every decision sees the recorded sizes: one that differs has no effect on the next, since its effect on the cluster is
+unknown (`simulate` models it). A recorded rescale counts as the configuration's own: its phases are learned, its
+cooldown runs.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from autoscaler.core.step import Decide, step
 from autoscaler.ports import Record
 
 GAP = 2.5
-"""Intervals after which what was decided does not count as held any longer: nobody was there to decide."""
+"""Intervals after which a decision does not count as held: no daemon was running."""
 
 
 def decide_again(
@@ -41,13 +40,13 @@ def decide_again(
     """Decide about a record.
 
     Args:
-        spec: what decides; of the configuration that is tried.
-        state: what the record before this one left, or `ClusterState()` at first.
-        record: what was seen, and what was done about it.
-        decide: what makes the decision.
+        spec: of the configuration that is tried.
+        state: after the record before this one, or `ClusterState()` at first.
+        record: what was observed and done.
+        decide: makes the decision.
 
     Returns:
-        The state after what was recorded to be done, and the decision that would have been made.
+        The state after the recorded request, and the decision that would have been made.
     """
     if record.failed:
         state = call_failed(state, record.failed)
@@ -62,7 +61,7 @@ def decide_again(
 
 
 def _not_asked(before: ClusterState, after: ClusterState, observation: Observation) -> ClusterState:
-    """Without the request of this step: what was on its way before still is."""
+    """Without the request of this step: an earlier one that is in progress stays."""
     after = call_withheld(after)
     waiting = before.rescale
     if (
@@ -72,13 +71,13 @@ def _not_asked(before: ClusterState, after: ClusterState, observation: Observati
         and observation.desired == waiting.before
         and after.last_missed is before.last_missed
     ):
-        # Asked for, and not shown yet: the request that is taken back had replaced it for good.
+        # Requested and not confirmed: the withdrawn request had replaced it.
         return replace(after, rescale=waiting, requested=before.requested)
     return after
 
 
 def _asked(after: ClusterState, record: Record) -> ClusterState:
-    """With the request that was recorded, as though it were ours."""
+    """With the recorded request, as if this configuration had made it."""
     decision, observation = record.decision, record.observation
     rescale = after.rescale
     under_way: Rescale | None = rescale if rescale is None or rescale.confirmed else rescale.replaced
@@ -97,7 +96,7 @@ def _asked(after: ClusterState, record: Record) -> ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """The first thing in the trails of two decisions that differs.
+    """The first difference between two decisions.
 
     Attributes:
         stage: `policy NAME`, `combine`, the guard's name, or `size` where not even the present size is the same.
@@ -110,46 +109,46 @@ class FirstDifference:
 
 
 def first_difference(recorded: Decision, anew: Decision) -> FirstDifference | None:
-    """What differs first between two decisions about one observation; None when nothing does that counts.
+    """The first difference between two decisions about one observation; None if the sizes are the same.
 
-    What is said in other words for the same size does not count.
+    Another text for the same size does not count.
     """
     if recorded.current != anew.current:
-        return FirstDifference("size", f"taken to be {recorded.current}", f"taken to be {anew.current}")
+        return FirstDifference("size", f"was {recorded.current}", f"was {anew.current}")
     if recorded.proposed != anew.proposed:
         theirs = {asked.policy: asked for asked in recorded.recommendations}
         ours = {asked.policy: asked for asked in anew.recommendations}
         differ = [
             name
             for name in dict.fromkeys([*ours, *theirs])
-            if _asks(ours.get(name)) != _asks(theirs.get(name)) or (name in ours) != (name in theirs)
+            if _requested(ours.get(name)) != _requested(theirs.get(name)) or (name in ours) != (name in theirs)
         ]
-        # The one whose size was proposed tells more than one that nobody heeded.
+        # A policy whose size was proposed comes before one that was ignored.
         counted = [
             name
             for name in differ
-            if anew.proposed == _asks(ours.get(name)) or recorded.proposed == _asks(theirs.get(name))
+            if anew.proposed == _requested(ours.get(name)) or recorded.proposed == _requested(theirs.get(name))
         ]
         for name in (*counted, *differ):
-            # Of what was imported from metrics nobody has recorded why.
-            before = _said(theirs.get(name)) if theirs else f"was {recorded.proposed}"
-            return FirstDifference(f"policy {name}", before, _said(ours.get(name)))
+            # A history imported from metrics has no reasons.
+            before = _recommended(theirs.get(name)) if theirs else f"was {recorded.proposed}"
+            return FirstDifference(f"policy {name}", before, _recommended(ours.get(name)))
         return FirstDifference("combine", _combined(recorded), _combined(anew))
     then_by, now_by = ({verdict.guard: verdict for verdict in each.verdicts} for each in (recorded, anew))
     for guard in dict.fromkeys([*max(then_by, now_by, key=len), *then_by, *now_by]):
         then_verdict, now_verdict = then_by.get(guard), now_by.get(guard)
         if _size(then_verdict) != _size(now_verdict):
-            return FirstDifference(guard.value, _judged(then_verdict), _judged(now_verdict))
+            return FirstDifference(guard.value, _verdict(then_verdict), _verdict(now_verdict))
     return None
 
 
-def _asks(asked: Recommendation | None) -> int | None:
+def _requested(asked: Recommendation | None) -> int | None:
     return None if asked is None else asked.replicas
 
 
-def _said(asked: Recommendation | None) -> str:
+def _recommended(asked: Recommendation | None) -> str:
     if asked is None:
-        return "is not there"
+        return "absent"
     size = asked.reason.value if asked.replicas is None else f"asked for {asked.replicas}"
     return f"{size}: {asked.detail}" if asked.detail else size
 
@@ -162,11 +161,11 @@ def _size(verdict: Verdict | None) -> int | None:
     return None if verdict is None else verdict.after
 
 
-def _judged(verdict: Verdict | None) -> str:
+def _verdict(verdict: Verdict | None) -> str:
     if verdict is None:
-        return "is not there"
+        return "absent"
     made = (
-        f"made {verdict.after} of {verdict.before}" if verdict.before != verdict.after else f"let {verdict.after} pass"
+        f"changed {verdict.before} to {verdict.after}" if verdict.before != verdict.after else f"kept {verdict.after}"
     )
     return f"{made}: {verdict.detail}" if verdict.detail else made
 
@@ -174,16 +173,16 @@ def _judged(verdict: Verdict | None) -> str:
 # A whole trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A time throughout which more, or throughout which fewer, would have been decided than was.
+    """A period in which every decision would have been higher, or every one lower, than recorded.
 
     Attributes:
-        record, decision: where it began: what was seen and decided, and what would have been decided.
+        record, decision: at its beginning: as recorded, and what would have been decided.
         until: when the decisions agreed again, went the other way, or ended.
-        decisions: how many there were in it.
+        decisions: their number.
         recorded, replayed: least and greatest size decided.
-        hours: replica-hours that would have been asked for beyond those recorded; below 0: fewer.
+        hours: replica-hours beyond those recorded; below 0: fewer.
         first: what differed first, where it began.
     """
 
@@ -197,20 +196,20 @@ class Difference:
     first: FirstDifference | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came of replaying one cluster's records.
+    """The result of replaying one cluster's records.
 
     Attributes:
         cluster: its name in the trace.
         first, last: times of the first and the last decision compared; None: none was.
         decisions: how many were compared.
         equal: how many of them decided the same size.
-        recorded_hours, hours: replica-hours of the sizes decided, as recorded and as they would have been. Times that
-            nobody decided about do not count.
+        recorded_hours, hours: replica-hours of the sizes decided, as recorded and as they would have been. Times
+            without decisions do not count.
         rescales: changes of size that were recorded.
         agreed: how many of them would have been made as well.
-        others: changes of size that would have begun at times when none, or another, was recorded.
+        others: changes of size at times when none, or another, was recorded.
         missing: metrics of the configuration that no record had.
         differences: in order.
     """
@@ -246,13 +245,13 @@ class _Row:
 
 
 class Replay:
-    """Decides again about one cluster's records, one after the other, and compares.
+    """Replays one cluster's records one after the other, and compares.
 
     Args:
-        spec: what decides; of the configuration that is tried.
-        since, until: only decisions in between are compared; those before are made all the same, as later ones depend
-            on them. None: all.
-        decide: what makes the decisions.
+        spec: of the configuration that is tried.
+        since, until: only decisions in between are compared; those before are made as well, as later ones depend on
+            them. None: all.
+        decide: makes the decisions.
     """
 
     def __init__(
@@ -271,7 +270,7 @@ class Replay:
         self._starts: dict[int, tuple[Record, Decision]] = {}
 
     def add(self, record: Record) -> Decision | None:
-        """Decide about the next record. Returns the decision; None where it is not compared."""
+        """Decide about the next record. Returns the decision; None if it is not compared."""
         at = record.decision.at
         if self._until is not None and at > self._until:
             return None
@@ -287,7 +286,7 @@ class Replay:
         return decision
 
     def result(self) -> Comparison:
-        """What came of all that was added."""
+        """The comparison of all records added."""
         rows = self._rows
         hours = [span / timedelta(hours=1) for span in _spans([row.at for row in rows], self.spec.interval)]
         agreed = [row for row in rows if row.asked and row.replayed == row.recorded]
@@ -297,18 +296,18 @@ class Replay:
             if row is not None and row.asks and row.way and (before is None or before.replayed != row.replayed)
         ]
         return Comparison(
-            self.spec.name,
-            rows[0].at if rows else None,
-            rows[-1].at if rows else None,
-            len(rows),
-            sum(not row.way for row in rows),
-            math.fsum(map(mul, [row.recorded for row in rows], hours)),
-            math.fsum(map(mul, [row.replayed for row in rows], hours)),
-            sum(row.asked for row in rows),
-            len(agreed),
-            len(begun),
-            tuple(name for name in self.spec.metrics if rows and name not in self._seen),
-            tuple(self._difference(start, hours) for start in self._starts),
+            cluster=self.spec.name,
+            first=rows[0].at if rows else None,
+            last=rows[-1].at if rows else None,
+            decisions=len(rows),
+            equal=sum(not row.way for row in rows),
+            recorded_hours=math.fsum(map(mul, [row.recorded for row in rows], hours)),
+            hours=math.fsum(map(mul, [row.replayed for row in rows], hours)),
+            rescales=sum(row.asked for row in rows),
+            agreed=len(agreed),
+            others=len(begun),
+            missing=tuple(name for name in self.spec.metrics if rows and name not in self._seen),
+            differences=tuple(self._difference(start, hours) for start in self._starts),
         )
 
     def _difference(self, start: int, hours: Sequence[float]) -> Difference:
@@ -320,18 +319,18 @@ class Replay:
         recorded, anew = [row.recorded for row in here], [row.replayed for row in here]
         record, decision = self._starts[start]
         return Difference(
-            record,
-            decision,
-            until,
-            len(here),
-            (min(recorded), max(recorded)),
-            (min(anew), max(anew)),
-            math.fsum(map(mul, map(sub, anew, recorded), hours[start:end])),
-            first_difference(record.decision, decision),
+            record=record,
+            decision=decision,
+            until=until,
+            decisions=len(here),
+            recorded=(min(recorded), max(recorded)),
+            replayed=(min(anew), max(anew)),
+            hours=math.fsum(map(mul, map(sub, anew, recorded), hours[start:end])),
+            first=first_difference(record.decision, decision),
         )
 
 
 def _spans(times: Sequence[datetime], interval: timedelta) -> list[timedelta]:
-    """How long each decision held: until the next one, or one interval where the clock was set or nobody decided."""
+    """How long each decision held: until the next one, or one interval at a gap or after a clock change."""
     spans = [*(after - before for before, after in pairwise(times)), interval]
     return [span if timedelta(0) < span <= interval * GAP else interval for span in spans]

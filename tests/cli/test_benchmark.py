@@ -49,13 +49,13 @@ def test_equal_seeds_give_equal_figures_however_many_processes_there_are(capsys:
 
 def test_tables_tell_means_scenarios_and_who_is_best(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--policy", "static", "--policy", "adaptive", "--each"]) == 0
-    told = capsys.readouterr()
-    lines = told.out.splitlines()
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
     assert lines[0] == "k8s: objective 60 s, 1 scenario, 1 seed"
     assert sum(line.startswith("steps6h  ") for line in lines) == 2
     assert any(line.startswith("static ") and line.endswith("1 of 1") for line in lines)
-    assert "J of adaptive is the lowest in 1 of 1" in told.out
-    assert "CPU seconds for a simulated day: static " in told.err
+    assert "J of adaptive is the lowest in 1 of 1" in output.out
+    assert "CPU seconds for a simulated day: static " in output.err
 
 
 def test_a_table_for_a_page(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_pictures_and_figures_go_into_a_folder(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("module", "extra"), [("numpy", "simulate"), ("matplotlib", "plot")])
-def test_an_extra_that_is_missing_is_said_before_anything_is_run(
+def test_an_extra_that_is_missing_is_reported_before_anything_is_run(
     module: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import autoscaler.cli  # noqa: PLC0415
@@ -127,9 +127,9 @@ def test_an_extra_that_is_missing_is_said_before_anything_is_run(
         monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
         monkeypatch.delattr(package, name, raising=False)
     assert main([*SMALL, "--plot", str(tmp_path / "costs.png")]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"pip install '.[{extra}]'" in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"pip install '.[{extra}]'" in output.err
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_an_extra_that_is_missing_is_said_before_anything_is_run(
         (["--policy", "mine"], "mine: expected NAME=SETTINGS, or one of static, hpa70"),
         (["--policy", "mine={type: target-tracking, metric: cpu, goal: 1}"], "mine:1: policies.mine.goal: unknown key"),
         (["--seeds", "0"], "'0' is not a number from 1"),
-        (["--scenario", "traffic7h"], "traffic7h: is a recorded trace, expected the folder"),
+        (["--scenario", "traffic7h"], "traffic7h: is a recorded trace: use --traces"),
         (["--against", "nothing.json"], "nothing.json"),
-        (["--plot", "no/where/costs.png"], "no/where: is no folder"),
+        (["--plot", "no/where/costs.png"], "no/where: is not a directory"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -112,13 +112,13 @@ def test_how_long_a_rescale_waits_for_checkpoints_follows_from_their_interval(tm
         ("tau: true\ncheckpoint:\n", ["1: tau: expected a number, not true", "2: checkpoint: expected a number"]),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path: Path, text: str, problems: list[str]) -> None:
+def test_what_is_wrong_in_a_file_is_reported_with_its_line(tmp_path: Path, text: str, problems: list[str]) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(ConfigurationError) as error:
         plant(path)
     assert len(error.value.problems) == len(problems)
-    for told, expected in zip(error.value.problems, problems, strict=True):
-        assert told.startswith(f"{path}:{expected}")
+    for output, expected in zip(error.value.problems, problems, strict=True):
+        assert output.startswith(f"{path}:{expected}")
 
 
 def test_what_is_neither_a_plant_nor_a_file_is_an_error(tmp_path: Path) -> None:

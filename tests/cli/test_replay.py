@@ -74,7 +74,7 @@ def test_one_file_is_read_as_a_directory_is(trace: Path, config: Path, capsys: p
     assert found["decisions"] == 239
 
 
-def test_what_would_have_been_different_is_told_with_what_differs_first(
+def test_what_would_have_been_different_is_reported_with_what_differs_first(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "target: 0.7}", "target: 0.35}")
@@ -133,7 +133,7 @@ def test_metrics_that_were_not_recorded_are_replay(
     assert as_json(capsys, trace, config)["clusters"]["orders"]["missing"] == ["lag"]
 
 
-def test_several_clusters_in_one_file_are_told_apart(
+def test_several_clusters_in_one_file_are_distinguished(
     trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = (trace / "2026-01-05T00.jsonl").read_text().splitlines()
@@ -179,7 +179,7 @@ def test_a_cluster_that_is_called_otherwise_can_be_named(
     assert "expected one of clicks, orders; did you mean 'orders'?" in capsys.readouterr().err
 
 
-def test_lines_that_cannot_be_read_are_counted_and_told_and_cost_no_other(
+def test_lines_that_cannot_be_read_are_counted_and_reported_and_cost_no_other(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (trace / "2026-01-05T00.jsonl").read_text()
@@ -190,7 +190,7 @@ def test_lines_that_cannot_be_read_are_counted_and_told_and_cost_no_other(
     assert "239 decisions" in shown.out
     assert "2 lines could not be read and are left out:" in shown.err
     assert f"{torn}:1: Invalid JSON" in shown.err
-    assert f"{torn}:241: is cut off; its writer may still be at it" in shown.err
+    assert f"{torn}:241: is cut off; a daemon may still be writing it" in shown.err
     assert len(as_json(capsys, torn, config)["unreadable"]) == 2
 
 
@@ -214,7 +214,7 @@ def test_a_trace_with_nothing_to_read_is_an_error(
     assert expected in shown.err
 
 
-def test_a_broken_configuration_is_told_as_by_check(
+def test_a_broken_configuration_is_reported_as_by_check(
     trace: Path, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed(config, "max: 12", "max: 0")

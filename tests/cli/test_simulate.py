@@ -126,7 +126,7 @@ def test_what_one_worker_processes_comes_from_the_command_line_the_configuration
     assert made["load"]["peak"] == pytest.approx(90 * 8**0.9)
 
 
-def test_what_the_reader_must_know_is_said(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_reader_must_know_is_printed(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(CONFIG.replace("interval: 10s", "interval: 12s"))
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,500\n600,500\n")
@@ -175,7 +175,7 @@ def test_the_optimum_knows_that_spark_does_not_stop(config: Path, capsys: pytest
     assert goes_on < stops
 
 
-def test_a_size_that_never_changes_is_said(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_never_changes_is_printed(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load = tmp_path / "mine.csv"
     load.write_text("t_seconds,value\n0,62\n900,62\n")
     assert simulate(config, *WITH_METRIC, "--load", load, "--rate-per-worker", 100) == 0
@@ -199,7 +199,7 @@ def test_an_objective_of_a_plant_and_its_stalls_are_those_asked_for(
         ("spark", "; the query continues while workers come and go; no record"),
     ],
 )
-def test_what_a_change_of_size_does_there_is_said(
+def test_what_a_change_of_size_does_there_is_printed(
     config: Path, capsys: pytest.CaptureFixture[str], plant: str, expected: str
 ) -> None:
     given = (config, *WITH_METRIC, "--load", "steps6h", "--hours", 1, "--plant", plant)
@@ -272,7 +272,7 @@ def test_a_picture_is_drawn(config: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_decision_can_be_told_in_full(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_decision_can_be_explained_in_full(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(config, *WITH_METRIC, "--load", "steps6h", "--hours", 2, "--explain") == 0
     shown = capsys.readouterr().out
     assert "2026-01-05 00:00:10 UTC: cluster orders is scaled up from" in shown
@@ -303,7 +303,7 @@ def test_every_decision_can_be_told_in_full(config: Path, capsys: pytest.Capture
         ((*WITH_METRIC, "--load", "sine6h", "--traces", "/nowhere"), "daedalus_sine_1s_6h.csv: cannot be read"),
     ],
 )
-def test_what_makes_no_sense_is_an_error_that_says_what_to_do(
+def test_what_makes_no_sense_is_an_error_with_a_remedy(
     config: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
 ) -> None:
     assert simulate(config, "--load", "steps6h", *arguments) == 2
@@ -312,20 +312,20 @@ def test_what_makes_no_sense_is_an_error_that_says_what_to_do(
     assert expected in shown.err
 
 
-def test_recorded_loads_say_where_they_are_looked_for(
+def test_recorded_loads_need_a_directory(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AUTOSCALER_TRACES", raising=False)
     assert simulate(config, *WITH_METRIC, "--load", "ads18h") == 2
-    assert "expected the folder where demeter_ads_5s_18h.csv is: say it with --traces" in capsys.readouterr().err
+    assert "use --traces with the directory of demeter_ads_5s_18h.csv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", "load.csv:1: is empty, expected the header t_seconds,value"),
-        ("t_seconds,value\n", "load.csv:1: no line follows the header"),
-        ("t_seconds,value\n7,1\n", "load.csv: 7 to 7 s are asked for"),
+        ("t_seconds,value\n", "load.csv:1: has no line after the header"),
+        ("t_seconds,value\n7,1\n", "load.csv: 7 to 7 s were requested"),
         ("time,rate\n0,1\n", "load.csv:1: is 'time,rate', expected the header t_seconds,value"),
         ("t_seconds,value\n0,1\n5,nan\n10,1\n", "load.csv:3: value: is 'nan', expected a number"),
         ("t_seconds,value\n0,1\n5,-1\n", "load.csv:3: value: is -1, expected 0 or more"),
@@ -334,7 +334,7 @@ def test_recorded_loads_say_where_they_are_looked_for(
         ("t_seconds,value\n0,0\n600,0\n", "load: is 0 throughout: set --rate-per-worker"),
     ],
 )
-def test_a_bad_load_is_told_with_its_line(
+def test_a_bad_load_is_reported_with_its_line(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, expected: str
 ) -> None:
     load = tmp_path / "load.csv"
@@ -343,7 +343,7 @@ def test_a_bad_load_is_told_with_its_line(
     assert expected in capsys.readouterr().err
 
 
-def test_a_broken_configuration_is_told_as_by_check(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_configuration_is_reported_as_by_check(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(CONFIG.replace("max: 12", "max: 0"))
     assert simulate(config, "--load", "steps6h") == 2
     assert re.match(rf"{config}:\d+: clusters.orders.max: ", capsys.readouterr().err)

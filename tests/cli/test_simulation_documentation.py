@@ -68,6 +68,6 @@ def test_every_load_that_is_made_is_named() -> None:
     assert [name for name in SYNTHETIC if f"`{name}`" not in TEXT] == []
 
 
-def test_the_keys_of_a_plant_are_explained_where_it_says_so() -> None:
+def test_the_keys_of_a_plant_are_explained_in_its_docstring() -> None:
     spec = type(PLANTS["k8s"])
     assert [field.name for field in fields(spec) if field.name not in (spec.__doc__ or "")] == []

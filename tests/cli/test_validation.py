@@ -40,11 +40,11 @@ def test_the_deviation_is_that_of_what_is_printed(traces: Path, capsys: pytest.C
         assert 0 < simulated["workers"] <= 1
 
 
-def test_without_traces_it_says_what_to_do(
+def test_without_traces_it_is_an_error_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("AUTOSCALER_TRACES", raising=False)
     assert benchmark() == 2
-    assert "say --traces DIR, or set AUTOSCALER_TRACES" in capsys.readouterr().err
+    assert "use --traces DIR, or set AUTOSCALER_TRACES" in capsys.readouterr().err
     assert benchmark("--traces", tmp_path) == 2
     assert "demeter_ads_5s_18h.csv: cannot be read" in capsys.readouterr().err

@@ -533,7 +533,7 @@ class TestForgotten(PolicyContract):
 
 
 @pytest.mark.parametrize("strictness", [("-W", "error"), ("--strict-markers",)], ids=" ".join)
-def test_a_policys_author_needs_no_plug_in_of_pytest_and_is_told_what_to_override(
+def test_a_policys_author_needs_no_plug_in_of_pytest_and_learns_what_to_override(
     tmp_path: Path, strictness: tuple[str, ...]
 ) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)

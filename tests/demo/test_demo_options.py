@@ -150,14 +150,14 @@ def watch(processes: Processes) -> None:
         signal.sigtimedwait([], 0.01)
 
 
-def test_a_process_that_ends_by_itself_is_told_with_the_end_of_its_log(processes: Processes) -> None:
+def test_a_process_that_ends_unexpectedly_is_reported_with_the_end_of_its_log(processes: Processes) -> None:
     processes.start("job", [sys.executable, "-S", "-c", "print('too bad'); raise SystemExit(3)"], {})
     with pytest.raises(DemoError, match=r"(?s)the job ended unexpectedly \(exit code 3\).*job\.log.*too bad"):
         watch(processes)
     processes.clear()
 
 
-def test_a_program_that_does_not_exist_is_told(processes: Processes) -> None:
+def test_a_program_that_does_not_exist_is_reported(processes: Processes) -> None:
     with pytest.raises(DemoError, match="the job cannot be started"):
         processes.start("job", ["/nonexistent"], {})
 

@@ -1,4 +1,4 @@
-"""What the Flink job is told, and what is read of what it has written."""
+"""What the Flink job is output, and what is read of what it has written."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_the_configuration_is_what_flink_reads(tmp_path: Path) -> None:
     assert read["scheduler-mode"] == "reactive"
 
 
-def test_the_job_is_told_everything(tmp_path: Path) -> None:
-    job = Job("n", tmp_path / "clock", tmp_path / "a sink")
-    told = dict(zip(job.arguments()[::2], job.arguments()[1::2], strict=True))
-    assert told["--sink"].endswith("/a%20sink")
-    assert (told["--name"], told["--partitions"], told["--cost"]) == ("n", "6", "45")
+def test_the_job_gets_all_arguments(tmp_path: Path) -> None:
+    job = Job(name="n", clock=tmp_path / "clock", sink=tmp_path / "a sink")
+    output = dict(zip(job.arguments()[::2], job.arguments()[1::2], strict=True))
+    assert output["--sink"].endswith("/a%20sink")
+    assert (output["--name"], output["--partitions"], output["--cost"]) == ("n", "6", "45")
 
 
-def test_a_job_that_does_not_compile_says_why(tmp_path: Path) -> None:
+def test_a_job_that_does_not_compile_fails_with_the_reason(tmp_path: Path) -> None:
     javac = tmp_path / "bin" / "javac"
     javac.parent.mkdir()
     javac.write_text("#!/bin/sh\necho 'VirtualLogJob.java:3: error: no Flink' >&2\nexit 1\n")

@@ -59,7 +59,7 @@ def test_the_lag_is_what_the_workers_leave_until_there_are_more(run: Run) -> Non
     assert result["peak_lag"] == pytest.approx(expected, rel=0.05)
 
 
-def test_a_run_tells_what_its_workers_are(run: Run) -> None:
+def test_workers_are_measured_from_a_run(run: Run) -> None:
     found = measure(run, BATCH)
     assert found is not None
     assert found.rate_per_worker == pytest.approx(WORKERS.rate_per_worker, rel=0.03)
@@ -123,7 +123,7 @@ def test_nothing_is_measured_when_nothing_was_done_until_there_were_more(run: Ru
     assert measure(replace(run, arrivals=late), BATCH) is None
 
 
-def test_a_simulation_with_what_was_measured_says_the_same_again(spec: ClusterSpec, run: Run) -> None:
+def test_a_simulation_with_what_was_measured_agrees_with_itself(spec: ClusterSpec, run: Run) -> None:
     found, real = simulate_beside(run, spec, BATCH, WINDOW), summary(run)
     assert found is not None
     # Up to a batch more: until the one that waited is committed, nobody knows that it waits no longer.

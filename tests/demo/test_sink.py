@@ -38,7 +38,7 @@ def test_each_record_once_is_exact() -> None:
         ([], Account(offered=3, processed=0, lost=3, duplicated=0, strange=0)),
     ],
 )
-def test_whatever_is_not_exact_is_told_apart(arrivals: list[tuple[int, int]], expected: Account) -> None:
+def test_whatever_is_not_exact_is_distinguished(arrivals: list[tuple[int, int]], expected: Account) -> None:
     assert account([2, 1], arrivals) == expected
     assert not expected.exact
 

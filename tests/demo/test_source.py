@@ -11,8 +11,7 @@ pytest.importorskip("pyspark", reason="pyspark is not installed (extra spark)")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from autoscaler.demo.load import Load
-from autoscaler.demo.spark.clock import Clock, start_clock
+from autoscaler.demo.load import Clock, Load, start_clock
 from autoscaler.demo.spark.source import VirtualLog, VirtualLogReader
 
 LOAD = Load(((0.0, 100.0),), 10.0)

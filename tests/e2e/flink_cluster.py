@@ -26,9 +26,8 @@ import pytest
 
 from autoscaler.clients.java_home import JavaNotFoundError, find_jdk
 from autoscaler.demo.flink.cluster import TASK_MANAGER_MEMORY, Job, compile_job, job_manager, stop_job, write_conf
-from autoscaler.demo.load import Load
+from autoscaler.demo.load import Load, start_clock
 from autoscaler.demo.processes import QUICK_START, Processes, free_port
-from autoscaler.demo.spark.clock import start_clock
 from autoscaler.ports import RefusedError
 from autoscaler.targets.local.pool import Place
 from autoscaler.targets.local.workers import FlinkTaskManagers, Sizes, flink_home, flink_sizes
@@ -64,7 +63,7 @@ class FlinkCluster:
         self.pool = directory / "pool"
         self.processes = Processes(directory / "logs", self.pool)
         self.rest_port = free_port()
-        self.job = Job("surge", directory / "clock.json", directory / "sink", **job)
+        self.job = Job(name="surge", clock=directory / "clock.json", sink=directory / "sink", **job)
         self._sizes: dict[int, Sizes] = {}
         write_conf(
             self.conf,

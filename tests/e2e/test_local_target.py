@@ -141,8 +141,7 @@ class Cluster:
         until(lambda: get(f"http://127.0.0.1:{self.ui}/json/"))
 
     def start_job(self, rate: float) -> None:
-        from autoscaler.demo.load import Load  # noqa: PLC0415
-        from autoscaler.demo.spark.clock import start_clock  # noqa: PLC0415
+        from autoscaler.demo.load import Load, start_clock  # noqa: PLC0415
         from autoscaler.demo.spark.job import Settings  # noqa: PLC0415
 
         path = self.directory / "job.json"

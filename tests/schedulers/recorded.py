@@ -174,13 +174,13 @@ def modelled(timeline: Timeline, *, late: bool) -> list[Deployment]:
     while (at := min(events[0].at if events else math.inf, job.wakes_at)) <= timeline.end:
         event = events.pop(0) if events and events[0].at == at else Passed(at)
         job, instructions = advance(settings, job, event)
-        for told in instructions:
-            if isinstance(told, Deploy):
-                found.append(Deployment(Span(told.at, told.at), told.parallelism))
-            elif isinstance(told, Stop) and told.at == found[-1].at.latest:
+        for output in instructions:
+            if isinstance(output, Deploy):
+                found.append(Deployment(Span(output.at, output.at), output.parallelism))
+            elif isinstance(output, Stop) and output.at == found[-1].at.latest:
                 found.pop()
-            elif isinstance(told, Stop):
-                found[-1] = _stopped(found[-1], told.at)
+            elif isinstance(output, Stop):
+                found[-1] = _stopped(found[-1], output.at)
                 events = [each for each in events if not isinstance(each, Restored)]
         if instructions and isinstance(instructions[-1], Deploy):
             took = max(0.0, next(restores, math.inf))

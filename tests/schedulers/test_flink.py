@@ -106,7 +106,7 @@ def test_a_wait_that_was_for_nothing_leaves_nothing_behind() -> None:
     assert play(settings, job, Slots(11, 3), FOREVER)[1] == [deployed(21, 3)]
 
 
-def test_slots_of_workers_that_nobody_knows_to_be_dead_count() -> None:
+def test_slots_of_workers_not_known_to_be_dead_count() -> None:
     settings = flink(reactive=False, groups=UP_TO_4)
     assert play(settings, Job(), Slots(0, 3), Killed(1, 1), Slots(2, 3))[1] == [deployed(2, 4)]
 
@@ -231,7 +231,7 @@ def test_until_1_20_the_interval_counts_from_the_deployment(at: float, expected:
     assert done == [Stop(expected, Why.RESCALE), deployed(expected, 3)]
 
 
-def test_until_1_20_one_look_at_the_end_of_the_interval_is_enough() -> None:
+def test_until_1_20_one_check_at_the_end_of_the_interval_is_enough() -> None:
     settings = flink("1.20")
     job, _ = play(settings, settings.executing(2, 0.0), Slots(10, 3), Slots(15, 2, spare=True))
     assert job.wakes_at == 30
@@ -510,7 +510,7 @@ def test_what_is_set_goes_before_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("version", ["1.17", "1.17.2", "0.9", "", "two", "2.3rc", "v2.3"])
-def test_a_version_that_nobody_knows_is_refused(version: str) -> None:
+def test_an_unknown_version_is_refused(version: str) -> None:
     with pytest.raises(ValueError, match=r"expected a version of Flink from 1\.18 on"):
         FlinkSettings.of(version)
 

@@ -19,7 +19,6 @@ from autoscaler.schedulers.flink import FlinkSettings, default_max_delay
 from autoscaler.schedulers.slots import (
     Bounds,
     default_max_parallelism,
-    key_group_range,
     required_slots,
     slot_allocation,
 )
@@ -71,9 +70,6 @@ def outcome(kind: str, inputs: dict[str, Any]) -> Any:
             return required_slots(groups_of(inputs))
         case "default_max_parallelism":
             return default_max_parallelism(inputs["parallelism"])
-        case "key_group_range":
-            most, parallelism = inputs["max_parallelism"], inputs["parallelism"]
-            return [list(key_group_range(most, parallelism, index)) for index in range(parallelism)]
         case "config_default":
             interval = inputs["checkpoint_interval_s"] if inputs["checkpointing_enabled"] else None
             return default_max_delay(interval, inputs["max_checkpoint_failures"])
@@ -88,7 +84,7 @@ def test_flinks_own_cases_come_out_the_same(case: dict[str, Any]) -> None:
     assert outcome(case["kind"], case["inputs"]) == case["expected"]
 
 
-def test_a_kind_that_nobody_answers_for_is_not_passed_over() -> None:
+def test_a_kind_without_a_handler_is_not_passed_over() -> None:
     with pytest.raises(AssertionError, match="nothing answers for the kind tides"):
         outcome("tides", {})
 

@@ -173,7 +173,7 @@ def test_time_alone_changes_nothing_before_something_is_due(
 
 
 @given(flinks | sparks, happenings)
-def test_it_does_not_matter_how_often_one_looks(
+def test_it_does_not_matter_how_often_it_is_polled(
     rules: FlinkSettings | SparkSettings, happened: list[tuple[float, Event]]
 ) -> None:
     events = [Passed(0.0), *in_order(happened), Passed(1e6)]

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from autoscaler.schedulers.slots import (
     Bounds,
     default_max_parallelism,
-    key_group_range,
     reactive_bounds,
     required_slots,
     slot_allocation,
@@ -24,7 +23,7 @@ from autoscaler.schedulers.slots import (
     ("parallelism", "expected"),
     [(-1, 128), (1, 128), (85, 128), (86, 256), (171, 256), (172, 512), (21845, 32768), (32768, 32768)],
 )
-def test_key_groups_that_nobody_set_are_half_as_much_again_as_a_power_of_two(parallelism: int, expected: int) -> None:
+def test_key_groups_without_a_setting_are_half_as_much_again_as_a_power_of_two(parallelism: int, expected: int) -> None:
     assert default_max_parallelism(parallelism) == expected
 
 
@@ -85,15 +84,6 @@ def test_groups_that_need_different_numbers_need_more_than_their_sum() -> None:
     assert slots_needed(groups, [[4], [4]]) == 8
 
 
-def test_key_groups_are_refused_to_subtasks_that_are_not_there() -> None:
-    with pytest.raises(ValueError, match="parallelism of 3 at most"):
-        key_group_range(3, 4, 0)
-    with pytest.raises(ValueError, match="from 0 to 2, not 3"):
-        key_group_range(128, 3, 3)
-    with pytest.raises(ValueError, match="not 0"):
-        key_group_range(0, 0, 0)
-
-
 bounds = st.tuples(st.integers(0, 20), st.integers(1, 20)).map(lambda pair: Bounds(pair[0], sum(pair)))
 jobs = st.lists(st.lists(bounds, min_size=1, max_size=3), min_size=1, max_size=4)
 
@@ -137,12 +127,3 @@ def test_with_the_slots_needed_everybody_has_enough_in_whatever_order(
     orders = list(permutations(range(len(groups))))
     assert all(enough(found, order) for order in orders)
     assert found == 0 or not all(enough(found - 1, order) for order in orders)
-
-
-@given(st.integers(1, 2000), st.data())
-def test_key_groups_are_dealt_out_without_gap_and_evenly(most: int, data: st.DataObject) -> None:
-    parallelism = data.draw(st.integers(1, most))
-    ranges = [key_group_range(most, parallelism, index) for index in range(parallelism)]
-    assert [group for start, end in ranges for group in range(start, end + 1)] == list(range(most))
-    sizes = {end - start + 1 for start, end in ranges}
-    assert max(sizes) - min(sizes) <= 1

@@ -518,7 +518,7 @@ def test_a_backlog_that_comes_at_once_is_believed_when_it_is_read_again() -> Non
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_arrivals_that_are_told_too_low_do_not_take_away_what_is_busy(share: float) -> None:
+def test_arrivals_that_are_reported_too_low_do_not_take_away_what_is_busy(share: float) -> None:
     def low(seen: Observation) -> Observation:
         return put(seen, arrivals=share * number(seen, "arrivals")) if second(seen) % HOUR < 1800 else seen
 
@@ -527,7 +527,7 @@ def test_arrivals_that_are_told_too_low_do_not_take_away_what_is_busy(share: flo
     assert found.score().violation < 0.005
 
 
-def test_a_surge_that_shows_in_the_arrivals_alone_is_believed_at_the_second_look() -> None:
+def test_a_surge_that_shows_in_the_arrivals_alone_is_believed_at_the_second_tick() -> None:
     """The lag is of a log that was read late, and says 0: a reading later the jump counts all the same."""
     rates = [*levels(1, 5.0, K8S), *levels(0.1, 14.0, K8S)]
     found = Loop(Plant(K8S, ONE, 1, 6), spec_for(K8S), lambda seen: put(seen, lag=0.0)).run(rates)

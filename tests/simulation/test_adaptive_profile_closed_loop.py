@@ -82,7 +82,7 @@ def test_a_profile_that_is_wrong_is_no_worse_than_none(late: float, times: float
 @pytest.mark.parametrize(
     "curve", [Curve(1e-3, 0.8, 0.01, 0.01), Curve(1e6, 1.0, 0.01, 0.01), Curve(1.0, 0.3, 0.01, 0.01)]
 )
-def test_a_wrong_curve_counts_until_the_first_look_at_the_job(curve: Curve) -> None:
+def test_a_wrong_curve_counts_until_the_job_was_first_observed(curve: Curve) -> None:
     without, found = lived(1, None), lived(1, 6.0, 1.0, curve)
     assert found.violation <= without.violation + 0.001
     assert found.cost <= 1.03 * without.cost

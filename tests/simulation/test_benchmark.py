@@ -107,7 +107,7 @@ def test_violations_are_few_where_the_mean_of_all_seeds_is() -> None:
     assert [one.scenario for one in means([*seeds, _row(scenario="t")], each=True)] == ["s", "t"]
 
 
-def test_rows_and_cells_are_told_in_order() -> None:
+def test_rows_and_cells_are_in_order() -> None:
     rows = [_row("a"), _row("b"), _row("a", plant="ec2"), _row("b", plant="ec2", optimum=5.0)]
     assert [(one.plant, one.policy) for one in means(rows)] == [("k8s", "a"), ("k8s", "b"), ("ec2", "a"), ("ec2", "b")]
     assert cells(means(rows)[0]) == (
@@ -158,7 +158,7 @@ def test_geometric_means_need_no_order() -> None:
     assert geometric([1.0, 2.0, 4.0]) == pytest.approx(2.0)
 
 
-def test_it_is_told_where_another_policy_is_better() -> None:
+def test_it_is_reported_where_another_policy_is_better() -> None:
     rows = [
         _row("a", "s", cost=20.0),
         _row("b", "s", cost=15.0),
@@ -308,9 +308,9 @@ def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
         shown.append(observation)
         return step(spec, state, observation)
 
-    told = with_forecast(decide, Load("rises", rates))
+    foreseen = with_forecast(decide, Load("rises", rates))
     observation = Observation(START + timedelta(seconds=60), 1, 1, {"lag": Reading(0.0, START)})
-    told(_spec(_Wants(1)), ClusterState(), observation)
+    foreseen(_spec(_Wants(1)), ClusterState(), observation)
     future = shown[0].metrics[FORECAST].value
     assert isinstance(future, tuple)
     assert len(future) == FORECAST_MINUTES
@@ -318,9 +318,9 @@ def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
     assert "lag" in shown[0].metrics
     # at the end what came last goes on
     late = replace(observation, at=START + timedelta(seconds=5 * (12 * 30 - 6)))
-    told(_spec(_Wants(1)), ClusterState(), late)
+    foreseen(_spec(_Wants(1)), ClusterState(), late)
     assert shown[1].metrics[FORECAST].value == (356.5,) + (359.0,) * 19
-    assert Baseline("", "", oracle=True).decide(Load("rises", rates)) is not without_guards
+    assert Baseline("", oracle=True).decide(Load("rises", rates)) is not without_guards
 
 
 # Dataflow's rule
@@ -367,12 +367,12 @@ def test_dataflow_clears_a_backlog_and_fills_the_cpu(seen: View, size: int) -> N
     assert found.reason is (Reason.ABOVE if size > 4 else Reason.BELOW if size < 4 else Reason.STEADY)
 
 
-def test_dataflow_says_nothing_before_it_has_watched_for_two_minutes() -> None:
+def test_dataflow_abstains_before_it_has_watched_for_two_minutes() -> None:
     found = BacklogCpu().evaluate(_seen(cpu=0.1, looks=8))
     assert (found.replicas, found.reason) == (None, Reason.LEARNING)
 
 
-def test_dataflow_adds_up_what_is_told_of_each_replica() -> None:
+def test_dataflow_adds_up_what_is_reported_of_each_replica() -> None:
     seen = _seen(lag=1600.0, cpu=0.9)
     split = tuple(
         replace(one, metrics={**one.metrics, "throughput": Reading((50.0, 50.0), one.at)}) for one in seen.past

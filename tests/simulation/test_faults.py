@@ -105,14 +105,14 @@ def test_all_faults_at_once_have_their_usual_amounts() -> None:
 
 
 @pytest.mark.parametrize("name", DESCRIPTIONS)
-def test_every_fault_that_has_a_name_is_told_with_its_amount(name: str) -> None:
-    (told,) = describe(parse(name))
-    assert DESCRIPTIONS[name].default in told or DESCRIPTIONS[name].default == "60s"
-    assert "{" not in told
-    assert "@" not in told
+def test_every_fault_that_has_a_name_is_reported_with_its_amount(name: str) -> None:
+    (output,) = describe(parse(name))
+    assert DESCRIPTIONS[name].default in output or DESCRIPTIONS[name].default == "60s"
+    assert "{" not in output
+    assert "@" not in output
 
 
-def test_what_is_spoiled_is_told_by_its_name() -> None:
+def test_what_is_spoiled_is_reported_by_its_name() -> None:
     assert describe(parse("missing@target,missing@engine:2m,nan@lag,stale")) == [
         "the target cannot be read for 1m in every hour",
         "the engine cannot be read for 2m in every hour",
@@ -147,13 +147,13 @@ def test_without_faults_there_is_nothing_to_tell() -> None:
         ("crash,crash:10m", "'crash:10m': crash is given twice"),
     ],
 )
-def test_what_is_no_fault_is_told_with_what_there_is(text: str, message: str) -> None:
+def test_an_unknown_fault_is_reported_with_what_there_is(text: str, message: str) -> None:
     with pytest.raises(FaultError) as caught:
         parse(text)
     assert message in str(caught.value)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_reported_at_once() -> None:
     with pytest.raises(FaultError) as caught:
         parse("crush:1h,missing,slow:5m")
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == ["'crush", "'slow"]
@@ -195,7 +195,7 @@ def _wrong(text: str, hours: float = 3.0, seed: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize(("text", "ticks"), [("missing:60s", 4), ("nan:5m", 20), ("frozen:5m", 20), ("stale:5m", 20)])
-def test_readings_are_wrong_once_in_every_hour_and_as_long_as_told(text: str, ticks: int) -> None:
+def test_readings_are_wrong_once_in_every_hour_and_as_long_as_configured(text: str, ticks: int) -> None:
     wrong = _wrong(text, hours=8)
     # What is frozen is as it should be in its first moment.
     first = 1 if text.startswith(("frozen", "stale")) else 0
@@ -307,7 +307,7 @@ def test_a_call_that_is_done_without_an_answer_is_found_to_be_done() -> None:
     assert any(record.failed for record in records)
 
 
-def test_half_of_a_change_is_taken_for_somebody_elses_and_mended() -> None:
+def test_half_of_a_change_is_taken_for_another_controllers_and_corrected() -> None:
     done, records = _ran("half:100%", offered=Load("jump", tuple(staircase([(0.5, 0.2), (1, 0.9)])[0])))
     first = next(record.decision for record in records if record.decision.desired > record.decision.current + 1)
     assert done.track.requests[0][1] == first.current + (first.desired - first.current) // 2
@@ -343,7 +343,7 @@ def test_workers_that_never_come_up_are_billed_until_they_are_called_off() -> No
     assert (plant.track.billed[-1], plant.track.restarts) == (2, 0)
 
 
-def test_so_many_workers_never_come_up_or_are_slow_as_told() -> None:
+def test_so_many_workers_never_come_up_or_are_slow_as_configured() -> None:
     plant = Plant(replace(K8S, never=0.3, slow=0.2, gamma=1.0, sigma=0.0, cold=1.0), 10.0, 1, 1)
     plant.scale(2001)
     for _ in range(100):

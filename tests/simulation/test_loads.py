@@ -41,7 +41,7 @@ def test_points_are_read_in_order_and_empty_lines_are_passed_over(tmp_path: Path
     ("text", "expected"),
     [
         ("", ":1: is empty, expected the header t_seconds,value"),
-        ("t_seconds,value\n\n", ":2: no line follows the header, expected two or more"),
+        ("t_seconds,value\n\n", ":2: has no line after the header, expected two or more"),
         ("time,value\n0,1\n", ":1: is 'time,value', expected the header t_seconds,value"),
         ("t_seconds,value\n0,1\n5\n", ":3: has 1 columns, expected t_seconds and value"),
         ("t_seconds,value\n0,1\n5,many\n", ":3: value: is 'many', expected a number"),
@@ -51,28 +51,28 @@ def test_points_are_read_in_order_and_empty_lines_are_passed_over(tmp_path: Path
         ("t_seconds,value\n0,1\n5,1\n5,1\n", ":4: t_seconds: is 5 after 5, expected to increase"),
     ],
 )
-def test_what_cannot_be_read_is_said_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+def test_what_cannot_be_read_is_reported_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(LoadError) as error:
         loads.read_points(path)
     assert str(error.value) == f"{path}{expected}"
 
 
-def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"none\.csv: cannot be read: No such file"):
         loads.read_points(tmp_path / "none.csv")
 
 
-def test_a_file_that_is_no_text_is_said_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "load.csv"
     path.write_bytes(b"t_seconds,value\n0,\xff\n")
-    with pytest.raises(LoadError, match=r"load.csv: is no text in UTF-8: .* at byte 18"):
+    with pytest.raises(LoadError, match=r"load.csv: is not UTF-8: .* at byte 18"):
         loads.read_points(path)
 
 
 def test_a_field_without_end_is_no_csv(tmp_path: Path) -> None:
     path = _file(tmp_path, "t_seconds,value\n" + '"' + "x" * 200_000)
-    with pytest.raises(LoadError, match=r"load.csv: is no CSV file: field larger than"):
+    with pytest.raises(LoadError, match=r"load.csv: is not a CSV file: field larger than"):
         loads.read_points(path)
 
 
@@ -152,7 +152,7 @@ def test_what_one_worker_processes_can_be_given() -> None:
 
 @pytest.mark.parametrize("one", [0.0, -1.0, math.inf, math.nan])
 def test_a_worker_that_processes_nothing_is_refused(one: float) -> None:
-    with pytest.raises(LoadError, match=r"x: one worker processes .*, expected above 0"):
+    with pytest.raises(LoadError, match=r"x: the rate per worker is .*, expected above 0"):
         Load("x", (1.0,), rate_per_worker=one)
 
 
@@ -299,17 +299,19 @@ def test_a_recorded_part_is_cut_out_and_what_is_below_the_offset_is_nothing(
 def test_a_trace_that_is_too_short_is_named(tmp_path: Path) -> None:
     path = tmp_path / RECORDED["elb24h"].file
     path.write_text("t_seconds,value\n0,1\n300,1\n")
-    with pytest.raises(LoadError, match=f"{path.name}: 259200 to 345600 s are asked for, 0 to 300 s is there"):
+    with pytest.raises(LoadError, match=f"{path.name}: 259200 to 345600 s were requested, the trace has 0 to 300 s"):
         loads.load_by_name("elb24h", folder=tmp_path)
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(LoadError, match=r"lunch: is no load, expected one of traffic7h, .*steps6h"):
+    with pytest.raises(LoadError, match=r"lunch: is not a load, expected one of traffic7h, .*steps6h"):
         loads.load_by_name("lunch")
 
 
 def test_a_recorded_load_without_a_folder_says_what_is_missing() -> None:
-    with pytest.raises(LoadError, match=r"taxi48h: is a recorded trace, expected the folder where nyc_taxi_30min_7mo"):
+    with pytest.raises(
+        LoadError, match=r"taxi48h: is a recorded trace: use --traces with the directory of nyc_taxi_30min_7mo"
+    ):
         loads.load_by_name("taxi48h")
 
 

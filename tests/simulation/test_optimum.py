@@ -115,7 +115,7 @@ def test_a_step_is_some_of_the_plants(seconds: float) -> None:
         problem(Load("x", (1.0,) * 100), PLANTS["k8s"], seconds=seconds)
 
 
-def test_without_numpy_it_says_which_extra_to_install() -> None:
+def test_without_numpy_it_names_the_extra_to_install() -> None:
     code = "import sys; sys.modules['numpy'] = None; import autoscaler.simulation.optimum"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "the optimum needs numpy: pip install '.[simulate]'" in found.stderr

@@ -402,7 +402,7 @@ def test_a_crash_takes_a_worker_which_is_replaced_and_stops_the_job_twice() -> N
     assert plant.track.restarts == 2
 
 
-def test_crashes_come_as_often_as_told() -> None:
+def test_crashes_come_as_often_as_configured() -> None:
     plant = _plant(4, crash_every=1800)
     _run(plant, 500 * 1800)
     # Each is followed by the restart for the new worker, unless the next one comes sooner.
@@ -491,7 +491,7 @@ def test_what_is_processed_again_shows_in_the_throughput() -> None:
     assert _value(plant, "throughput") == pytest.approx(20)
 
 
-def test_the_engine_tells_of_a_restart() -> None:
+def test_the_engine_reports_a_restart() -> None:
     plant = _plant(6)
     _run(plant, 20)
     plant.scale(4)

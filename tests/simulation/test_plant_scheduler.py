@@ -170,7 +170,7 @@ def test_a_job_that_nothing_restarts_is_over_with_the_first_worker_that_goes() -
     assert plant.track.position[-1] == 0
 
 
-def test_flink_tells_how_long_it_may_take_and_how_many_slots_it_can_use() -> None:
+def test_flink_reports_how_long_it_may_take_and_how_many_slots_it_can_use() -> None:
     plant = _plant(replace(FLINK_2, groups=((Bounds(1, 6),),)), 4, partitions=12)
     plant.scale(9)
     _run(plant, 200, FLOOD)

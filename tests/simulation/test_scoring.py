@@ -1,6 +1,8 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -75,7 +77,7 @@ def test_a_stall_delays_what_came_in_it() -> None:
     assert delays([10, 0, 0], [0, 0, 10]) == [(10, 10)]
 
 
-def test_records_that_waited_and_those_that_have_just_come_are_told_apart() -> None:
+def test_records_that_waited_and_those_that_have_just_come_are_distinguished() -> None:
     # From 5 to 10 s 20 are done: first those that came from 0 to 5 s, then those that come meanwhile.
     assert _flat(delays([10, 10], [0, 20])) == pytest.approx([3.75, 10, 1.25, 10])
 
@@ -110,7 +112,7 @@ def test_what_still_waits_at_the_end_counts_with_its_age() -> None:
     assert delays([10, 0, 0], [0, 0, 0]) == [(12.5, 10)]
 
 
-def test_so_few_records_that_none_can_be_told_from_another_have_a_delay() -> None:
+def test_so_few_records_that_none_can_be_distinguished_have_a_delay() -> None:
     assert _flat(delays([2e-308], [1e-308])) == pytest.approx([1.25, 1e-308, 1.25, 1e-308])
 
 
@@ -175,13 +177,28 @@ def test_what_never_fits_counts_until_the_next_jump_or_the_end() -> None:
 # All of it
 
 
+def stalled(position: list[float]) -> Track:
+    return Track(
+        arrivals=[100.0] * 24,
+        position=position,
+        billed=[4] * 6 + [3] * 18,
+        running=[1] * 6 + [3] * 18,
+        stopped=[1.0] * 6 + [0.0] * 18,
+        requests=[(0, 4), (6, 3)],
+        restarts=2,
+    )
+
+
+def two_workers() -> Track:
+    arrivals, workers = [100.0] * 300, [2] * 300
+    position = [100.0 * n for n in range(1, 301)]
+    return Track(arrivals=arrivals, position=position, billed=workers, running=workers, stopped=[0.0] * 300)
+
+
 def test_the_numbers_of_a_run() -> None:
     # Two minutes of 20 records/s, one worker does 10: stopped for half a minute, then three of them catch up.
-    arrivals = [100.0] * 24
     position = [0.0] * 6 + [150.0 * n for n in range(1, 13)] + [100.0 * n for n in range(19, 25)]
-    track = Track(
-        arrivals, position, [4] * 6 + [3] * 18, [1] * 6 + [3] * 18, [1.0] * 6 + [0.0] * 18, [(0, 4), (6, 3)], 2
-    )
+    track = stalled(position)
     found = score(track, 10, 1.0, slo=20, optimum=0.08)
     assert found.hours == pytest.approx(1 / 30)
     assert found.cost == pytest.approx((6 * 4 + 18 * 3) * 5 / 3600)
@@ -201,32 +218,31 @@ def test_the_numbers_of_a_run() -> None:
     assert found.converged is None
 
 
+NOTHING: dict[str, Any] = dict.fromkeys((field.name for field in fields(Score)), 0)
+BASE = Score(**{**NOTHING, "hours": 1.0, "cost": 10.0, "demand": 8.0, "optimum": 10.0})
+
+
 def test_ten_percent_of_cost_weigh_as_one_percent_too_late_and_as_five_rescales_an_hour() -> None:
-    base = Score(1.0, 10.0, 8.0, 10.0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    assert base.j == 1
-    dearer = Score(1.0, 11.0, 8.0, 10.0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    later = Score(1.0, 10.0, 8.0, 10.0, 0.01, 0, 0, 0, 0, 0, 0, 0, 0)
-    restless = Score(1.0, 10.0, 8.0, 10.0, 0, 0, 0, 0, 5, 0, 0, 0, 0)
-    assert [one.j for one in (dearer, later, restless)] == pytest.approx([1.1] * 3)
+    assert BASE.j == 1
+    worse = (replace(BASE, cost=11.0), replace(BASE, violation=0.01), replace(BASE, rescales=5))
+    assert [each.j for each in worse] == pytest.approx([1.1] * 3)
 
 
 def test_without_the_optimum_cost_is_ranked_by_the_demand() -> None:
-    unknown = Score(1.0, 10.0, 8.0, None, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    unknown = replace(BASE, optimum=None)
     assert unknown.to_optimum is None
     assert unknown.j == 1.25
 
 
 def test_a_jump_of_the_load_gives_a_time_to_converge() -> None:
-    track = Track([100.0] * 300, [100.0 * n for n in range(1, 301)], [2] * 300, [2] * 300, [0.0] * 300)
+    track = two_workers()
     assert score(track, 10, 1.0, 20, changes=[50.0, 905.0]).converged == pytest.approx((0 + 595) / 2)
 
 
 def test_what_is_left_out_at_the_beginning_does_not_count_but_what_still_waits_then_does() -> None:
     # As above: the half minute of the stall is left out, and what piled up in it is 30 s old when it ends.
     position = [0.0] * 6 + [150.0 * n for n in range(1, 13)] + [100.0 * n for n in range(19, 25)]
-    track = Track(
-        [100.0] * 24, position, [4] * 6 + [3] * 18, [1] * 6 + [3] * 18, [1.0] * 6 + [0.0] * 18, [(0, 4), (6, 3)], 2
-    )
+    track = stalled(position)
     found = score(track, 10, 1.0, slo=20, begin=6)
     assert found.hours == pytest.approx(18 * 5 / 3600)
     assert found.cost == pytest.approx(18 * 3 * 5 / 3600)
@@ -242,7 +258,7 @@ def test_what_is_left_out_at_the_beginning_does_not_count_but_what_still_waits_t
 
 
 def test_a_jump_that_is_left_out_does_not_count() -> None:
-    track = Track([100.0] * 300, [100.0 * n for n in range(1, 301)], [2] * 300, [2] * 300, [0.0] * 300)
+    track = two_workers()
     assert score(track, 10, 1.0, 20, changes=[50.0, 905.0], begin=20).converged == pytest.approx(595)
 
 

@@ -90,14 +90,14 @@ def _profile(**fields: Any) -> Profile:
 
 def test_a_plant_behaves_as_the_profile_says() -> None:
     spread = Spread(40.0, 20.0, 80.0, 9)
-    told = _profile(
+    output = _profile(
         capacity=Curve(500.0, 0.8, 0.01, 0.01),
         times={
             Direction.UP: {"start_up": spread, "stall": Spread(20.0, 10.0, 40.0, 9)},
             Direction.DOWN: {"stall": Spread(60.0, 50.0, 70.0, 4)},
         },
     )
-    found = plant_from_profile(PLANTS["ungraceful"], told)
+    found = plant_from_profile(PLANTS["ungraceful"], output)
     assert (found.startup, found.restart_up, found.restart_down, found.gamma) == (40.0, 20.0, 60.0, 0.8)
     assert found.heartbeat == 0, "how long killed workers go unnoticed is in the stall that was seen"
     assert found.startup_sd == pytest.approx(math.log(4) / 2.563, rel=1e-3)

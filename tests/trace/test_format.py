@@ -68,17 +68,17 @@ def test_what_a_daemon_packs_while_it_is_read_is_not_missed(tmp_path: Path) -> N
     assert list(reading) == [_record(17)]
 
 
-def test_what_cannot_be_read_is_told_with_file_and_line_and_the_rest_is_there(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported_with_file_and_line_and_the_rest_is_there(tmp_path: Path) -> None:
     path = tmp_path / "2026-01-31T17.jsonl"
     later = _line(1).replace(b'"version":1', b'"version":2')
     path.write_bytes(_line(0) + b"nonsense\n" + later + b'{"observation":{}}\n\xff\n' + _line(4) + _line(5)[:-20])
-    told: list[str] = []
-    assert list(read(path, told.append)) == [_record(0), _record(4)]
-    assert [line.split(": ", 1)[0] for line in told] == [f"{path}:{number}" for number in (2, 3, 4, 5, 7)]
-    assert "Invalid JSON" in told[0]
-    assert "version 2 of the trace format is not known, expected 1" in told[1]
-    assert "observation.at" in told[2]
-    assert told[4] == f"{path}:7: is cut off; its writer may still be at it"
+    output: list[str] = []
+    assert list(read(path, output.append)) == [_record(0), _record(4)]
+    assert [line.split(": ", 1)[0] for line in output] == [f"{path}:{number}" for number in (2, 3, 4, 5, 7)]
+    assert "Invalid JSON" in output[0]
+    assert "version 2 of the trace format is not known, expected 1" in output[1]
+    assert "observation.at" in output[2]
+    assert output[4] == f"{path}:7: is cut off; a daemon may still be writing it"
 
 
 def test_a_last_line_that_is_whole_counts_without_its_end(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_link_that_leads_nowhere_is_not_there_beside_what_is_packed(tmp_path: 
         list(read(tmp_path))
 
 
-def test_what_is_no_file_beside_what_is_packed_is_told(tmp_path: Path) -> None:
+def test_a_directory_beside_a_compressed_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress(_line(1) + b"\n"))
     (tmp_path / "2026-01-31T17.jsonl").mkdir()
     with pytest.raises(TraceError, match=r"17\.jsonl: cannot be read: Is a directory"):

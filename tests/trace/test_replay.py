@@ -274,7 +274,7 @@ CAPPED = (
     [
         ({}, None),
         ({"recommendations": ()}, None),  # said otherwise, and asked for the same
-        ({"current": 5}, FirstDifference("size", "taken to be 4", "taken to be 5")),
+        ({"current": 5}, FirstDifference("size", "was 4", "was 5")),
         (
             {"proposed": 9, "recommendations": asked(9)},
             FirstDifference("policy main", "asked for 8: too much", "asked for 9: too much"),
@@ -290,7 +290,7 @@ CAPPED = (
         ),
         (
             {"proposed": 3, "recommendations": asked(8)[:1]},
-            FirstDifference("policy main", "asked for 8: too much", "is not there"),
+            FirstDifference("policy main", "asked for 8: too much", "absent"),
         ),
         # Made of them by an expression that heeds neither.
         (
@@ -301,21 +301,21 @@ CAPPED = (
             {"proposed": 3, "combined": "min(main, cpu)"},
             FirstDifference("combine", "the greatest is 8", "min(main, cpu) is 3"),
         ),
-        ({"desired": 6, "verdicts": CAPPED}, FirstDifference("cap", "is not there", "made 6 of 8: 12 slots")),
+        ({"desired": 6, "verdicts": CAPPED}, FirstDifference("cap", "absent", "changed 8 to 6: 12 slots")),
         (
             {"desired": 4, "verdicts": (Verdict(Reason.TOLERANCE, 8, 4, Reason.TOLERANCE),)},
-            FirstDifference("tolerance", "let 8 pass", "made 4 of 8"),
+            FirstDifference("tolerance", "kept 8", "changed 8 to 4"),
         ),
     ],
 )
-def test_the_first_thing_that_differs_is_told(changes: dict[str, Any], expected: FirstDifference | None) -> None:
+def test_the_first_thing_that_differs_is_reported(changes: dict[str, Any], expected: FirstDifference | None) -> None:
     assert first_difference(decided(), decided(**changes)) == expected
 
 
 # A whole trace
 
 
-def test_stretches_of_other_decisions_are_told_with_their_hours() -> None:
+def test_stretches_of_other_decisions_are_reported_with_their_hours() -> None:
     # Twice as many are wanted in the second of four minutes, and the recorded ones come two ticks late.
     sizes = [4] * 4 + [4, 4, 8, 8] + [8, 8, 4, 4] + [4] * 4
     wanted = [4] * 4 + [8] * 4 + [4] * 8
@@ -386,14 +386,14 @@ def test_stretches_account_for_every_decision_and_hour_that_differs(
     assert all(one.first is not None for one in found.differences)
 
 
-def test_hours_that_nobody_decided_in_do_not_count() -> None:
+def test_hours_without_a_decision_do_not_count() -> None:
     ticks = [0, 1, 2, 400, 401, 300]
     records = recorded([seen(tick, 4, 4) for tick in ticks], spec())
     _, found = replayed(records, spec())
     assert found.hours == pytest.approx(4 * len(ticks) * 15 / 3600)
 
 
-def test_metrics_that_a_trace_never_has_are_told() -> None:
+def test_metrics_that_a_trace_never_has_are_reported() -> None:
     records = recorded([seen(tick, 4, 4) for tick in range(3)], spec())
     _, found = replayed(records, spec(metrics=("wanted", "cpu")))
     assert found.missing == ("cpu",)
@@ -402,7 +402,20 @@ def test_metrics_that_a_trace_never_has_are_told() -> None:
 def test_nothing_recorded_is_nothing_compared() -> None:
     decisions, found = replayed([], spec(metrics=("cpu",)))
     assert decisions == []
-    assert found == Comparison("x", None, None, 0, 0, 0.0, 0.0, 0, 0, 0, (), ())
+    assert found == Comparison(
+        cluster="x",
+        first=None,
+        last=None,
+        decisions=0,
+        equal=0,
+        recorded_hours=0.0,
+        hours=0.0,
+        rescales=0,
+        agreed=0,
+        others=0,
+        missing=(),
+        differences=(),
+    )
 
 
 def test_an_engine_is_followed_as_it_was_recorded() -> None:

@@ -79,7 +79,7 @@ TASK_MANAGER_MEMORY = "512m"
 """Memory of a TaskManager's process that goes with these settings."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Arguments of the job.
 
@@ -173,7 +173,7 @@ def job_manager(
         java: the Java, as a JAVA_HOME.
         conf: the directory of its configuration.
         jar: the job's JAR file, which the TaskManagers get from it.
-        job: what the job is told.
+        job: its arguments.
         options: further options of its JVM.
 
     Raises:

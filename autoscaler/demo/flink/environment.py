@@ -46,7 +46,7 @@ class FlinkEnvironment(Environment):
         self._conf = work / "conf"
         self._rpc, self._rest = free_port(), free_port()
         self._url = url(self._rest)
-        self._job = Job(JOB, self._clock, self._sink, partitions=PARTITIONS, cost=COST)
+        self._job = Job(name=JOB, clock=self._clock, sink=self._sink, partitions=PARTITIONS, cost=COST)
 
     @property
     def parts(self) -> Parts:

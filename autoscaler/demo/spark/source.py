@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
-from autoscaler.demo.load import Pace, admit, split
-from autoscaler.demo.spark.clock import Clock
+from autoscaler.demo.load import Clock, Pace, admit, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
