@@ -47,7 +47,7 @@ $(VENV)/installed-docs: $(STAMP)
 
 docs: $(VENV)/installed-docs
 	@$(BIN)/python -m tests.docs.refresh
-	@$(BIN)/python -m mkdocs build --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # A wheel for this machine and this Python, which decides in a tenth to a quarter less time; it needs a C compiler. Built
 # from a source archive, so that nothing compiled stays beside the sources. The flags are for equal digits (docs/adr/0014).
