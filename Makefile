@@ -7,7 +7,7 @@ FLINK := $(VENV)/installed-flink
 # Tests of several files at a time, as much of their time is waiting. ARGS="-n 0" runs one after the other.
 WORKERS := -n logical --maxprocesses 4
 
-.PHONY: demo test e2e bench lint docs compiled clean
+.PHONY: demo test e2e bench lint compiled clean
 
 $(STAMP): pyproject.toml
 	@echo "==> making $(VENV) and installing into it (the first time takes a minute or two)"
@@ -34,13 +34,8 @@ e2e: $(FLINK)
 bench: $(STAMP)
 	@$(BIN)/python -m pytest -m benchmark -s $(ARGS)
 
-lint: $(STAMP)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
-
-# The documentation as a site in site/: open site/index.html. A dead link fails.
+# The documentation as a site: open site/index.html. A dead link fails.
+.PHONY: docs clean-site
 $(VENV)/installed-docs: $(STAMP)
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev,docs]'
 	@touch $@
@@ -49,10 +44,20 @@ docs: $(VENV)/installed-docs
 	@$(BIN)/python -m tests.docs.refresh
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+clean: clean-site
+clean-site:
+	rm -rf site
+
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
 # A wheel for this machine and this Python, which decides in a tenth to a quarter less time; it needs a C compiler. Built
 # from a source archive, so that nothing compiled stays beside the sources. The flags are for equal digits (docs/adr/0014).
 compiled: $(STAMP)
 	@HATCH_BUILD_HOOK_ENABLE_MYPYC=1 CFLAGS="-ffp-contract=off -fno-builtin-pow" $(BIN)/python -m build --outdir dist .
 
 clean:
-	rm -rf $(VENV) demo-output site
+	rm -rf $(VENV) demo-output
