@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from autoscaler.cli import plugins_markdown
+from autoscaler.config import load
 from autoscaler.config.keys import keys
 from autoscaler.config.model import DaemonSpec
 from autoscaler.config.sections import ClusterSection
 from autoscaler.core.model import Behaviour, CapacitySpec, SettleSpec
 from autoscaler.plugins import installed
+from autoscaler.ports import ConfigurationError
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -22,6 +26,8 @@ BLOCK = re.compile(r"(<!-- plugin: (?:(?P<kind>\w+) )?(?P<name>[\w-]+) -->\n).*?
 # <!-- keys: settle -->
 KEYS = re.compile(r"(<!-- keys: (\w+) -->\n).*?(<!-- /keys -->)", re.DOTALL)
 DECISIONS = re.compile(r"(<!-- decisions -->\n).*?(<!-- /decisions -->)", re.DOTALL)
+# the errors of the file in the block before
+ERRORS = re.compile(r"(```yaml\n((?:(?!```).)*)```\n\n[^\n]*\n\n<!-- errors -->\n).*?(<!-- /errors -->)", re.DOTALL)
 SECTIONS = {
     "daemon": DaemonSpec,
     "cluster": ClusterSection,
@@ -35,6 +41,7 @@ def refreshed(page: str) -> str:
     """The page with each table as the installed plug-in has it."""
     page = BLOCK.sub(lambda match: f"{match[1]}\n{of_plugin(match['name'], match['kind'])}\n{match[4]}", page)
     page = KEYS.sub(lambda match: f"{match[1]}\n{of_section(match[2])}\n{match[3]}", page)
+    page = ERRORS.sub(lambda match: f"{match[1]}```\n{errors(match[2])}\n```\n{match[3]}", page)
     return DECISIONS.sub(lambda match: f"{match[1]}\n{decisions()}\n{match[2]}", page)
 
 
@@ -45,6 +52,18 @@ def decisions() -> str:
         title = path.read_text().partition("\n")[0].partition(". ")[2]
         lines.append(f"- [{path.name[:4]}: {title}]({path.name})\n")
     return "".join(lines)
+
+
+def errors(text: str) -> str:
+    """What `autoscaler check` reports about a file."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        path = Path("autoscaler.yaml")
+        path.write_text(text)
+        try:
+            load(path, {})
+        except ConfigurationError as error:
+            return str(error)
+    raise ValueError("the file has no errors")
 
 
 def of_section(name: str) -> str:

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 from tests.docs.blocks import PAGES, ROOT
 
-CODE = "".join(path.read_text() for path in (ROOT / "autoscaler").rglob("*.py"))
-EXTRAS = sorted(set(re.findall(r"pip install 'reactive-autoscaler\[(\w[\w-]*)\]'", CODE)) - {"flink-test"})
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = sorted(set(PROJECT["optional-dependencies"]) - {"flink-test", "docs", "dev"})
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_the_command_of_an_error_needs_no_package_index_for_what_is_installed(extra: str) -> None:
+def test_an_extra_needs_no_package_index_for_the_installed_project(extra: str) -> None:
     """Installed from a clone or a wheel, it adds an extra although the project itself is on no index."""
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run", f"reactive-autoscaler[{extra}]"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

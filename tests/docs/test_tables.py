@@ -23,6 +23,11 @@ def test_a_changed_table_is_noticed() -> None:
     assert refreshed(page.replace("| `objective` |", "| `other` |")) == page
 
 
+def test_the_errors_of_the_page_are_those_of_its_file() -> None:
+    page = next(page.read_text() for page in PAGES if page.name == "configuration.md")
+    assert refreshed(page.replace("did you mean 'window'?", "other")) == page
+
+
 def test_every_built_in_plug_in_has_a_table() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     shown = {match["name"] for match in BLOCK.finditer(text)}
