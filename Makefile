@@ -34,8 +34,14 @@ e2e: $(FLINK)
 bench: $(STAMP)
 	@$(BIN)/python -m pytest -m benchmark -s $(ARGS)
 
-# The documentation as a site: open site/index.html. A dead link fails.
-.PHONY: docs clean-site
+lint: $(STAMP)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/vulture
+
+# The documentation as a site in site/: open site/index.html. A dead link fails.
 $(VENV)/installed-docs: $(STAMP)
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev,docs]'
 	@touch $@
