@@ -176,6 +176,46 @@ def test_says_what_cannot_be_computed(text: str, message: str) -> None:
         result(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lag if lag else cpu", 6),
+        ("1 if off else cpu", 2),
+        ("1 if cpu else current", 4),
+        ("max(off, cpu)", 2),
+        ("max(off, 9)", None),
+        ("min(off, current)", None),
+        ("max(off, lag * 2)", 12),
+        ("max(off, max(cpu, 9) + 0)", None),
+        ("off == nil ? 1 : 2", 1),
+    ],
+)
+def test_among_sizes_a_name_is_a_policy(text: str, expected: float | None) -> None:
+    sizes = {"lag": 6.0, "cpu": 2.0, "off": None, "current": 4.0}
+    assert Expression(text, sizes=True).compute(sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("off + 1", "the policy off abstains, and its size is needed; first(off, ...) takes another one"),
+        ("lag == off ? 1 : 2", "the policy off abstains"),
+        ("nil + 1", "has nil in '+' at column 1"),
+    ],
+)
+def test_among_sizes_what_abstains_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        Expression(text, sizes=True).compute({"lag": 6.0, "off": None, "current": 4.0})
+    assert message in str(caught.value)
+
+
+def test_among_sizes_numbers_go_up_to_the_largest_size_and_the_present_one_is_no_condition() -> None:
+    with pytest.raises(ValueError, match="column 7: numbers go up to 1,000,000"):
+        Expression("lag + 1000001", sizes=True)
+    with pytest.raises(ValueError, match="column 6: this is a number, expected a condition: a policy, true while"):
+        Expression("1 if current else 2", sizes=True)
+
+
 def test_the_names_in_it_are_known_with_their_columns() -> None:
     assert Expression("max(lag, cpu) + lag - count([web], # > max)").names == {
         "lag": 5,

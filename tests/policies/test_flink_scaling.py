@@ -530,8 +530,7 @@ def test_a_vertex_of_which_nothing_is_known_keeps_what_it_has_and_what_waits() -
     for unknown in (vertex(true_rate=NAN), vertex(target=NAN), vertex(catch_up=NAN)):
         found = vertex_change(unknown, PLAIN, delayed=waits)
         assert (found.parallelism, found.changed, found.delayed) == (10, False, waits)
-        assert found.why is not None
-        assert "not known" in found.why
+        assert "not known" in (found.why or "")
 
 
 def test_an_idle_vertex_goes_down_by_the_largest_step() -> None:

@@ -535,6 +535,11 @@ def test_falls_back_in_the_daemons_own_step() -> None:
         (lambda: KedaLag((Trigger(),), formula="lag", target=0), "target: is 0, expected"),
         (lambda: KedaLag((Trigger(),), formula="lag", target=math.inf), "target: is inf, expected"),
         (lambda: KedaLag((Trigger("a-b"),), formula="1", target=1), "triggers: have the name 'a-b'"),
+        (lambda: KedaLag((Trigger("if"),), formula="1", target=1), "triggers: have the name 'if'"),
+        (
+            lambda: KedaLag((Trigger(),), formula="1 + la", target=1),
+            "formula: column 5: there is no trigger 'la'; trig",
+        ),
         (
             lambda: KedaLag((Trigger(),), formula="lag +", target=1),
             "formula: column 6: expected a number, a name",

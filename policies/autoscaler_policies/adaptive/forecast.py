@@ -1,7 +1,7 @@
 """What arrives and what will arrive: the level, and trends that stand out of the noise.
 
 What is learned are a few numbers in a policy's memory, under names that begin with `arrivals.`, `trend.`,
-`forecast.` and `error.`. Every forecast is held against what came, and counts as much as it was right of late.
+`forecast.` and `error.`. Every forecast is held against what came, and counts as much as it was right recently.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ JUMP_SIGNIFICANCE = 4.0
 NOISE = 0.05
 MIN_NOISE = 0.01
 MAX_AMPLIFICATION = 8.0
-"""Errors of a mean count at most so many times in what came of late."""
+"""Errors of a mean count at most so many times in what came recently."""
 LATEST_NOISE = 0.2
-"""That of what came of late begins high: the error of a single reading shows in it several times as great."""
+"""That of what came recently begins high: the error of a single reading shows in it several times as great."""
 NOISE_WEIGHT = 0.03
 NORMAL_RATIO = 1.2533
 """Standard deviation over mean absolute deviation of a normal distribution."""
@@ -204,8 +204,8 @@ def follow(
         memory: what is known, changed in place.
         value: records/s.
         at: when it was true, seconds since 1970. The same reading seen again says nothing new.
-        latest: what came of late, where the value is a mean over a longer time (`newest`). It swings more than the
-            mean, which therefore counts, but while there is a jump in it.
+        latest: what came recently, where the value is a mean over a longer time (`latest_rate`). It swings more than
+            the mean, which therefore counts, but while there is a jump in it.
         over: seconds that the value is a mean over; 0 where it is none.
         doubtful: nothing else bears it out: if it is a jump up, it counts when the next reading is one as well.
     """
@@ -250,7 +250,7 @@ def follow(
 
 
 def _rises_above(memory: dict[str, float], largest: float, off: float) -> bool:
-    """Whether what came of late is more than expected, beyond its noise."""
+    """Whether what came recently is more than expected, beyond its noise."""
     noise = memory.get("arrivals.latest_noise", LATEST_NOISE)
     most = JUMP_SIGNIFICANCE * noise * largest
     if largest > 0:
@@ -419,7 +419,7 @@ def judge_forecast(memory: dict[str, float], now: float) -> None:
     """Hold the trend of a while ago against what came, and make a new forecast of it.
 
     Args:
-        memory: what is known, changed in place; `follow` and `look` come first.
+        memory: what is known, changed in place; `follow` and `find_trends` come first.
         now: seconds since 1970.
     """
     due = memory.get("forecast.due_at", now)
@@ -440,7 +440,7 @@ def judge_forecast(memory: dict[str, float], now: float) -> None:
 
 
 def trend_trust(memory: Mapping[str, float]) -> float:
-    """How far trends count, 0 to 1: fully, unless they were worse of late than to expect no change."""
+    """How far trends count, 0 to 1: fully, unless they were worse recently than to expect no change."""
     error = memory.get("error.trend", 0.0)
     if error <= 0:
         return 1.0

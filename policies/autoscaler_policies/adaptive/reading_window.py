@@ -1,4 +1,4 @@
-"""What was seen of late: rates and times out of past observations, looked through again at every decision."""
+"""What was seen recently: rates and times out of past observations, looked through again at every decision."""
 
 from __future__ import annotations
 
