@@ -104,7 +104,7 @@ def test_a_part_is_cut_out_and_what_is_left_of_a_step_is_dropped() -> None:
 
 @pytest.mark.parametrize(("begin", "seconds"), [(-5, 10), (90, 15), (0, 4)])
 def test_a_part_that_is_not_there_is_refused(begin: float, seconds: float) -> None:
-    with pytest.raises(LoadError, match="0 to 100 s is there, and a step takes 5 s"):
+    with pytest.raises(LoadError, match="the trace has 0 to 100 s, and a step takes 5 s"):
         loads.resample([(0.0, 1.0), (100.0, 1.0)], begin, seconds)
 
 
