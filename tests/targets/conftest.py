@@ -100,6 +100,13 @@ async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
             await asyncio.sleep(0.02)
 
 
+async def settled(pool: Pool) -> None:
+    """Wait until there are as many processes as requested, and no drain is under way."""
+    while len(pool._serving()) != pool._desired or len(pool._workers) != pool._desired:
+        pool._check()
+        await asyncio.sleep(pool._poll / 2)
+
+
 def up(pool: Pool) -> bool:
     """Whether every worker has installed its signal handlers."""
     return all("up" in pool._log_file(worker.number).read_text() for worker in pool._workers.values())

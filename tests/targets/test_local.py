@@ -19,7 +19,7 @@ from autoscaler.ports import EdgeError, RefusedError, TargetStatus
 from autoscaler.targets.local import processes
 from autoscaler.targets.local.pool import Pool, locked, request_size, stop_workers
 
-from .conftest import StandIn, opened, times, until, up
+from .conftest import StandIn, opened, settled, times, until, up
 
 Pools = Callable[..., Awaitable[Pool]]
 
@@ -27,7 +27,7 @@ Pools = Callable[..., Awaitable[Pool]]
 async def settle(pool: Pool, replicas: int) -> None:
     await pool.scale(replicas)
     async with asyncio.timeout(60):
-        await pool.settled()
+        await settled(pool)
     await until(lambda: up(pool))
 
 
@@ -52,7 +52,7 @@ async def test_scale_returns_before_the_worker_is_up_and_the_same_size_again_cha
     await pool.scale(2)
     assert (await pool.describe()).ready == 0
     await pool.scale(2)
-    await pool.settled()
+    await settled(pool)
     await pool.scale(2)
     await asyncio.sleep(0.2)
     assert len(kind.places) == 2
@@ -70,7 +70,7 @@ async def test_the_newest_worker_is_removed_first_and_finishes_its_work(tmp_path
     assert (status.desired, status.ready, status.remarks) == (1, 1, ("1 draining",))
     assert processes.matches(new.pid or 0, new.start or 0, new.token)
     kind.done.touch()
-    await pool.settled()
+    await settled(pool)
     assert processes.family(new.token) == []
     assert processes.matches(old.pid or 0, old.start or 0, old.token)
     assert pool._log_file(2).read_text().split() == ["up", "draining", "ending"]
@@ -81,7 +81,7 @@ async def test_a_worker_that_does_not_finish_is_stopped_after_the_drain_time(poo
     await settle(pool, 1)
     token = pool._workers[1].token
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert processes.family(token) == []
 
 
@@ -90,7 +90,7 @@ async def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pool
     await settle(pool, 1)
     worker = pool._workers[1]
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert processes.family(worker.token) == []
     assert "ending" not in pool._log_file(1).read_text()
 
@@ -100,7 +100,7 @@ async def test_processes_that_a_worker_left_are_killed(pools: Pools) -> None:
     await settle(pool, 1)
     token = pool._workers[1].token
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert processes.family(token) == []
 
 
@@ -121,7 +121,7 @@ async def test_a_worker_that_keeps_failing_is_not_restarted_at_full_speed(pools:
     kind = StandIn(mode="crash")
     pool = await pools(kind, backoff=timedelta(milliseconds=200), max_backoff=timedelta(seconds=60))
     await pool.scale(1)
-    await until(lambda: str(pool._log_file(4)) in pool._failure)
+    await until(lambda: str(pool._log_file(4)) in (pool._failure or ""))
     status = await pool.describe()
     assert (status.desired, status.ready) == (1, 0)
     assert "(exit code 3)" in status.remarks[0]
@@ -156,10 +156,10 @@ async def test_a_command_that_does_not_exist_is_a_remark(pools: Pools) -> None:
 async def test_of_concurrent_requests_the_last_size_counts(pools: Pools) -> None:
     pool = await pools()
     await asyncio.gather(*(pool.scale(size) for size in (3, 1, 4, 2)))
-    await pool.settled()
+    await settled(pool)
     assert await pool.describe() == TargetStatus(desired=2, ready=2)
     await asyncio.gather(*(pool.scale(size) for size in (0, 3, 1)))
-    await pool.settled()
+    await settled(pool)
     assert (await pool.describe()).ready == 1
 
 
@@ -172,7 +172,7 @@ async def test_a_size_requested_while_draining_starts_new_workers(tmp_path: Path
     await pool.scale(2)
     await until(lambda: 3 in pool._workers)
     kind.done.touch()
-    await pool.settled()
+    await settled(pool)
     assert sorted(pool._workers) == [1, 3]
 
 
@@ -227,7 +227,7 @@ async def test_a_drain_under_way_is_resumed(tmp_path: Path, pools: Pools) -> Non
     second = await pools(kind)
     assert second._workers[2].draining
     kind.done.touch()
-    await second.settled()
+    await settled(second)
     assert processes.family(token) == []
 
 
@@ -235,13 +235,13 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from conftest import StandIn, times
+from conftest import StandIn, settled, times
 from autoscaler.targets.local.pool import Pool
 async def main():
     pool = Pool(Path(sys.argv[1]), StandIn(), times(), poll=0.05)
     await pool.open()
     await pool.scale(2)
-    await pool.settled()
+    await settled(pool)
     print("settled", flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -263,7 +263,7 @@ async def test_workers_outlive_a_daemon_that_is_killed(tmp_path: Path, pools: Po
     assert await pool.describe() == TargetStatus(desired=2, ready=2)
     assert {worker.pid for worker in pool._workers.values()} == {record["pid"] for record in records}
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert not any(processes.family(record["token"]) for record in records)
 
 
@@ -286,22 +286,22 @@ async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_signalled(tmp_
         first._kill(worker)
         await until(lambda: processes.find(worker.pid or 0) is None)
         processes.reap(worker.pid or 0)
-    stranger = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    other = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
     try:
-        seen = processes.find(stranger.pid)
+        seen = processes.find(other.pid)
         assert seen is not None
         # Even the start time agrees: only the token tells them apart.
-        record = {**known, "pid": stranger.pid, "start": seen.start, "draining": True}
+        record = {**known, "pid": other.pid, "start": seen.start, "draining": True}
         path.write_text(json.dumps(record))
         (tmp_path / "desired.json").write_text('{"desired": 0}')
         second = await pools()
-        await second.settled()
+        await settled(second)
         assert not path.exists()
-        assert stranger.returncode is None
-        assert processes.find(stranger.pid) == seen
+        assert other.returncode is None
+        assert processes.find(other.pid) == seen
     finally:
-        stranger.kill()
-        await stranger.wait()
+        other.kill()
+        await other.wait()
 
 
 LOCKER = """
@@ -362,6 +362,6 @@ async def test_old_logs_of_ended_workers_are_removed(tmp_path: Path, pools: Pool
     await settle(pool, 1)
     assert sorted(pool._workers) == [31]
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     await until(lambda: len(list((tmp_path / "logs").iterdir())) == 20)
     assert not (tmp_path / "local" / "31").exists()

@@ -177,12 +177,6 @@ class Pool:
         self._losses, self._not_before = 0, 0.0
         self._wake.set()
 
-    async def settled(self) -> None:
-        """Wait until the requested size is reached: that many processes, and no drain under way."""
-        while len(self._serving()) != self._desired or len(self._workers) != self._desired:
-            self._check()
-            await asyncio.sleep(self._poll / 2)
-
     # ---- maintenance
 
     async def _maintain(self) -> None:
