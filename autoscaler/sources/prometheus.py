@@ -393,7 +393,7 @@ class _Source:
     async def _fetch(self, asked: Asked, now: datetime) -> _Answer | EdgeError:
         """Send a query, and again while the server is unavailable. An error is returned, for `outcome_of`."""
         seconds = self._plugin.timeout.total_seconds()
-        until = time.monotonic() + 0.95 * seconds  # the library gives up before we do
+        until = time.monotonic() + 0.95 * seconds  # the library times out first
         earlier = ""
 
         def remember(state: RetryCallState) -> None:

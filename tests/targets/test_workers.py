@@ -64,16 +64,16 @@ PAGE = (Path(__file__).parents[2] / "docs" / "local-target.md").read_text()
 def test_every_parameter_is_on_the_page_with_its_default() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", PAGE, re.MULTILINE))
     for field in fields(Local):
-        told = rows[field.name]
+        documented = rows[field.name]
         assert f"        {field.name}: " in (Local.__doc__ or "")
         if field.default is MISSING:
-            assert told == "required"
+            assert documented == "required"
         elif field.default == "":
-            assert told == "needed" or told.startswith("none")
+            assert documented == "needed" or documented.startswith("none")
         elif isinstance(field.default, timedelta):
-            assert told == f"`{field.default.total_seconds():g}s`"
+            assert documented == f"`{field.default.total_seconds():g}s`"
         else:
-            assert told == f"`{field.default}`"
+            assert documented == f"`{field.default}`"
 
 
 def test_the_targets_on_the_page_load(tmp_path: Path) -> None:
@@ -124,15 +124,15 @@ def flink(page: Page | None) -> FlinkTaskManagers:
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def asked(kind: Callable[[Page], Kind], answer: Answer, patience: timedelta = timedelta(seconds=30)) -> int:
+async def registered(kind: Callable[[Page], Kind], answer: Answer, limit: timedelta = timedelta(seconds=30)) -> int:
     application = web.Application()
     application.router.add_get("/page", answer)
     async with TestServer(application) as server, aiohttp.ClientSession() as session:
-        page = Page(session, str(server.make_url("/page")), patience, "the server")
+        page = Page(session, str(server.make_url("/page")), limit, "the server")
         return await kind(page).registered(PLACES)
 
 
-def says(content: object) -> Answer:
+def answering(content: object) -> Answer:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=content if isinstance(content, str) else json.dumps(content))
 
@@ -140,11 +140,11 @@ def says(content: object) -> Answer:
 
 
 async def test_ready_are_the_workers_that_are_alive_at_the_master() -> None:
-    assert await asked(spark, says(MASTER)) == 1
+    assert await registered(spark, answering(MASTER)) == 1
 
 
 async def test_ready_are_the_task_managers_that_the_job_manager_lists() -> None:
-    assert await asked(flink, says(JOB_MANAGER)) == 1
+    assert await registered(flink, answering(JOB_MANAGER)) == 1
 
 
 @pytest.mark.parametrize("kind", [spark, flink])
@@ -158,7 +158,7 @@ async def test_without_a_page_each_worker_counts(kind: Callable[[Page | None], K
 )
 async def test_an_answer_of_something_else_is_an_error(kind: Callable[[Page], Kind], text: str) -> None:
     with pytest.raises(AnswerError, match=r"did not answer with (a Spark Master's|Flink's) JSON"):
-        await asked(kind, says(text))
+        await registered(kind, answering(text))
 
 
 async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
@@ -170,9 +170,9 @@ async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
         return web.json_response(MASTER)
 
     with pytest.raises(UnavailableError, match=r"the server at .* answered status 503"):
-        await asked(spark, fail)
+        await registered(spark, fail)
     with pytest.raises(EdgeTimeoutError, match="did not answer within"):
-        await asked(spark, hang, timedelta(milliseconds=300))
+        await registered(spark, hang, timedelta(milliseconds=300))
 
 
 async def test_a_page_that_cannot_be_reached_is_unavailable() -> None:
@@ -203,7 +203,7 @@ def test_a_task_manager_is_a_separate_host_with_an_id_that_is_never_reused(
 
 
 def installation(home: Path, java: str = "exit 1") -> Path:
-    """What looks like Flink, and a Java that does what the script says."""
+    """What looks like Flink, and a Java that runs the script."""
     for name in ("lib/flink-dist-2.3.0.jar", "lib/other.jar", "bin/bash-java-utils.jar", "bin/java"):
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
