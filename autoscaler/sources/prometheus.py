@@ -619,8 +619,10 @@ class _HttpConnection(urllib3.connection.HTTPConnection):
         return super().getresponse()
 
 
-class _HttpsConnection(_HttpConnection, urllib3.connection.HTTPSConnection):
-    pass
+class _HttpsConnection(urllib3.connection.HTTPSConnection):
+    def getresponse(self) -> urllib3.response.HTTPResponse:  # type: ignore[override] # as its parent's
+        _ThreadConnection.current.connection.wait_on(self.sock)
+        return super().getresponse()
 
 
 class _HttpPool(urllib3.HTTPConnectionPool):
