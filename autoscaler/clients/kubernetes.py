@@ -1,7 +1,7 @@
-"""One client of one API server: credentials, requests by verb and resource, retries, and what its refusals mean.
+"""A client of one API server: credentials, requests by verb and resource, retries and errors.
 
-The package kubernetes_asyncio brings credentials (service account, kubeconfig with its plug-ins), TLS and transport.
-Answers are read as plain JSON: objects of 2,000 Deployments as generated models would cost more than all the rest.
+The package kubernetes_asyncio provides credentials (service account, kubeconfig with its plug-ins), TLS and transport.
+Answers are read as plain JSON: generated models of 2,000 Deployments would cost more than everything else.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from autoscaler.clients.shared_requests import one_line
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, EdgeTimeoutError, PluginError, RefusedError, UnavailableError
 
@@ -41,50 +42,49 @@ _log = logging.getLogger("autoscaler.targets")
 Json = dict[str, Any]
 
 ATTEMPTS = 3
-LARGEST_ANSWER = 64 * 2**20  # bytes
-LONGEST_EVENT = 2 * 2**20  # bytes, a half of what is taken: an object may have 1.5 MiB
-SHOWN = 300  # characters of the API server's own words that go into a message
-MANAGER = "reactive-autoscaler"  # how `managedFields` of what we change names us
-RENEW = 10.0  # seconds between two readings of credentials that were not accepted
-RENEWING = 20.0  # seconds for one: a kubeconfig's plug-in may wait for somebody who is not there
+MAX_ANSWER = 64 * 2**20  # bytes
+READ_BUFFER = 2 * 2**20  # bytes, half of the longest event: an object may have 1.5 MiB
+MANAGER = "reactive-autoscaler"  # our name in `managedFields`
+RENEWAL_INTERVAL = 10.0  # seconds between two renewals of credentials that were not accepted
+RENEWAL_TIMEOUT = 20.0  # seconds: a kubeconfig's plug-in may wait for a user to log in
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 _METHODS = {"patch": "PATCH", "create": "POST", "delete": "DELETE"}
-# What the library raises for a kubeconfig that is missing or odd, besides its ConfigException.
+# What the library raises for a missing or malformed kubeconfig, besides its ConfigException.
 _UNREADABLE = (AttributeError, AssertionError, LookupError, OSError, TypeError, ValueError, yaml.YAMLError)
 _PASSWORD = re.compile(r"//[^\s/@]*@")  # with the user's name, in an address
 _BACKOFF = wait_random_exponential(multiplier=0.2, max=2)
 
 
 class ConflictError(RefusedError):
-    """409: the object is no longer as the request takes it to be."""
+    """409: the object has another version than the request expects."""
 
 
 class GoneError(UnavailableError):
-    """410: the version that was asked for is no longer kept; list again."""
+    """410: the requested version is no longer kept; list again."""
 
 
 class BusyError(UnavailableError):
-    """429 or 5xx. `after`: seconds that the server asked us to wait, or None. `crowded`: it is 429."""
+    """429 or 5xx. `after`: the Retry-After in seconds, or None. `throttled`: it is 429."""
 
-    def __init__(self, message: str, after: float | None, *, crowded: bool) -> None:
+    def __init__(self, message: str, after: float | None, *, throttled: bool) -> None:
         super().__init__(message)
-        self.after, self.crowded = after, crowded
+        self.after, self.throttled = after, throttled
 
 
-class AbsentError(RefusedError):
+class NotFoundError(RefusedError):
     """404: there is no such object, or no such resource."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Which API server, as whom, and with how much patience: the key of the shared client.
+    """An API server, an identity and the time-outs: the key of the shared client.
 
     Attributes:
         kubeconfig: path of the file; empty: the pod's service account, or where kubectl looks.
         context: the context in it; empty: the current one.
-        timeout: seconds for one question, its retries included.
-        max_age: seconds after which what a watch has shown counts as stale.
+        timeout: seconds for one request, retries included.
+        max_age: seconds after which the state of a watch is stale.
     """
 
     kubeconfig: str
@@ -95,7 +95,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A kind of thing, as the API's addresses name it. The group of the core API is empty."""
+    """A resource type as in the API's paths. The group of the core API is empty."""
 
     group: str
     version: str
@@ -105,7 +105,7 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """The address of one of them, or of all in a namespace, or of all."""
+        """The path of one object, or of all in a namespace, or of all."""
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         within = f"/namespaces/{namespace}" if namespace else ""
         return f"{base}{within}/{self.plural}" + "".join(f"/{part}" for part in (name, subresource) if part)
@@ -119,8 +119,8 @@ REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews")
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request, in the words of RBAC, so that a refusal can say which rule is missing."""
+class Request:
+    """One request in terms of RBAC, so that an error can name the missing rule."""
 
     verb: str
     resource: Resource
@@ -130,7 +130,7 @@ class Ask:
 
     @property
     def path(self) -> str:
-        """Its address. To list or watch one object is to do so with a field selector."""
+        """Its path. One object is listed or watched by a field selector."""
         named = self.verb not in {"list", "watch", "create"}
         return self.resource.path(self.namespace, self.name if named else "", self.subresource)
 
@@ -155,23 +155,27 @@ class Api:
         self.server: str = client.configuration.host
         self._client = client
         self._renew = renew
-        self._renewed = -RENEW
+        self._renewed = -RENEWAL_INTERVAL
         self._renewing = asyncio.Lock()
         self.lists = asyncio.Semaphore(20)  # at the start every cluster that is watched by name lists at once
 
     async def call(
-        self, ask: Ask, query: Mapping[str, object] | None = None, body: object = None, limit: float | None = None
+        self,
+        request: Request,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        limit: float | None = None,
     ) -> Json:
-        """Ask for a JSON object, again while the server cannot answer.
+        """Request a JSON object, and again while the server is unavailable.
 
         Args:
-            ask: what is asked.
-            query: parameters of the address.
+            request: what is requested.
+            query: query parameters.
             body: sent as JSON; of a patch, a merge patch.
             limit: seconds for all of it; None: the time-out.
 
         Raises:
-            EdgeError: what went wrong, and what to do.
+            EdgeError: the message says what failed, and what to do.
         """
         limit = self.access.timeout if limit is None else limit
         retrying = AsyncRetrying(
@@ -184,137 +188,142 @@ class Api:
             async with asyncio.timeout(limit):
                 async for attempt in retrying:
                     with attempt:
-                        async with self.stream(ask, query, body, patience=limit / 2) as response:
-                            return await self._object(ask, response)
+                        async with self.stream(request, query, body, total=limit / 2) as response:
+                            return await self._object(request, response)
         except TimeoutError as error:
-            raise EdgeTimeoutError(self._late(ask)) from error
+            raise EdgeTimeoutError(self._late(request)) from error
         raise AssertionError("tenacity raises what failed last")  # pragma: no cover
 
     @asynccontextmanager
     async def stream(
-        self, ask: Ask, query: Mapping[str, object] | None = None, body: object = None, patience: float | None = None
+        self,
+        request: Request,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        total: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Ask once and give the answer to read from.
+        """Send a request once and return the response to read from.
 
         Args:
-            ask: what is asked.
-            query: parameters of the address.
+            request: what is requested.
+            query: query parameters.
             body: sent as JSON; of a patch, a merge patch.
-            patience: seconds for the whole answer; None: it may last, and a quarter of `max_age` for its beginning.
+            total: seconds for the whole answer; None: no limit, but a quarter of `max_age` until it begins.
 
         Raises:
-            EdgeError: there is no good answer; also while it is read.
+            EdgeError: the answer is not a success, or breaks off while it is read.
         """
         try:
-            response = await self._send(ask, query, body, patience)
+            response = await self._send(request, query, body, total)
             if response.status == 401:  # noqa: PLR2004 - Unauthorized
-                _let_go(response)
+                _abort(response)
                 await self._renew_credentials()
-                response = await self._send(ask, query, body, patience)
+                response = await self._send(request, query, body, total)
             try:
                 if response.status // 100 != 2:  # noqa: PLR2004 - the successes
-                    raise await self._refusal(ask, response)
+                    raise await self._refusal(request, response)
                 yield response
             finally:
-                _let_go(response)
+                _abort(response)
         except TimeoutError as error:
-            raise EdgeTimeoutError(self._late(ask)) from error
+            raise EdgeTimeoutError(self._late(request)) from error
         except (aiohttp.ClientError, OSError) as error:
             text = _PASSWORD.sub("//***@", " ".join(str(error).split())) or type(error).__name__
-            raise UnavailableError(f"the API server {self.server} cannot be asked to {ask}: {text}") from error
+            raise UnavailableError(f"the API server {self.server} cannot be reached for {request}: {text}") from error
 
-    def _late(self, ask: Ask) -> str:
-        return f"the API server {self.server} did not answer in time to {ask}"
+    def _late(self, request: Request) -> str:
+        return f"the API server {self.server} did not answer in time: {request}"
 
     async def _send(
-        self, ask: Ask, query: Mapping[str, object] | None, body: object, patience: float | None
+        self, request: Request, query: Mapping[str, object] | None, body: object, total: float | None
     ) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json"}
-        if ask.verb == "patch":
+        if request.verb == "patch":
             headers["Content-Type"] = "application/merge-patch+json"
             query = {"fieldManager": MANAGER, **(query or {})}
         connecting = self.access.timeout / 2
-        # A long list begins when all of it was read, and a watch may have to queue.
-        opening = max(connecting, self.access.max_age / 4 if patience is None else patience)
-        # An asyncio.timeout, as aiohttp has none for the time until the answer begins.
-        async with asyncio.timeout(opening):
+        # A long list begins when all of it has been read, and a watch may be queued.
+        begin = max(connecting, self.access.max_age / 4 if total is None else total)
+        # aiohttp has no time-out for the time until the answer begins.
+        async with asyncio.timeout(begin):
             response: aiohttp.ClientResponse = await self._client.call_api(
-                ask.path,
-                _METHODS.get(ask.verb, "GET"),
+                request.path,
+                _METHODS.get(request.verb, "GET"),
                 query_params=list((query or {}).items()),
                 header_params=headers,
                 body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,
-                _request_timeout=aiohttp.ClientTimeout(total=patience, sock_connect=connecting),
+                _request_timeout=aiohttp.ClientTimeout(total=total, sock_connect=connecting),
             )
         return response
 
     async def _renew_credentials(self) -> None:
-        """Read the credentials anew, but not more often than every ten seconds, for all who wait for it."""
+        """Read the credentials again, at most every ten seconds, for all requests that wait for it."""
         loop = asyncio.get_running_loop()
         async with self._renewing:
-            if loop.time() - self._renewed >= RENEW:
+            if loop.time() - self._renewed >= RENEWAL_INTERVAL:
                 try:
-                    async with asyncio.timeout(RENEWING):
+                    async with asyncio.timeout(RENEWAL_TIMEOUT):
                         await self._renew()
                 except PluginError as error:
                     raise RefusedError(str(error)) from error
                 self._renewed = loop.time()
-                _log.info("credentials were read anew", extra={"server": self.server})
+                _log.info("credentials renewed", extra={"server": self.server})
 
-    async def _object(self, ask: Ask, response: aiohttp.ClientResponse) -> Json:
+    async def _object(self, request: Request, response: aiohttp.ClientResponse) -> Json:
         try:
             found = json.loads(await _read(response))
         except ValueError as error:
-            raise AnswerError(f"the API server {self.server} did not answer JSON to {ask}: {error}") from error
+            raise AnswerError(f"the API server {self.server} did not answer with JSON: {request}: {error}") from error
         if not isinstance(found, dict):
-            raise AnswerError(f"the API server {self.server} did not answer an object to {ask}")
+            raise AnswerError(f"the API server {self.server} did not answer with an object: {request}")
         return found
 
-    async def _refusal(self, ask: Ask, response: aiohttp.ClientResponse) -> Exception:
+    async def _refusal(self, request: Request, response: aiohttp.ClientResponse) -> Exception:
         try:
             status = json.loads(await _read(response))
-            said = str(status["message"])
+            message = str(status["message"])
         except (ValueError, KeyError, TypeError, AnswerError):
-            status, said = {}, response.reason or "no reason given"
-        return refusal(ask, response.status, said, self.server, _retry_after(response, status))
+            status, message = {}, response.reason or "no reason given"
+        return refusal(request, response.status, message, self.server, _retry_after(response, status))
 
 
-def refusal(ask: Ask, code: int, said: str, server: str, after: float | None = None) -> Exception:
-    """What a refusal by the API server means for us, with what to do."""
-    said = " ".join(said.split())
-    said = said if len(said) <= SHOWN else said[: SHOWN - 1] + "…"
+def refusal(request: Request, code: int, message: str, server: str, after: float | None = None) -> Exception:
+    """The error for a status of the API server, with what to do."""
+    message = one_line(message)
     match code:
         case 401:
             return RefusedError(
-                f"the API server {server} does not accept our credentials (401: {said}): look at the kubeconfig's "
-                "user, or at the pod's service account and its token"
+                f"the API server {server} does not accept the credentials (401: {message}): check the user of the "
+                "kubeconfig, or the pod's service account and its token"
             )
         case 403:
-            return RefusedError(f"this needs {ask}: see deploy/kubernetes for the Role (403: {said})")
+            return RefusedError(f"this needs {request}: see deploy/kubernetes for the Role (403: {message})")
         case 404:
-            what = f"{ask.resource} in {ask.resource.group or 'core'}/{ask.resource.version}"
-            if ask.verb in {"list", "watch"}:
-                return AbsentError(
-                    f"the API server has no {what}: is the CRD installed, is the version right? (404: {said})"
+            what = f"{request.resource} in {request.resource.group or 'core'}/{request.resource.version}"
+            if request.verb in {"list", "watch"}:
+                return NotFoundError(
+                    f"the API server has no {what}: is the CRD installed, is the version right? (404: {message})"
                 )
-            return AbsentError(f"there is no {ask.name} among the {what}, namespace {ask.namespace} (404: {said})")
+            return NotFoundError(
+                f"there is no {request.name} among the {what}, namespace {request.namespace} (404: {message})"
+            )
         case 409:
-            return ConflictError(f"somebody changed it at the same time: {ask} (409: {said})")
+            return ConflictError(f"another client changed it at the same time: {request} (409: {message})")
         case 410:
-            return GoneError(f"the version asked for is no longer kept: {ask} (410: {said})")
+            return GoneError(f"the requested version is no longer kept: {request} (410: {message})")
         case 422:
-            return RefusedError(f"the API server finds the request invalid: {ask} (422: {said})")
+            return RefusedError(f"the API server finds the request invalid: {request} (422: {message})")
     if code == 429 or code >= 500:  # noqa: PLR2004 - too many requests, and the server's own failures
         wait = "" if after is None else f", asks to wait {after:g} s"
-        text = f"the API server {server} cannot answer now ({code}{wait}: {said})"
-        return BusyError(text, after, crowded=code == 429)  # noqa: PLR2004 - see above
-    return AnswerError(f"the API server {server} answered {code} to {ask}: {said}")
+        text = f"the API server {server} is unavailable ({code}{wait}: {message})"
+        return BusyError(text, after, throttled=code == 429)  # noqa: PLR2004 - see above
+    return AnswerError(f"the API server {server} answered {code} : {request}: {message}")
 
 
-def _let_go(response: aiohttp.ClientResponse) -> None:
-    """End an answer that was not read to its end at once, and not after a farewell that the other side may not give."""
+def _abort(response: aiohttp.ClientResponse) -> None:
+    """End an answer that was not read completely at once, without waiting for the peer to close."""
     if response.connection is not None and response.connection.transport is not None:
         response.connection.transport.abort()
     response.close()
@@ -324,8 +333,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for chunk in response.content.iter_chunked(256 * 1024):
         body += chunk
-        if len(body) > LARGEST_ANSWER:
-            raise AnswerError(f"{response.url.path} answered more than {LARGEST_ANSWER} bytes")
+        if len(body) > MAX_ANSWER:
+            raise AnswerError(f"{response.url.path} answered more than {MAX_ANSWER} bytes")
     return bytes(body)
 
 
@@ -346,13 +355,13 @@ def _pause(state: RetryCallState) -> float:
 
 @asynccontextmanager
 async def connect_api(access: Access) -> AsyncIterator[Api]:
-    """Open the client of one API server. Nothing is asked yet.
+    """Open the client of one API server. Nothing is sent yet.
 
     Raises:
         PluginError: the package is not installed, or there are no credentials.
     """
     try:
-        # In a thread: it takes half a second, in which the daemon would stand still.
+        # In a thread: it takes half a second, which would block the daemon.
         library = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.client")
         config = await asyncio.to_thread(importlib.import_module, "kubernetes_asyncio.config")
         config.exec_provider.ExecProvider.run = _run_plugin
@@ -361,8 +370,8 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
             f"the target kubernetes needs the package kubernetes_asyncio; install it with: {install_hint('kubernetes')}"
         ) from error
     settings = library.Configuration()
-    settings.connection_pool_maxsize = 0  # no limit: a watch holds its connection
-    settings.disable_strict_ssl_verification = True  # as kubectl, which takes cluster CAs that Python 3.13 would not
+    settings.connection_pool_maxsize = 0  # no limit: each watch uses a connection
+    settings.disable_strict_ssl_verification = True  # like kubectl, which accepts cluster CAs that Python 3.13 does not
 
     async def renew() -> None:
         await _credentials(access, config, settings)
@@ -374,13 +383,13 @@ async def connect_api(access: Access) -> AsyncIterator[Api]:
     except (OSError, ValueError) as error:
         raise PluginError(f"the certificates for {settings.host} cannot be used: {error}") from error
     client.user_agent = MANAGER
-    # The library's session reads .netrc before each request, of which aiohttp refuses to use both that and a token.
-    theirs = client.rest_client.pool_manager
-    client.rest_client.pool_manager = aiohttp.ClientSession(connector=theirs.connector, read_bufsize=LONGEST_EVENT)
-    theirs.detach()
+    # The library's session reads .netrc before each request, and aiohttp refuses to send both that and a token.
+    session = client.rest_client.pool_manager
+    client.rest_client.pool_manager = aiohttp.ClientSession(connector=session.connector, read_bufsize=READ_BUFFER)
+    session.detach()
     async with client:
         yield Api(access, client, renew, _namespace(access, config))
-    await asyncio.sleep(0)  # in which connections that were ended are closed
+    await asyncio.sleep(0)  # closed connections are cleaned up
 
 
 async def _credentials(access: Access, config: Any, settings: Any) -> None:  # noqa: ANN401 - see Api
@@ -388,7 +397,7 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
     try:
         if in_cluster(access):
             config.load_incluster_config(client_configuration=settings)
-            _follow(settings, config)
+            _reread_token(settings, config)
         else:
             await config.load_kube_config(
                 config_file=access.kubeconfig or None,
@@ -402,25 +411,25 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
         where = "the pod's service account" if in_cluster(access) else access.kubeconfig or "KUBECONFIG, ~/.kube/config"
         chosen = f", context {access.context}" if access.context else ""
         raise PluginError(
-            f"no credentials for Kubernetes ({where}{chosen}): {_shown(error)}; give kubeconfig and context, "
+            f"no credentials for Kubernetes ({where}{chosen}): {_redacted(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
-        ) from None  # see _shown
+        ) from None  # see _redacted
 
 
 async def _run_plugin(plugin: Any) -> Any:  # noqa: ANN401 - see Api
-    """Run a kubeconfig's plug-in for the `status` of its answer; a plug-in that is given up is ended.
+    """Run a kubeconfig's plug-in and return the `status` of its answer; on a time-out the plug-in is ended.
 
-    It takes the place of the library's ExecProvider.run, which leaves such a plug-in running and its pipes open: in a
-    daemon that asks again every few seconds they would become more and more.
+    It replaces the library's ExecProvider.run, which would leave such a plug-in running with its pipes open, again at
+    each renewal.
 
     Raises:
-        ValueError: the plug-in failed, or what it printed is no answer.
+        ValueError: the plug-in failed, or did not print an ExecCredential.
     """
     loop = asyncio.get_running_loop()
-    asked = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
-    env = plugin.env | {"KUBERNETES_EXEC_INFO": json.dumps(asked)}
+    request = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    env = plugin.env | {"KUBERNETES_EXEC_INFO": json.dumps(request)}
     transport, protocol = await loop.subprocess_exec(
-        lambda: SubprocessStreamProtocol(LONGEST_EVENT, loop),
+        lambda: SubprocessStreamProtocol(READ_BUFFER, loop),
         *plugin.args,
         stdin=None,
         stdout=PIPE,
@@ -429,17 +438,17 @@ async def _run_plugin(plugin: Any) -> Any:  # noqa: ANN401 - see Api
     )
     process = Process(transport, protocol, loop)
     try:
-        printed, said = await process.communicate()
+        printed, errors = await process.communicate()
     finally:
         transport.close()
         await process.wait()
     if process.returncode:
-        raise ValueError(f"exec: process returned {process.returncode}. {said.decode(errors='replace').strip()}")
+        raise ValueError(f"exec: process returned {process.returncode}. {errors.decode(errors='replace').strip()}")
     try:
         answer = json.loads(printed)
         version, status = answer["apiVersion"], answer["status"]
     except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"exec: what the process printed is no ExecCredential: {error!r}") from None
+        raise ValueError(f"exec: the output is not an ExecCredential: {error!r}") from None
     if version != plugin.api_version:
         raise ValueError(f"exec: the process answered {version}, expected {plugin.api_version}")
     return status
@@ -464,24 +473,24 @@ def proxy_of(server: str) -> str | None:
 def _networks(excepted: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     for part in excepted.split(","):
         if "/" in part:
-            with suppress(ValueError):  # others read it, too: kubectl passes over what is no network
+            with suppress(ValueError):  # like kubectl, which ignores what is not a network
                 yield ipaddress.ip_network(part.strip(), strict=False)
 
 
-def _shown(error: Exception) -> str:
-    """The library's words without the part of the kubeconfig, tokens included, that it likes to show with them."""
+def _redacted(error: Exception) -> str:
+    """The library's message without the part of the kubeconfig, tokens included, that it may contain."""
     return re.sub(r"\{.*\}", "{…}", f"{error}" or type(error).__name__, flags=re.DOTALL)
 
 
 def _trim(settings: Any) -> None:  # noqa: ANN401 - see Api
-    """Take a token as kubectl does: a file of it may end with a newline, which no header may."""
+    """Strip the token as kubectl does: a file may end with a newline, a header must not."""
     token = settings.api_key.get("BearerToken")
     if token:
         settings.api_key["BearerToken"] = token.strip()
 
 
-def _follow(settings: Any, config: Any) -> None:  # noqa: ANN401 - see Api
-    """Let a pod's token be taken from its file before each request, where it is replaced every hour."""
+def _reread_token(settings: Any, config: Any) -> None:  # noqa: ANN401 - see Api
+    """Read a pod's token from its file before each request, as it is replaced every hour."""
     read = settings.refresh_api_key_hook
 
     def refresh(settings: Any) -> None:  # noqa: ANN401 - see Api
@@ -495,7 +504,7 @@ def _follow(settings: Any, config: Any) -> None:  # noqa: ANN401 - see Api
 
 
 def in_cluster(access: Access) -> bool:
-    """Whether the service account of the pod that we run in is used."""
+    """Whether the service account of the pod that this runs in is used."""
     return not (access.kubeconfig or access.context) and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
 
 
@@ -511,5 +520,5 @@ def _namespace(access: Access, config: Any) -> str:  # noqa: ANN401 - see Api
         chosen = next((found for found in contexts if found["name"] == access.context), current)
         namespace: str = chosen["context"].get("namespace") or "default"
     except (config.ConfigException, *_UNREADABLE) as error:
-        raise PluginError(f"the kubeconfig cannot be read: {_shown(error)}") from None
+        raise PluginError(f"the kubeconfig cannot be read: {_redacted(error)}") from None
     return namespace

@@ -31,7 +31,7 @@ from autoscaler.demo.sink import account
 from autoscaler.demo.spark.environment import BATCH, SparkEnvironment
 from autoscaler.engines.spark import Spark
 from autoscaler.ports import AutoscalerError
-from autoscaler.targets.local.pool import ask
+from autoscaler.targets.local.pool import request_size
 
 ENVIRONMENTS: dict[str, Callable[[Processes, Path], Environment]] = {
     "spark": SparkEnvironment,
@@ -198,7 +198,7 @@ class Runner:
         self._print(f"configuration: {file}")
         self._print(f"logs: {self._processes.logs}")
         # Start with one worker; from then on the daemon decides.
-        ask(self._processes.pool, 1)
+        request_size(self._processes.pool, 1)
         self._environment.start_cluster()
         self._wait_until(self._environment.up, 60.0, None, "", "the cluster to respond")
         daemon = [sys.executable, "-m", "autoscaler", "run", str(file)]

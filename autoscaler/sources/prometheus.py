@@ -393,7 +393,7 @@ class _Source:
     async def _fetch(self, asked: Asked, now: datetime) -> _Answer | EdgeError:
         """Send a query, and again while the server is unavailable. An error is returned, for `outcome_of`."""
         seconds = self._plugin.timeout.total_seconds()
-        until = time.monotonic() + 0.95 * seconds  # the library gives up before we do
+        until = time.monotonic() + 0.95 * seconds  # the library times out first
         earlier = ""
 
         def remember(state: RetryCallState) -> None:
@@ -619,8 +619,10 @@ class _HttpConnection(urllib3.connection.HTTPConnection):
         return super().getresponse()
 
 
-class _HttpsConnection(_HttpConnection, urllib3.connection.HTTPSConnection):
-    pass
+class _HttpsConnection(urllib3.connection.HTTPSConnection):
+    def getresponse(self) -> urllib3.response.HTTPResponse:  # type: ignore[override] # as its parent's
+        _ThreadConnection.current.connection.wait_on(self.sock)
+        return super().getresponse()
 
 
 class _HttpPool(urllib3.HTTPConnectionPool):

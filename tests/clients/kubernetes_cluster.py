@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from autoscaler.clients.kubernetes import AbsentError, Access, Api, Ask, Resource, connect_api
+from autoscaler.clients.kubernetes import Access, Api, NotFoundError, Request, Resource, connect_api
 from autoscaler.targets.kubernetes.pods import is_ready
 from autoscaler.targets.kubernetes.target import Kubernetes
 from tests.clients.kubernetes_server import NAMESPACES, ApiServer, Grants, Json, Kind
@@ -49,17 +49,17 @@ class Cluster:
 
     async def create(self, kind: Kind, body: Json) -> Json:
         body = {"apiVersion": kind.api_version, "kind": kind.kind, **body}
-        return await self.api.call(Ask("create", _resource(kind), self.namespace), body=body)
+        return await self.api.call(Request("create", _resource(kind), self.namespace), body=body)
 
     async def get(self, kind: Kind, name: str) -> Json:
-        return await self.api.call(Ask("get", _resource(kind), self.namespace, name))
+        return await self.api.call(Request("get", _resource(kind), self.namespace, name))
 
     async def patch(self, kind: Kind, name: str, body: Json, sub: str = "", by: str = "a-person") -> Json:
-        ask = Ask("patch", _resource(kind), self.namespace, name, sub)
+        ask = Request("patch", _resource(kind), self.namespace, name, sub)
         return await self.api.call(ask, {"fieldManager": by}, body)
 
     async def delete(self, kind: Kind, name: str) -> None:
-        await self.api.call(Ask("delete", _resource(kind), self.namespace, name))
+        await self.api.call(Request("delete", _resource(kind), self.namespace, name))
 
     async def workload(self, kind: Kind, name: str, replicas: int) -> None:
         """A Deployment, StatefulSet or ReplicaSet whose pods no node can run."""
@@ -78,7 +78,7 @@ class Cluster:
 
         async def found() -> Sequence[Json] | None:
             query = {"labelSelector": f"app={app}"}
-            answer = await self.api.call(Ask("list", Resource("", "v1", "pods"), self.namespace), query)
+            answer = await self.api.call(Request("list", Resource("", "v1", "pods"), self.namespace), query)
             items = [pod for pod in answer["items"] if "deletionTimestamp" not in pod["metadata"]]
             return sorted(items, key=_name) if count in {None, len(items)} else None
 
@@ -86,7 +86,7 @@ class Cluster:
 
     async def pod_status(self, pod: Json, status: Json) -> None:
         """Write what a kubelet or the scheduler would."""
-        ask = Ask("patch", Resource("", "v1", "pods"), self.namespace, _name(pod), "status")
+        ask = Request("patch", Resource("", "v1", "pods"), self.namespace, _name(pod), "status")
         await self.api.call(ask, body={"status": status})
 
     async def ready(self, pods: Sequence[Json]) -> None:
@@ -104,7 +104,7 @@ class Cluster:
             pods = await self.pods(app)
             ready = [pod for pod in pods if is_ready(pod)]
             for pod in [pod for pod in pods if not is_ready(pod)][: count - len(ready)]:
-                with suppress(AbsentError):
+                with suppress(NotFoundError):
                     await self.ready([pod])
             return len(ready) == count or None
 
@@ -120,7 +120,7 @@ def _resource(kind: Kind) -> Resource:
 
 
 async def until(found: Callable[[], Awaitable[T | None]], patience: float = PATIENCE) -> T:
-    """Ask again until there is something. Raises TimeoutError."""
+    """Request again until there is something. Raises TimeoutError."""
     async with asyncio.timeout(patience):
         while (result := await found()) is None:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.02)
@@ -145,11 +145,11 @@ async def open_cluster(which: str, directory: Path) -> AsyncIterator[Cluster]:
     async with connect_api(Access(path, "", 10.0, 60.0)) as api:
         everything = _resource(NAMESPACES)
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-        await api.call(Ask("create", everything), body=body)
+        await api.call(Request("create", everything), body=body)
         try:
             yield Cluster(api, path, namespace, None)
         finally:
-            await api.call(Ask("delete", everything, name=namespace))
+            await api.call(Request("delete", everything, name=namespace))
 
 
 def kubeconfig(path: Path, server: ApiServer, token: str, grants: Grants | None = None) -> str:

@@ -108,7 +108,7 @@ class Fault:
     Attributes:
         to: which requests.
         act: `refuse` (with `refusal`), `drop` (no answer), `lose` (done, but no answer), `slow`, `mute` (a watch that
-            begins and says nothing), `nonsense` (no JSON), `cut` (a watch that breaks off within a line).
+            begins and sends nothing), `nonsense` (not JSON), `cut` (a watch that ends within a line).
         times: how often.
     """
 
@@ -160,7 +160,7 @@ class ApiServer:
         requests: everything that was asked by others than the admin.
         faults: what goes wrong next.
         bookmarks: seconds between bookmarks of a watch.
-        startup: seconds until a new pod is ready; None: until a test says so.
+        startup: seconds until a new pod is ready; None: until a test makes it ready.
         url: where it listens.
         routes: whatever else is served there.
     """
@@ -330,7 +330,7 @@ class ApiServer:
         if fault.act in {"mute", "cut"}:
             return await self._bad_watch(request, asked, fault)
         if fault.act == "lose":
-            self._answer(asked, body, grants, "somebody")
+            self._answer(asked, body, grants, "another-client")
         assert request.transport is not None
         request.transport.abort()
         return web.Response()
@@ -345,7 +345,7 @@ class ApiServer:
             return response
         self._watches[id(request)] = (request, asked.kind)
         try:
-            while not request.transport.is_closing():  # noqa: ASYNC110 - the other side tells nobody
+            while not request.transport.is_closing():  # noqa: ASYNC110 - the peer gives no event
                 await asyncio.sleep(0.02)
         finally:
             del self._watches[id(request)]

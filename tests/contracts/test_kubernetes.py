@@ -39,9 +39,9 @@ class TestKubernetes(TargetContract):
 
     @pytest.fixture
     def unreachable(self, tmp_path: Path) -> Kubernetes:
-        nobody = ApiServer()
-        nobody.url = "http://127.0.0.1:1"
-        return Kubernetes("tm", kubeconfig=kubeconfig(tmp_path / "nobody", nobody, "hunter2"))
+        absent = ApiServer()
+        absent.url = "http://127.0.0.1:1"
+        return Kubernetes("tm", kubeconfig=kubeconfig(tmp_path / "absent", absent, "hunter2"))
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:

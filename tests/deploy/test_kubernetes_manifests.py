@@ -220,7 +220,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with open_cluster("test server", tmp_path) as cluster:
         cluster.server.kinds.append(SCALED_OBJECTS)
         await cluster.workload(DEPLOYMENTS, NAME, 2)
-        await cluster.workload(DEPLOYMENTS, "somebody-elses", 2)
+        await cluster.workload(DEPLOYMENTS, "of-another-team", 2)
         yield cluster
 
 
@@ -235,10 +235,10 @@ def role(*components: str) -> list[tuple[str, Json]]:
 
 
 async def use(cluster: Cluster, plugin: Kubernetes) -> None:
-    """Everything that the target ever asks: sizes, a change that somebody else gets in the way of, missing pods."""
+    """All requests of the target: sizes, a change that conflicts with another client's, missing pods."""
     async with LocalShared() as shared, plugin.connect(shared) as target:
         assert isinstance(target, Target)
-        assert (await target.describe()).desired == 2  # looks at the pods, as none is up
+        assert (await target.describe()).desired == 2  # lists the pods, as none is ready
         await cluster.ready(await cluster.pods(NAME))
         pods = await cluster.pods(NAME)
         workers = [Worker(pod["metadata"]["name"], frozenset({pod["metadata"]["name"]})) for pod in pods]
@@ -294,7 +294,7 @@ async def test_the_role_does_not_reach_anything_else(cluster: Cluster, tmp_path:
     grants = Grants(role())
     config = kubeconfig(tmp_path / "role", cluster.server, "role", grants)
     for plugin in (
-        cluster.target("somebody-elses", kubeconfig=config),
+        cluster.target("of-another-team", kubeconfig=config),
         cluster.target(NAME, watch="namespace", kubeconfig=config),
         cluster.target(NAME, watch="cluster", kubeconfig=config),
         cluster.target(NAME, resource="statefulsets", kubeconfig=config),

@@ -59,7 +59,7 @@ def left_behind(directory: Path) -> list[str]:
             command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
         except OSError:
             continue
-        if str(directory).encode() in command + environment and processes.look(int(entry.name)) is not None:
+        if str(directory).encode() in command + environment and processes.find(int(entry.name)) is not None:
             found.append(command.replace(b"\0", b" ").decode())
     return found
 

@@ -22,7 +22,7 @@ from autoscaler.demo.flink.cluster import TASK_MANAGER_MEMORY, read_files
 from autoscaler.demo.load import split
 from autoscaler.demo.processes import QUICK_START, free_port
 from autoscaler.demo.sink import account
-from autoscaler.targets.local.pool import ask
+from autoscaler.targets.local.pool import request_size
 
 from .flink_cluster import FlinkCluster, flink_cluster, get, kill, until
 
@@ -154,7 +154,7 @@ def lose_one(flink: FlinkCluster, number: signal.Signals) -> tuple[float, float]
 
 
 def test_task_managers_follow_the_load_and_no_state_is_lost(flink: FlinkCluster) -> None:
-    ask(flink.pool, 1)
+    request_size(flink.pool, 1)
     flink.start_job_manager()
     daemon = Daemon(flink)
     # Not before it runs: what comes while the first worker starts would be a jump, and scaled for.

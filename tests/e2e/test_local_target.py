@@ -24,6 +24,7 @@ from autoscaler.targets.local import processes
 from autoscaler.targets.local.pool import Pool
 from autoscaler.targets.local.target import Local
 from autoscaler.targets.local.workers import spark_home
+from tests.targets.conftest import settled
 
 pytestmark = pytest.mark.e2e
 T = TypeVar("T")
@@ -220,7 +221,7 @@ async def test_a_pool_is_adopted_and_scaled_down_without_a_failed_task(cluster: 
         assert len(processes.family(newest.token)) > 1
         await pool.scale(1)
         async with asyncio.timeout(60):
-            await pool.settled()
+            await settled(pool)
         assert processes.family(newest.token) == []
         await became(pool, desired=1, ready=1)
         # the job went on with the one that is left, and nothing failed
@@ -237,7 +238,7 @@ async def test_a_pool_is_adopted_and_scaled_down_without_a_failed_task(cluster: 
         cluster.processes.stop("job", 60)
         await pool.scale(0)
         async with asyncio.timeout(60):
-            await pool.settled()
+            await settled(pool)
     assert not any(processes.family(record["token"]) for record in records)
     assert list((cluster.pool / "workers").iterdir()) == []
 
@@ -251,7 +252,7 @@ async def test_a_worker_that_hangs_is_killed_after_the_grace_time(cluster: Clust
         os.kill(worker.pid, signal.SIGSTOP)
         await pool.scale(0)
         async with asyncio.timeout(20):
-            await pool.settled()
+            await settled(pool)
         assert processes.family(worker.token) == []
 
 
@@ -268,7 +269,7 @@ async def test_a_worker_that_is_lost_is_replaced_at_the_master(cluster: Cluster)
         await became(pool, desired=1, ready=1)
         await pool.scale(0)
         async with asyncio.timeout(60):
-            await pool.settled()
+            await settled(pool)
 
 
 COUNT = """

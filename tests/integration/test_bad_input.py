@@ -90,12 +90,12 @@ class World:
         self.patience = timedelta(seconds=6)
         self.now = NOW
 
-    def spoil(self, door: str, answer: Any) -> None:
-        """Let one door answer badly."""
-        if door == "prometheus":
+    def corrupt(self, endpoint: str, answer: Any) -> None:
+        """Make one endpoint answer with unusable content."""
+        if endpoint == "prometheus":
             self.prometheus_answer = answer
         else:
-            self.spark.answers[DOORS[door]] = answer
+            self.spark.answers[ENDPOINTS[endpoint]] = answer
 
     async def query(self, request: web.Request) -> web.StreamResponse:
         answer = self.prometheus_answer
@@ -134,7 +134,7 @@ class World:
         return run
 
 
-DOORS = {"report": "/v1/progress", "master": "/json/", "driver": f"{APP}/allexecutors"}
+ENDPOINTS = {"report": "/v1/progress", "master": "/json/", "driver": f"{APP}/allexecutors"}
 
 
 @pytest.fixture
@@ -177,12 +177,12 @@ async def watched(world: World, cluster: str) -> AsyncIterator[Watched]:
         await connections.close()
 
 
-async def held(world: World, cluster: str, says: str) -> Observation:
-    """Look once, and see that the size is kept and the reason is told."""
+async def held(world: World, cluster: str, message: str) -> Observation:
+    """Poll once, and check that the size is kept and the reason is reported."""
     async with watched(world, cluster) as one:
         seen, decision, missing = await one.tick()
-    assert says in missing
-    assert decision.proposed == 1, "the policy does want less"
+    assert message in missing
+    assert decision.proposed == 1, "the policy proposes less"
     assert decision.desired == decision.current == SIZE
     assert decision.reason is Reason.MISSING
     return seen
@@ -196,12 +196,12 @@ async def test_with_good_input_the_size_is_lowered(world: World, cluster: str) -
     assert (decision.current, decision.desired) == (SIZE, 1)
 
 
-SQUEEZED = gzip.compress(b"[" * 100_000_000, 1)
+COMPRESSED = gzip.compress(b"[" * 100_000_000, 1)
 
 
-async def squeezed(_: web.Request) -> web.StreamResponse:
-    # Nobody asked for it to be compressed.
-    return web.Response(body=SQUEEZED, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+async def compressed(_: web.Request) -> web.StreamResponse:
+    # Compressed although the request does not accept it.
+    return web.Response(body=COMPRESSED, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
 
 BAD = {
@@ -213,36 +213,36 @@ BAD = {
     "other": '{"status": "success", "data": {"resultType": "vector", "result": [1, 2]}, "activeapps": 5, "queries": 5}',
     "list": "[1, 2, 3]",
     "100 MB": huge,
-    "100 MB squeezed": squeezed,
-    "drip": drip,
-    "broken off": broken,
+    "100 MB compressed": compressed,
+    "slow": drip,
+    "connection lost": broken,
     "500": refusing(500),
     "404": refusing(404),
 }
 
 
 @pytest.mark.parametrize("answer", BAD.values(), ids=BAD)
-@pytest.mark.parametrize("door", ["prometheus", *DOORS])
-async def test_an_unusable_answer_keeps_the_size(world: World, door: str, answer: Any) -> None:
-    world.spoil(door, answer)
+@pytest.mark.parametrize("endpoint", ["prometheus", *ENDPOINTS])
+async def test_an_unusable_answer_keeps_the_size(world: World, endpoint: str, answer: Any) -> None:
+    world.corrupt(endpoint, answer)
     if answer is drip:
         world.patience = timedelta(seconds=0.4)
-    cluster = "prom" if door == "prometheus" else "spark"
-    seen = await held(world, cluster, world.places[door])
-    spoilt = {"prometheus": "lag", "report": "lag", "master": "engine", "driver": "engine"}[door]
-    assert spoilt in seen.missing
-    told = seen.missing[spoilt].removeprefix("prometheus ")
-    assert told.startswith(world.places[door]), "our own errors begin with the address, others with their type"
+    cluster = "prom" if endpoint == "prometheus" else "spark"
+    seen = await held(world, cluster, world.places[endpoint])
+    missing = {"prometheus": "lag", "report": "lag", "master": "engine", "driver": "engine"}[endpoint]
+    assert missing in seen.missing
+    reason = seen.missing[missing].removeprefix("prometheus ")
+    assert reason.startswith(world.places[endpoint]), "our own errors begin with the address, others with their type"
 
 
-@pytest.mark.parametrize("door", ["prometheus", *DOORS])
-async def test_a_server_that_is_not_there_keeps_the_size(world: World, door: str, unused_tcp_port: int) -> None:
-    world.places[door] = f"http://127.0.0.1:{unused_tcp_port}"
-    await held(world, "prom" if door == "prometheus" else "spark", str(unused_tcp_port))
+@pytest.mark.parametrize("endpoint", ["prometheus", *ENDPOINTS])
+async def test_a_server_that_is_down_keeps_the_size(world: World, endpoint: str, unused_tcp_port: int) -> None:
+    world.places[endpoint] = f"http://127.0.0.1:{unused_tcp_port}"
+    await held(world, "prom" if endpoint == "prometheus" else "spark", str(unused_tcp_port))
 
 
 @pytest.mark.parametrize(
-    ("answers", "says"),
+    ("answers", "message"),
     [
         ({"lag": vector(({}, "NaN"))}, "'NaN', expected a finite number"),
         ({"lag": vector(({}, "+Inf"))}, "'+Inf', expected a finite number"),
@@ -250,19 +250,19 @@ async def test_a_server_that_is_not_there_keeps_the_size(world: World, door: str
         ({"lag": vector(({}, "0x10"))}, "expected a finite number"),
         ({"lag": vector()}, "no sample among 0"),
         ({"lag": vector(({"a": "1"}, "1"), ({"a": "2"}, "2"))}, "2 samples, expected one"),
-        ({"timestamp(lag)": vector()}, "time is not known"),
-        ({"timestamp(lag)": vector(({}, "NaN"))}, "time is not known"),
+        ({"timestamp(lag)": vector()}, "time is unknown"),
+        ({"timestamp(lag)": vector(({}, "NaN"))}, "time is unknown"),
         ({"timestamp(lag)": vector(({}, str(EVALUATED - 120)))}, "stale: 121 s old, 60 s allowed"),
         ({"timestamp(lag)": vector(({}, str(EVALUATED + 120)))}, "from the future: 119 s ahead"),
         ({"timestamp(lag)": vector(({}, "0"))}, "stale"),
         ({"timestamp(lag)": vector(({}, "1e18"))}, "expected unix seconds"),
     ],
 )
-async def test_a_value_of_prometheus_that_is_none_or_not_of_now_keeps_the_size(
-    world: World, answers: dict[str, Any], says: str
+async def test_a_value_of_prometheus_that_is_unusable_or_old_keeps_the_size(
+    world: World, answers: dict[str, Any], message: str
 ) -> None:
     world.prometheus |= answers
-    await held(world, "prom", says)
+    await held(world, "prom", message)
 
 
 def _last(world: World) -> dict[str, Any]:
@@ -280,7 +280,7 @@ def _master(world: World) -> dict[str, Any]:
     return master
 
 
-SPOILT: dict[str, tuple[Callable[[World], Any], str]] = {
+CORRUPTED: dict[str, tuple[Callable[[World], Any], str]] = {
     "now is not a number": (lambda w: w.report.update(now=float("nan")), "now: Input should be a finite number"),
     "now is infinite": (lambda w: w.report.update(now=float("inf")), "now: Input should be a finite number"),
     "the clock was set back": (lambda w: _shift(w, -3600), "the clock was set back"),
@@ -308,7 +308,7 @@ SPOILT: dict[str, tuple[Callable[[World], Any], str]] = {
         lambda w: _master(w)["activeapps"].append(_master(w)["activeapps"][0] | {"id": "app-2"}),
         "2 running applications named 'lab'",
     ),
-    "offsets are not told": (
+    "offsets are missing": (
         lambda w: [batch["sources"][0].update(latest=None) for batch in w.run["progress"]],
         "does not tell its newest offset",
     ),
@@ -317,23 +317,23 @@ SPOILT: dict[str, tuple[Callable[[World], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "says"), SPOILT.values(), ids=SPOILT)
-async def test_a_report_of_spark_that_cannot_be_true_of_now_keeps_the_size(
-    world: World, spoil: Callable[[World], Any], says: str
+@pytest.mark.parametrize(("corrupt", "message"), CORRUPTED.values(), ids=CORRUPTED)
+async def test_a_report_of_spark_that_is_impossible_or_old_keeps_the_size(
+    world: World, corrupt: Callable[[World], Any], message: str
 ) -> None:
-    spoil(world)
-    await held(world, "spark", says)
+    corrupt(world)
+    await held(world, "spark", message)
 
 
 @pytest.mark.parametrize(("cluster", "jump"), [("prom", HOUR), ("prom", -HOUR), ("spark", -HOUR)])
 async def test_a_jump_of_the_daemons_clock_keeps_the_size(world: World, cluster: str, jump: timedelta) -> None:
     async with watched(world, cluster) as one:
-        world.spoil("prometheus", "<html>")
-        world.spoil("master", "<html>")
+        world.corrupt("prometheus", "<html>")
+        world.corrupt("master", "<html>")
         _, decision, _ = await one.tick()
         assert decision.desired == SIZE
-        world.spoil("prometheus", None)
-        world.spoil("master", world.spark.sample("master"))
+        world.corrupt("prometheus", None)
+        world.corrupt("master", world.spark.sample("master"))
         world.now += jump
         _, decision, missing = await one.tick()
     assert decision.desired == SIZE
@@ -343,10 +343,10 @@ async def test_a_jump_of_the_daemons_clock_keeps_the_size(world: World, cluster:
 
 async def test_after_bad_input_has_gone_the_size_is_lowered_again(world: World) -> None:
     async with watched(world, "prom") as one:
-        world.spoil("prometheus", "<html>")
+        world.corrupt("prometheus", "<html>")
         _, decision, _ = await one.tick()
         assert decision.desired == SIZE
-        world.spoil("prometheus", None)
+        world.corrupt("prometheus", None)
         world.now += timedelta(seconds=15)
         _, decision, missing = await one.tick()
     assert missing == ""

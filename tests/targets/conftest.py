@@ -100,6 +100,13 @@ async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
             await asyncio.sleep(0.02)
 
 
+async def settled(pool: Pool) -> None:
+    """Wait until there are as many processes as requested, and no drain is under way."""
+    while len(pool._serving()) != pool._desired or len(pool._workers) != pool._desired:
+        pool._check()
+        await asyncio.sleep(pool._poll / 2)
+
+
 def up(pool: Pool) -> bool:
     """Whether every worker has installed its signal handlers."""
     return all("up" in pool._log_file(worker.number).read_text() for worker in pool._workers.values())
@@ -107,7 +114,7 @@ def up(pool: Pool) -> bool:
 
 @asynccontextmanager
 async def opened(directory: Path, kind: StandIn, **changes: timedelta) -> AsyncIterator[Pool]:
-    pool = Pool(directory, kind, times(**changes), poll=0.05, rest=0.0)
+    pool = Pool(directory, kind, times(**changes), poll=0.05, delay=0.0)
     await pool.open()
     try:
         yield pool
@@ -130,5 +137,5 @@ async def pools(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Pool]]]
         for worker in pool._workers.values():
             pool._kill(worker)
             if worker.pid is not None:
-                await until(lambda pid=worker.pid: processes.look(pid) is None)  # type: ignore[misc]
+                await until(lambda pid=worker.pid: processes.find(pid) is None)  # type: ignore[misc]
                 processes.reap(worker.pid)

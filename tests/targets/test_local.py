@@ -17,9 +17,9 @@ import pytest
 
 from autoscaler.ports import EdgeError, RefusedError, TargetStatus
 from autoscaler.targets.local import processes
-from autoscaler.targets.local.pool import Pool, ask, locked, stop_workers
+from autoscaler.targets.local.pool import Pool, locked, request_size, stop_workers
 
-from .conftest import StandIn, opened, times, until, up
+from .conftest import StandIn, opened, settled, times, until, up
 
 Pools = Callable[..., Awaitable[Pool]]
 
@@ -27,11 +27,11 @@ Pools = Callable[..., Awaitable[Pool]]
 async def settle(pool: Pool, replicas: int) -> None:
     await pool.scale(replicas)
     async with asyncio.timeout(60):
-        await pool.settled()
+        await settled(pool)
     await until(lambda: up(pool))
 
 
-async def test_a_pool_that_was_never_asked_for_anything_is_empty(pools: Pools) -> None:
+async def test_a_new_pool_is_empty(pools: Pools) -> None:
     pool = await pools()
     assert await pool.describe() == TargetStatus(desired=0, ready=0)
 
@@ -46,19 +46,19 @@ async def test_scale_starts_what_is_missing_each_at_an_address_of_its_own(pools:
     assert all(address.startswith("127.") and not address.startswith("127.0.") for address in addresses)
 
 
-async def test_scale_returns_before_the_worker_is_up_and_asking_twice_changes_nothing(pools: Pools) -> None:
+async def test_scale_returns_before_the_worker_is_up_and_the_same_size_again_changes_nothing(pools: Pools) -> None:
     kind = StandIn()
     pool = await pools(kind)
     await pool.scale(2)
     assert (await pool.describe()).ready == 0
     await pool.scale(2)
-    await pool.settled()
+    await settled(pool)
     await pool.scale(2)
     await asyncio.sleep(0.2)
     assert len(kind.places) == 2
 
 
-async def test_the_newest_worker_goes_first_and_finishes_its_work(tmp_path: Path, pools: Pools) -> None:
+async def test_the_newest_worker_is_removed_first_and_finishes_its_work(tmp_path: Path, pools: Pools) -> None:
     kind = StandIn(done=tmp_path / "done")
     pool = await pools(kind)
     await settle(pool, 2)
@@ -68,20 +68,20 @@ async def test_the_newest_worker_goes_first_and_finishes_its_work(tmp_path: Path
     await until(lambda: new.draining)
     status = await pool.describe()
     assert (status.desired, status.ready, status.remarks) == (1, 1, ("1 draining",))
-    assert processes.ours(new.pid or 0, new.start or 0, new.token)
+    assert processes.matches(new.pid or 0, new.start or 0, new.token)
     kind.done.touch()
-    await pool.settled()
+    await settled(pool)
     assert processes.family(new.token) == []
-    assert processes.ours(old.pid or 0, old.start or 0, old.token)
+    assert processes.matches(old.pid or 0, old.start or 0, old.token)
     assert pool._log_file(2).read_text().split() == ["up", "draining", "ending"]
 
 
-async def test_a_worker_that_does_not_let_go_is_stopped_after_the_drain_time(pools: Pools) -> None:
+async def test_a_worker_that_does_not_finish_is_stopped_after_the_drain_time(pools: Pools) -> None:
     pool = await pools(StandIn(mode="zombie"), drain=timedelta(milliseconds=300))
     await settle(pool, 1)
     token = pool._workers[1].token
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert processes.family(token) == []
 
 
@@ -90,17 +90,17 @@ async def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_time(pool
     await settle(pool, 1)
     worker = pool._workers[1]
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert processes.family(worker.token) == []
     assert "ending" not in pool._log_file(1).read_text()
 
 
-async def test_what_a_worker_leaves_behind_is_killed(pools: Pools) -> None:
+async def test_processes_that_a_worker_left_are_killed(pools: Pools) -> None:
     pool = await pools(StandIn(mode="orphan", drain_signal=None), grace=timedelta(milliseconds=200))
     await settle(pool, 1)
     token = pool._workers[1].token
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert processes.family(token) == []
 
 
@@ -117,11 +117,11 @@ async def test_a_worker_that_ends_by_itself_is_replaced(pools: Pools) -> None:
     assert "worker 1 ended by itself (signal 9)" in status.remarks[0]
 
 
-async def test_a_worker_that_cannot_live_is_not_restarted_at_full_speed(pools: Pools) -> None:
+async def test_a_worker_that_keeps_failing_is_not_restarted_at_full_speed(pools: Pools) -> None:
     kind = StandIn(mode="crash")
     pool = await pools(kind, backoff=timedelta(milliseconds=200), max_backoff=timedelta(seconds=60))
     await pool.scale(1)
-    await until(lambda: str(pool._log_file(4)) in pool._trouble)
+    await until(lambda: str(pool._log_file(4)) in (pool._failure or ""))
     status = await pool.describe()
     assert (status.desired, status.ready) == (1, 0)
     assert "(exit code 3)" in status.remarks[0]
@@ -130,14 +130,14 @@ async def test_a_worker_that_cannot_live_is_not_restarted_at_full_speed(pools: P
     assert all(each >= least for each, least in zip(waited, (0.2, 0.4, 0.8), strict=True)), waited
 
 
-async def test_a_pool_that_has_recovered_forgets_its_trouble(pools: Pools) -> None:
+async def test_a_recovered_pool_resets_its_failures(pools: Pools) -> None:
     pool = await pools(max_backoff=timedelta(milliseconds=200))
     await settle(pool, 1)
     pid = pool._workers[1].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: bool(pool._trouble))
-    await until(lambda: not pool._trouble)
+    await until(lambda: bool(pool._failure))
+    await until(lambda: not pool._failure)
     assert (await pool.describe()).remarks == ()
 
 
@@ -146,24 +146,24 @@ async def test_a_command_that_does_not_exist_is_a_remark(pools: Pools) -> None:
     kind.launch = lambda _place: (["/nonexistent/program"], {})  # type: ignore[method-assign,assignment]
     pool = await pools(kind)
     await pool.scale(1)
-    await until(lambda: bool(pool._trouble))
+    await until(lambda: bool(pool._failure))
     status = await pool.describe()
     assert status.ready == 0
     assert "a worker cannot be started" in status.remarks[0]
     assert "/nonexistent/program" in status.remarks[0]
 
 
-async def test_of_sizes_asked_for_at_once_the_last_counts(pools: Pools) -> None:
+async def test_of_concurrent_requests_the_last_size_counts(pools: Pools) -> None:
     pool = await pools()
     await asyncio.gather(*(pool.scale(size) for size in (3, 1, 4, 2)))
-    await pool.settled()
+    await settled(pool)
     assert await pool.describe() == TargetStatus(desired=2, ready=2)
     await asyncio.gather(*(pool.scale(size) for size in (0, 3, 1)))
-    await pool.settled()
+    await settled(pool)
     assert (await pool.describe()).ready == 1
 
 
-async def test_a_size_asked_for_while_draining_starts_new_workers(tmp_path: Path, pools: Pools) -> None:
+async def test_a_size_requested_while_draining_starts_new_workers(tmp_path: Path, pools: Pools) -> None:
     kind = StandIn(done=tmp_path / "done")
     pool = await pools(kind)
     await settle(pool, 2)
@@ -172,7 +172,7 @@ async def test_a_size_asked_for_while_draining_starts_new_workers(tmp_path: Path
     await pool.scale(2)
     await until(lambda: 3 in pool._workers)
     kind.done.touch()
-    await pool.settled()
+    await settled(pool)
     assert sorted(pool._workers) == [1, 3]
 
 
@@ -192,8 +192,8 @@ async def test_size_and_workers_are_taken_over_by_the_next_daemon(tmp_path: Path
     assert {worker.pid for worker in second._workers.values()} == pids
 
 
-async def test_who_only_looks_starts_and_drains_nothing(tmp_path: Path) -> None:
-    ask(tmp_path, 2)
+async def test_a_short_connection_starts_and_drains_nothing(tmp_path: Path) -> None:
+    request_size(tmp_path, 2)
     kind = StandIn()
     pool = Pool(tmp_path, kind, times(), poll=0.01)
     await pool.open()
@@ -216,7 +216,7 @@ async def test_the_workers_of_an_abandoned_pool_can_be_stopped(tmp_path: Path) -
         assert await pool.describe() == TargetStatus(desired=0, ready=0)
 
 
-async def test_a_drain_under_way_is_taken_up_again(tmp_path: Path, pools: Pools) -> None:
+async def test_a_drain_under_way_is_resumed(tmp_path: Path, pools: Pools) -> None:
     kind = StandIn(done=tmp_path / "done")
     async with opened(tmp_path, kind) as first:
         await settle(first, 2)
@@ -227,7 +227,7 @@ async def test_a_drain_under_way_is_taken_up_again(tmp_path: Path, pools: Pools)
     second = await pools(kind)
     assert second._workers[2].draining
     kind.done.touch()
-    await second.settled()
+    await settled(second)
     assert processes.family(token) == []
 
 
@@ -235,13 +235,13 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from conftest import StandIn, times
+from conftest import StandIn, settled, times
 from autoscaler.targets.local.pool import Pool
 async def main():
     pool = Pool(Path(sys.argv[1]), StandIn(), times(), poll=0.05)
     await pool.open()
     await pool.scale(2)
-    await pool.settled()
+    await settled(pool)
     print("settled", flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -263,11 +263,11 @@ async def test_workers_outlive_a_daemon_that_is_killed(tmp_path: Path, pools: Po
     assert await pool.describe() == TargetStatus(desired=2, ready=2)
     assert {worker.pid for worker in pool._workers.values()} == {record["pid"] for record in records}
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     assert not any(processes.family(record["token"]) for record in records)
 
 
-async def test_a_worker_whose_pid_was_not_yet_written_down_is_found(tmp_path: Path, pools: Pools) -> None:
+async def test_a_worker_whose_pid_was_not_yet_recorded_is_found(tmp_path: Path, pools: Pools) -> None:
     async with opened(tmp_path, StandIn()) as first:
         await settle(first, 1)
         pid = first._workers[1].pid
@@ -277,31 +277,31 @@ async def test_a_worker_whose_pid_was_not_yet_written_down_is_found(tmp_path: Pa
     assert second._workers[1].pid == pid
 
 
-async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_touched(tmp_path: Path, pools: Pools) -> None:
+async def test_a_process_that_got_the_pid_of_an_old_worker_is_not_signalled(tmp_path: Path, pools: Pools) -> None:
     async with opened(tmp_path, StandIn()) as first:
         await settle(first, 1)
         worker = first._workers[1]
         path = tmp_path / "workers" / "1.json"
         known = json.loads(path.read_text())  # before the pool may notice that it has gone, and forgets it
         first._kill(worker)
-        await until(lambda: processes.look(worker.pid or 0) is None)
+        await until(lambda: processes.find(worker.pid or 0) is None)
         processes.reap(worker.pid or 0)
-    stranger = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
+    other = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", "import time; time.sleep(60)")
     try:
-        seen = processes.look(stranger.pid)
+        seen = processes.find(other.pid)
         assert seen is not None
         # Even the start time agrees: only the token tells them apart.
-        record = {**known, "pid": stranger.pid, "start": seen.start, "draining": True}
+        record = {**known, "pid": other.pid, "start": seen.start, "draining": True}
         path.write_text(json.dumps(record))
         (tmp_path / "desired.json").write_text('{"desired": 0}')
         second = await pools()
-        await second.settled()
+        await settled(second)
         assert not path.exists()
-        assert stranger.returncode is None
-        assert processes.look(stranger.pid) == seen
+        assert other.returncode is None
+        assert processes.find(other.pid) == seen
     finally:
-        stranger.kill()
-        await stranger.wait()
+        other.kill()
+        await other.wait()
 
 
 LOCKER = """
@@ -322,7 +322,7 @@ def test_two_daemons_in_one_directory_are_refused(tmp_path: Path) -> None:
     assert subprocess.run(command, check=False).returncode == 0
 
 
-async def test_an_address_on_which_something_listens_is_passed_over(pools: Pools) -> None:
+async def test_an_address_with_a_listening_socket_is_skipped(pools: Pools) -> None:
     kind = StandIn()
     pool = await pools(kind)
     server = await asyncio.start_server(lambda _r, _w: None, f"{pool._block}.2", 0)
@@ -333,28 +333,28 @@ async def test_an_address_on_which_something_listens_is_passed_over(pools: Pools
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"desired": "many"}', '{"desired": -1}', '{"desired": true'])
-async def test_a_size_that_cannot_be_read_is_refused_not_guessed(tmp_path: Path, content: str) -> None:
+async def test_an_unreadable_size_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "desired.json").write_text(content)
     with pytest.raises(RefusedError, match=r"desired\.json"):
         await Pool(tmp_path, StandIn(), times()).open()
 
 
-async def test_a_record_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+async def test_an_unreadable_record_is_refused(tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
     (tmp_path / "workers" / "7.json").write_text("{")
     with pytest.raises(RefusedError, match=r"7\.json"):
         await Pool(tmp_path, StandIn(), times()).open()
 
 
-async def test_a_size_that_cannot_be_kept_is_not_accepted(tmp_path: Path, pools: Pools) -> None:
+async def test_a_size_that_cannot_be_written_is_not_accepted(tmp_path: Path, pools: Pools) -> None:
     pool = await pools()
     (tmp_path / "desired.tmp").mkdir()
-    with pytest.raises(EdgeError, match="cannot be kept"):
+    with pytest.raises(EdgeError, match="cannot be written"):
         await pool.scale(1)
     assert await pool.describe() == TargetStatus(desired=0, ready=0)
 
 
-async def test_logs_of_long_gone_workers_are_removed(tmp_path: Path, pools: Pools) -> None:
+async def test_old_logs_of_ended_workers_are_removed(tmp_path: Path, pools: Pools) -> None:
     (tmp_path / "logs").mkdir()
     for number in range(1, 31):
         (tmp_path / "logs" / f"{number}.log").write_text("old")
@@ -362,6 +362,6 @@ async def test_logs_of_long_gone_workers_are_removed(tmp_path: Path, pools: Pool
     await settle(pool, 1)
     assert sorted(pool._workers) == [31]
     await pool.scale(0)
-    await pool.settled()
+    await settled(pool)
     await until(lambda: len(list((tmp_path / "logs").iterdir())) == 20)
     assert not (tmp_path / "local" / "31").exists()

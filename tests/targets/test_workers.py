@@ -45,9 +45,9 @@ FLINK = {"directory": Path("pool"), "kind": WorkerKind.FLINK_TASKMANAGER}
         ({**SPARK, "grace": timedelta(0)}, "grace: must be above 0s"),
         ({**SPARK, "worker_timeout": timedelta(milliseconds=400)}, "whole seconds"),
         ({**SPARK, "backoff": timedelta(minutes=2)}, "backoff: must not be above max_backoff"),
-        ({**SPARK, "slots": 2}, "slots is a parameter of kind flink-taskmanager, and this is kind spark-worker"),
-        ({**FLINK, "master": "spark://127.0.0.1:7077"}, "master is a parameter of kind spark-worker"),
-        ({**FLINK, "drain": timedelta(seconds=5)}, "drain is a parameter of kind spark-worker"),
+        ({**SPARK, "slots": 2}, "slots: is for kind flink-taskmanager and has no effect with kind spark-worker"),
+        ({**FLINK, "master": "spark://127.0.0.1:7077"}, "master: is for kind spark-worker"),
+        ({**FLINK, "drain": timedelta(seconds=5)}, "drain: is for kind spark-worker"),
         ({**FLINK, "flink_rest": "127.0.0.1:8081"}, "flink_rest: must be http://host:port"),
         ({**FLINK, "slots": 0}, "must be 1 or more"),
         ({**FLINK, "memory": "1gb"}, "768m or 2g"),
@@ -109,27 +109,27 @@ def flink(page: Page | None) -> FlinkTaskManagers:
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def asked(kind: Callable[[Page], Kind], answer: Answer, patience: timedelta = timedelta(seconds=30)) -> int:
+async def registered(kind: Callable[[Page], Kind], answer: Answer, limit: timedelta = timedelta(seconds=30)) -> int:
     application = web.Application()
     application.router.add_get("/page", answer)
     async with TestServer(application) as server, aiohttp.ClientSession() as session:
-        page = Page(session, str(server.make_url("/page")), patience, "the server")
+        page = Page(session, str(server.make_url("/page")), limit, "the server")
         return await kind(page).registered(PLACES)
 
 
-def says(content: object) -> Answer:
+def answering(content: object) -> Answer:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=content if isinstance(content, str) else json.dumps(content))
 
     return answer
 
 
-async def test_ready_are_the_workers_that_the_master_calls_alive() -> None:
-    assert await asked(spark, says(MASTER)) == 1
+async def test_ready_are_the_workers_that_are_alive_at_the_master() -> None:
+    assert await registered(spark, answering(MASTER)) == 1
 
 
 async def test_ready_are_the_task_managers_that_the_job_manager_lists() -> None:
-    assert await asked(flink, says(JOB_MANAGER)) == 1
+    assert await registered(flink, answering(JOB_MANAGER)) == 1
 
 
 @pytest.mark.parametrize("kind", [spark, flink])
@@ -141,9 +141,9 @@ async def test_without_a_page_each_worker_counts(kind: Callable[[Page | None], K
 @pytest.mark.parametrize(
     "text", ["<html>hello</html>", "[]", '{"workers": [{}], "taskmanagers": [{}]}', "{}", '{"workers": 3}', ""]
 )
-async def test_an_answer_that_is_none_of_its_is_an_error(kind: Callable[[Page], Kind], text: str) -> None:
+async def test_an_answer_of_something_else_is_an_error(kind: Callable[[Page], Kind], text: str) -> None:
     with pytest.raises(AnswerError, match=r"did not answer with (a Spark Master's|Flink's) JSON"):
-        await asked(kind, says(text))
+        await registered(kind, answering(text))
 
 
 async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
@@ -155,22 +155,22 @@ async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
         return web.json_response(MASTER)
 
     with pytest.raises(UnavailableError, match=r"the server at .* answered status 503"):
-        await asked(spark, fail)
+        await registered(spark, fail)
     with pytest.raises(EdgeTimeoutError, match="did not answer within"):
-        await asked(spark, hang, timedelta(milliseconds=300))
+        await registered(spark, hang, timedelta(milliseconds=300))
 
 
-async def test_a_page_that_is_not_there_is_unavailable() -> None:
+async def test_a_page_that_cannot_be_reached_is_unavailable() -> None:
     async with aiohttp.ClientSession() as session:
         page = Page(session, "http://127.0.0.1:1/json/", timedelta(seconds=3), "the Spark Master")
-        with pytest.raises(UnavailableError, match="cannot be asked"):
+        with pytest.raises(UnavailableError, match="cannot be reached"):
             await spark(page).registered(PLACES)
 
 
 # ---- how a worker is started
 
 
-def test_a_task_manager_is_a_host_of_its_own_with_a_name_that_never_comes_back(
+def test_a_task_manager_is_a_separate_host_with_an_id_that_is_never_reused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLINK_ENV_JAVA_OPTS", "-Da='b c'")
@@ -188,7 +188,7 @@ def test_a_task_manager_is_a_host_of_its_own_with_a_name_that_never_comes_back(
 
 
 def installation(home: Path, java: str = "exit 1") -> Path:
-    """What looks like Flink, and a Java that does what the script says."""
+    """What looks like Flink, and a Java that runs the script."""
     for name in ("lib/flink-dist-2.3.0.jar", "lib/other.jar", "bin/bash-java-utils.jar", "bin/java"):
         path = home / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ def installation(home: Path, java: str = "exit 1") -> Path:
     return home
 
 
-def test_the_memory_is_divided_by_flink_itself(tmp_path: Path) -> None:
+def test_flink_computes_the_memory_sizes(tmp_path: Path) -> None:
     result = 'echo chatter; echo BASH_JAVA_UTILS_EXEC_RESULT:-Xmx5; echo BASH_JAVA_UTILS_EXEC_RESULT:-D "$*"'
     home = installation(tmp_path, result)
     sizes = flink_sizes(home, home, Path("/conf"), "GET_TM_RESOURCE_PARAMS", {"a.b": "1g"})
@@ -206,7 +206,7 @@ def test_the_memory_is_divided_by_flink_itself(tmp_path: Path) -> None:
     assert sizes.settings[-5:] == ("GET_TM_RESOURCE_PARAMS", "--configDir", "/conf", "-D", "a.b=1g")
 
 
-def test_settings_that_flink_does_not_accept_are_refused_in_its_words(tmp_path: Path) -> None:
+def test_settings_that_flink_rejects_are_refused_with_its_message(tmp_path: Path) -> None:
     home = installation(tmp_path, "echo 'IllegalConfigurationException: too small' >&2; echo '  at x' >&2; exit 1")
     with pytest.raises(RefusedError, match=r"(?s)a\.b=1m: IllegalConfigurationException: too small"):
         flink_sizes(home, home, Path("/conf"), "GET_TM_RESOURCE_PARAMS", {"a.b": "1m"})

@@ -1,27 +1,28 @@
-"""Pods of a target: why they do not come up, and which of them go first."""
+"""Pods of a target: why they do not become ready, and which are deleted first."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autoscaler.clients.kubernetes import EVENTS, PODS, Api, Ask, Json
+from autoscaler.clients.kubernetes import EVENTS, PODS, Api, Json, Request
+from autoscaler.clients.shared_requests import one_line
 from autoscaler.ports import Worker
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
-SHOWN = 200  # characters of somebody else's message in a remark
-MOST_PODS = 1000  # of one target, in one answer
-AT_ONCE = 10  # pods annotated at the same time
+SHOWN = 200  # characters of a message from Kubernetes in a remark
+MAX_PODS = 1000  # in one answer
+CONCURRENT_PATCHES = 10
 
 _CRASHES = frozenset({"CrashLoopBackOff", "RunContainerError", "CreateContainerError", "CreateContainerConfigError"})
 _IMAGES = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"})
 
 
-def selector_text(selector: Json) -> str:
-    """A label selector (`matchLabels`, `matchExpressions`) as the text that addresses take."""
+def selector_string(selector: Json) -> str:
+    """A label selector (`matchLabels`, `matchExpressions`) as a query parameter."""
     parts = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
     for rule in selector.get("matchExpressions") or ():
         key, values = rule["key"], ",".join(rule.get("values") or ())
@@ -38,14 +39,14 @@ def selector_text(selector: Json) -> str:
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether a pod is up and stays."""
+    """Whether a pod is ready and not being deleted."""
     if "deletionTimestamp" in pod["metadata"]:
         return False
     return any(c.get("type") == "Ready" and c.get("status") == "True" for c in _conditions(pod))
 
 
 def keep_pod(pod: Json) -> Json:
-    """What is needed of a pod to count it."""
+    """Reduce a pod to what is needed to count it."""
     metadata = pod["metadata"]
     names = ("name", "namespace", "resourceVersion", "deletionTimestamp")
     return {
@@ -55,13 +56,13 @@ def keep_pod(pod: Json) -> Json:
 
 
 async def pods_of(api: Api, namespace: str, selector: str) -> list[Json]:
-    """The pods that a selector names. Raises EdgeError."""
-    answer = await api.call(Ask("list", PODS, namespace), {"labelSelector": selector, "limit": MOST_PODS})
+    """The pods that a selector matches. Raises EdgeError."""
+    answer = await api.call(Request("list", PODS, namespace), {"labelSelector": selector, "limit": MAX_PODS})
     return list(answer.get("items") or ())
 
 
-def why_not_up(pods: Iterable[Json]) -> list[str]:
-    """Why pods do not come up, one sentence for each reason, the most frequent first. Pods on their way give none."""
+def not_ready_reasons(pods: Iterable[Json]) -> list[str]:
+    """Why pods do not become ready, one sentence for each reason, the most frequent first. Starting pods give none."""
     reasons = Counter(reason for pod in pods if not is_ready(pod) if (reason := _reason(pod)) is not None)
     return [
         f"{count} {'pod' if count == 1 else 'pods'} {state}: {message}"
@@ -70,13 +71,13 @@ def why_not_up(pods: Iterable[Json]) -> list[str]:
 
 
 def _reason(pod: Json) -> tuple[str, str] | None:
-    """State and message of a pod that is in trouble, worded so that equal troubles of several pods are equal."""
+    """State and message of a failing pod, worded so that equal problems of several pods are equal."""
     status = pod.get("status") or {}
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         why = waiting.get("reason", "")
         if why in _IMAGES:
-            why = "ImagePullBackOff" if why == "ErrImagePull" else why  # the two take turns
+            why = "ImagePullBackOff" if why == "ErrImagePull" else why  # the two alternate
             return "cannot get the image", f"{container.get('image', '?')} ({why})"
         if why in _CRASHES:
             ended = (container.get("lastState") or {}).get("terminated") or {}
@@ -85,58 +86,54 @@ def _reason(pod: Json) -> tuple[str, str] | None:
             return "cannot run", f"container {container.get('name', '?')} is in {why}{code}{what}"
     for condition in _conditions(pod):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return "pending", short(condition.get("message") or condition.get("reason") or "not scheduled")
+            return "pending", one_line(condition.get("message") or condition.get("reason") or "not scheduled", SHOWN)
     if status.get("phase") == "Failed":
-        return "failed", short(status.get("message") or status.get("reason") or "no reason given")
+        return "failed", one_line(status.get("message") or status.get("reason") or "no reason given", SHOWN)
     return None
 
 
-def not_created(found: Json) -> str:
-    """Why a Deployment or ReplicaSet cannot create pods (quota, a webhook), as its conditions tell; or empty."""
+def not_created(found: Json) -> str | None:
+    """Why a Deployment or ReplicaSet cannot create pods (quota, a webhook), from its conditions."""
     for condition in _conditions(found):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            return f"pods are not created: {_unnamed(str(condition.get('message', condition.get('reason', ''))))}"
-    return ""
+            return (
+                f"pods are not created: {_without_pod_name(str(condition.get('message', condition.get('reason', ''))))}"
+            )
+    return None
 
 
-async def failed_create(api: Api, namespace: str, name: str, kind: str) -> str:
-    """The same of a StatefulSet or custom resource, of which only events tell. Raises EdgeError."""
+async def failed_create(api: Api, namespace: str, name: str, kind: str) -> str | None:
+    """The same for a StatefulSet or custom resource, from its events. Raises EdgeError."""
     fields = f"involvedObject.kind={kind},involvedObject.name={name},reason=FailedCreate"
-    answer = await api.call(Ask("list", EVENTS, namespace), {"fieldSelector": fields, "limit": MOST_PODS})
+    answer = await api.call(Request("list", EVENTS, namespace), {"fieldSelector": fields, "limit": MAX_PODS})
     events = sorted(answer.get("items") or (), key=lambda event: str(event.get("lastTimestamp") or ""))
-    return f"pods are not created: {_unnamed(str(events[-1].get('message', '')))}" if events else ""
+    return f"pods are not created: {_without_pod_name(str(events[-1].get('message', '')))}" if events else None
 
 
-def _unnamed(message: str) -> str:
-    """Without the pod's random name, which differs each time."""
-    return short(re.sub(r"^.*?\bpods \"[^\"]*\" is forbidden: ", "", " ".join(message.split())))
-
-
-def short(text: object) -> str:
-    """Somebody else's message as one line of bearable length."""
-    line = " ".join(str(text).split())
-    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
+def _without_pod_name(message: str) -> str:
+    """The message without the pod's random name."""
+    return one_line(re.sub(r"^.*?\bpods \"[^\"]*\" is forbidden: ", "", " ".join(message.split())), SHOWN)
 
 
 def _conditions(found: Json) -> Sequence[Any]:
     return (found.get("status") or {}).get("conditions") or ()
 
 
-async def choose(api: Api, pods: Sequence[Json], workers: Sequence[Worker], going: int) -> str:
-    """Mark the pods whose workers cost least, so that these go first.
+async def mark_cheapest(api: Api, pods: Sequence[Json], workers: Sequence[Worker], surplus: int) -> str | None:
+    """Set the pod-deletion-cost so that the pods whose workers cost least are deleted first.
 
-    A ReplicaSet removes pods that are not ready before all others and then those of the least cost; a pod without
-    the annotation has cost 0. So the pods that are to go get costs below 0, the cheapest the lowest, and marks that
-    are left over from a change that did not come about are taken away.
+    A ReplicaSet deletes pods that are not ready before all others and then those of the lowest cost; a pod without
+    the annotation has cost 0. The pods to delete get costs below 0, the cheapest the lowest, and annotations that
+    remain from an earlier change are removed.
 
     Args:
-        api: where.
+        api: the API server.
         pods: all pods of the target.
         workers: the engine's.
-        going: how many will go.
+        surplus: how many pods will be deleted.
 
     Returns:
-        Why it was left to Kubernetes, as a remark; empty when the pods are marked.
+        Why the choice was left to Kubernetes, as a remark; None: the pods are marked.
 
     Raises:
         EdgeError: a pod could not be marked. Others may have been.
@@ -144,10 +141,10 @@ async def choose(api: Api, pods: Sequence[Json], workers: Sequence[Worker], goin
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     costs = {id(pod): worker.cost for pod in staying for worker in workers if is_worker(pod, worker)}
     if not costs:
-        return "no pod is one of the engine's workers (compared by address and name), so Kubernetes chooses which go"
-    # Pods that are no workers yet (or any more) cost the engine nothing.
+        return "no pod is one of the engine's workers (compared by address and name), so Kubernetes chooses"
+    # Pods that are not workers yet (or no longer) cost the engine nothing.
     ranked = sorted(staying, key=lambda pod: (costs.get(id(pod), -1.0), str(pod["metadata"]["name"])))
-    wanted = {id(pod): rank - going for rank, pod in enumerate(ranked[:going])}
+    wanted = {id(pod): rank - surplus for rank, pod in enumerate(ranked[:surplus])}
     changes: list[tuple[Json, str | None]] = []
     for pod in staying:
         has = (pod["metadata"].get("annotations") or {}).get(COST)
@@ -155,23 +152,18 @@ async def choose(api: Api, pods: Sequence[Json], workers: Sequence[Worker], goin
         ours = has is not None and has.startswith("-")
         if has != wants and (wants is not None or ours):
             changes.append((pod, wants))
-    limit = asyncio.Semaphore(AT_ONCE)
+    limit = asyncio.Semaphore(CONCURRENT_PATCHES)
 
     async def mark(pod: Json, cost: str | None) -> None:
         metadata = pod["metadata"]
         async with limit:
-            ask = Ask("patch", PODS, metadata["namespace"], metadata["name"])
-            await api.call(ask, body={"metadata": {"annotations": {COST: cost}}})
+            request = Request("patch", PODS, metadata["namespace"], metadata["name"])
+            await api.call(request, body={"metadata": {"annotations": {COST: cost}}})
 
-    await _all(mark(pod, cost) for pod, cost in changes)
-    return ""
-
-
-async def _all(works: Iterable[Awaitable[None]]) -> None:
-    """Do all of it, also when one fails; raise the first failure."""
-    for result in await asyncio.gather(*works, return_exceptions=True):
+    for result in await asyncio.gather(*(mark(pod, cost) for pod, cost in changes), return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+    return None
 
 
 def is_worker(pod: Json, worker: Worker) -> bool:
@@ -181,7 +173,7 @@ def is_worker(pod: Json, worker: Worker) -> bool:
 
 
 def names_of(pod: Json) -> frozenset[str]:
-    """Every name and address that an engine may know a pod by."""
+    """Every name and address that an engine may report for a pod."""
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     name, namespace = metadata["name"], metadata.get("namespace", "")
     addresses = {status.get("podIP"), *(ip.get("ip") for ip in status.get("podIPs") or ())} - {None}
@@ -189,7 +181,7 @@ def names_of(pod: Json) -> frozenset[str]:
     if spec.get("subdomain"):
         host = f"{spec.get('hostname') or name}.{spec['subdomain']}"
         names |= {host, f"{host}.{namespace}", f"{host}.{namespace}.svc", f"{host}.{namespace}.svc.cluster.local"}
-    for address in addresses:  # Flink and Spark show what the address resolves to
+    for address in addresses:  # Flink and Spark report what the address resolves to
         dashed = str(address).replace(".", "-").replace(":", "-")
         names |= {dashed, f"{dashed}.{namespace}.pod", f"{dashed}.{namespace}.pod.cluster.local"}
     return frozenset(map(str, {*names, *addresses}))

@@ -1,8 +1,7 @@
 """Target `kubernetes`: anything on a Kubernetes cluster that has a scale subresource.
 
-Sizes come from a watch that all targets of one API server share (`kubernetes_watch`), so looking costs the API
-server nothing. A size is asked for by a patch of the scale subresource that holds only for the version it was
-decided on.
+Sizes come from a watch that all targets of one API server share (`watch`), so that reading them sends no request. A
+size is set by a patch of the scale subresource that is valid only for the version it was decided on.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from enum import StrEnum
 
@@ -21,11 +20,11 @@ from autoscaler.clients.kubernetes import (
     PODS,
     REVIEWS,
     SCALED_OBJECTS,
-    AbsentError,
     Access,
-    Ask,
     ConflictError,
     Json,
+    NotFoundError,
+    Request,
     Resource,
 )
 from autoscaler.core.model import Bound
@@ -51,10 +50,10 @@ APPS = {
     "statefulsets": "StatefulSet",
     "replicasets": "ReplicaSet",
 }
-CONFLICTS = 5  # patches of a scale subresource that changes all the time
-CHOOSING = 0.4  # of the time-out: no longer for marking pods, as the size itself comes after it
-LOOK = 10.0  # seconds between two looks at the pods of a target that are not up
-LOOKING = 2.0  # seconds for one look
+MAX_CONFLICTS = 5  # patches of a scale subresource that keeps changing
+CHOICE_SHARE = 0.4  # of the time-out for marking pods, as the change of the size comes after it
+POD_LIST_INTERVAL = 10.0  # seconds between two lists of the pods of a target that are not ready
+POD_LIST_TIMEOUT = 2.0  # seconds
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _RESOURCE = re.compile(r"(?P<group>[a-z0-9][-a-z0-9.]*)/(?P<version>v[a-z0-9]+)/(?P<plural>[a-z][a-z0-9]*)")
@@ -77,7 +76,7 @@ class Kubernetes:
 
     Attributes:
         name: name of the object that is scaled.
-        resource: what it is: `deployments`, `statefulsets`, `replicasets`, or group, version and plural of a custom
+        resource: its type: `deployments`, `statefulsets`, `replicasets`, or group, version and plural of a custom
             resource as `flink.apache.org/v1beta1/flinkdeployments`. Default `deployments`.
         namespace: its namespace. Default: that of the kubeconfig's context, or of the pod the daemon runs in.
         kubeconfig: path of a kubeconfig. Default: in a pod its service account, elsewhere what kubectl would use
@@ -87,17 +86,19 @@ class Kubernetes:
             all of its kind in the namespace; `cluster` all of its kind, one watch for all targets of the API server.
             Default `name`.
         despite_autoscalers: whether to scale also when a HorizontalPodAutoscaler or a KEDA ScaledObject has the same
-            target. Default false: the size is held and the other one is named.
-        choose_pods: whether the pods of the engine's least costly workers go first. Default false: Kubernetes chooses.
+            target. Default false: the size is held and the other controller is named.
+        choose_pods: whether the pods of the engine's least costly workers are deleted first. Default false:
+            Kubernetes chooses.
         replicas_path: where a custom resource keeps its desired size, as its CRD's `specReplicasPath`.
             Default `spec.replicas`.
         ready_path: where a custom resource shows how many replicas are ready. Default: the pods that its scale
             subresource selects are counted.
-        timeout: time for one question or change, retries included. Default 5s.
-        max_age: when nothing has been heard of a watch for so long, the size counts as unknown. Default 1m.
+        timeout: time for one request, retries included. Default 5s.
+        max_age: when a watch has received nothing for this long, the size counts as unknown. Default 1m.
     """
 
     name: str
+    _: KW_ONLY
     resource: str = "deployments"
     namespace: str = ""
     kubeconfig: str = ""
@@ -124,10 +125,10 @@ class Kubernetes:
         for name in ("replicas_path", "ready_path"):
             path = getattr(self, name)
             if (path or name == "replicas_path") and not _PATH.fullmatch(path):
-                raise ParameterError(name, f"must be keys joined by points such as spec.replicas, not {path!r}")
+                raise ParameterError(name, f"must be keys joined by dots such as spec.replicas, not {path!r}")
         if self.resource in APPS and (self.replicas_path != "spec.replicas" or self.ready_path):
             raise ParameterError(
-                "replicas_path", f"and ready_path are for custom resources; those of {self.resource} are known"
+                "replicas_path", f"and ready_path are for custom resources and have no effect with {self.resource}"
             )
         if self.choose_pods and self.resource == "statefulsets":
             raise ParameterError(
@@ -146,12 +147,12 @@ class Kubernetes:
 
     @property
     def subject(self) -> tuple[str, ...]:
-        """What is scaled, whatever else is said of it. The version of an API does not make it another thing."""
+        """What is scaled, whatever the other parameters are. Another version of the API is the same object."""
         return self.kubeconfig, self.context, self.namespace, self.what.group, self.what.plural, self.name
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[ScaleTarget]:
-        """Take part in the client and the watches of the API server. Nothing is waited for.
+        """Share the client and the watches of the API server. It does not wait for them.
 
         Raises:
             PluginError: the package is not installed, or there are no credentials.
@@ -161,15 +162,18 @@ class Kubernetes:
         namespace = self.namespace or watches.api.namespace
         within = "" if self.watch is Watch.CLUSTER else namespace
         keep = _keep_workload if self.resource in APPS else _keep_custom
-        scope = Scope(self.what, keep, within, self.name if self.watch is Watch.NAME else "")
+        named = self.name if self.watch is Watch.NAME else ""
+        scope = Scope(resource=self.what, keep=keep, namespace=within, name=named)
         async with AsyncExitStack() as stack:
             others: list[Collection] = []
             if not self.despite_autoscalers:
                 for resource, index in ((SCALED_OBJECTS, _scaled_object_target), (HPAS, _hpa_target)):
-                    other = Scope(resource, _keep_autoscaler, within, index=index, optional=True)
+                    other = Scope(
+                        resource=resource, keep=_keep_autoscaler, namespace=within, index=index, optional=True
+                    )
                     others.append(await stack.enter_async_context(watches.lease(other)))
-            things = await stack.enter_async_context(watches.lease(scope))
-            yield Target(self, namespace, watches, things, others, stack)
+            objects = await stack.enter_async_context(watches.lease(scope))
+            yield Target(self, namespace, watches, objects, others, stack)
 
 
 class Target:
@@ -180,7 +184,7 @@ class Target:
         spec: Kubernetes,
         namespace: str,
         watches: Watches,
-        things: Collection,
+        objects: Collection,
         others: Sequence[Collection],
         stack: AsyncExitStack,
     ) -> None:
@@ -188,18 +192,18 @@ class Target:
         self._key: Key = (namespace, spec.name)
         self._api = watches.api
         self._watches = watches
-        self._things = things
+        self._objects = objects
         self._others = others
         self._stack = stack
         self._pods: Collection | None = None
         self._selector = ""
-        self._learned = ""
+        self._compared_version = ""
         self._shown: int | None = None
-        self._told: int | None = None
-        self._asked: int | None = None
+        self._reported: int | None = None
+        self._requested: int | None = None
         self._workforce: Callable[[], Workforce] | None = None
-        self._left = ""
-        self._looked = -LOOK
+        self._choice_remark: str | None = None
+        self._pods_listed_at = -POD_LIST_INTERVAL
         self._reasons: tuple[str, ...] = ()
 
     @property
@@ -207,47 +211,47 @@ class Target:
         return f"{self._spec.what} {self._key[0]}/{self._key[1]}"
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Take the engine that says what losing each worker costs. Without `choose_pods` it is not asked."""
+        """Set the engine that knows the cost of losing each worker, for `choose_pods`."""
         self._workforce = workforce
 
     async def describe(self) -> TargetStatus:
-        """Say what the watch has shown.
+        """Return what the watch has shown.
 
         Raises:
-            UnavailableError: the watch has been silent for longer than `max_age`.
-            RefusedError: there is no such object, or it may not be read.
+            UnavailableError: the watch has received nothing for longer than `max_age`.
+            RefusedError: there is no such object, or access is denied.
             AnswerError: it has no size where one was expected.
         """
         found = await self._found()
         desired = self._desired(found)
         if self._custom:
-            await self._learn_scale(found, desired)
+            await self._compare_scale(found, desired)
         ready = await self._ready(found, desired)
         changed = self._changed(found, desired)
         self._shown = desired
-        self._asked = None if self._asked == desired else self._asked
+        self._requested = None if self._requested == desired else self._requested
         other = await self._other()
-        hold = Bound(desired, f"{other} scales it too") if other else None
-        remarks = [*changed, *_rollout(found), *await self._why_short(found, desired, ready)]
-        if self._left:
-            remarks.append(self._left)
-            self._left = self._left if ready > desired else ""
+        hold = None if other is None else Bound(desired, f"{other} scales it too")
+        remarks = [*changed, *_rollout(found), *await self._not_ready_reasons(found, desired, ready)]
+        if self._choice_remark is not None:
+            remarks.append(self._choice_remark)
+            self._choice_remark = self._choice_remark if ready > desired else None
         return TargetStatus(desired, ready, tuple(remarks), hold, hold)
 
     async def scale(self, replicas: int) -> None:
-        """Patch the scale subresource, on condition that the size is still the one that was shown last.
+        """Patch the scale subresource, if the size is still the one that was shown last.
 
         Raises:
-            RefusedError: another controller scales it too, somebody has changed the size meanwhile, or it is not
-                allowed; nothing was changed.
-            EdgeError: it failed, or nobody knows whether it was accepted.
+            RefusedError: another controller scales it too, another client has changed the size meanwhile, or access is
+                denied; nothing was changed.
+            EdgeError: the request failed, or it is unknown whether it was accepted.
         """
         if replicas < 0:
             raise RefusedError(f"a size is 0 or more, not {replicas}")
         other = await self._other()
-        if other:
+        if other is not None:
             raise RefusedError(
-                f"{self._label} is not scaled: {other} scales it too; remove one of the two, or say "
+                f"{self._label} is not scaled: {other} scales it too; remove one of the two, or set "
                 "despite_autoscalers: true"
             )
         found = await self._found()
@@ -255,49 +259,45 @@ class Target:
         base = desired if self._shown is None else self._shown
         try:
             async with asyncio.timeout(self._api.access.timeout):
-                self._left, self._asked = "", None
+                self._choice_remark, self._requested = None, None
                 if self._spec.choose_pods and replicas < desired:
-                    self._left = await self._choose(found, desired - replicas)
-                await self._request(found, base, replicas)
+                    self._choice_remark = await self._mark_pods(found, desired - replicas)
+                await self._patch(found, base, replicas)
         except RefusedError:
-            self._asked = None
+            self._requested = None
             raise
         except TimeoutError as error:
             raise EdgeTimeoutError(
-                f"{self._label} was asked to have {replicas} replicas, but the API server did not answer in time: "
-                "nobody knows whether that was accepted"
+                f"{self._label}: {replicas} replicas were requested, but the API server did not answer in time: it is "
+                "unknown whether the request was accepted"
             ) from error
 
     async def diagnose(self) -> Sequence[Finding]:
-        """Ask the API server what we may do, and look for who else scales the same.
-
-        Raises:
-            EdgeError: it cannot be asked.
-        """
+        """Check the permissions, and find other controllers of the same object. Raises EdgeError."""
         findings: list[Finding] = []
         other = await self._other()
-        for ask, severity, cost in self._needs():
-            if not await self._may(ask):
+        for request, severity, effect in self._needs():
+            if not await self._is_allowed(request):
                 remedy = "add the rule to the Role of the daemon's service account (see deploy/kubernetes)"
-                findings.append(Finding(severity, self._label, f"no permission: {ask}", cost, remedy))
-        if other:
+                findings.append(Finding(severity, self._label, f"no permission: {request}", effect, remedy))
+        if other is not None:
             findings.append(
                 Finding(
                     Severity.ERROR,
                     self._label,
                     f"{other} scales it too",
-                    "nothing is scaled by this daemon; if it were, both would undo what the other does",
-                    "remove one of the two, or say despite_autoscalers: true",
+                    "this daemon does not scale it; otherwise each would undo the other's changes",
+                    "remove one of the two, or set despite_autoscalers: true",
                 )
             )
         found = await self._found()
-        waits = _at(found, "spec.minReadySeconds")
-        if isinstance(waits, int) and waits:
+        min_ready = _at(found, "spec.minReadySeconds")
+        if isinstance(min_ready, int) and min_ready:
             findings.append(
                 Finding(
                     Severity.INFO,
                     self._label,
-                    f"minReadySeconds is {waits}",
+                    f"minReadySeconds is {min_ready}",
                     "a rollout takes longer; for the daemon a pod counts as soon as it is ready",
                     "leave it out unless rollouts need it",
                 )
@@ -309,48 +309,48 @@ class Target:
         return self._spec.resource not in APPS
 
     async def _found(self) -> Json:
-        """The object as the watch has shown it. Raises EdgeError when it is stale, missing or going."""
-        await self._things.fresh()
-        found = self._things.objects.get(self._key)
+        """The object as the watch has shown it. Raises EdgeError when it is stale, missing or being deleted."""
+        await self._objects.fresh()
+        found = self._objects.objects.get(self._key)
         if found is None:
             raise RefusedError(
                 f"there is no {self._spec.name} among the {self._spec.what} in namespace {self._key[0]}: "
-                "look at name, resource and namespace"
+                "check name, resource and namespace"
             )
         if "deletionTimestamp" in found["metadata"]:
             raise RefusedError(f"{self._label} is being deleted")
         return found
 
     def _desired(self, found: Json) -> int:
-        written = self._things.written(self._key)
+        written = self._objects.written(self._key)
         if written is not None:
             return written[1]
         size = _at(found, self._spec.replicas_path)
         if not _is_size(size):
             raise AnswerError(
                 f"{self._label} has {'no size' if size is None else repr(size)} at {self._spec.replicas_path}; set it "
-                "there, or let replicas_path be what its CRD says under specReplicasPath"
+                "there, or set replicas_path to its CRD's specReplicasPath"
             )
         return size  # type: ignore[return-value] # it is an int: see _is_size
 
     def _changed(self, found: Json, desired: int) -> Sequence[str]:
-        """That somebody else has changed the size since it was last told, and who, where that is known."""
-        if self._things.written(self._key) is not None:
-            return ()  # the watch has yet to say who it was
-        before, self._told = self._told, desired
-        if before is None or desired in {before, self._asked}:
+        """That another client has changed the size since it was last reported, and which, where that is known."""
+        if self._objects.written(self._key) is not None:
+            return ()  # the watch has not shown yet which client it was
+        before, self._reported = self._reported, desired
+        if before is None or desired in {before, self._requested}:
             return ()
         who = found["metadata"].get("manager")
-        return (f"the size was changed from {before} to {desired} by {who or 'somebody else'}",)
+        return (f"the size was changed from {before} to {desired} by {who or 'another client'}",)
 
-    async def _learn_scale(self, found: Json, desired: int) -> None:
-        """Hold `replicas_path` against the scale subresource, and learn which pods are selected.
+    async def _compare_scale(self, found: Json, desired: int) -> None:
+        """Compare `replicas_path` with the scale subresource, and read the selector of the pods from it.
 
-        Once, or, while it does not say which (an operator that has yet to start the job), after each change.
+        This is done once, or, while it has no selector (the operator has not started the job), after each change.
         """
-        if self._selector or self._learned == version_of(found):
+        if self._selector or self._compared_version == version_of(found):
             return
-        scale = await self._api.call(self._ask("get", "scale"))
+        scale = await self._api.call(self._request("get", "scale"))
         if version_of(scale) != version_of(found):
             if self._pods is None and not self._spec.ready_path:
                 raise UnavailableError(f"{self._label} is changing too fast to be compared with its scale subresource")
@@ -358,11 +358,11 @@ class Target:
         size = _scale_size(scale)
         if size != desired:
             raise AnswerError(
-                f"{self._label} has the size {desired} at {self._spec.replicas_path}, but its scale subresource says "
-                f"{size}; let replicas_path be what its CRD says under specReplicasPath"
+                f"{self._label} has the size {desired} at {self._spec.replicas_path}, but its scale subresource has "
+                f"{size}; set replicas_path to its CRD's specReplicasPath"
             )
         self._selector = str((scale.get("status") or {}).get("selector") or "")
-        self._learned = version_of(scale)
+        self._compared_version = version_of(scale)
 
     async def _ready(self, found: Json, desired: int) -> int:
         if not self._custom:
@@ -383,170 +383,178 @@ class Target:
             if desired == 0:
                 return 0
             raise AnswerError(
-                f"the scale subresource of {self._label} does not say which pods it has: its controller has yet to "
-                "fill that in; if it never does, give ready_path, where it shows how many replicas are ready"
+                f"the scale subresource of {self._label} has no selector of its pods: its controller sets it later; if "
+                "it never does, set ready_path to where it shows how many replicas are ready"
             )
         if self._pods is None:
-            scope = Scope(PODS, pods.keep_pod, self._key[0], labels=self._selector)
+            scope = Scope(resource=PODS, keep=pods.keep_pod, namespace=self._key[0], labels=self._selector)
             self._pods = await self._stack.enter_async_context(self._watches.lease(scope))
         await self._pods.fresh()
         return sum(map(pods.is_ready, self._pods.objects.values()))
 
-    async def _other(self) -> str:
-        """Who else scales the same, or empty. What may not be seen was told to the log when it was found out.
+    async def _other(self) -> str | None:
+        """Another controller that scales the same object. A denied list was logged when it was denied.
 
         Raises:
             EdgeError: that is not known yet.
         """
-        kind = APPS.get(self._spec.resource) or self._things.kind
+        kind = APPS.get(self._spec.resource) or self._objects.kind
         for others in self._others:
-            await others.tried()
+            await others.attempted()
             if not others.known:
-                ask = others.scope.ask("list")
+                request = others.scope.request("list")
                 raise UnavailableError(
-                    f"whether another controller scales {self._label} too is not known yet: {ask}: {others.error}"
+                    f"whether another controller scales {self._label} too is not known yet: {request}: {others.error}"
                 )
             for other in others.find((self._key[0], self._spec.what.group, kind, self._key[1])):
                 name = other["metadata"]["name"]
                 return f"the {'KEDA ScaledObject' if others.scope.resource is SCALED_OBJECTS else others.kind} {name}"
-        return ""
+        return None
 
-    async def _why_short(self, found: Json, desired: int, ready: int) -> Sequence[str]:
-        """Why not all replicas are up. Pods are looked at no more often than every ten seconds."""
+    async def _not_ready_reasons(self, found: Json, desired: int, ready: int) -> Sequence[str]:
+        """Why not all replicas are ready. Pods are listed at most every ten seconds."""
         if ready >= desired:
             self._reasons = ()
             return ()
         created = pods.not_created(found)
         now = asyncio.get_running_loop().time()
-        if now - self._looked >= LOOK and self._watches.looks():
-            self._looked = now
+        if now - self._pods_listed_at >= POD_LIST_INTERVAL and self._watches.may_list_pods():
+            self._pods_listed_at = now
             try:
-                async with asyncio.timeout(min(LOOKING, self._api.access.timeout)):
-                    self._reasons = await self._look(found, desired)
+                async with asyncio.timeout(min(POD_LIST_TIMEOUT, self._api.access.timeout)):
+                    self._reasons = await self._list_reasons(found, desired)
             except TimeoutError:
                 self._reasons = ()
             except EdgeError as error:
-                self._reasons = (f"why pods do not come up is not known: {error}",)
-        return (*([created] if created else []), *self._reasons)
+                self._reasons = (f"why pods do not become ready is unknown: {error}",)
+        return (*([] if created is None else [created]), *self._reasons)
 
-    async def _look(self, found: Json, desired: int) -> tuple[str, ...]:
-        seen = await pods.pods_of(self._api, self._key[0], self._selected(found))
-        reasons = pods.why_not_up(seen)
-        # Events are kept for an hour: where all pods exist, they tell of the past.
-        if len(seen) < desired and (self._custom or self._spec.resource == "statefulsets"):
-            kind = APPS.get(self._spec.resource) or self._things.kind
+    async def _list_reasons(self, found: Json, desired: int) -> tuple[str, ...]:
+        listed = await pods.pods_of(self._api, self._key[0], self._selected(found))
+        reasons = pods.not_ready_reasons(listed)
+        # Events are kept for an hour: when all pods exist, they are about the past.
+        if len(listed) < desired and (self._custom or self._spec.resource == "statefulsets"):
+            kind = APPS.get(self._spec.resource) or self._objects.kind
             created = await pods.failed_create(self._api, *self._key, kind)
-            if created:
+            if created is not None:
                 reasons = [created, *reasons]
         return tuple(reasons)
 
     def _selected(self, found: Json) -> str:
-        """The selector of its pods. Raises AnswerError when there is none: then it would be all pods."""
-        selector = self._selector if self._custom else pods.selector_text(_at(found, "spec.selector") or {})  # type: ignore[arg-type] # an object: the API checks it
+        """The selector of its pods. Raises AnswerError when there is none, which would select all pods."""
+        selector = self._selector if self._custom else pods.selector_string(_at(found, "spec.selector") or {})  # type: ignore[arg-type] # an object: the API checks it
         if not selector:
-            raise AnswerError(f"{self._label} does not say which pods it has")
+            raise AnswerError(f"{self._label} has no selector of its pods")
         return selector
 
-    async def _choose(self, found: Json, going: int) -> str:
-        """Mark the pods that are to go. Returns why that was not possible, as the size counts more than who goes."""
+    async def _mark_pods(self, found: Json, surplus: int) -> str | None:
+        """Mark the pods to delete first. Returns why that was not possible: the size is changed nevertheless."""
         try:
-            async with asyncio.timeout(self._api.access.timeout * CHOOSING):
+            async with asyncio.timeout(self._api.access.timeout * CHOICE_SHARE):
                 if self._workforce is None:
-                    return "no engine names the workers, so Kubernetes chooses which pods go"
+                    return "no engine names the workers, so Kubernetes chooses which pods to delete"
                 workers = await self._workforce().workers()
                 found_pods = await pods.pods_of(self._api, self._key[0], self._selected(found))
-                return await pods.choose(self._api, found_pods, workers, going)
+                return await pods.mark_cheapest(self._api, found_pods, workers, surplus)
         except TimeoutError:
-            return "Kubernetes chooses which pods go: there was no time left to mark them"
+            return "Kubernetes chooses which pods to delete: there was no time left to mark them"
         except EdgeError as error:
-            return f"Kubernetes chooses which pods go: {error}"
+            return f"Kubernetes chooses which pods to delete: {error}"
 
-    async def _request(self, found: Json, base: int, replicas: int) -> None:
-        """Ask for a size as long as it is `base`."""
-        written = self._things.written(self._key)
+    async def _patch(self, found: Json, base: int, replicas: int) -> None:
+        """Set the size as long as it is `base`."""
+        written = self._objects.written(self._key)
         version = version_of(found) if written is None else written[0]
         size = self._desired(found)
-        for _ in range(CONFLICTS):
+        for _ in range(MAX_CONFLICTS):
             if size not in {base, replicas}:
                 raise RefusedError(
-                    f"{self._label} was changed from {base} to {size} replicas by somebody else since this was "
-                    f"decided; {replicas} was not asked for"
+                    f"{self._label} was changed from {base} to {size} replicas by another client since this was "
+                    f"decided; {replicas} was not requested"
                 )
             try:
-                self._asked = replicas  # until an answer comes; it may be accepted without one
+                self._requested = replicas  # until there is an answer; it may be accepted without one
                 body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
-                scale = await self._api.call(self._ask("patch", "scale"), body=body)
+                scale = await self._api.call(self._request("patch", "scale"), body=body)
                 size = _scale_size(scale)
                 if size != replicas:
                     raise AnswerError(
-                        f"{self._label} was asked to have {replicas} replicas and was given {size}: look for an "
-                        "admission webhook that changes it"
+                        f"{self._label}: {replicas} replicas were requested and {size} were set: check for an "
+                        "admission webhook that changes the size"
                     )
             except ConflictError:
-                # Something has changed, though maybe not the size; and it may be that we have, with the answer lost.
-                scale = await self._api.call(self._ask("get", "scale"))
+                # The object has changed, but maybe not its size; or our own change was accepted and its answer lost.
+                scale = await self._api.call(self._request("get", "scale"))
                 size = _scale_size(scale)
                 version = version_of(scale)
                 if size != replicas:
-                    self._asked = None
-                    self._things.wrote(self._key, version, size)  # the watch may not have come as far
+                    self._requested = None
+                    self._objects.wrote(self._key, version, size)  # the watch may not have reached it
                     continue
-            self._asked = None
-            self._things.wrote(self._key, version_of(scale), replicas)
-            self._shown = self._told = replicas
+            self._requested = None
+            self._objects.wrote(self._key, version_of(scale), replicas)
+            self._shown = self._reported = replicas
             return
         raise UnavailableError(
-            f"{self._label} changed {CONFLICTS} times while {replicas} replicas were asked for; nothing was changed"
+            f"{self._label} changed {MAX_CONFLICTS} times while {replicas} replicas were requested; nothing was changed"
         )
 
-    def _ask(self, verb: str, subresource: str = "") -> Ask:
-        return Ask(verb, self._spec.what, *self._key, subresource)
+    def _request(self, verb: str, subresource: str = "") -> Request:
+        return Request(verb, self._spec.what, *self._key, subresource)
 
-    def _needs(self) -> Sequence[tuple[Ask, Severity, str]]:
-        """What must be allowed, and what it costs when it is not."""
+    def _needs(self) -> Sequence[tuple[Request, Severity, str]]:
+        """The permissions that are needed, and the effect of a missing one."""
         namespace, error, warning = self._key[0], Severity.ERROR, Severity.WARNING
         counts = self._custom and not self._spec.ready_path
-        blind = "why pods do not come up cannot be told"
-        asks = [
-            (self._things.scope.ask("list"), error, "the size cannot be read"),
-            (self._things.scope.ask("watch"), error, "the size cannot be read"),
-            (self._ask("get", "scale"), error, "a change by somebody else cannot be told from a lost answer"),
-            (self._ask("patch", "scale"), error, "nothing can be scaled"),
-            (Ask("list", PODS, namespace), error if counts else warning, "pods cannot be counted" if counts else blind),
+        blind = "why pods do not become ready is unknown"
+        needs = [
+            (self._objects.scope.request("list"), error, "the size cannot be read"),
+            (self._objects.scope.request("watch"), error, "the size cannot be read"),
+            (
+                self._request("get", "scale"),
+                error,
+                "another client's change cannot be distinguished from a lost answer",
+            ),
+            (self._request("patch", "scale"), error, "nothing can be scaled"),
+            (
+                Request("list", PODS, namespace),
+                error if counts else warning,
+                "pods cannot be counted" if counts else blind,
+            ),
         ]
         if counts:
-            asks.append((Ask("watch", PODS, namespace), error, "pods cannot be counted"))
+            needs.append((Request("watch", PODS, namespace), error, "pods cannot be counted"))
         if self._custom or self._spec.resource == "statefulsets":
-            asks.append((Ask("list", EVENTS, namespace), warning, blind))
+            needs.append((Request("list", EVENTS, namespace), warning, blind))
         if self._spec.choose_pods:
-            asks.append((Ask("patch", PODS, namespace), warning, "Kubernetes chooses which pods go"))
+            needs.append((Request("patch", PODS, namespace), warning, "Kubernetes chooses which pods to delete"))
         for others in self._others:
-            if not isinstance(others.error, AbsentError):
+            if not isinstance(others.error, NotFoundError):
                 unseen = "another controller on the same target is not noticed"
-                asks += [(others.scope.ask(verb), warning, unseen) for verb in ("list", "watch")]
-        return asks
+                needs += [(others.scope.request(verb), warning, unseen) for verb in ("list", "watch")]
+        return needs
 
-    async def _may(self, ask: Ask) -> bool:
+    async def _is_allowed(self, request: Request) -> bool:
         attributes = {
-            "verb": ask.verb,
-            "group": ask.resource.group,
-            "version": ask.resource.version,
-            "resource": ask.resource.plural,
-            "subresource": ask.subresource,
-            "namespace": ask.namespace,
-            "name": ask.name,
+            "verb": request.verb,
+            "group": request.resource.group,
+            "version": request.resource.version,
+            "resource": request.resource.plural,
+            "subresource": request.subresource,
+            "namespace": request.namespace,
+            "name": request.name,
         }
         review = {
             "apiVersion": f"{REVIEWS.group}/{REVIEWS.version}",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
         }
-        answer = await self._api.call(Ask("create", REVIEWS), body=review)
+        answer = await self._api.call(Request("create", REVIEWS), body=review)
         return (answer.get("status") or {}).get("allowed") is True
 
 
 def _at(found: object, path: str) -> object:
-    """What lies at keys joined by points; None when it is not there."""
+    """The value at keys joined by dots; None when there is none."""
     for key in path.lstrip(".").split("."):
         if not isinstance(found, dict):
             return None
@@ -567,10 +575,10 @@ def _scale_size(scale: Json) -> int:
 
 
 def _rollout(found: Json) -> Sequence[str]:
-    """Whether pods of a Deployment or StatefulSet are being replaced by newer ones at present."""
+    """Whether pods of a Deployment or StatefulSet are being replaced by newer ones."""
     status = found["status"]
     if "updateRevision" in status and status["updateRevision"] == status.get("currentRevision"):
-        return ()  # a StatefulSet that has come to rest
+        return ()  # a StatefulSet without a rollout
     updated, total = status.get("updatedReplicas"), status.get("replicas")
     if isinstance(updated, int) and isinstance(total, int) and updated < total:
         return (f"a rollout is under way: {updated} of {total} pods are of the newest version",)
@@ -578,7 +586,7 @@ def _rollout(found: Json) -> Sequence[str]:
 
 
 def _manager(found: Json) -> str:
-    """Who set `spec.replicas` last, as `managedFields` tells; empty when it does not."""
+    """The manager that set `spec.replicas` last, from `managedFields`; empty when unknown."""
     entries = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))
         for entry in found["metadata"].get("managedFields") or ()
@@ -587,12 +595,14 @@ def _manager(found: Json) -> str:
     return max(entries)[1] if entries else ""
 
 
-_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})  # as Go reads a bool; KEDA takes all else for true
+_FALSE = frozenset(
+    {"0", "f", "F", "false", "FALSE", "False"}
+)  # as Go parses a bool; KEDA takes everything else for true
 _KEPT = ("name", "namespace", "resourceVersion", "deletionTimestamp")
 
 
 def _keep_workload(found: Json) -> Json:
-    """A Deployment, StatefulSet or ReplicaSet without what makes it large."""
+    """Reduce a Deployment, StatefulSet or ReplicaSet to what is needed."""
     spec = found.get("spec") or {}
     metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
     return {
@@ -603,13 +613,13 @@ def _keep_workload(found: Json) -> Json:
 
 
 def _keep_custom(found: Json) -> Json:
-    """A custom resource, whose size may be anywhere."""
+    """Reduce a custom resource, whose size may be at any path."""
     metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
     return {"metadata": metadata, "spec": found.get("spec") or {}, "status": found.get("status") or {}}
 
 
 def _keep_autoscaler(found: Json) -> Json:
-    """What an HPA or a ScaledObject scales, and whether it is paused."""
+    """Reduce an HPA or a ScaledObject to its target and whether it is paused."""
     metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
     annotations = found["metadata"].get("annotations") or {}
     paused = annotations.get("autoscaling.keda.sh/paused", "false") not in _FALSE
@@ -628,7 +638,7 @@ def _hpa_target(kept: Json) -> Hashable:
 
 
 def _scaled_object_target(kept: Json) -> Hashable:
-    """KEDA takes a Deployment where nothing else is said."""
+    """KEDA's default kind is Deployment."""
     if kept["paused"]:
         return None
     reference = kept["scaleTargetRef"]

@@ -1,9 +1,8 @@
-"""What there is on an API server, kept up to date by one list and one watch for all who look at the same.
+"""Collections of an API server's objects, each kept up to date by one list and one watch that targets share.
 
-A collection lists once and then follows the watch: events, bookmarks, the end of the watch (which is asked for after
-half of `max_age`, so that a watch that was silently lost is found out), a version that is no longer kept (410: it
-lists again), a lost connection (it goes on from the last version, with growing pauses and jitter) and one on which
-nothing comes any more (it lists again).
+A collection lists once and then follows the watch. The watch ends after half of `max_age`, so that a connection that
+was lost silently is noticed. A version that is no longer kept (410) and a watch that stalls lead to a new list; after a
+lost connection the watch continues from the last version, with growing pauses and jitter.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from autoscaler.clients.kubernetes import (
-    AbsentError,
     Access,
     Api,
-    Ask,
     BusyError,
     GoneError,
     Json,
+    NotFoundError,
+    Request,
     Resource,
     connect_api,
     refusal,
@@ -32,33 +31,33 @@ from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedEr
 
 _log = logging.getLogger("autoscaler.targets")
 
-PAGE = 500  # objects in one answer to a list
-LISTING = 30.0  # seconds for one page
-FIRST_PAUSE = 0.5
-STEADY = 5.0  # seconds that a watch lasts where all is well: the pauses begin anew
-LONGEST_PAUSE = 10.0
-REFUSED_PAUSE = 30.0  # longest, when it is not allowed: somebody has to change a Role
-PATIENT = 3  # times that a server may say it cannot answer; then it may be that it has gone back behind our version
-OPTIONAL_PAUSE = 300.0  # until what may be missing (a CRD, a permission) is tried again
-LOOKS_EVERY = 0.2  # seconds between two lists of pods, of whatever target
-LONGEST_WAIT = 60.0  # of what a server may ask us to wait
+PAGE_SIZE = 500  # objects in one answer to a list
+PAGE_TIMEOUT = 30.0  # seconds
+FIRST_PAUSE = 0.5  # seconds
+STABLE_AFTER = 5.0  # seconds that a watch lasts until the pauses start again from the first
+MAX_PAUSE = 10.0  # seconds
+MAX_REFUSED_PAUSE = 30.0  # seconds, when access is denied: a Role has to be changed
+MAX_BUSY = 3  # answers of 5xx in a row before a new list: the server may have been restored to before our version
+OPTIONAL_PAUSE = 300.0  # seconds until what may be missing (a CRD, a permission) is tried again
+POD_LIST_INTERVAL = 0.2  # seconds between two lists of pods for remarks, of all targets
+MAX_RETRY_AFTER = 60.0  # seconds
 
 Key = tuple[str, str]
 """Namespace and name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What is watched: the key under which a collection is shared.
+    """What is watched, which is the key under which a collection is shared.
 
     Attributes:
         resource: the kind of thing.
-        keep: what to keep of an object, its name and version among it; the rest is dropped at once.
+        keep: reduces an object to what is kept, its name and version included.
         namespace: empty for all.
         name: one object only; empty for all.
         labels: label selector; empty for all.
-        index: what objects are looked up by, besides their names.
-        optional: it may be that it does not exist or is not allowed.
+        index: a key that objects are found by, besides their names.
+        optional: it may not exist, or access may be denied.
     """
 
     resource: Resource
@@ -70,27 +69,27 @@ class Scope:
     optional: bool = False
 
     def query(self) -> dict[str, object]:
-        """The selectors as parameters of an address."""
+        """The selectors as query parameters."""
         fields = {"fieldSelector": f"metadata.name={self.name}"} if self.name else {}
         return {**fields, **({"labelSelector": self.labels} if self.labels else {})}
 
-    def ask(self, verb: str) -> Ask:
-        """A request for it. RBAC takes the field selector for the name."""
-        return Ask(verb, self.resource, self.namespace, self.name)
+    def request(self, verb: str) -> Request:
+        """A request for it. RBAC uses the field selector as the name."""
+        return Request(verb, self.resource, self.namespace, self.name)
 
 
 class StalledError(UnavailableError):
-    """A watch says nothing any more."""
+    """A watch that receives nothing any more, not even a bookmark."""
 
 
 class Collection:
     """A live collection.
 
     Attributes:
-        objects: what there is, as far as `keep` keeps it.
+        objects: what `keep` keeps of each object.
         kind: the `kind` of its objects, known after the first list.
         error: why it cannot be read at present, or None.
-        users: how many look at it.
+        users: how many leases it has.
     """
 
     def __init__(self, api: Api, scope: Scope) -> None:
@@ -103,10 +102,10 @@ class Collection:
         self._written: dict[Key, tuple[str, int]] = {}
         self._index: dict[Hashable, set[Key]] = {}
         self._version: str | None = None
-        self._heard: float | None = None
+        self._updated_at: float | None = None
         self._failures = 0
-        self._short = 0
-        self._tried = asyncio.Event()
+        self._short_lived = 0
+        self._attempted = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"watch {scope.resource} {scope.namespace} {scope.name}")
 
     async def close(self) -> None:
@@ -114,36 +113,32 @@ class Collection:
         self._task.cancel()
         await asyncio.wait((self._task,))
 
-    async def tried(self) -> None:
-        """Wait for the first list, whether it succeeds or not.
-
-        Raises:
-            EdgeTimeoutError: that takes longer than the time-out.
-        """
-        if self._tried.is_set():
+    async def attempted(self) -> None:
+        """Wait for the first list, whether it succeeds or not. Raises EdgeTimeoutError."""
+        if self._attempted.is_set():
             return
         try:
             async with asyncio.timeout(self._api.access.timeout):
-                await self._tried.wait()
+                await self._attempted.wait()
         except TimeoutError as error:
             raise EdgeTimeoutError(
-                f"the API server {self._api.server} did not answer within {self._api.access.timeout:g} s to "
-                f"{self.scope.ask('list')}"
+                f"the API server {self._api.server} did not answer within {self._api.access.timeout:g} s: "
+                f"{self.scope.request('list')}"
             ) from error
 
     async def fresh(self) -> None:
-        """See to it that what is in it can be relied on.
+        """Check that its objects are up to date.
 
         Raises:
-            EdgeError: it was never read, or not heard of for longer than `max_age`; the message says why.
+            EdgeError: it was never read, or not updated for longer than `max_age`; the message has the cause.
         """
-        await self.tried()
-        if self._heard is None:
-            raise self.error or UnavailableError(f"{self.scope.ask('list')} was not answered yet")
-        silent = asyncio.get_running_loop().time() - self._heard
+        await self.attempted()
+        if self._updated_at is None:
+            raise self.error or UnavailableError(f"{self.scope.request('list')} was not answered yet")
+        silent = asyncio.get_running_loop().time() - self._updated_at
         if silent > self._api.access.max_age:
-            said = f": {self.error}" if self.error else ""
-            text = f"{self.scope.ask('watch')}: nothing was heard for {silent:.0f} s, the size known is stale{said}"
+            cause = f": {self.error}" if self.error else ""
+            text = f"{self.scope.request('watch')}: no event for {silent:.0f} s, the last known size is stale{cause}"
             raise (RefusedError if isinstance(self.error, RefusedError) else UnavailableError)(text)
 
     def find(self, index: Hashable) -> Sequence[Json]:
@@ -152,15 +147,15 @@ class Collection:
 
     @property
     def known(self) -> bool:
-        """Whether it was read, or is known not to be readable by us."""
-        return self._heard is not None or isinstance(self.error, RefusedError)
+        """Whether it was read, or access is known to be denied."""
+        return self._updated_at is not None or isinstance(self.error, RefusedError)
 
     def wrote(self, key: Key, version: str, replicas: int) -> None:
-        """Note a size that the API server has answered itself: it holds until the watch has come as far."""
+        """Note a size from an answer of the API server: it holds until the watch has reached that version."""
         self._written[key] = (version, replicas)
 
     def written(self, key: Key) -> tuple[str, int] | None:
-        """Version and size that were answered and that the watch has not shown yet."""
+        """Version and size from an answer, while the watch has not reached them."""
         written, found = self._written.get(key), self.objects.get(key)
         if written and (found is None or not older(version_of(found), written[0])):
             del self._written[key]
@@ -175,74 +170,76 @@ class Collection:
                 if self._version is None:
                     async with self._api.lists:
                         await self._list()
-                    self._tried.set()
+                    self._attempted.set()
                 await self._watch()
-                # A server that ends every watch at once must not be asked without a pause.
+                # A server that ends every watch at once must not be sent requests without a pause.
                 self._failures = 0 if loop.time() - begun >= FIRST_PAUSE else self._failures + 1
-                self._short = 0
+                self._short_lived = 0
                 error: EdgeError | None = None
             except EdgeError as caught:
                 error = caught
-            except Exception as caught:  # noqa: BLE001 - a defect must not leave all with a watch that quietly ended
-                _log.exception("a watch failed", extra=self._known)
-                error = AnswerError(f"{self.scope.ask('watch')} failed: {type(caught).__name__}: {caught}")
+            except Exception as caught:  # noqa: BLE001 - a defect must not end the watch silently
+                _log.exception("a watch failed", extra=self._log_extra)
+                error = AnswerError(f"{self.scope.request('watch')} failed: {type(caught).__name__}: {caught}")
             if error is not None:
-                # One that is opened, or listed for, and fails at once each time is to be left alone for longer, too.
-                self._short = 0 if loop.time() - begun >= STEADY else self._short + 1
+                # One that starts and fails soon each time also gets longer pauses.
+                self._short_lived = 0 if loop.time() - begun >= STABLE_AFTER else self._short_lived + 1
                 self._failures += 1
                 self._failed(error)
             if self._failures:
                 await asyncio.sleep(self._pause(error))
 
     def _pause(self, error: EdgeError | None) -> float:
-        spread = random.uniform(0.5, 1.5)  # noqa: S311 - so that not all come back at once; no secret
+        spread = random.uniform(0.5, 1.5)  # noqa: S311 - so that not all reconnect at once; no secret
         if isinstance(error, RefusedError):
             if self.scope.optional:
                 return OPTIONAL_PAUSE * spread
-            longest = REFUSED_PAUSE
+            longest = MAX_REFUSED_PAUSE
         else:
-            longest = min(LONGEST_PAUSE, self._api.access.max_age / 4)
-        times = max(self._failures, self._short if error else 0)
+            longest = min(MAX_PAUSE, self._api.access.max_age / 4)
+        times = max(self._failures, self._short_lived if error else 0)
         pause = min(longest, FIRST_PAUSE * 2.0 ** min(times - 1, 10)) * spread
-        asked = (error.after or 0.0) if isinstance(error, BusyError) else 0.0
-        return max(pause, min(asked, LONGEST_WAIT))
+        retry_after = (error.after or 0.0) if isinstance(error, BusyError) else 0.0
+        return max(pause, min(retry_after, MAX_RETRY_AFTER))
 
     def _failed(self, error: EdgeError) -> None:
-        # A list on top is no remedy for one that has too much to do.
-        answers = isinstance(error, BusyError) and not error.crowded and self._failures >= PATIENT
+        # An overloaded server does not need a list on top.
+        answers = isinstance(error, BusyError) and not error.throttled and self._failures >= MAX_BUSY
         lost = isinstance(error, UnavailableError) and not isinstance(error, GoneError | StalledError)
-        if self._heard is None or answers or not lost:
+        if self._updated_at is None or answers or not lost:
             self._version = None
-        if isinstance(error, AbsentError) and self._failures > 1:  # once may be an API server that starts
+        if (
+            isinstance(error, NotFoundError) and self._failures > 1
+        ):  # the first may come from an API server that is starting
             self.objects, self._index = {}, {}
-        # One lost connection or old version is a watch's everyday life.
-        routine = self._failures == 1 and isinstance(error, UnavailableError) and self._heard is not None
+        # A single lost connection or old version is normal for a watch.
+        routine = self._failures == 1 and isinstance(error, UnavailableError) and self._updated_at is not None
         if self.error is None and not routine:
-            level = logging.INFO if self.scope.optional and isinstance(error, AbsentError) else logging.WARNING
-            _log.log(level, "cannot watch", extra={**self._known, "error": str(error)})
+            level = logging.INFO if self.scope.optional and isinstance(error, NotFoundError) else logging.WARNING
+            _log.log(level, "cannot watch", extra={**self._log_extra, "error": str(error)})
         if not routine:
             self.error = error
-        self._tried.set()
+        self._attempted.set()
 
-    def _hear(self) -> None:
-        self._heard = asyncio.get_running_loop().time()
+    def _updated(self) -> None:
+        self._updated_at = asyncio.get_running_loop().time()
         self._failures = 0
         if self.error is not None:
             self.error = None
-            _log.info("watching again", extra=self._known)
+            _log.info("watching again", extra=self._log_extra)
 
     @property
-    def _known(self) -> dict[str, str]:
-        """What the log is told of it."""
+    def _log_extra(self) -> dict[str, str]:
+        """The fields of a log record."""
         return {"resource": str(self.scope.resource), "namespace": self.scope.namespace, "object": self.scope.name}
 
     async def _list(self) -> None:
         found: dict[Key, Json] = {}
         following = version = ""
-        known = dict(self._written)  # a list that is asked for from now on has seen these
+        known = dict(self._written)  # a list that is requested from now on includes these
         while True:
-            query = {"limit": PAGE, **self.scope.query(), **({"continue": following} if following else {})}
-            answer = await self._api.call(self.scope.ask("list"), query, limit=LISTING)
+            query = {"limit": PAGE_SIZE, **self.scope.query(), **({"continue": following} if following else {})}
+            answer = await self._api.call(self.scope.request("list"), query, limit=PAGE_TIMEOUT)
             try:
                 for item in answer["items"] or ():
                     kept = self.scope.keep(item)
@@ -252,7 +249,7 @@ class Collection:
                 self.kind = str(answer["kind"]).removesuffix("List")
             except (KeyError, TypeError, AttributeError) as error:
                 raise AnswerError(
-                    f"{self.scope.ask('list')} was not answered by a Kubernetes list: {error!r}"
+                    f"{self.scope.request('list')} was not answered with a Kubernetes list: {error!r}"
                 ) from error
             if not following:
                 break
@@ -262,12 +259,12 @@ class Collection:
             self._put(key, kept)
         self._written = {key: change for key, change in self._written.items() if known.get(key) != change}
         self._version = version
-        self._hear()
+        self._updated()
 
     async def _watch(self) -> None:
-        """Follow the watch until it ends as agreed."""
+        """Follow the watch until the server ends it."""
         max_age = self._api.access.max_age
-        ask = self.scope.ask("watch")
+        request = self.scope.request("watch")
         spread = random.uniform(0.7, 1)  # noqa: S311 - so that many watches do not end together; no secret
         query: dict[str, object] = {
             "watch": "true",
@@ -276,26 +273,26 @@ class Collection:
             "timeoutSeconds": max(1, round(max_age / 2 * spread)),
             **self.scope.query(),
         }
-        async with self._api.stream(ask, query) as response:
-            self._hear()
+        async with self._api.stream(request, query) as response:
+            self._updated()
             while True:
                 try:
                     async with asyncio.timeout(max_age * 0.75):
                         line = await response.content.readline()
                 except TimeoutError as error:
-                    raise StalledError(f"{ask}: nothing came for {max_age * 0.75:g} s, not even a bookmark") from error
+                    raise StalledError(f"{request}: no event for {max_age * 0.75:g} s, not even a bookmark") from error
                 except ValueError as error:
-                    raise AnswerError(f"{ask}: an event is too long to be read: {error}") from error
+                    raise AnswerError(f"{request}: an event is too long: {error}") from error
                 if not line.endswith(b"\n"):
-                    return  # the end; a line that was cut comes again
-                self._take(ask, line)
+                    return  # the end; an incomplete line is sent again
+                self._apply(request, line)
 
-    def _take(self, ask: Ask, line: bytes) -> None:
+    def _apply(self, request: Request, line: bytes) -> None:
         try:
             event = json.loads(line)
             what, found = event["type"], event["object"]
             if what == "ERROR":
-                raise refusal(ask, int(found.get("code", 500)), str(found.get("message", "")), self._api.server)
+                raise refusal(request, int(found.get("code", 500)), str(found.get("message", "")), self._api.server)
             version = str(found["metadata"]["resourceVersion"])
             if what != "BOOKMARK":
                 kept = self.scope.keep(found)
@@ -305,9 +302,9 @@ class Collection:
                 else:
                     self._put(key, kept)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise AnswerError(f"{ask}: this is no event of a watch: {line[:200]!r}") from error
+            raise AnswerError(f"{request}: not an event of a watch: {line[:200]!r}") from error
         self._version = version
-        self._hear()
+        self._updated()
 
     def _put(self, key: Key, kept: Json) -> None:
         self._drop(key)
@@ -326,24 +323,24 @@ class Collection:
 
 
 class Watches:
-    """The collections of one API server, each opened by the first who looks at it and closed by the last."""
+    """The collections of one API server, each opened by its first lease and closed after the last."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
         self._open: dict[Scope, Collection] = {}
-        self._next_look = 0.0
+        self._next_pod_list = 0.0
 
-    def looks(self) -> bool:
-        """Whether pods may be looked at now: when much is down at once, only some are told why."""
+    def may_list_pods(self) -> bool:
+        """Whether pods may be listed now: when many targets are down at once, only some report why."""
         now = asyncio.get_running_loop().time()
-        if now < self._next_look:
+        if now < self._next_pod_list:
             return False
-        self._next_look = now + LOOKS_EVERY
+        self._next_pod_list = now + POD_LIST_INTERVAL
         return True
 
     @asynccontextmanager
     async def lease(self, scope: Scope) -> AsyncIterator[Collection]:
-        """Look at a collection. It does not wait for the first list."""
+        """Use a collection. It does not wait for the first list."""
         collection = self._open.get(scope)
         if collection is None:
             collection = self._open[scope] = Collection(self.api, scope)
@@ -378,7 +375,7 @@ def version_of(found: Json) -> str:
 def older(version: str, than: str) -> bool:
     """Whether a resource version is older than another of the same object.
 
-    They are numbers that grow on every API server over etcd; where they are not, any other one counts as newer.
+    On every API server over etcd they are growing numbers; where they are not, any other version counts as newer.
     """
     if version.isdecimal() and than.isdecimal():
         return int(version) < int(than)

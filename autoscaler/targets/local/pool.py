@@ -1,15 +1,15 @@
-"""A pool of worker processes on this machine, whatever they are.
+"""A pool of worker processes on this machine, of any kind.
 
-The pool is declarative: it keeps as many workers alive as were last asked for. What it knows lies in its
-directory, so that workers outlive the daemon and are found again by the next one:
+The pool is declarative: it keeps as many workers alive as were last requested. Its state is in its directory, so that
+workers outlive the daemon and the next one finds them:
 
     lock             held while a daemon uses the directory
-    desired.json     the size last asked for
+    desired.json     the size last requested
     workers/N.json   one record per worker: pid, start time, token, address, whether it is being drained
-    logs/N.log       what the worker wrote
+    logs/N.log       the worker's output
     work/N/          its working directory; local/N/ its temporary files, removed when it ends
 
-`Pool` knows processes; what to start and how to make it let go of its work is the business of a `Kind`.
+`Pool` manages processes; a `Kind` defines what to start and how to drain it.
 """
 
 from __future__ import annotations
@@ -31,41 +31,42 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
+from autoscaler.clients.shared_requests import cancel_all
 from autoscaler.ports import EdgeError, RefusedError, TargetStatus, UnavailableError
 from autoscaler.targets.local import processes
 
 _log = logging.getLogger("autoscaler.targets")
-_MOST = 250  # workers of one pool: each has an address of its own in one block of 254
-_REST = 3.0  # seconds before anything is started or drained unasked: who only looks (`autoscaler plan`) changes nothing
-_KEPT_LOGS = 20  # ended workers whose logs and working directories stay
+_MAX_WORKERS = 250  # of one pool: each has an address of its own in one block of 254
+_STARTUP_DELAY = 3.0  # seconds before the first change that was not requested: `autoscaler plan` changes nothing
+_KEPT_LOGS = 20  # ended workers whose logs and working directories are kept
 
 
 class Kind(Protocol):
-    """What a pool must be told about its workers."""
+    """A kind of worker."""
 
     @property
     def drain_signal(self) -> signal.Signals | None:
-        """Makes a worker finish its work: its child processes end. None: SIGTERM does that as well."""
+        """Makes a worker finish its work: its child processes end. None: SIGTERM does so too."""
         ...
 
     def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Command line and environment of a worker at this place."""
+        """Command line and environment of a worker."""
         ...
 
     async def registered(self, places: Collection[Place]) -> int:
-        """How many of the workers at these places the cluster counts on. Raises EdgeError when it cannot say."""
+        """How many of these workers are registered with the cluster. Raises EdgeError when that is unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is a worker's own.
+    """The address and the directories of one worker.
 
     Attributes:
-        address: its loopback address; the next worker may get it when this one has ended.
+        address: its loopback address, which another worker may get after it has ended.
         work: its working directory.
         local: its directory for large files.
-        number: its number in the pool; none of the pool ever gets it again.
+        number: its number in the pool, which is never used again.
     """
 
     address: str
@@ -76,7 +77,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long a pool waits for what; `Local` describes each of them."""
+    """The time-outs of a pool, described at `Local`."""
 
     drain: timedelta
     grace: timedelta
@@ -84,7 +85,7 @@ class Times:
     max_backoff: timedelta
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Worker:
     """A worker's record. Without `pid` it was about to be started."""
 
@@ -97,30 +98,32 @@ class Worker:
 
 
 class Pool:
-    """A live pool. Several coroutines may use it at once: the size last asked for counts."""
+    """A live pool. Several coroutines may use it at once: the last requested size counts."""
 
-    def __init__(self, directory: Path, kind: Kind, times: Times, poll: float = 0.5, rest: float = _REST) -> None:
-        self._rest = rest
+    def __init__(
+        self, directory: Path, kind: Kind, times: Times, poll: float = 0.5, delay: float = _STARTUP_DELAY
+    ) -> None:
+        self._delay = delay
         self._directory = directory
         self._kind = kind
         self._times = times
         self._poll = poll
         self._desired = 0
         self._workers: dict[int, Worker] = {}
-        self._born: dict[int, float] = {}
+        self._started_at: dict[int, float] = {}
         self._drains: dict[int, asyncio.Task[None]] = {}
-        self._poke = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._maintenance: asyncio.Task[None] | None = None
         self._losses = 0
         self._not_before = 0.0
-        self._trouble = ""
+        self._failure: str | None = None
         self._ended: list[int] = []
-        # Two pools hardly ever get the same block, and an address in use is passed over.
+        # Two pools rarely get the same block, and an address in use is skipped.
         block = hashlib.sha256(str(directory).encode()).digest()
         self._block = f"127.{block[0] % 254 + 1}.{block[1]}"
 
     async def open(self) -> None:
-        """Read the records, find the workers again, and begin to keep the pool at its size."""
+        """Read the records, find the workers, and start to keep the pool at its size."""
         for name in ("workers", "logs", "work", "local"):
             (self._directory / name).mkdir(exist_ok=True)
         self._desired = self._read_desired()
@@ -133,17 +136,14 @@ class Pool:
                 len(numbers),
                 extra={"directory": str(self._directory), "workers": numbers},
             )
-        self._keeper = asyncio.create_task(self._keep(), name=f"pool {self._directory}")
+        self._maintenance = asyncio.create_task(self._maintain(), name=f"pool {self._directory}")
 
     async def close(self) -> None:
-        """Let go of the pool. The workers go on; a drain under way is taken up again by the next `open`."""
-        tasks = [task for task in (self._keeper, *self._drains.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Release the pool. The workers continue; the next `open` resumes drains under way."""
+        await cancel_all(task for task in (self._maintenance, *self._drains.values()) if task is not None)
 
     async def describe(self) -> TargetStatus:
-        """Say the size last asked for, and how many workers are up and not on their way out."""
+        """Return the size last requested, and how many workers are up and not being drained."""
         self._check()
         serving = self._serving()
         alive = [self._place(worker) for worker in serving if self._lives(worker)]
@@ -153,42 +153,36 @@ class Pool:
             remarks.append(f"{waiting} of {len(alive)} workers have not registered")
         if draining := len(self._workers) - len(serving):
             remarks.append(f"{draining} draining")
-        if self._trouble:
-            remarks.append(self._trouble)
+        if self._failure is not None:
+            remarks.append(self._failure)
         return TargetStatus(desired=self._desired, ready=registered, remarks=tuple(remarks))
 
     async def scale(self, replicas: int) -> None:
-        """Ask for a size. It is kept on disk when this returns; starting and draining go on from there."""
+        """Request a size. It is on disk when this returns; workers are started and drained afterwards."""
         self._check()
-        if not 0 <= replicas <= _MOST:
-            raise RefusedError(f"a local pool has from 0 to {_MOST} workers, not {replicas}")
+        if not 0 <= replicas <= _MAX_WORKERS:
+            raise RefusedError(f"a local pool has from 0 to {_MAX_WORKERS} workers, not {replicas}")
         if replicas == self._desired:
             return
         try:
             _write(self._directory / "desired.json", {"desired": replicas})
         except OSError as error:
-            raise UnavailableError(f"the size asked for cannot be kept in {self._directory}: {error}") from error
+            raise UnavailableError(f"the requested size cannot be written to {self._directory}: {error}") from error
         _log.info(
-            "size asked for",
+            "size requested",
             extra={"directory": str(self._directory), "before": self._desired, "to": replicas},
         )
         self._desired = replicas
-        # Somebody wants this now: do not make him wait for an old back-off.
+        # A new request does not wait for an old back-off.
         self._losses, self._not_before = 0, 0.0
-        self._poke.set()
+        self._wake.set()
 
-    async def settled(self) -> None:
-        """Wait until the size asked for is there: as many processes as asked for, no drain under way."""
-        while len(self._serving()) != self._desired or len(self._workers) != self._desired:
-            self._check()
-            await asyncio.sleep(self._poll / 2)
+    # ---- maintenance
 
-    # ---- keeping
-
-    async def _keep(self) -> None:
+    async def _maintain(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._rest):
-                await self._poke.wait()
+            async with asyncio.timeout(self._delay):
+                await self._wake.wait()
         while True:
             self._notice_losses()
             self._start_missing()
@@ -197,13 +191,13 @@ class Pool:
                 await asyncio.to_thread(self._clean, self._ended.pop())
             try:
                 async with asyncio.timeout(self._poll):
-                    await self._poke.wait()
+                    await self._wake.wait()
             except TimeoutError:
                 continue
-            self._poke.clear()
+            self._wake.clear()
 
     def _check(self) -> None:
-        for task in (self._keeper, *self._drains.values()):
+        for task in (self._maintenance, *self._drains.values()):
             if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
                 raise EdgeError(f"the pool in {self._directory} has stopped working: {error!r}") from error
 
@@ -216,7 +210,7 @@ class Pool:
     def _lives(self, worker: Worker) -> bool:
         if worker.pid is None:
             return False
-        process = processes.look(worker.pid)
+        process = processes.find(worker.pid)
         return process is not None and process.start == worker.start
 
     def _notice_losses(self) -> None:
@@ -226,24 +220,24 @@ class Pool:
                 continue
             code = processes.reap(worker.pid) if worker.pid is not None else None
             how = "" if code is None else f" (signal {-code})" if code < 0 else f" (exit code {code})"
-            self._kill(worker)  # what it has left behind: its executors
+            self._kill(worker)  # its executors, if it left any
             self._forget(worker)
             self._back_off(f"worker {worker.number} ended by itself{how}, see {self._log_file(worker.number)}")
         limit = self._times.max_backoff.total_seconds()
         now = self._now()
-        # Only a pool that is whole and has been for a while ends the row: one worker that keeps failing
-        # beside others that do not must not be restarted at full speed.
-        whole = len(serving) == self._desired
-        if self._losses and whole and all(now - self._born.get(each.number, now) > limit for each in serving):
-            self._losses, self._trouble = 0, ""
+        # Only a pool that has been complete for a while resets the back-off: one worker that keeps failing beside
+        # others that do not must not be restarted at full speed.
+        complete = len(serving) == self._desired
+        if self._losses and complete and all(now - self._started_at.get(each.number, now) > limit for each in serving):
+            self._losses, self._failure = 0, None
 
     def _back_off(self, problem: str) -> None:
         limit = self._times.max_backoff.total_seconds()
         wait = min(self._times.backoff.total_seconds() * 2.0 ** min(self._losses, 30), limit)
         self._losses += 1
         self._not_before = self._now() + wait
-        self._trouble = f"{problem}; failure {self._losses} in a row, next start after {wait:g} s"
-        _log.warning("%s", self._trouble, extra={"directory": str(self._directory)})
+        self._failure = f"{problem}; failure {self._losses} in a row, next start after {wait:g} s"
+        _log.warning("%s", self._failure, extra={"directory": str(self._directory)})
 
     def _start_missing(self) -> None:
         for _ in range(self._desired - len(self._serving())):
@@ -262,7 +256,7 @@ class Pool:
                 self._record(worker)
             except OSError as error:
                 worker.draining = False
-                self._back_off(f"that worker {worker.number} is to be drained cannot be kept: {error}")
+                self._back_off(f"the drain of worker {worker.number} cannot be recorded: {error}")
                 return
         for worker in self._workers.values():
             if worker.draining and worker.number not in self._drains:
@@ -271,12 +265,12 @@ class Pool:
     # ---- one worker
 
     def _start(self) -> None:
-        worker = Worker(self._next_number(), secrets.token_hex(16), self._free_address())
+        worker = Worker(number=self._next_number(), token=secrets.token_hex(16), address=self._free_address())
         place = self._place(worker)
         for path in (place.work, place.local):
             path.mkdir(exist_ok=True)
         command, environment = self._kind.launch(place)
-        # Written before the start, so that a worker is never without a record.
+        # Written before the start, so that every worker has a record.
         self._record(worker)
         try:
             worker.pid = processes.spawn(
@@ -285,11 +279,11 @@ class Pool:
         except OSError:
             self._forget(worker)
             raise
-        started = processes.look(worker.pid)
-        # It may have ended already: then it counts as lost at the next look.
+        started = processes.find(worker.pid)
+        # It may have ended already: then it counts as lost at the next poll.
         worker.start = started.start if started is not None else -1
         self._workers[worker.number] = worker
-        self._born[worker.number] = self._now()
+        self._started_at[worker.number] = self._now()
         self._record(worker)
         _log.info(
             "worker started",
@@ -305,10 +299,10 @@ class Pool:
         )
 
     async def _drain(self, worker: Worker) -> None:
-        """Let the worker finish its work, then end it and all that it has started."""
+        """Let the worker finish its work, then end it and all processes that it started."""
         begun = self._now()
         if self._kind.drain_signal is not None and self._signal(worker, self._kind.drain_signal):
-            # A moment for the signal to arrive: the worker may be about to start an executor right now.
+            # Time for the signal to arrive: the worker may be about to start an executor.
             await asyncio.sleep(self._poll)
             while self._lives(worker) and self._others(worker):
                 if self._now() - begun > self._times.drain.total_seconds():
@@ -361,16 +355,16 @@ class Pool:
             ) from error
         family = processes.family(worker.token)
         if worker.pid is None and family:
-            # The daemon was killed between starting it and writing down its pid: the oldest is the worker.
+            # The daemon was killed between starting it and recording its pid: the oldest is the worker.
             worker.pid, worker.start = family[0].pid, family[0].start
             self._record(worker)
         known = worker.pid is not None and worker.start is not None
-        if known and processes.ours(worker.pid or 0, worker.start or 0, worker.token):
+        if known and processes.matches(worker.pid or 0, worker.start or 0, worker.token):
             self._workers[worker.number] = worker
-            self._born[worker.number] = self._now()
+            self._started_at[worker.number] = self._now()
             return
-        self._kill(worker)  # the worker itself has gone; its executors may not have
-        _log.info("worker has gone meanwhile", extra={"worker": worker.number, "pid": worker.pid})
+        self._kill(worker)  # the worker has ended; its executors may not have
+        _log.info("worker has ended meanwhile", extra={"worker": worker.number, "pid": worker.pid})
         self._forget(worker)
 
     # ---- files
@@ -383,10 +377,10 @@ class Pool:
             return 0
         except (ValueError, KeyError, TypeError) as error:
             raise RefusedError(
-                f"{path} does not say the size of the pool ({error}); write it anew or remove it"
+                f"{path} does not contain the size of the pool ({error}); correct or remove it"
             ) from error
-        if not isinstance(desired, int) or not 0 <= desired <= _MOST:
-            raise RefusedError(f"{path} says {desired!r}, which is no size of a pool (0 to {_MOST})")
+        if not isinstance(desired, int) or not 0 <= desired <= _MAX_WORKERS:
+            raise RefusedError(f"{path} contains {desired!r}, expected the size of a pool (0 to {_MAX_WORKERS})")
         return desired
 
     def _record(self, worker: Worker) -> None:
@@ -414,7 +408,7 @@ class Pool:
 
     def _forget(self, worker: Worker) -> None:
         self._workers.pop(worker.number, None)
-        self._born.pop(worker.number, None)
+        self._started_at.pop(worker.number, None)
         self._drains.pop(worker.number, None)
         (self._directory / "workers" / f"{worker.number}.json").unlink(missing_ok=True)
         self._ended.append(worker.number)
@@ -428,7 +422,7 @@ class Pool:
 
 
 def stop_workers(directory: Path, grace: float = 10.0) -> None:
-    """End every worker of a pool that no daemon uses any more, without draining; the size asked for becomes 0.
+    """End every worker of a pool that no daemon uses, without draining, and set its size to 0.
 
     Args:
         directory: the pool's.
@@ -448,18 +442,18 @@ def stop_workers(directory: Path, grace: float = 10.0) -> None:
         while families := [(worker, left) for worker in workers if (left := processes.family(worker.token))]:
             for worker, family in families:
                 for process in family:
-                    # Asked politely, a worker ends its own executors; there is no politeness after that.
+                    # On SIGTERM a worker ends its own executors.
                     if number == signal.SIGKILL or process.pid == worker.pid:
                         processes.send(process.pid, process.start, worker.token, number)
             time.sleep(0.1)
-            if time.monotonic() > deadline or not any(processes.look(worker.pid or 0) for worker in workers):
+            if time.monotonic() > deadline or not any(processes.find(worker.pid or 0) for worker in workers):
                 number = signal.SIGKILL
         for path in paths:
             path.unlink()
 
 
-def ask(directory: Path, replicas: int) -> None:
-    """Ask for a size while no daemon uses the pool: the next one begins with it."""
+def request_size(directory: Path, replicas: int) -> None:
+    """Request a size while no daemon uses the pool: the next one starts with it."""
     directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         _write(directory / "desired.json", {"desired": replicas})
@@ -495,7 +489,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def _write(path: Path, content: Mapping[str, object]) -> None:
-    """Replace the file as a whole, on the disk when this returns."""
+    """Replace the file atomically; it is on disk when this returns."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w") as file:
         json.dump(content, file)

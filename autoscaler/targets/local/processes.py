@@ -1,8 +1,7 @@
-"""Processes of this machine and whose they are (Linux: /proc and pidfd).
+"""Processes of this machine and which worker they belong to (Linux: /proc and pidfd).
 
-A number is no identity: pids are reused. A process is ours when its number, its start time and a token in
-its environment all agree with what was written down. The token is drawn at random for each worker and
-inherited by everything that the worker starts.
+Pids are reused, so a pid does not identify a process. A process is the recorded one when its pid, its start time and a
+token in its environment match the record. The token is random for each worker and inherited by everything it starts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Process:
     """A living process.
 
     Attributes:
-        pid: its number.
+        pid: its id.
         start: when it started, in clock ticks since the machine started.
     """
 
@@ -30,8 +29,8 @@ class Process:
     start: int
 
 
-def look(pid: int) -> Process | None:
-    """Return the living process of this number; None when there is none, or only a zombie."""
+def find(pid: int) -> Process | None:
+    """Return the living process with this pid; None when there is none, or only a zombie."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -43,8 +42,8 @@ def look(pid: int) -> Process | None:
     return Process(pid=pid, start=int(fields[19]))
 
 
-def carries(pid: int, token: str) -> bool:
-    """Whether the process was started with this token; False also when that cannot be seen."""
+def has_token(pid: int, token: str) -> bool:
+    """Whether the process was started with this token; False also when that cannot be read."""
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -53,26 +52,26 @@ def carries(pid: int, token: str) -> bool:
 
 
 def family(token: str) -> list[Process]:
-    """Return every living process that carries the token, oldest first."""
-    found = [process for pid in _pids() if carries(pid, token) and (process := look(pid)) is not None]
+    """Return every living process with the token, oldest first."""
+    found = [process for pid in _pids() if has_token(pid, token) and (process := find(pid)) is not None]
     return sorted(found, key=lambda process: (process.start, process.pid))
 
 
-def ours(pid: int, start: int, token: str) -> bool:
-    """Whether the living process of this number is the one that was written down."""
-    process = look(pid)
-    return process is not None and process.start == start and carries(pid, token)
+def matches(pid: int, start: int, token: str) -> bool:
+    """Whether the living process with this pid is the recorded one."""
+    process = find(pid)
+    return process is not None and process.start == start and has_token(pid, token)
 
 
 def send(pid: int, start: int, token: str, number: signal.Signals) -> bool:
-    """Send a signal to the process if it is the one that was written down; whether it was sent."""
+    """Send a signal to the process if it is the recorded one; return whether it was sent."""
     try:
-        # The descriptor holds on to the process: between the check and the signal its pid cannot be reused.
+        # The descriptor refers to the process itself, whose pid may be reused between the check and the signal.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
-        if not ours(pid, start, token):
+        if not matches(pid, start, token):
             return False
         signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
@@ -83,10 +82,10 @@ def send(pid: int, start: int, token: str, number: signal.Signals) -> bool:
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
-    """Start a process in a session of its own, so that it outlives us, writing to the log; return its pid.
+    """Start a process in a session of its own, so that it outlives this one, with its output in the log.
 
     Raises:
-        OSError: it cannot be started or the log not be written.
+        OSError: it cannot be started, or the log cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     actions = [
@@ -94,7 +93,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int
         (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    # Python ignores these two; a program that inherits that would not notice a closed pipe.
+    # Python ignores these two; a program that inherited that would not notice a closed pipe.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     return os.posix_spawnp(
         argv[0], list(argv), environment, file_actions=actions, setsid=True, setsigdef=defaults, setsigmask=[]
@@ -102,7 +101,7 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> int
 
 
 def reap(pid: int) -> int | None:
-    """Collect an ended child's exit code (negative: the signal); None if it lives or is no child of ours."""
+    """Collect an ended child's exit code (negative: the signal); None if it is alive or not a child of this process."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -111,7 +110,7 @@ def reap(pid: int) -> int | None:
 
 
 def listening_addresses() -> set[str]:
-    """Return the IPv4 addresses of this machine on which something listens."""
+    """Return the IPv4 addresses of this machine that have a listening socket."""
     found: set[str] = set()
     for name in ("tcp", "tcp6"):
         try:

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -33,23 +33,23 @@ class WorkerKind(StrEnum):
 class Local:
     """A pool of worker processes on this machine.
 
-    Only processes that the pool has started are ever touched, and they outlive the daemon: the next one that
-    is given the same directory takes them over, with the size last asked for and drains half done. (Under
-    systemd that needs `KillMode=process`.) The newest worker goes first. One that ends by itself is replaced.
+    Only processes that the pool has started are ever changed, and they outlive the daemon: the next one with the same
+    directory takes them over, with the size last requested and the drains under way. (Under systemd that needs
+    `KillMode=process`.) The newest worker is removed first. One that ends by itself is replaced.
 
     Attributes:
-        directory: where the pool keeps its records, logs and working files; made if missing. Relative to the
+        directory: where the pool keeps its records, logs and working files; created if missing. Relative to the
             directory in which the daemon was started. Only one daemon at a time can use it.
         master: Spark only, and needed there: address of the Spark Master, `spark://host:port`.
         kind: what a worker is: `spark-worker` (default), a Worker of a Spark standalone cluster, or
             `flink-taskmanager`, a TaskManager of a Flink standalone cluster.
         master_ui: Spark only: address of the Master's web page, `http://host:port`. With it a worker counts as
-            ready when the Master says it is ALIVE; without it (the default), as soon as its process lives.
+            ready when the Master lists it as ALIVE; without it (the default), as soon as its process is alive.
         cores: Spark only: cores that each worker offers the job. Default 1.
-        flink_conf: Flink only: directory of Flink's `config.yaml`, which says where the JobManager is. Default:
+        flink_conf: Flink only: directory of Flink's `config.yaml`, with the address of the JobManager. Default:
             `conf` in `flink_home`.
         flink_rest: Flink only: address of the JobManager's REST API, `http://host:port`. With it a worker counts
-            as ready when the JobManager lists it; without it (the default), as soon as its process lives.
+            as ready when the JobManager lists it; without it (the default), as soon as its process is alive.
         slots: Flink only: slots of each TaskManager. Default 1.
         memory: memory that a Spark worker offers its executors, or that the process of a TaskManager has in all,
             in megabytes or gigabytes as `768m`, `2g`. Default `1g`.
@@ -63,14 +63,15 @@ class Local:
         drain: Spark only: how long a worker's executors have to finish their tasks once it is decommissioned;
             after that it is stopped with them. Default 60s.
         grace: how long a worker has to end after SIGTERM before SIGKILL. Default 10s.
-        backoff: wait before a worker that ended by itself is replaced; doubled each time in a row.
+        backoff: wait before a worker that ended by itself is replaced; doubled after each failure in a row.
             Default 1s.
-        max_backoff: the longest such wait. A worker that has lived longer than this ends the row. Default 1m.
+        max_backoff: the longest such wait. A complete pool for longer than this resets the back-off. Default 1m.
         timeout: time for one answer of the Master or the JobManager. Default 3s.
     """
 
     directory: Path
     master: str = ""
+    _: KW_ONLY
     kind: WorkerKind = WorkerKind.SPARK_WORKER
     master_ui: str = ""
     cores: int = 1
@@ -89,7 +90,7 @@ class Local:
     timeout: timedelta = timedelta(seconds=3)
 
     def __post_init__(self) -> None:
-        self._refuse_what_the_other_kind_has()
+        self._check_kind()
         if self.kind is WorkerKind.SPARK_WORKER and not self.master.startswith("spark://"):
             raise ParameterError("master", f"must be spark://host:port, not {self.master!r}")
         for name in ("master_ui", "flink_rest"):
@@ -108,15 +109,15 @@ class Local:
         if self.backoff > self.max_backoff:
             raise ParameterError("backoff", "must not be above max_backoff")
 
-    def _refuse_what_the_other_kind_has(self) -> None:
+    def _check_kind(self) -> None:
         for field in fields(self):
             owner = _OWNERS.get(field.name, self.kind)
             if owner is not self.kind and getattr(self, field.name) != field.default:
-                raise ValueError(f"{field.name} is a parameter of kind {owner}, and this is kind {self.kind}")
+                raise ParameterError(field.name, f"is for kind {owner} and has no effect with kind {self.kind}")
 
     @property
     def subject(self) -> Path:
-        """What is scaled, whatever else is said of it."""
+        """What is scaled, whatever the other parameters are."""
         return self.directory.absolute()
 
     @asynccontextmanager
@@ -134,7 +135,7 @@ class Local:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UnavailableError(f"the pool's directory {directory} cannot be made: {error}") from error
+            raise UnavailableError(f"the pool's directory {directory} cannot be created: {error}") from error
         with locked(directory):
             kind = await asyncio.to_thread(self._kind, directory / "java", session)
             pool = Pool(directory, kind, Times(self.drain, self.grace, self.backoff, self.max_backoff))
@@ -148,11 +149,11 @@ class Local:
                 await pool.close()
 
     def _kind(self, shim: Path, session: aiohttp.ClientSession | None) -> Kind:
-        """What to start and how to look after it. Finding that out runs programs, for a second or two."""
+        """The kind of worker to start. Finding it runs programs for a second or two."""
         java = Path(self.java_home).absolute() if self.java_home else find_java(shim)
 
-        def page(address: str, path: str, whose: str) -> Page | None:
-            return None if session is None else Page(session, address.rstrip("/") + path, self.timeout, whose)
+        def page(address: str, path: str, owner: str) -> Page | None:
+            return None if session is None else Page(session, address.rstrip("/") + path, self.timeout, owner)
 
         if self.kind is WorkerKind.SPARK_WORKER:
             master = page(self.master_ui, "/json/", "the Spark Master")
@@ -161,7 +162,9 @@ class Local:
         home = flink_home(self.flink_home)
         conf = Path(self.flink_conf).absolute() if self.flink_conf else home / "conf"
         if not (conf / "config.yaml").is_file():
-            raise RefusedError(f"there is no config.yaml in {conf}; set flink_conf to the directory of Flink's")
+            raise RefusedError(
+                f"there is no config.yaml in {conf}; set flink_conf to the directory of Flink's config.yaml"
+            )
         settings = {
             "taskmanager.numberOfTaskSlots": str(self.slots),
             "taskmanager.memory.process.size": self.memory,

@@ -1,6 +1,6 @@
-"""The kinds of workers that a local pool can consist of: how each is started, and how one sees that it is counted on.
+"""The kinds of workers of a local pool: how each is started, and how its registration with the cluster is read.
 
-Both are found in the installed package where no directory is named: Spark in `pyspark`, Flink in
+Without a directory, both are found in the installed package: Spark in `pyspark`, Flink in
 `apache-flink-libraries`, which puts Flink's libraries, but neither its scripts nor its configuration, into `pyflink`.
 """
 
@@ -26,11 +26,11 @@ from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Unavai
 from autoscaler.targets.local.pool import Place
 
 _LARGEST_ANSWER = 16 * 2**20  # bytes
-_REASON_LINES = 3  # of what a program says when it fails
+_REASON_LINES = 3  # of a failed program's output in a message
 _SIZING_TIMEOUT = 60  # seconds; it takes one, more on a machine that is swapping
 _RESULT = "BASH_JAVA_UTILS_EXEC_RESULT:"
 
-# What Flink's own config.yaml asks for: Java 17 keeps these to itself, and Flink's serializers look into them.
+# As in Flink's own config.yaml: Java 17 hides these packages, and Flink's serializers need them.
 FLINK_MODULES = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in (
@@ -42,36 +42,36 @@ FLINK_MODULES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the cluster's own that tells which workers it counts on.
+    """The page of a cluster's manager that lists its workers.
 
     Attributes:
-        session: asks it.
+        session: the HTTP client.
         url: its address.
         timeout: time for one answer.
-        whose: whose it is, for people.
+        owner: the manager's name in messages.
     """
 
     session: aiohttp.ClientSession
     url: str
     timeout: timedelta
-    whose: str
+    owner: str
 
     async def read(self) -> bytes:
-        """What it says. Raises EdgeError when it says nothing that could be used."""
+        """Its content. Raises EdgeError when it cannot be read."""
         try:
             async with asyncio.timeout(self.timeout.total_seconds()):
                 async with self.session.get(self.url, allow_redirects=False) as response:
                     if response.status != 200:  # noqa: PLR2004 - OK
-                        raise UnavailableError(f"{self.whose} at {self.url} answered status {response.status}")
+                        raise UnavailableError(f"{self.owner} at {self.url} answered status {response.status}")
                     body = bytearray()
                     async for chunk in response.content.iter_chunked(64 * 1024):
                         body += chunk
                         if len(body) > _LARGEST_ANSWER:
                             raise AnswerError(f"{self.url} answered more than {_LARGEST_ANSWER} bytes")
         except TimeoutError as error:
-            raise EdgeTimeoutError(f"{self.whose} at {self.url} did not answer within {self.timeout}") from error
+            raise EdgeTimeoutError(f"{self.owner} at {self.url} did not answer within {self.timeout}") from error
         except aiohttp.ClientError as error:
-            raise UnavailableError(f"{self.whose} at {self.url} cannot be asked: {error}") from error
+            raise UnavailableError(f"{self.owner} at {self.url} cannot be reached: {error}") from error
         return bytes(body)
 
 
@@ -84,9 +84,9 @@ class SparkWorkers:
         java: the Java, as a JAVA_HOME.
         master: address of the Master.
         cores: cores of a worker.
-        memory: what it offers its executors.
+        memory: memory that it offers its executors.
         timeout: `spark.worker.timeout`.
-        page: the Master's page; None: a worker counts as soon as its process lives.
+        page: the Master's page; None: a worker counts as soon as its process is alive.
     """
 
     home: Path
@@ -96,13 +96,13 @@ class SparkWorkers:
     memory: str
     timeout: timedelta
     page: Page | None
-    # A decommissioned Worker takes no new task, lets its executors finish theirs and end, and then waits.
+    # A decommissioned Worker accepts no new task, lets its executors finish theirs and end, and then waits.
     drain_signal: signal.Signals | None = signal.SIGPWR
 
     def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
         """Command line and environment of a Worker.
 
-        A Worker at an address of its own is a host of its own: the Master and the job can tell it apart.
+        With an address of its own, a Worker is a separate host for the Master and the job.
         """
         options = (
             "-Dspark.decommission.enabled=true",
@@ -127,7 +127,7 @@ class SparkWorkers:
         return command, environment
 
     async def registered(self, places: Collection[Place]) -> int:
-        """How many the Master calls ALIVE; all of them when its page is not known."""
+        """How many are ALIVE at the Master; all of them without its page."""
         if self.page is None:
             return len(places)
         try:
@@ -143,14 +143,14 @@ class SparkWorkers:
 class FlinkTaskManagers:
     """TaskManagers of a Flink standalone cluster.
 
-    Stopped (SIGTERM), a TaskManager tells the JobManager, which gives up its slots at once: there is nothing to drain.
+    On SIGTERM a TaskManager disconnects from the JobManager, which releases its slots: there is nothing to drain.
 
     Attributes:
         home: the Flink installation.
         java: the Java, as a JAVA_HOME.
         conf: the directory of `config.yaml`.
-        sizes: memory of a TaskManager, as its JVM and its configuration have it.
-        page: the JobManager's list of TaskManagers; None: one counts as soon as its process lives.
+        sizes: memory of a TaskManager, as options of its JVM and settings.
+        page: the JobManager's list of TaskManagers; None: one counts as soon as its process is alive.
     """
 
     home: Path
@@ -165,7 +165,7 @@ class FlinkTaskManagers:
         own = {
             "taskmanager.host": place.address,
             "taskmanager.bind-host": place.address,
-            # The next one at this address has another name: Flink goes on listing one that was killed.
+            # The next one at this address gets another id, as Flink continues to list one that was killed.
             "taskmanager.resource-id": _name(place),
             "io.tmp.dirs": str(place.local),
         }
@@ -177,7 +177,7 @@ class FlinkTaskManagers:
         return [*command, *self.sizes.settings, *arguments], flink_environment(self.home, self.conf)
 
     async def registered(self, places: Collection[Place]) -> int:
-        """How many the JobManager lists; all of them when its address is not known."""
+        """How many the JobManager lists; all of them without its address."""
         if self.page is None:
             return len(places)
         try:
@@ -194,7 +194,7 @@ class Sizes:
 
     Attributes:
         jvm: options of its JVM.
-        settings: arguments that tell the process the same.
+        settings: the same as arguments of the process.
     """
 
     jvm: tuple[str, ...]
@@ -202,14 +202,14 @@ class Sizes:
 
 
 def flink_sizes(home: Path, java: Path, conf: Path, command: str, settings: Mapping[str, str]) -> Sizes:
-    """Let Flink divide the memory as its scripts do. This runs a JVM for a second.
+    """Let Flink compute the sizes as its scripts do. This runs a JVM for a second.
 
     Args:
         home: the Flink installation.
         java: the Java, as a JAVA_HOME.
         conf: the directory of `config.yaml`.
         command: `GET_TM_RESOURCE_PARAMS` for a TaskManager, `GET_JM_RESOURCE_PARAMS` for a JobManager.
-        settings: what overrides the file.
+        settings: settings that override the file.
 
     Raises:
         RefusedError: Flink does not accept the settings; the message is Flink's.
@@ -226,15 +226,15 @@ def flink_sizes(home: Path, java: Path, conf: Path, command: str, settings: Mapp
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RefusedError(f"the Flink in {home} cannot divide its memory: {error}") from error
-    told = [line.removeprefix(_RESULT) for line in answer.stdout.splitlines() if line.startswith(_RESULT)]
-    if answer.returncode != 0 or len(told) != 2:  # noqa: PLR2004 - the JVM's options and the settings
+        raise RefusedError(f"the Flink in {home} cannot compute its memory sizes: {error}") from error
+    results = [line.removeprefix(_RESULT) for line in answer.stdout.splitlines() if line.startswith(_RESULT)]
+    if answer.returncode != 0 or len(results) != 2:  # noqa: PLR2004 - the JVM's options and the settings
         why = [line for line in answer.stderr.splitlines() if "Exception" in line] or answer.stderr.splitlines()
         raise RefusedError(
             f"Flink does not accept the settings of {conf} with {', '.join(overrides[1::2]) or 'nothing else'}: "
             + " ".join(line.strip() for line in why[-_REASON_LINES:])
         )
-    return Sizes(tuple(told[0].split()), tuple(told[1].split()))
+    return Sizes(tuple(results[0].split()), tuple(results[1].split()))
 
 
 def flink_command(home: Path, java: Path, conf: Path, options: Sequence[str], main: str) -> list[str]:
@@ -281,7 +281,7 @@ def spark_home(named: str = "") -> Path:
             ) from error
         home = Path(pyspark.__file__).parent
     if not (home / "bin" / "spark-class").is_file():
-        raise RefusedError(f"{home} is no Spark installation: it has no bin/spark-class")
+        raise RefusedError(f"{home} is not a Spark installation: it has no bin/spark-class")
     return home
 
 
@@ -304,7 +304,7 @@ def flink_home(named: str = "") -> Path:
         home = Path(next(iter(found.submodule_search_locations)))
     for part in ("lib/flink-dist*.jar", "bin/bash-java-utils.jar"):
         if not any(home.glob(part)):
-            raise RefusedError(f"{home} is no Flink installation: it has no {part}")
+            raise RefusedError(f"{home} is not a Flink installation: it has no {part}")
     return home
 
 
