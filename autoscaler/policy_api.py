@@ -1,24 +1,34 @@
-"""What the author of a policy imports: the model that policies see, and how they say what is wrong with a parameter."""
+"""What the author of a policy imports: the model that policies see, and `ParameterError` for a wrong parameter.
+
+A policy is a frozen dataclass with the method of `Policy`. Optional hooks are declared by `Learner` (it learns),
+`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `LookingBack` (it reads the past) and
+`Requiring` (it cannot do without some metrics). A policy has a hook when it has the attribute; nothing is registered.
+"""
 
 from autoscaler.core.model import (
     MOST_LEARNED,
     PHASES,
     ZERO,
     Allowance,
+    Bounding,
     Cause,
     ClusterSpec,
     Direction,
     EngineStatus,
     JobState,
     Learned,
+    Learner,
     Limits,
+    LookingBack,
     Observation,
     Phase,
     Policy,
     Reading,
     Reason,
     Recommendation,
+    Requiring,
     Rescale,
+    Stabilizing,
     View,
 )
 from autoscaler.core.parameters import ParameterError
@@ -28,13 +38,16 @@ __all__ = [
     "PHASES",
     "ZERO",
     "Allowance",
+    "Bounding",
     "Cause",
     "ClusterSpec",
     "Direction",
     "EngineStatus",
     "JobState",
     "Learned",
+    "Learner",
     "Limits",
+    "LookingBack",
     "Observation",
     "ParameterError",
     "Phase",
@@ -42,6 +55,8 @@ __all__ = [
     "Reading",
     "Reason",
     "Recommendation",
+    "Requiring",
     "Rescale",
+    "Stabilizing",
     "View",
 ]

@@ -243,13 +243,6 @@ class Fact(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling(Verdict):
-    """A verdict whose detail is not in words yet."""
-
-    fact: Fact | str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
     """The outcome of one step, with its whole trail.
 
