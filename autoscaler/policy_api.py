@@ -1,7 +1,7 @@
 """What the author of a policy imports: the model that policies see, and `ParameterError` for a wrong parameter.
 
 A policy is a frozen dataclass with the method of `Policy`. Optional hooks are declared by `Learner` (it learns),
-`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `LookingBack` (it reads the past) and
+`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `LookingBack` (reads the past) and
 `Requiring` (it cannot do without some metrics). A policy has a hook when it has the attribute; nothing is registered.
 """
 

@@ -157,7 +157,7 @@ class Ruling(Verdict):
             object.__setattr__(self, name, value)
 
     @property
-    def detail(self) -> str:  # type: ignore[override]
+    def detail(self) -> str:
         """The fact as a sentence."""
         return describe(self.fact)
 
@@ -204,7 +204,7 @@ def hold_reason(
 
 
 def explain(observation: Observation, decision: Decision, *, dry_run: bool = False) -> str:
-    """Tell a decision to a person: one paragraph for the outcome, then what led to it.
+    """Explain a decision: one paragraph for the outcome, then what led to it.
 
     Args:
         observation: what the decision was made on.

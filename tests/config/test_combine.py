@@ -107,6 +107,7 @@ def test_where_all_that_are_named_abstain_the_size_stays(text: str) -> None:
 def test_what_cannot_be_computed_is_said_and_the_greatest_counts(text: str, problem: str) -> None:
     size, why = proposed(text, cpu=5, capacity=7)
     assert size == 7
+    assert why is not None
     assert why.startswith("the policies cannot be combined: ")
     assert problem in why
 
