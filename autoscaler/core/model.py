@@ -133,7 +133,7 @@ class EngineStatus:
     Attributes:
         job: state of the job.
         slots: slots the engine has registered.
-        parallelism: slots the job really uses (only those that have run a task, where the engine assigns them one by one).
+        parallelism: slots the job really uses (where the engine knows, those that have run a task).
         max_parallelism: the most slots the job can ever use (key groups, state partitions).
         partitions: partitions of the source, or tasks of the widest stage: capacity is a staircase of it.
         running_since: when the job last went into RUNNING.
@@ -242,7 +242,7 @@ class Fact(NamedTuple):
     values: Mapping[str, object] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The outcome of one step, with its whole trail.
 
@@ -366,7 +366,7 @@ STABILIZED = Behaviour()
 """... and those where every policy looks at the past itself (`stabilizes`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SettleSpec:
     """How a rescale is followed until it is absorbed.
 
@@ -400,7 +400,7 @@ class SettleSpec:
             raise ParameterError("backlog_time", "must not be negative")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapacitySpec:
     """How capacity (records/s a size can process when busy) is learned.
 
@@ -606,7 +606,7 @@ class Proposal:
     replicas: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rescale:
     """A change on its way.
 
@@ -667,7 +667,7 @@ class Learned:
     memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
     """All that a decision depends on besides the spec and the observation. It survives a restart.
 

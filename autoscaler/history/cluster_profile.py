@@ -157,17 +157,17 @@ def made(
         notes=notes or {},
     )
     return Profile(
-        cluster,
-        asked.made_at,
-        _time(float(np.nanmin(minutes.first))),
-        _time(float(np.nanmax(minutes.last))),
-        int(minutes.looks.sum()),
-        curve,
-        times,
-        usual.season,
-        usual.errors,
-        done,
-        found(seen),
+        cluster=cluster,
+        made_at=asked.made_at,
+        begin=_time(float(np.nanmin(minutes.first))),
+        end=_time(float(np.nanmax(minutes.last))),
+        observations=int(minutes.looks.sum()),
+        capacity=curve,
+        times=times,
+        season=usual.season,
+        errors=usual.errors,
+        done=done,
+        findings=found(seen),
     )
 
 

@@ -256,7 +256,7 @@ def restarted(state: ClusterState) -> ClusterState:
     # Where Spark's workers simulate, nothing is installed but what Spark needs, and no daemon restarts.
     from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state  # noqa: PLC0415
 
-    told = Decision("", START, 0, 0, 0, Reason.STEADY)
+    told = Decision(cluster="", at=START, current=0, proposed=0, desired=0, reason=Reason.STEADY)
     past = tuple([load_record(dump_record(Record(seen, told))).observation for seen in state.past])
     state = replace(load_state(dump_state(state)), past=past)
     rescale = state.rescale

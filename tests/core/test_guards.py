@@ -152,7 +152,7 @@ def test_the_maximum_is_not_enforced_downwards_while_input_is_missing() -> None:
     assert guard(above._replace(hold_reason=None))[-1].after == 2
 
 
-IN_FLIGHT = Rescale(2, 4, at(990), Cause.REQUEST, Phase.REQUESTED, at(990))
+IN_FLIGHT = Rescale(before=2, to=4, at=at(990), cause=Cause.REQUEST, phase=Phase.REQUESTED, since=at(990))
 
 
 @pytest.mark.parametrize(
