@@ -1,4 +1,9 @@
-"""What the author of a policy imports: the model that policies see, and how they say what is wrong with a parameter."""
+"""What the author of a policy imports: the model that policies see, and `ParameterError` for a wrong parameter.
+
+A policy is a frozen dataclass with the method of `Policy`. Optional hooks are declared by `Learner` (it learns),
+`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `LookingBack` (reads the past) and
+`Requiring` (it cannot do without some metrics). A policy has a hook when it has the attribute; nothing is registered.
+"""
 
 from autoscaler.core import dataflow, expression
 from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
@@ -8,21 +13,26 @@ from autoscaler.core.model import (
     PHASES,
     ZERO,
     Allowance,
+    Bounding,
     Cause,
     ClusterSpec,
     Direction,
     EngineStatus,
     JobState,
     Learned,
+    Learner,
     Limits,
+    LookingBack,
     Observation,
     Phase,
     Policy,
     Reading,
     Reason,
     Recommendation,
+    Requiring,
     Rescale,
     Select,
+    Stabilizing,
     View,
 )
 from autoscaler.core.parameters import ParameterError
@@ -32,13 +42,16 @@ __all__ = [
     "PHASES",
     "ZERO",
     "Allowance",
+    "Bounding",
     "Cause",
     "ClusterSpec",
     "Direction",
     "EngineStatus",
     "JobState",
     "Learned",
+    "Learner",
     "Limits",
+    "LookingBack",
     "Observation",
     "ParameterError",
     "Phase",
@@ -46,8 +59,10 @@ __all__ = [
     "Reading",
     "Reason",
     "Recommendation",
+    "Requiring",
     "Rescale",
     "Select",
+    "Stabilizing",
     "View",
     "dataflow",
     "effective_slots",

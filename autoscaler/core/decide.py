@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autoscaler.core.combine import Combined, combined_size
 from autoscaler.core.evaluate import evaluate
-from autoscaler.core.explain import describe, describe_combination, in_words
+from autoscaler.core.explain import describe, describe_combination
 from autoscaler.core.guards import GuardContext
 from autoscaler.core.learn import Lesson, view_of
 from autoscaler.core.model import (
@@ -30,11 +30,11 @@ def decide(
     recommendations: tuple[Recommendation, ...],
     combined: Combined,
     context: GuardContext,
-    rulings: tuple[Verdict, ...],
+    verdicts: tuple[Verdict, ...],
 ) -> tuple[ClusterState, Decision]:
     """Request the size that the last guard left, if it is another one than the current."""
     spec, state, at, current = seen.spec, settled.state, context.at, context.current
-    rescale, events, notes, wanted = context.rescale, context.events, settled.notes, rulings[-1].after
+    rescale, events, notes, wanted = context.rescale, context.events, settled.notes, verdicts[-1].after
     if wanted != current:
         if rescale is not None:
             fact = Fact("gives_way", {"before": rescale.before, "to": rescale.to, "wanted": wanted})
@@ -43,34 +43,33 @@ def decide(
         # From the size that is shown: a request before this one may not have arrived yet.
         rescale = replace(begin(settled.desired, wanted, at, Cause.REQUEST), replaced=under_way)
         events = (*events, ScaleEvent(at, wanted - current))
-    verdicts = in_words(rulings)
     decision = Decision(
-        spec.name,
-        at,
-        current,
-        combined.proposed,
-        wanted,
-        _reason(current, combined.proposed, recommendations, verdicts),
-        recommendations,
-        verdicts,
-        tuple([(reason, describe(fact)) for reason, fact in notes]),
-        describe_combination(spec.combine, combined.error),
+        cluster=spec.name,
+        at=at,
+        current=current,
+        proposed=combined.proposed,
+        desired=wanted,
+        reason=_reason(current, combined.proposed, recommendations, verdicts),
+        recommendations=recommendations,
+        verdicts=verdicts,
+        notes=tuple([(reason, describe(fact)) for reason, fact in notes]) if notes else (),
+        combined=describe_combination(spec.combine, combined.error),
     )
     return (
         ClusterState(
-            at,
-            settled.desired,
-            seen.watched_since,
-            context.proposals,
-            events,
-            rescale,
-            state.cooldown_from,
-            state.disturbance_ended_at,
-            state.last_missed,
-            state.requested if wanted == current else at,
-            state.override_times,
-            seen.past,
-            lesson.learned,
+            at=at,
+            desired=settled.desired,
+            watched_since=seen.watched_since,
+            proposals=context.proposals,
+            events=events,
+            rescale=rescale,
+            cooldown_from=state.cooldown_from,
+            disturbance_ended_at=state.disturbance_ended_at,
+            last_missed=state.last_missed,
+            requested=state.requested if wanted == current else at,
+            override_times=state.override_times,
+            past=seen.past,
+            learned=lesson.learned,
         ),
         decision,
     )

@@ -20,7 +20,6 @@ from autoscaler.core.model import (
     Reason,
     Recommendation,
     Rescale,
-    Ruling,
     Verdict,
 )
 
@@ -145,14 +144,34 @@ def _pending(rescale: Rescale, remarks: tuple[object, ...]) -> str:
     return f" ({reported})" if reported else ""
 
 
-def in_words(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """A trail whose details are sentences."""
-    return tuple(
-        [
-            Verdict(one.guard, one.before, one.after, one.reason, describe(one.fact)) if type(one) is Ruling else one
-            for one in verdicts
-        ]
-    )
+class Ruling(Verdict):
+    """A verdict with the fact behind it: the sentence is made when it is asked for, which for most it never is."""
+
+    __slots__ = ("fact",)
+
+    fact: Fact | str
+
+    def __init__(self, guard: Reason, before: int, after: int, reason: Reason, fact: Fact | str) -> None:
+        values = zip(("guard", "before", "after", "reason", "fact"), (guard, before, after, reason, fact), strict=True)
+        for name, value in values:
+            object.__setattr__(self, name, value)
+
+    @property
+    def detail(self) -> str:
+        """The fact as a sentence."""
+        return describe(self.fact)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same verdict, whether or not the other one is in words already."""
+        if not isinstance(other, Verdict):
+            return NotImplemented
+        return self.__reduce__()[1] == (other.guard, other.before, other.after, other.reason, other.detail)
+
+    __hash__ = Verdict.__hash__
+
+    def __reduce__(self) -> tuple[type[Verdict], tuple[Reason, int, int, Reason, str]]:
+        """Pickle it as a verdict in words."""
+        return Verdict, (self.guard, self.before, self.after, self.reason, self.detail)
 
 
 def describe_combination(how: Combine | None, error: str | None) -> str:
@@ -170,22 +189,22 @@ def hold_reason(
     combine_error: str | None,
 ) -> str | None:
     """Why nothing may be lowered on this input."""
+    failing = [asked for asked in recommendations if asked.reason is Reason.FAILED or asked.reason is Reason.MISSING]
+    unknown = engine is not None and engine.job is JobState.UNKNOWN
+    if not (untrusted or failing or unknown or combine_error or notes):
+        return None
     reasons = [f"{name}: {why}" for name, why in untrusted.items()]
-    reasons += [
-        f"policy {asked.policy}: {asked.detail or asked.reason}"
-        for asked in recommendations
-        if asked.reason is Reason.FAILED or asked.reason is Reason.MISSING
-    ]
-    if engine is not None and engine.job is JobState.UNKNOWN:
+    reasons += [f"policy {asked.policy}: {asked.detail or asked.reason}" for asked in failing]
+    if unknown:
         reasons.append("engine: the job's state is unknown")
     if combine_error is not None:
         reasons.append(combine_error)
-    reasons.extend(describe(fact) for reason, fact in notes if reason is Reason.CLOCK)
+    reasons += [describe(fact) for reason, fact in notes if reason is Reason.CLOCK]
     return "; ".join(reasons) or None
 
 
 def explain(observation: Observation, decision: Decision, *, dry_run: bool = False) -> str:
-    """Tell a decision to a person: one paragraph for the outcome, then what led to it.
+    """Explain a decision: one paragraph for the outcome, then what led to it.
 
     Args:
         observation: what the decision was made on.

@@ -1,4 +1,4 @@
-"""The words of the decision machine as frozen dataclasses.
+"""The model of the decision machine as frozen dataclasses.
 
 Times are aware datetimes, spans are timedeltas; rates are records per second; sizes are numbers of replicas.
 Nothing here reads a clock: the time is `Observation.at`.
@@ -26,9 +26,9 @@ MOST_LEARNED = 1000
 
 
 class Reason(StrEnum):
-    """Why something is as it is: the one vocabulary of logs, metric labels and explanations."""
+    """The one vocabulary of logs, metric labels and explanations."""
 
-    # what a policy says
+    # what a policy answers
     ABOVE = "above"  # the load needs more than there is
     BELOW = "below"  # fewer would do
     STEADY = "steady"  # what there is fits
@@ -36,7 +36,7 @@ class Reason(StrEnum):
     LEARNING = "learning"  # not enough seen yet to have an opinion
     ABSTAINED = "abstained"  # this policy has nothing to say now
     FAILED = "failed"  # the policy raised an error or returned nonsense
-    # what a guard says
+    # what a guard answers
     FRESHNESS = "freshness"
     SETTLING = "settling"
     SHORT = "short"  # the size on its way is clearly too small, so more is allowed
@@ -48,17 +48,17 @@ class Reason(StrEnum):
     USEFUL_SIZE = "useful_size"
     BOUNDS = "bounds"
     TARGET = "target"  # the target itself does not go further (its own limits, a suspended process, another owner)
-    CONTENTION = "contention"  # somebody else keeps changing the size: we back off
+    CONTENTION = "contention"  # another controller keeps changing the size: we back off
     # what happened to a rescale
     SETTLED = "settled"
     DEADLINE = "deadline"  # a phase took longer than its deadline: reported and released
-    SUPERSEDED = "superseded"  # another size was requested meanwhile, by us or behind our back
+    SUPERSEDED = "superseded"  # another size was requested meanwhile, here or from outside
     UNCONFIRMED = "unconfirmed"  # the scale call failed and the target does not show the size
     CLOCK = "clock"  # the clock went backwards
 
 
 class JobState(StrEnum):
-    """What the in-job scheduler says of the job."""
+    """The state of the job as the in-job scheduler reports it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -92,8 +92,8 @@ PHASES: tuple[Phase, ...] = tuple(Phase)
 class Cause(StrEnum):
     """Who started a rescale."""
 
-    REQUEST = "request"  # we asked for it
-    EXTERNAL = "external"  # the desired size changed behind our back
+    REQUEST = "request"  # it was requested here
+    EXTERNAL = "external"  # the desired size was changed from outside
     LOSS = "loss"  # replicas went away and are being replaced
 
 
@@ -105,9 +105,9 @@ class Reading:
         value: a number, or one number per replica.
         at: when the value was true at its origin (not when it was asked for).
         partitions: partitions of the log that it was read from, where the source knows: no job uses more slots.
-        parts: what it is made of, where the source tells: name of a vertex or replica -> name of a number -> number.
+        parts: what it is made of, where the source knows: name of a vertex or replica -> name of a number -> number.
         over: the value is a mean over so long before `at`, though it is read more often; zero where it is not one, or
-            where nobody knows. Who knows it can tell what is new in a reading.
+            where that is unknown.
     """
 
     value: float | tuple[float, ...]
@@ -128,19 +128,19 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What the in-job scheduler shows. `None` means the engine does not tell.
+    """What the in-job scheduler shows. None: unknown.
 
     Attributes:
         job: state of the job.
         slots: slots the engine has registered.
-        parallelism: slots the job really uses (Spark: slots of executors that have run a task).
-        max_parallelism: the most slots the job can ever use (Flink key groups, Spark state partitions).
+        parallelism: slots the job really uses (where the engine knows, those that have run a task).
+        max_parallelism: the most slots the job can ever use (key groups, state partitions).
         partitions: partitions of the source, or tasks of the widest stage: capacity is a staircase of it.
         running_since: when the job last went into RUNNING.
-        last_checkpoint: when the last checkpoint (Spark: batch) completed.
+        last_checkpoint: when the last checkpoint or batch completed.
         restarts: how often the job has restarted.
-        deadlines: how long a phase of a rescale may take by the engine's own settings (Flink: stabilization, cooldown,
-            checkpoint interval, heartbeat time-out); they hold where the configuration does not say otherwise.
+        deadlines: how long a phase of a rescale may take by the engine's own settings (checkpoint interval, heartbeat
+            time-out and the like); the configuration overrides them.
     """
 
     job: JobState
@@ -176,7 +176,7 @@ class Bound:
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
             raise ValueError(f"a bound must be a whole number of replicas, 0 or more, not {replicas!r}")
         if not self.reason:
-            raise ValueError("a bound must have a reason: nobody could tell why the size is held")
+            raise ValueError("a bound must have a reason: it is shown to explain why the size is held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,8 @@ class Observation:
         metrics: metric name -> reading.
         missing: metric (or `target`, `engine`) name -> why it could not be read.
         engine: what the engine shows; None when there is no engine or it could not be asked.
-        floor, ceiling: the least and the most the target can have at present, and why; None: it does not say.
-        remarks: what the target says to people, such as why replicas do not come up.
+        floor, ceiling: the least and the most the target can have at present, and why; None: unknown.
+        remarks: what the target reports for people, such as why replicas do not come up.
     """
 
     at: datetime
@@ -242,14 +242,7 @@ class Fact(NamedTuple):
     values: Mapping[str, object] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling(Verdict):
-    """A verdict whose detail is not in words yet."""
-
-    fact: Fact | str = ""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The outcome of one step, with its whole trail.
 
@@ -257,7 +250,7 @@ class Decision:
         current: the size the target had when this was decided.
         proposed: what the policies together asked for.
         desired: what the cluster should have. Differs from `current` only when a rescale is requested.
-        reason: the guard that had the last word, or what the policies said when none changed anything.
+        reason: the last guard that changed the size, or what the policies answered when none did.
         notes: what happened to a rescale in this step (reason, one sentence).
         combined: how the policies became one proposal, as the configuration has it; empty: the greatest size counted.
     """
@@ -373,7 +366,7 @@ STABILIZED = Behaviour()
 """... and those where every policy looks at the past itself (`stabilizes`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SettleSpec:
     """How a rescale is followed until it is absorbed.
 
@@ -407,7 +400,7 @@ class SettleSpec:
             raise ParameterError("backlog_time", "must not be negative")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CapacitySpec:
     """How capacity (records/s a size can process when busy) is learned.
 
@@ -448,7 +441,7 @@ class Policy(Protocol):
     """
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size the policy asks for. Pure and synchronous; it may abstain."""
+        """Return the size the policy asks for. Pure and synchronous; it may abstain."""
         ...
 
 
@@ -456,7 +449,7 @@ class Learner(Protocol):
     """A policy that learns. What it knows are numbers by name, kept with the state and shown to people."""
 
     def learn(self, view: View) -> Mapping[str, float]:
-        """Say what is known now, from what was known before (`view.memory`) and what is seen. Pure; before `evaluate`.
+        """Return what is known now, from what was known before (`view.memory`) and the view. Pure; before `evaluate`.
 
         Numbers must be finite, and at most `MOST_LEARNED`. A time is written as seconds since 1970 under a name that
         ends with `_at`: it moves when the clock is set. Not called while the target's size is unknown.
@@ -471,7 +464,7 @@ class Bounding(Protocol):
     """
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
-        """Say what of the bounds holds now. Pure."""
+        """Return the bounds that hold now. Pure."""
         ...
 
 
@@ -510,7 +503,7 @@ class Combine(Protocol):
             current: the size there is.
 
         Raises:
-            ValueError: it cannot be told from these sizes; the message says why.
+            ValueError: it cannot be computed from these sizes; the message is shown.
         """
         ...
 
@@ -613,7 +606,7 @@ class Proposal:
     replicas: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rescale:
     """A change on its way.
 
@@ -674,7 +667,7 @@ class Learned:
     memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
     """All that a decision depends on besides the spec and the observation. It survives a restart.
 

@@ -17,5 +17,5 @@ class ParameterError(ValueError):
         self.message = message
 
     def __reduce__(self) -> tuple[type[ParameterError], tuple[str, str]]:
-        """Pickle by both arguments: multiprocessing and Spark send exceptions to other processes."""
+        """Pickle by both arguments: exceptions are sent between processes."""
         return type(self), (self.name, self.message)

@@ -191,7 +191,9 @@ def runs(rescale: Rescale) -> bool:
 
 def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
     """A rescale at its start. One that was not requested here is there already, hence confirmed."""
-    return Rescale(before, to, at, cause, Phase.REQUESTED, at, confirmed=cause is not Cause.REQUEST)
+    return Rescale(
+        before=before, to=to, at=at, cause=cause, phase=Phase.REQUESTED, since=at, confirmed=cause is not Cause.REQUEST
+    )
 
 
 def disturbed(

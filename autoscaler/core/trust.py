@@ -97,9 +97,9 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     good: dict[str, Reading] = {}
     for name, reading in observation.metrics.items():
         try:
-            problem = _problem(spec, reading, at, oldest, newest)
-            if problem is not None:
-                untrusted[name] = problem
+            known = reading.partitions is None or reading.partitions >= 1
+            if not (reading.finite() and oldest <= reading.at <= newest and known):
+                untrusted[name] = _problem(spec, reading, at)
             elif name not in untrusted:
                 good[name] = reading
         except (TypeError, OverflowError) as error:
@@ -113,16 +113,15 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     return good, untrusted
 
 
-def _problem(spec: ClusterSpec, reading: Reading, at: datetime, oldest: datetime, newest: datetime) -> str | None:
+def _problem(spec: ClusterSpec, reading: Reading, at: datetime) -> str:
+    """Why a reading cannot be used."""
     if not reading.finite():
         return f"not a finite number: {reading.value}"
-    if reading.at < oldest:
+    if reading.at < at - spec.max_age:
         return f"stale: {(at - reading.at).total_seconds():.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
-    if reading.at > newest:
+    if reading.at > at + spec.max_ahead:
         return f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
-    if reading.partitions is not None and reading.partitions < 1:
-        return f"not a reading: {reading.partitions} partitions"
-    return None
+    return f"not a reading: {reading.partitions} partitions"
 
 
 def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observation) -> tuple[Observation, ...]:

@@ -30,7 +30,7 @@ class Spread:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """The capacity of sizes: n replicas process rate * n^exponent records/s when they are busy.
 
@@ -99,7 +99,7 @@ class Finding:
     replica_hours: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """All that is computed from the history of one cluster.
 

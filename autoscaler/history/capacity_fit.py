@@ -90,12 +90,12 @@ def fit(
     if not all(map(math.isfinite, (level, exponent, drift, *errors))) or abs(level) > LARGEST:
         return None
     return Curve(
-        math.exp(level),
-        exponent,
-        errors[0],
-        errors[1],
-        math.expm1(drift),
-        _sizes(cells[0], rate + drift * ago, weights * cells[4], cells[4]),
+        rate=math.exp(level),
+        exponent=exponent,
+        rate_error=errors[0],
+        exponent_error=errors[1],
+        drift=math.expm1(drift),
+        sizes=_sizes(cells[0], rate + drift * ago, weights * cells[4], cells[4]),
     )
 
 

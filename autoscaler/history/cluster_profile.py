@@ -78,17 +78,17 @@ def build_profile(
         notes=notes or {},
     )
     return Profile(
-        cluster,
-        options.made_at,
-        _time(float(np.nanmin(minutes.first))),
-        _time(float(np.nanmax(minutes.last))),
-        int(minutes.observations.sum()),
-        curve,
-        times,
-        season.season,
-        season.errors,
-        done,
-        list_findings(evidence),
+        cluster=cluster,
+        made_at=options.made_at,
+        begin=_time(float(np.nanmin(minutes.first))),
+        end=_time(float(np.nanmax(minutes.last))),
+        observations=int(minutes.observations.sum()),
+        capacity=curve,
+        times=times,
+        season=season.season,
+        errors=season.errors,
+        done=done,
+        findings=list_findings(evidence),
     )
 
 

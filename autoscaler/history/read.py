@@ -216,7 +216,12 @@ class _Undecided:
     def record(self, after: int) -> Record:
         observation, current = self.observation, self.current
         reason = Reason.STEADY if after == current else Reason.ABOVE if after > current else Reason.BELOW
-        return Record(observation, Decision(self.cluster, observation.at, current, after, after, reason))
+        return Record(
+            observation,
+            Decision(
+                cluster=self.cluster, at=observation.at, current=current, proposed=after, desired=after, reason=reason
+            ),
+        )
 
 
 def _next(
@@ -306,19 +311,19 @@ def _decision(row: _Row) -> Decision:
         for one in row["verdicts"] or ()
     ]
     return Decision(
-        row["cluster"],
-        row["at"],
-        row["current"],
-        row["proposed"],
-        row["desired"],
-        Reason(row["reason"]),
-        tuple(
+        cluster=row["cluster"],
+        at=row["at"],
+        current=row["current"],
+        proposed=row["proposed"],
+        desired=row["desired"],
+        reason=Reason(row["reason"]),
+        recommendations=tuple(
             Recommendation(replicas, Reason(reason), dict(inputs or ()), detail or "", policy or "")
             for policy, replicas, reason, inputs, detail in map(_FIELDS, row["recommendations"] or ())
         ),
-        restored([Reason(name) for name in (row.get("guards") or "").split()], verdicts, row["proposed"]),
-        tuple((Reason(note["reason"]), note["text"]) for note in row["notes"] or ()),
-        row["combined"] or "",
+        verdicts=restored([Reason(name) for name in (row.get("guards") or "").split()], verdicts, row["proposed"]),
+        notes=tuple((Reason(note["reason"]), note["text"]) for note in row["notes"] or ()),
+        combined=row["combined"] or "",
     )
 
 

@@ -257,7 +257,7 @@ def restart_daemon(state: ClusterState) -> ClusterState:
     # Spark's workers simulate without faults, and pydantic is not installed there.
     from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state  # noqa: PLC0415
 
-    any_decision = Decision("", START, 0, 0, 0, Reason.STEADY)
+    any_decision = Decision(cluster="", at=START, current=0, proposed=0, desired=0, reason=Reason.STEADY)
     past = tuple([load_record(dump_record(Record(seen, any_decision))).observation for seen in state.past])
     state = replace(load_state(dump_state(state)), past=past)
     rescale = state.rescale

@@ -276,7 +276,14 @@ def _rescale(chance: random.Random, now: datetime, current: int) -> Rescale | No
     if chance.random() < 0.7:  # noqa: PLR2004 - most of the time there is none
         return None
     at = now - timedelta(seconds=20)
-    return Rescale(chance.choice(_SIZES), current, at, Cause.REQUEST, chance.choice(tuple(Phase)[:-1]), at)
+    return Rescale(
+        before=chance.choice(_SIZES),
+        to=current,
+        at=at,
+        cause=Cause.REQUEST,
+        phase=chance.choice(tuple(Phase)[:-1]),
+        since=at,
+    )
 
 
 def _without(view: View, names: Sequence[str]) -> View:

@@ -35,7 +35,7 @@ def _words(text: object) -> list[str]:
     return text.split()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision(Decision):
     """A decision with its trail in short.
 

@@ -125,7 +125,9 @@ def known(name: str) -> Profile:
     slots = [math.fsum(rates(name)[at : at + SLOT]) / SLOT for at in range(0, 2 * WEEK, SLOT)]
     begin = START.timestamp()
     found = fit_season(begin + 60.0 * np.arange(len(slots), dtype=np.float64), np.array(slots)).season
-    return Profile(name, START, START, START + timedelta(days=14), len(slots), season=found)
+    return Profile(
+        cluster=name, made_at=START, begin=START, end=START + timedelta(days=14), observations=len(slots), season=found
+    )
 
 
 def lived(job: tuple[str, str, int, bool]) -> Score:
@@ -137,7 +139,11 @@ def lived(job: tuple[str, str, int, bool]) -> Score:
     policies = (NamedPolicy("adaptive", policy),)
     spec = ClusterSpec(name, Limits(1, 24), policies, metrics=policy.metrics, engine=True, lookback=policy.lookback)
     up = {"start_up": Spread(plant.startup, 0, 0, 9), "stall": Spread(plant.restart_up, 0, 0, 9)}
-    profile = replace(profile, capacity=Curve(one, plant.gamma, 0.01, 0.01), times={Direction.UP: up})
+    profile = replace(
+        profile,
+        capacity=Curve(rate=one, exponent=plant.gamma, rate_error=0.01, exponent_error=0.01),
+        times={Direction.UP: up},
+    )
     decide = showing_profile(step, profile, "profile") if with_profile else step
     return run(spec, plant, Load(name, rates(name)[2 * WEEK :], rate_per_worker=one), seed, decide=decide).score()
 

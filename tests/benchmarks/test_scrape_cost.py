@@ -42,7 +42,9 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
         controllers[name] = SimpleNamespace(
             name=name,
             observation=Observation(NOW, 3, 3, readings),
-            decision=Decision(name, NOW, 3, 3, 3, Reason.STEADY, (asked,)),
+            decision=Decision(
+                cluster=name, at=NOW, current=3, proposed=3, desired=3, reason=Reason.STEADY, recommendations=(asked,)
+            ),
             state=ClusterState(learned=learned),
             cluster=SimpleNamespace(engine=None, metrics=readings),
             counters=Counters(

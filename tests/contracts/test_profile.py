@@ -18,7 +18,14 @@ class TestProfile(SourceContract):
     @pytest.fixture
     def plugin(self, tmp_path: Path) -> Profile:
         now = datetime.now(UTC)  # noqa: TID251 - the contract's readings are of now
-        made = History("orders", now, now - timedelta(days=14), now, 80640, season=Season((5.0,), (5.0,), (5.0,)))
+        made = History(
+            cluster="orders",
+            made_at=now,
+            begin=now - timedelta(days=14),
+            end=now,
+            observations=80640,
+            season=Season((5.0,), (5.0,), (5.0,)),
+        )
         (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(made))
         return Profile(tmp_path)
 

@@ -112,7 +112,7 @@ def test_samples_are_averaged_with_memory() -> None:
 
 def settled(**durations: float) -> Rescale:
     phases = {Phase(name): value for name, value in durations.items()}
-    return Rescale(1, 2, T0, Cause.REQUEST, Phase.CAUGHT_UP, T0, durations=phases)
+    return Rescale(before=1, to=2, at=T0, cause=Cause.REQUEST, phase=Phase.CAUGHT_UP, since=T0, durations=phases)
 
 
 def test_restart_time_is_the_sum_of_medians_up_to_running() -> None:

@@ -216,7 +216,7 @@ def test_a_dry_run_is_marked() -> None:
 
 
 def test_a_decision_with_nothing_in_it_can_be_told() -> None:
-    decision = Decision("orders", NOW, 0, 0, 0, Reason.ABSTAINED)
+    decision = Decision(cluster="orders", at=NOW, current=0, proposed=0, desired=0, reason=Reason.ABSTAINED)
     assert explain(Observation(NOW, 0, None), decision) == text(
         """
         2026-01-31 03:12:45 UTC: cluster orders stays at 0, because no policy asked for anything.
@@ -268,7 +268,16 @@ def test_why_nothing_changes_when_nobody_asks(reason: Reason, says: str) -> None
 def test_a_single_guard_without_objection_is_named_alone() -> None:
     seen = observation()
     verdict = Verdict(Reason.BOUNDS, 3, 3, Reason.BOUNDS)
-    decision = Decision("orders", NOW, 3, 3, 3, Reason.STEADY, (), (verdict,))
+    decision = Decision(
+        cluster="orders",
+        at=NOW,
+        current=3,
+        proposed=3,
+        desired=3,
+        reason=Reason.STEADY,
+        recommendations=(),
+        verdicts=(verdict,),
+    )
     assert "No objection from the bounds." in explain(seen, decision)
 
 

@@ -49,7 +49,9 @@ def test_it_stays_between_the_least_and_the_most(week: list[float], at: float) -
 
 def test_a_reading_has_now_and_each_of_the_next_minutes() -> None:
     week = tuple(float(minute) for minute in range(7 * 24 * 60))
-    profile = Profile("c", MONDAY, MONDAY, MONDAY, 1, season=Season(week, week, week))
+    profile = Profile(
+        cluster="c", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1, season=Season(week, week, week)
+    )
     found = reading(profile, MONDAY + timedelta(minutes=90, seconds=30))
     assert found.value == tuple(float(90 + minute) for minute in range(MINUTES + 1))
     assert found.at == MONDAY + timedelta(minutes=90, seconds=30)
@@ -59,7 +61,15 @@ def test_a_reading_has_now_and_each_of_the_next_minutes() -> None:
 
 def test_what_else_is_known_is_among_its_parts() -> None:
     times = {Direction.DOWN: {"stall": Spread(8.0, 6.0, 11.0, 9)}}
-    profile = Profile("c", MONDAY, MONDAY, MONDAY, 1, Curve(100.0, 0.9, 0.01, 0.02, 0.1, {4: 348.0}), times)
+    profile = Profile(
+        cluster="c",
+        made_at=MONDAY,
+        begin=MONDAY,
+        end=MONDAY,
+        observations=1,
+        capacity=Curve(rate=100.0, exponent=0.9, rate_error=0.01, exponent_error=0.02, drift=0.1, sizes={4: 348.0}),
+        times=times,
+    )
     found = reading(profile, MONDAY)
     assert set(found.value if isinstance(found.value, tuple) else ()) == {0.0}
     assert found.parts == {
@@ -69,6 +79,6 @@ def test_what_else_is_known_is_among_its_parts() -> None:
 
 
 def test_a_profile_is_as_old_as_the_last_thing_it_knows_of() -> None:
-    profile = Profile("c", MONDAY + timedelta(days=30), MONDAY, MONDAY, 1)
+    profile = Profile(cluster="c", made_at=MONDAY + timedelta(days=30), begin=MONDAY, end=MONDAY, observations=1)
     assert not is_stale(profile, MONDAY + timedelta(days=14), timedelta(days=14))
     assert is_stale(profile, MONDAY + timedelta(days=14, seconds=1), timedelta(days=14))

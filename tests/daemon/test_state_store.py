@@ -57,35 +57,44 @@ def a_record(at: datetime = NOW, cluster: str = "a") -> Record:
         EngineStatus(JobState.RESTARTING, 3, 2, 128, 12, at, at, 4),
     )
     decision = Decision(
-        cluster,
-        at,
-        3,
-        5,
-        4,
-        Reason.RATE_LIMIT,
-        (Recommendation(5, Reason.ABOVE, {"lag": 120.5}, "too much", "drain"),),
-        (Verdict(Reason.RATE_LIMIT, 5, 4, Reason.RATE_LIMIT, "1 in 60 s"),),
-        ((Reason.SETTLED, "done"),),
+        cluster=cluster,
+        at=at,
+        current=3,
+        proposed=5,
+        desired=4,
+        reason=Reason.RATE_LIMIT,
+        recommendations=(Recommendation(5, Reason.ABOVE, {"lag": 120.5}, "too much", "drain"),),
+        verdicts=(Verdict(Reason.RATE_LIMIT, 5, 4, Reason.RATE_LIMIT, "1 in 60 s"),),
+        notes=((Reason.SETTLED, "done"),),
     )
     return Record(observation, decision)
 
 
 def a_state(at: datetime = NOW) -> ClusterState:
-    rescale = Rescale(3, 4, at, Cause.REQUEST, Phase.READY, at, confirmed=True, durations={Phase.READY: 4.5})
+    rescale = Rescale(
+        before=3,
+        to=4,
+        at=at,
+        cause=Cause.REQUEST,
+        phase=Phase.READY,
+        since=at,
+        confirmed=True,
+        durations={Phase.READY: 4.5},
+    )
     return ClusterState(
-        at,
-        3,
-        at - timedelta(hours=1),
-        (Proposal(at - timedelta(seconds=10), 4), Proposal(at, 5)),
-        (ScaleEvent(at, 1),),
-        rescale,
-        at,
-        at,
-        replace(rescale, error="late", deadlines={Phase.ABSORBED: timedelta(seconds=95)}),
-        at - timedelta(minutes=1),
-        (at - timedelta(minutes=9), at - timedelta(minutes=5)),
-        (),
-        Learned(
+        at=at,
+        desired=3,
+        watched_since=at - timedelta(hours=1),
+        proposals=(Proposal(at - timedelta(seconds=10), 4), Proposal(at, 5)),
+        events=(ScaleEvent(at, 1),),
+        rescale=rescale,
+        cooldown_from=at,
+        disturbance_ended_at=at,
+        last_missed=replace(rescale, error="late", deadlines={Phase.ABSORBED: timedelta(seconds=95)}),
+        requested=at - timedelta(minutes=1),
+        override_times=(at - timedelta(minutes=9), at - timedelta(minutes=5)),
+        past=(),
+        learned=Learned(
             {3: SizeCapacity(123.4, at, 7)},
             {Direction.UP: {Phase.READY: (4.5, 5.5)}},
             {"adaptive": {"capacity.3.rate": 0.1 + 0.2, "capacity.3.seen_at": at.timestamp(), "tiny": 5e-324}},

@@ -40,7 +40,9 @@ class Follow:
             self.last = now
         else:
             want = size
-        return state, Decision(spec.name, observation.at, size, want, want, Reason.STEADY)
+        return state, Decision(
+            cluster=spec.name, at=observation.at, current=size, proposed=want, desired=want, reason=Reason.STEADY
+        )
 
 
 def followed(load: Load, plant: PlantSpec, *, seed: int = 1, target: float = 0.8) -> tuple[list[Record], Run]:

@@ -326,7 +326,14 @@ def test_a_profile_makes_the_cluster_and_is_tried_on_later_days(
     history: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     end = MIDNIGHT + timedelta(days=1) - MINUTE
-    profile = Profile("orders", end, MIDNIGHT, end, 1000, capacity=Curve(150.0, 0.8, 0.01, 0.01))
+    profile = Profile(
+        cluster="orders",
+        made_at=end,
+        begin=MIDNIGHT,
+        end=end,
+        observations=1000,
+        capacity=Curve(rate=150.0, exponent=0.8, rate_error=0.01, exponent_error=0.01),
+    )
     (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(profile))
     assert told(history, config, *GIVEN, "--profiles", tmp_path) == 0
     shown = capsys.readouterr().out

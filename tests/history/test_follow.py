@@ -32,7 +32,15 @@ def lines(cluster: str, hour: datetime, count: int = 3) -> list[bytes]:
     for number in range(count):
         at = hour + timedelta(minutes=number)
         observation = Observation(at, 3, 3, {"lag": Reading(float(number), at)})
-        found.append(dump_record(Record(observation, Decision(cluster, at, 3, 3, 3, Reason.STEADY))) + b"\n")
+        found.append(
+            dump_record(
+                Record(
+                    observation,
+                    Decision(cluster=cluster, at=at, current=3, proposed=3, desired=3, reason=Reason.STEADY),
+                )
+            )
+            + b"\n"
+        )
     return found
 
 

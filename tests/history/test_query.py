@@ -29,7 +29,10 @@ def record(cluster: str, number: int) -> Record:
     at = BEGIN + timedelta(minutes=number)
     metrics = {"lag": Reading(10.0 * number, at), "cpu": Reading(0.5, at)}
     missing = {"throughput": "no sample"} if number == 3 else {}
-    return Record(Observation(at, 4, 4, metrics, missing), Decision(cluster, at, 4, 4, 4, Reason.STEADY))
+    return Record(
+        Observation(at, 4, 4, metrics, missing),
+        Decision(cluster=cluster, at=at, current=4, proposed=4, desired=4, reason=Reason.STEADY),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -67,26 +67,27 @@ def full(cluster: str, at: datetime) -> Record:
         ("a pod does not come up", "ä"),
     )
     decision = Decision(
-        cluster,
-        at,
-        4,
-        8,
-        6,
-        Reason.RATE_LIMIT,
-        (
+        cluster=cluster,
+        at=at,
+        current=4,
+        proposed=8,
+        desired=6,
+        reason=Reason.RATE_LIMIT,
+        recommendations=(
             Recommendation(8, Reason.ABOVE, {"lag": 12.5, "odd.name": -0.0}, "because", "busy"),
             Recommendation(None, Reason.MISSING, {}, "", "other"),
         ),
-        (Verdict(Reason.RATE_LIMIT, 8, 6, Reason.RATE_LIMIT, "2 a minute"),),
-        ((Reason.SETTLED, "after 20s"),),
-        "max(busy, other)",
+        verdicts=(Verdict(Reason.RATE_LIMIT, 8, 6, Reason.RATE_LIMIT, "2 a minute"),),
+        notes=((Reason.SETTLED, "after 20s"),),
+        combined="max(busy, other)",
     )
     return Record(seen, decision, dry_run=True, failed="HTTP 500")
 
 
 def plain(cluster: str, at: datetime, desired: int | None = 4) -> Record:
     return Record(
-        Observation(at, desired, desired), Decision(cluster, at, desired or 0, 0, desired or 0, Reason.STEADY)
+        Observation(at, desired, desired),
+        Decision(cluster=cluster, at=at, current=desired or 0, proposed=0, desired=desired or 0, reason=Reason.STEADY),
     )
 
 

@@ -118,7 +118,18 @@ def _record(dice: Random, at: datetime) -> Record:
     )
     notes = tuple((reason, _text(dice)) for _ in range(dice.randrange(3)))
     cluster = dice.choice(["orders", "clicks", "ünusual cluster/1"])
-    decision = Decision(cluster, at, size(), proposed, size(), reason, asked, verdicts, notes, _text(dice))
+    decision = Decision(
+        cluster=cluster,
+        at=at,
+        current=size(),
+        proposed=proposed,
+        desired=size(),
+        reason=reason,
+        recommendations=asked,
+        verdicts=verdicts,
+        notes=notes,
+        combined=_text(dice),
+    )
     return Record(observation, decision, dry_run=dice.random() < 0.2, failed=_text(dice))
 
 

@@ -75,7 +75,9 @@ def make(
             max_age=timedelta(seconds=60),
         ),
         engine=EngineStatus(JobState.RUNNING, partitions=partitions) if engine else None,
-        rescale=Rescale(1, current, NOW, Cause.REQUEST, Phase.REQUESTED, NOW) if rescale else None,
+        rescale=Rescale(before=1, to=current, at=NOW, cause=Cause.REQUEST, phase=Phase.REQUESTED, since=NOW)
+        if rescale
+        else None,
     )
 
 

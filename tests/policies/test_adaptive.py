@@ -485,7 +485,7 @@ def test_a_job_that_falls_behind_does_all_it_can() -> None:
         {"engine": EngineStatus(JobState.RESTARTING)},
         {"engine": EngineStatus(JobState.RUNNING, running_since=NOW)},
         {"disturbance_ended_at": NOW - timedelta(seconds=90)},
-        {"rescale": Rescale(3, 4, NOW, Cause.REQUEST, Phase.READY, NOW)},
+        {"rescale": Rescale(before=3, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.READY, since=NOW)},
         {"throughput": None},
     ],
 )
@@ -502,7 +502,7 @@ def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[st
         {"engine": EngineStatus(JobState.RUNNING)},
         {"engine": EngineStatus(JobState.RUNNING, running_since=NOW + timedelta(hours=1))},  # their clock is ahead
         {"disturbance_ended_at": NOW - timedelta(seconds=120)},
-        {"rescale": Rescale(3, 4, NOW, Cause.REQUEST, Phase.RUNNING, NOW)},
+        {"rescale": Rescale(before=3, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.RUNNING, since=NOW)},
     ],
 )
 def test_it_is_learned_once_that_is_over(change: dict[str, Any]) -> None:

@@ -439,7 +439,7 @@ def engine(seen: View, job: JobState = JobState.RUNNING, ago: float | None = Non
 
 def test_a_transient_tells_nothing_about_capacity(view: Make) -> None:
     seen = load(view, 90.0, current=3)
-    rescale = Rescale(2, 3, seen.now, Cause.LOSS, Phase.ABSORBED, seen.now)
+    rescale = Rescale(before=2, to=3, at=seen.now, cause=Cause.LOSS, phase=Phase.ABSORBED, since=seen.now)
     warm = seen.now - timedelta(seconds=119)
     for transient in (
         replace(seen, ready=2),
@@ -551,7 +551,9 @@ def test_a_backlog_takes_a_size_that_works_it_off_in_time(view: Make) -> None:
 
 
 def rescaled(seen: View, to: int, phase: Phase = Phase.REQUESTED, cause: Cause = Cause.REQUEST) -> Rescale:
-    return Rescale(seen.current, to, seen.now, cause, phase, seen.now, durations={Phase.READY: 40.0})
+    return Rescale(
+        before=seen.current, to=to, at=seen.now, cause=cause, phase=phase, since=seen.now, durations={Phase.READY: 40.0}
+    )
 
 
 def test_a_rescale_begins_the_grace_anew(view: Make) -> None:

@@ -329,7 +329,7 @@ def test_a_look_that_comes_a_little_early_still_decides(view: Make) -> None:
 
 def test_begins_anew_after_a_rescale_and_after_a_restart(view: Make) -> None:
     seen = load(view, 300.0, 100.0, 1.0, current=2)
-    rescale = Rescale(2, 6, seen.now, Cause.REQUEST, Phase.REGISTERED, seen.now)
+    rescale = Rescale(before=2, to=6, at=seen.now, cause=Cause.REQUEST, phase=Phase.REGISTERED, since=seen.now)
     memory = NOW.learn(replace(seen, memory=DUE))
     assert memory["slots"] == 6.0
     moved = NOW.learn(later(seen, 15, rescale=rescale, memory=memory))

@@ -408,7 +408,7 @@ def test_nothing_is_judged_while_a_rescale_is_on_its_way_or_the_job_does_not_run
     values: dict[str, Any] = {"lag": 0, "arrivals": 1, "throughput": 1, "saturation": 0.5}
     known = rig()
     known.steady(**values)
-    known.rescale = Rescale(2, 3, known.now, Cause.REQUEST, Phase.READY, known.now)
+    known.rescale = Rescale(before=2, to=3, at=known.now, cause=Cause.REQUEST, phase=Phase.READY, since=known.now)
     assert known.job(**values).reason is Reason.ABSTAINED
     known.rescale = replace(known.rescale, phase=Phase.RUNNING)
     assert known.job(**values).replicas == 2
@@ -648,7 +648,7 @@ def test_a_scale_down_that_was_asked_for_is_forgotten() -> None:
     known = rig(current=10, scale_down_interval=MINUTE, **NO_BACKLOG)
     known.steady(lag=0, arrivals=300, throughput=300, saturation=0.3)
     assert any(".down." in name for name in known.memory)
-    known.rescale = Rescale(10, 5, known.now, Cause.REQUEST, Phase.REQUESTED, known.now)
+    known.rescale = Rescale(before=10, to=5, at=known.now, cause=Cause.REQUEST, phase=Phase.REQUESTED, since=known.now)
     known.job(lag=0, arrivals=300, throughput=300, saturation=0.3)
     assert not any(".down" in name for name in known.memory)
     assert known.memory["asked_at"] == known.rescale.at.timestamp()
@@ -705,7 +705,9 @@ def test_a_queue_of_many_parallelisms_is_kept_short_and_never_lower() -> None:
 def rescaled(known: Rig, to: int, **after: float) -> None:
     """Let a rescale be asked for, made and absorbed."""
     begun = known.now
-    known.rescale = Rescale(known.current, to, begun, Cause.REQUEST, Phase.REQUESTED, begun)
+    known.rescale = Rescale(
+        before=known.current, to=to, at=begun, cause=Cause.REQUEST, phase=Phase.REQUESTED, since=begun
+    )
     known.job(**after)
     known.job(**after)
     known.current, known.rescale, known.warm_from = to, None, known.now

@@ -49,7 +49,9 @@ def lived(days: int, late_hours: float | None, times: float = 1.0, curve: Curve 
         late = round(late_hours * 60)
         week = [times * rate for rate in (*week[-late:], *week[:-late])] if late else [times * rate for rate in week]
         season = Season(tuple(week), tuple(week), tuple(week))
-        profile = Profile("plant", START, START, START, 1, curve, season=season)
+        profile = Profile(
+            cluster="plant", made_at=START, begin=START, end=START, observations=1, capacity=curve, season=season
+        )
         decide = showing_profile(step, profile, "profile")  # type: ignore[assignment]
     return run(spec, EC2, come, 1, decide=decide).score()
 
@@ -80,7 +82,12 @@ def test_a_profile_that_is_wrong_is_no_worse_than_none(late: float, times: float
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    "curve", [Curve(1e-3, 0.8, 0.01, 0.01), Curve(1e6, 1.0, 0.01, 0.01), Curve(1.0, 0.3, 0.01, 0.01)]
+    "curve",
+    [
+        Curve(rate=1e-3, exponent=0.8, rate_error=0.01, exponent_error=0.01),
+        Curve(rate=1e6, exponent=1.0, rate_error=0.01, exponent_error=0.01),
+        Curve(rate=1.0, exponent=0.3, rate_error=0.01, exponent_error=0.01),
+    ],
 )
 def test_a_wrong_curve_counts_until_the_job_was_first_observed(curve: Curve) -> None:
     without, found = lived(1, None), lived(1, 6.0, 1.0, curve)

@@ -85,13 +85,13 @@ def test_what_is_not_of_the_day_is_left_out() -> None:
 
 
 def _profile(**fields: Any) -> Profile:
-    return Profile("x", DAY, DAY - timedelta(days=7), DAY, 1000, **fields)
+    return Profile(cluster="x", made_at=DAY, begin=DAY - timedelta(days=7), end=DAY, observations=1000, **fields)
 
 
 def test_a_plant_behaves_as_the_profile_says() -> None:
     spread = Spread(40.0, 20.0, 80.0, 9)
     output = _profile(
-        capacity=Curve(500.0, 0.8, 0.01, 0.01),
+        capacity=Curve(rate=500.0, exponent=0.8, rate_error=0.01, exponent_error=0.01),
         times={
             Direction.UP: {"start_up": spread, "stall": Spread(20.0, 10.0, 40.0, 9)},
             Direction.DOWN: {"stall": Spread(60.0, 50.0, 70.0, 4)},

@@ -46,7 +46,9 @@ class Pods:
     def _note(self, _spec: ClusterSpec, state: ClusterState, observation: Observation) -> tuple[ClusterState, Decision]:
         self.seen.append(observation.metrics["cpu"].parts)
         size = observation.desired or 0
-        return state, Decision("test", observation.at, size, size, size, Reason.STEADY)
+        return state, Decision(
+            cluster="test", at=observation.at, current=size, proposed=size, desired=size, reason=Reason.STEADY
+        )
 
     def show(self, seconds: float, ready: int | None, cpu: float | tuple[float, ...]) -> list[tuple[float, float]]:
         """Usage, and whether it is ready, of each pod, the oldest first."""

@@ -21,14 +21,14 @@ from autoscaler.trace import profile_file
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 WEEK = tuple(float(100 + hour) for hour in range(168))
 MADE = History(
-    "orders",
-    MONDAY,
-    MONDAY - timedelta(days=14),
-    MONDAY,
-    80640,
-    Curve(120.0, 0.9, 0.02, 0.03),
-    {Direction.UP: {"start_up": Spread(40.0, 30.0, 60.0, 12), "stall": Spread(12.0, 9.0, 15.0, 12)}},
-    Season(WEEK, WEEK, WEEK),
+    cluster="orders",
+    made_at=MONDAY,
+    begin=MONDAY - timedelta(days=14),
+    end=MONDAY,
+    observations=80640,
+    capacity=Curve(rate=120.0, exponent=0.9, rate_error=0.02, exponent_error=0.03),
+    times={Direction.UP: {"start_up": Spread(40.0, 30.0, 60.0, 12), "stall": Spread(12.0, 9.0, 15.0, 12)}},
+    season=Season(WEEK, WEEK, WEEK),
 )
 
 
@@ -57,7 +57,7 @@ async def test_a_file_that_was_made_anew_counts_at_once(tmp_path: Path, caplog: 
         await source.collect(Query("orders"), MONDAY)
         await source.collect(Query("orders"), MONDAY)
         assert not caplog.records
-        anew = replace(MADE, capacity=Curve(60.0, 0.8, 0.02, 0.03))
+        anew = replace(MADE, capacity=Curve(rate=60.0, exponent=0.8, rate_error=0.02, exponent_error=0.03))
         write(tmp_path, anew, seconds=1)
         assert await source.collect(Query("orders"), MONDAY) == reading(anew, MONDAY)
     assert [record.message for record in caplog.records] == ["profile has changed"]
@@ -105,7 +105,7 @@ async def test_a_profile_whose_history_ended_long_ago_does_not_count(tmp_path: P
 
 
 async def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
-    write(tmp_path, History("orders", MONDAY, MONDAY, MONDAY, 1))
+    write(tmp_path, History(cluster="orders", made_at=MONDAY, begin=MONDAY, end=MONDAY, observations=1))
     async with LocalShared() as shared, Profile(tmp_path).connect(shared) as source:
         found = await source.collect(Query("orders"), MONDAY)
     assert (set(found.value if isinstance(found.value, tuple) else ()), found.parts) == ({0.0}, {})

@@ -252,7 +252,7 @@ def decided(**changes: Any) -> Decision:
         ),
         "verdicts": (Verdict(Reason.TOLERANCE, 8, 8, Reason.TOLERANCE), Verdict(Reason.BOUNDS, 8, 8, Reason.BOUNDS)),
     }
-    return Decision("x", BEGIN, reason=Reason.ABOVE, **(fields | changes))
+    return Decision(cluster="x", at=BEGIN, reason=Reason.ABOVE, **(fields | changes))
 
 
 def asked(main: int | None, cpu: int | None = 3) -> tuple[Recommendation, ...]:
