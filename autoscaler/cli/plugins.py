@@ -16,8 +16,6 @@ from autoscaler.config.keys import Key, keys
 from autoscaler.plugins import Description, Kind, Parameter
 from autoscaler.ports import AutoscalerError
 
-_WORDS = ("required", "none", "as below")  # defaults that are not written so
-
 
 def register(commands: Commands) -> None:
     """Add the command to the command line."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
+from autoscaler.core.fast_init import fast_init
 from autoscaler.core.parameters import ParameterError
 
 ZERO = timedelta(0)
@@ -97,6 +98,7 @@ class Cause(StrEnum):
     LOSS = "loss"  # replicas went away and are being replaced
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Reading:
     """One metric as it was read.
@@ -126,6 +128,7 @@ class Reading:
         return math.isfinite(value)
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """What the in-job scheduler shows. None: unknown.
@@ -179,6 +182,7 @@ class Bound:
             raise ValueError("a bound must have a reason: it is shown to explain why the size is held")
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Observation:
     """All that was seen of one cluster at one time.
@@ -205,6 +209,7 @@ class Observation:
     remarks: tuple[str, ...] = ()
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """What one policy asks for.
@@ -224,6 +229,7 @@ class Recommendation:
     policy: str = ""
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one guard made of the size before it. `before == after` when it let it pass."""
@@ -242,6 +248,7 @@ class Fact(NamedTuple):
     values: Mapping[str, object] = MappingProxyType({})
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The outcome of one step, with its whole trail.
@@ -288,6 +295,7 @@ class Limits:
             raise ParameterError("min", f"must not be above max ({self.maximum}), not {self.minimum}")
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Allowance:
     """The bounds that hold at a time, by a policy that moves them.
@@ -598,6 +606,7 @@ class ScaleEvent:
     change: int
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A trusted proposal, kept for the stabilization windows."""
@@ -652,6 +661,7 @@ class SizeCapacity:
     samples: int
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class Learned:
     """What past rescales and saturated times have taught.
@@ -667,6 +677,7 @@ class Learned:
     memory: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
+@fast_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
     """All that a decision depends on besides the spec and the observation. It survives a restart.
@@ -704,6 +715,7 @@ class ClusterState:
     learned: Learned = Learned()
 
 
+@fast_init
 @dataclass(frozen=True, slots=True)
 class View:
     """What a policy is shown.

@@ -60,6 +60,6 @@ def test_what_a_holding_cpu_policy_costs_is_what_simulate_prints(
         path.write_text(text)
         assert cli.main(["simulate", str(path), "--load", "waves6h"]) == 0
         printed = capsys.readouterr().out
-        (cost,) = re.findall(r"to what the arrivals need at each moment +(\S+)", printed)
+        (cost,) = re.findall(r"relative to what the arrivals need +(\S+)", printed)
         (late,) = re.findall(r"time with a record too old +(\S+)", printed)
         assert (cost, late) == (expected, "0.00%")

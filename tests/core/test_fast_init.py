@@ -1,0 +1,101 @@
+"""Objects created by `fast_init` are those that the dataclass creates."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, dataclass, field, replace
+
+import pytest
+
+from autoscaler.core.fast_init import fast_init
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """As `dataclass` makes it."""
+
+    name: str
+    size: int = 1
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"size must be 0 or more, not {self.size}")
+
+
+@fast_init
+@dataclass(frozen=True, slots=True)
+class Fast:
+    """The same, made quickly."""
+
+    name: str
+    size: int = 1
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise ValueError(f"size must be 0 or more, not {self.size}")
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [(("a",), {}), (("a", 2), {}), (("a", 2, {"x": 1.0}), {}), (("a",), {"parts": {"x": 1.0}})]
+)
+def test_the_fields_are_those_of_a_dataclass(given: tuple[str], named: dict[str, Mapping[str, float]]) -> None:
+    plain, made = Plain(*given, **named), Fast(*given, **named)  # type: ignore[arg-type]
+    assert (made.name, made.size, made.parts) == (plain.name, plain.size, plain.parts)
+    assert repr(made) == repr(plain).replace("Plain", "Fast")
+
+
+def test_each_has_an_empty_mapping_of_its_own() -> None:
+    assert Fast("a").parts is not Fast("a").parts
+
+
+def test_it_stays_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Fast("a").size = 2  # type: ignore[misc]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="size must be 0 or more, not -1"):
+        Fast("a", -1)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(TypeError, match=r"Fast.__init__\(\) missing 1 required positional argument: 'name'"):
+        Fast()  # type: ignore[call-arg]
+
+
+def test_it_is_replaced_copied_pickled_and_described_as_ever() -> None:
+    made = Fast("a", 2, {"x": 1.0})
+    assert replace(made, size=3) == Fast("a", 3, {"x": 1.0})
+    assert copy.deepcopy(made) == made
+    assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301 - our own
+    assert inspect.signature(Fast) == inspect.signature(Plain)
+
+
+def test_a_class_that_is_made_of_it_has_its_fields_as_well() -> None:
+    class More(Fast):
+        """With more slots than the one it is made of."""
+
+        __slots__ = ("more",)
+
+    made = More("a", parts={"x": 1.0})
+    assert (type(made), made.name, made.size, made.parts) == (More, "a", 1, {"x": 1.0})
+    assert More("a").parts == {}
+    with pytest.raises(ValueError, match="size must be 0 or more, not -1"):
+        More("a", -1)
+
+
+def test_keyword_only_fields_stay_keyword_only() -> None:
+    @fast_init
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Named:
+        name: str
+        size: int = 1
+
+    assert Named(name="a") == Named(size=1, name="a")
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        Named("a")  # type: ignore[misc]
