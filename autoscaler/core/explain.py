@@ -169,6 +169,10 @@ class Ruling(Verdict):
 
     __hash__ = Verdict.__hash__
 
+    def __repr__(self) -> str:
+        """Show it as a verdict in words: digests of decisions are made of this."""
+        return repr(Verdict(*self.__reduce__()[1]))
+
     def __reduce__(self) -> tuple[type[Verdict], tuple[Reason, int, int, Reason, str]]:
         """Pickle it as a verdict in words."""
         return Verdict, (self.guard, self.before, self.after, self.reason, self.detail)

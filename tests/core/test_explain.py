@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from autoscaler.core.explain import explain, readings
+from autoscaler.core.explain import Ruling, explain, readings
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -18,6 +18,7 @@ from autoscaler.core.model import (
     ClusterState,
     Decision,
     EngineStatus,
+    Fact,
     JobState,
     Limits,
     NamedPolicy,
@@ -301,3 +302,11 @@ def test_limits_that_the_target_does_not_reach_are_the_reason_and_not_the_load()
     assert decision.reason is Reason.BOUNDS
     text = explain(state.past[-1], decision)
     assert "stays at 2, because of the bounds: 4 to 9 is allowed, but the quota is used up." in text
+
+
+def test_a_verdict_with_its_fact_looks_like_the_verdict_in_words() -> None:
+    fact = Fact("cooldown", {"passed": timedelta(seconds=5), "pause": timedelta(seconds=60)})
+    ruling = Ruling(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, fact)
+    plain = Verdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, ruling.detail)
+    assert ruling.detail
+    assert (repr(ruling), ruling, hash(ruling)) == (repr(plain), plain, hash(plain))

@@ -98,4 +98,4 @@ def test_keyword_only_fields_stay_keyword_only() -> None:
 
     assert Named(name="a") == Named(size=1, name="a")
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
-        Named("a")  # type: ignore[misc]
+        Named("a")  # type: ignore[call-arg]

@@ -296,7 +296,7 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
         assert told(history, *arguments, *GIVEN) == 2
         assert message in capsys.readouterr().err
     assert told(history, config) == 2
-    assert "metric busy of orders: the simulated cluster shows" in capsys.readouterr().err
+    assert "metric busy of orders: the simulated cluster has" in capsys.readouterr().err
     assert told(history / "nothing", config, *GIVEN) == 1
     assert "is not a dataset" in capsys.readouterr().err
 

@@ -310,7 +310,7 @@ CORRUPTED: dict[str, tuple[Callable[[World], Any], str]] = {
     ),
     "offsets are missing": (
         lambda w: [batch["sources"][0].update(latest=None) for batch in w.run["progress"]],
-        "does not tell its newest offset",
+        "does not report its newest offset",
     ),
     "offsets are no numbers": (lambda w: _last(w)["sources"][0].update(latest="9"), "Input should be a valid integer"),
     "rows are negative": (lambda w: _last(w).update(rows=-1), "greater than or equal to 0"),
