@@ -2,21 +2,22 @@
 
 An expression is a daily range (`9:30:30-10:50:20`), a cron expression of Quartz (`* * 9-11 ? * MON-FRI`), or both
 joined by `&&`: `CalendarUtils` of the Flink Kubernetes operator, on `DailyCalendar` and `CronExpression` of Quartz 2.3.
-A cron expression excludes every second that it names. Of Quartz's `L`, `W` and `#` only `L` for the last day of the
-month is supported.
+A cron expression excludes every second that it names.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from calendar import monthrange
 from dataclasses import dataclass
-from datetime import datetime, time, timedelta
+from datetime import date, datetime, time
 
-_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-_DAY = timedelta(days=1)
-_LAST = "L"
+_MONTHS = {"JAN": 1, "FEB": 2, "MAR": 3, "APR": 4, "MAY": 5, "JUN": 6}
+_MONTHS |= {"JUL": 7, "AUG": 8, "SEP": 9, "OCT": 10, "NOV": 11, "DEC": 12}
+_DAYS = {"SUN": 1, "MON": 2, "TUE": 3, "WED": 4, "THU": 5, "FRI": 6, "SAT": 7}
+_NO_NAMES: dict[str, int] = {}
+_SATURDAY = 7
+_YEARS = (1970, 2099)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,10 @@ class Daily:
     start: time
     end: time
 
+    def __post_init__(self) -> None:
+        if not self.start < self.end:
+            raise ValueError(f"{self.start}-{self.end} does not end after it begins; over midnight it takes two ranges")
+
     def holds(self, at: datetime) -> bool:
         """Whether a local time is in it."""
         return self.start <= at.time() <= self.end
@@ -33,22 +38,64 @@ class Daily:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression of Quartz: second, minute, hour, day, month, weekday (1: Sunday) and year.
+    """A cron expression of Quartz: the values of each field that it names.
 
     Attributes:
-        fields: the values that each field names; None: any.
-        last: whether the last day of the month is meant instead of a day.
+        seconds, minutes, hours, months, years: values; years None: every year.
+        days: days of the month, or None where that field is `?`.
+        last: how many days before the end of the month (`L`, `L-3`), or None.
+        weekday_of: whether the nearest weekday is meant instead of the day (`W`).
+        weekdays: 1 (Sunday) to 7, or None where that field is `?`.
+        nth: which one of that weekday in the month (`#`), 0: each; -1: the last (`6L`).
     """
 
-    fields: tuple[frozenset[int] | None, ...]
-    last: bool = False
+    seconds: frozenset[int]
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    months: frozenset[int]
+    years: frozenset[int] | None = None
+    days: frozenset[int] | None = None
+    last: int | None = None
+    weekday_of: bool = False
+    weekdays: frozenset[int] | None = None
+    nth: int = 0
 
     def holds(self, at: datetime) -> bool:
         """Whether it names the second of a local time."""
-        if self.last and (at + _DAY).day != 1:
+        return (
+            at.second in self.seconds
+            and at.minute in self.minutes
+            and at.hour in self.hours
+            and at.month in self.months
+            and (self.years is None or at.year in self.years)
+            and (self._on_weekday(at.date()) if self.days is None else self._on_day(at.date(), self.days))
+        )
+
+    def _on_day(self, day: date, days: frozenset[int]) -> bool:
+        length = monthrange(day.year, day.month)[1]
+        if self.last is not None:
+            days = frozenset({length - self.last})
+        if not self.weekday_of:
+            return day.day in days
+        return day.day in {_nearest_weekday(day.replace(day=one), length) for one in days if 1 <= one <= length}
+
+    def _on_weekday(self, day: date) -> bool:
+        if day.isoweekday() % 7 + 1 not in (self.weekdays or ()):
             return False
-        values = (at.second, at.minute, at.hour, at.day, at.month, at.isoweekday() % 7 + 1, at.year)
-        return all(named is None or value in named for value, named in zip(values, self.fields, strict=True))
+        if self.nth < 0:
+            return day.day + 7 > monthrange(day.year, day.month)[1]
+        return not self.nth or (day.day - 1) // 7 + 1 == self.nth
+
+
+def _nearest_weekday(day: date, length: int) -> int:
+    """The day of the month that is the nearest from Monday to Friday, in the same month."""
+    match day.isoweekday():
+        case 6:  # Saturday
+            return day.day - 1 if day.day > 1 else day.day + 2
+        case 7:  # Sunday
+            return day.day + 1 if day.day < length else day.day - 2
+        case _:
+            return day.day
 
 
 Period = tuple[Daily | Cron, ...]
@@ -62,7 +109,9 @@ def parse(expression: str) -> Period:
         ValueError: it cannot be read; the message says what is wrong.
     """
     parts = [part.strip() for part in expression.split("&&")]
-    found = tuple(_daily(part) if re.fullmatch(r"[\d:\s]+-[\d:\s]+", part) else _cron(part) for part in parts)
+    if len(parts) > 2:  # noqa: PLR2004 - one range and one cron expression
+        raise ValueError(f"{expression!r} has more than one &&")
+    found = tuple(daily(part) if re.fullmatch(r"[\d:\s]+-[\d:\s]+", part) else cron(part) for part in parts)
     if len({type(one) for one in found}) < len(found):
         raise ValueError(f"{expression!r} joins two of a kind, expected a daily range && a cron expression")
     return found
@@ -73,54 +122,97 @@ def excluded(periods: tuple[Period, ...], at: datetime) -> bool:
     return any(all(part.holds(at) for part in period) for period in periods)
 
 
-def _daily(text: str) -> Daily:
-    """Read a daily range, `HH:MM[:SS[:mmm]]` twice, as `DailyCalendar` does."""
-    start, end = map(_time, text.split("-"))
-    if not start < end:
-        raise ValueError(f"{text} does not end after it begins; over midnight it takes two ranges")
-    return Daily(start, end)
+def daily(text: str) -> Daily:
+    """Read a daily range, `HH:MM[:SS[:mmm]]` twice, as `DailyCalendar` does.
+
+    Raises:
+        ValueError: it is none.
+    """
+    start, _, end = text.partition("-")
+    return Daily(_time(start), _time(end))
 
 
 def _time(text: str) -> time:
     parts = text.strip().split(":")
+    if not (2 <= len(parts) <= 4 and all(part.isdecimal() for part in parts)):  # noqa: PLR2004 - up to milliseconds
+        raise ValueError(f"{text.strip()!r} is not a time, expected HH:MM:SS")
+    hour, minute, second, millis = (*map(int, parts), 0, 0)[:4]
     try:
-        hour, minute, second, millis = map(int, [*parts, *"00"][: max(len(parts), 4)])
         return time(hour, minute, second, millis * 1000)
     except ValueError:
         raise ValueError(f"{text.strip()!r} is not a time, expected HH:MM:SS") from None
 
 
-def _cron(text: str) -> Cron:
-    """Read a cron expression of Quartz: second, minute, hour, day, month, weekday and, if given, year."""
+def cron(text: str) -> Cron:
+    """Read a cron expression of Quartz: second, minute, hour, day, month, weekday and, if given, year.
+
+    Raises:
+        ValueError: it is none.
+    """
     fields = text.upper().split()
     if len(fields) not in {6, 7}:
         raise ValueError(
             f"{text!r} is neither a daily range such as 9:30:00-11:00:00 nor a cron expression of 6 or 7 fields"
         )
-    second, minute, hour, day, month, weekday, year = (*fields, "*")[:7]
+    second, minute, hour, day, month, weekday, *year = fields
     if (day == "?") == (weekday == "?"):
         raise ValueError(f"{text!r}: either the day of the month or the day of the week must be ?, and not both")
-    named = (
-        _values(second, 0, 59),
-        _values(minute, 0, 59),
-        _values(hour, 0, 23),
-        None if day in ("?", _LAST) else _values(day, 1, 31),
-        _values(month, 1, 12, _MONTHS),
-        None if weekday == "?" else _values(weekday, 1, 7, _DAYS),
-        None if year == "*" else _values(year, 1970, 2099),
+    days = weekdays = None
+    last, weekday_of, nth = None, False, 0
+    if day == "?":
+        weekdays, nth = _weekdays(weekday)
+    else:
+        days, last, weekday_of = _days(day)
+    return Cron(
+        seconds=_values(second, 0, 59),
+        minutes=_values(minute, 0, 59),
+        hours=_values(hour, 0, 23),
+        months=_values(month, 1, 12, _MONTHS),
+        years=None if year in ([], ["*"]) else _values(year[0], *_YEARS),
+        days=days,
+        last=last,
+        weekday_of=weekday_of,
+        weekdays=weekdays,
+        nth=nth,
     )
-    return Cron(named, last=day == _LAST)
 
 
-def _values(field: str, low: int, high: int, names: Sequence[str] = ()) -> frozenset[int]:
+def _days(field: str) -> tuple[frozenset[int], int | None, bool]:
+    """Days of the month, days before its end, whether the nearest weekday is meant."""
+    if found := re.fullmatch(r"L(?:-(\d+))?(W?)", field):
+        back = int(found[1] or 0)
+        if back > 30:  # noqa: PLR2004 - as Quartz
+            raise ValueError(f"{field!r}: an offset from the last day must be at most 30")
+        return frozenset(), back, bool(found[2])
+    if found := re.fullmatch(r"(\d+)W", field):
+        return _values(found[1], 1, 31), None, True
+    return _values(field, 1, 31), None, False
+
+
+def _weekdays(field: str) -> tuple[frozenset[int], int]:
+    """Weekdays, and which of the month."""
+    if field == "L":
+        return frozenset({_SATURDAY}), 0
+    if found := re.fullmatch(r"(\w+?)L", field):
+        return _values(found[1], 1, 7, _DAYS), -1
+    if found := re.fullmatch(r"(\w+)#([1-5])", field):
+        return _values(found[1], 1, 7, _DAYS), int(found[2])
+    return _values(field, 1, 7, _DAYS), 0
+
+
+def _values(field: str, low: int, high: int, names: dict[str, int] = _NO_NAMES) -> frozenset[int]:
     """All values that a field names. A range may go over its end, as FRI-MON does."""
     found: set[int] = set()
     for part in field.split(","):
         spec, slash, step_text = part.partition("/")
-        step = int(step_text) if step_text.isdecimal() else 0 if slash else 1
+        if slash and not step_text.isdecimal():
+            raise ValueError(f"{part!r}: expected a whole number after /")
+        step = int(step_text) if slash else 1
         if not 1 <= step <= high:
-            raise ValueError(f"{part!r}: expected a step from 1 to {high} after /")
-        if spec == "*" or (slash and not spec):
+            raise ValueError(f"{part!r}: a step must be from 1 to {high}")
+        if spec in {"*", ""}:
+            if not spec and not slash:
+                raise ValueError(f"{field!r} has an empty part")
             found.update(range(low, high + 1, step))
             continue
         first, dash, second = spec.partition("-")
@@ -131,10 +223,9 @@ def _values(field: str, low: int, high: int, names: Sequence[str] = ()) -> froze
     return frozenset(found)
 
 
-def _value(text: str, low: int, high: int, names: Sequence[str]) -> int:
-    if text in names:
-        return names.index(text) + low
-    if not (text.isdecimal() and low <= int(text) <= high):
+def _value(text: str, low: int, high: int, names: dict[str, int]) -> int:
+    value = names.get(text, int(text) if text.isdecimal() else -1)
+    if not low <= value <= high:
         known = f" or {'/'.join(names)}" if names else ""
         raise ValueError(f"{text!r}: expected {low} to {high}{known}")
-    return int(text)
+    return value
