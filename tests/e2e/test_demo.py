@@ -133,7 +133,7 @@ def test_an_interrupted_demo_leaves_no_process_behind(tmp_path: Path, number: si
         demo.kill()
         demo.wait()
     assert demo.returncode == 130
-    assert "nothing is left running" in said
+    assert "interrupted; all processes were stopped" in said
     assert left_behind(output) == []
 
 
@@ -155,7 +155,7 @@ def test_a_failed_start_names_the_log_and_shows_its_end(tmp_path: Path) -> None:
         check=False,
     )
     assert answer.returncode == 1
-    assert "the master ended by itself (exit code 1)" in answer.stdout
+    assert "the master ended unexpectedly (exit code 1)" in answer.stdout
     assert str(output / "logs" / "master.log") in answer.stdout
     assert "this Java is broken" in answer.stdout
     assert left_behind(output) == []

@@ -116,11 +116,11 @@ async def test_a_job_of_a_session_cluster_runs_as_wide_as_it_is_told(session: Fl
         await target.scale(SLOTS + 2)
         status = await shown(target, desired=SLOTS + 2, ready=SLOTS)
         assert status.remarks == (
-            f"no slot of the cluster is free: the job runs at {SLOTS} of {SLOTS + 2} until TaskManagers come",
+            f"the cluster has no free slot: the job runs at {SLOTS} of {SLOTS + 2} until TaskManagers are added",
         )
 
         cancel(session, jid)
-        with pytest.raises(AnswerError, match=r"is over \(CANCELED\)"):
+        with pytest.raises(AnswerError, match=r"has ended \(CANCELED\)"):
             await shown(target, desired=0, ready=0)
         again = await submit(session, jar)
         assert again != jid

@@ -352,7 +352,7 @@ def test_a_wrong_query_is_reported_with_the_servers_message(stub: Stub, tmp_path
     stub.respond = lambda _: (400, json.dumps({"status": "error", "error": "parse error: unexpected )"}).encode())
     with pytest.raises(AutoscalerError, match=r"query 'avg by .*: HTTP 400: 'parse error: unexpected \)'") as told:
         import_(stub, tmp_path)
-    assert "goes on from there" not in str(told.value)
+    assert "continues from there" not in str(told.value)
     assert len(stub.requests) == 1
 
 

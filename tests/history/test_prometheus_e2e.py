@@ -155,5 +155,5 @@ def test_replay_needs_no_engine_that_prometheus_does_not_know(
     capsys.readouterr()
     assert cli.main(["replay", str(tmp_path / "dataset"), str(tmp_path / "config.yaml"), "--json"]) == 0
     told = capsys.readouterr()
-    assert "orders: nothing is known of its engine" in told.err
+    assert "orders: the history has no engine" in told.err
     assert min(one["again"][0] for one in json.loads(told.out)["clusters"]["orders"]["differences"]) < 6
