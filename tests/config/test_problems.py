@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -520,7 +519,3 @@ class TestWrongParameters:
 
     def test_a_value_error_that_names_no_parameter_is_reported_as_it_is(self) -> None:
         assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]
-
-    def test_a_parameter_error_survives_being_sent_to_another_process(self) -> None:
-        error = pickle.loads(pickle.dumps(ParameterError("size", "must be 1")))  # noqa: S301 - our own bytes
-        assert (error.name, error.message, str(error)) == ("size", "must be 1", "size: must be 1")

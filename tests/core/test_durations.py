@@ -91,3 +91,8 @@ def test_any_text_is_a_duration_or_refused(text: str) -> None:
 def test_negative_durations_are_written_with_their_sign() -> None:
     assert format_duration(timedelta(seconds=-90)) == "-1m30s"
     assert format_duration(timedelta(0)) == "0s"
+
+
+def test_a_sum_beyond_what_a_time_can_be_is_too_long() -> None:
+    with pytest.raises(ValueError, match="is too long"):
+        parse_duration("999999999d999999999h")

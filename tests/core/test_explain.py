@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from autoscaler.core.explain import Ruling, explain, readings
+from autoscaler.core.explain import Ruling, explain, format_number, readings
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -310,3 +310,7 @@ def test_a_verdict_with_its_fact_looks_like_the_verdict_in_words() -> None:
     plain = Verdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, ruling.detail)
     assert ruling.detail
     assert (repr(ruling), ruling, hash(ruling)) == (repr(plain), plain, hash(plain))
+
+
+def test_numbers_that_are_not_finite_are_shown_as_they_are() -> None:
+    assert [format_number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
