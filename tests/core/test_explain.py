@@ -314,3 +314,7 @@ def test_a_verdict_with_its_fact_looks_like_the_verdict_in_words() -> None:
 
 def test_numbers_that_are_not_finite_are_shown_as_they_are() -> None:
     assert [format_number(value) for value in (math.nan, math.inf, -math.inf)] == ["nan", "inf", "-inf"]
+
+
+def test_a_verdict_with_its_fact_differs_from_what_is_not_a_verdict() -> None:
+    assert Ruling(Reason.CAP, 3, 2, Reason.CAP, "a reason") != ("cap", 3, 2, "cap", "a reason")
