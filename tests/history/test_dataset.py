@@ -265,9 +265,14 @@ def test_a_damaged_file_is_named(spark: SparkSession, one_day: tuple[Dataset, Pa
     dataset, file = one_day
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError) as error, dataset.reading():
-        dataset.read(spark, "observations").collect()
-    assert f"{file}: cannot be read: it is damaged; put a good copy" in str(error.value)
+    with pytest.raises(DatasetError) as error:
+        dataset.read(spark, "observations")
+    assert f"{file}: cannot be read: it is cut off; put a good copy" in str(error.value)
+
+    # Spark would read it as no rows.
+    file.write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"cannot be read: it is empty; put a good copy"):
+        dataset.read(spark, "observations")
 
     # Spoiled in the middle, which shows only when it is read.
     file.write_bytes(whole[:4] + bytes(len(whole) - 200) + whole[-196:])

@@ -17,6 +17,7 @@ from autoscaler.ports import AutoscalerError
 
 # ruff: noqa: D102 - `Files` documents the methods
 
+_MAGIC = b"PAR1"
 _STARTED = secrets.token_hex(4)
 """Identifies this process: in a container that restarts, the next one has the same process id and host name."""
 
@@ -52,6 +53,9 @@ class Files(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all that is in it, if it exists."""
+
+    def damage(self, name: str) -> str | None:
+        """Why a file cannot be a Parquet file; None: it may be one, or to find out costs a request for each file."""
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         """Hold a lock for writing. Raises BusyError."""
@@ -110,6 +114,20 @@ class LocalFiles:
         path.unlink(missing_ok=True)
         # Hadoop's checksum file.
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    def damage(self, name: str) -> str | None:
+        try:
+            with (self._root / name).open("rb") as file:
+                begin = file.read(len(_MAGIC))
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - len(_MAGIC)))
+                end = file.read()
+        except OSError as error:
+            return error.strerror or str(error)
+        if begin == end == _MAGIC and size > 2 * len(_MAGIC):
+            return None
+        # Spark reads an empty file as no rows: a day would be missing without an error.
+        return "it is empty" if size == 0 else "it is cut off" if begin == _MAGIC else "it is not a Parquet file"
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

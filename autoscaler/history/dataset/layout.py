@@ -139,6 +139,16 @@ class Layout:
         ]
         return reduce(DataFrame.unionByName, frames)
 
+    def check(self, table: str, first: date | None, last: date | None) -> None:
+        """Raise DatasetError for a file of these dates that is evidently damaged, unless a writer is just moving it."""
+        for name in self.current(table)[0]:
+            day = date_of(name)
+            if day is not None and ((first and day < first) or (last and day > last)):
+                continue
+            problem = self.files.damage(name)
+            if problem is not None and self.files.read(COMMIT) is None and name in self.listed(table):
+                raise unreadable(self.files.url(name), problem)
+
     def _changing(self) -> DatasetError:
         return DatasetError(f"{self.path}: other processes keep changing it; try again when they are done")
 

@@ -98,10 +98,12 @@ class Dataset:
             clusters: only these.
 
         Raises:
-            DatasetError: there is no such table. Within `reading`, also damaged files, when Spark reads them.
+            DatasetError: there is no such table, or a file in question is evidently not a Parquet file. Within `reading`,
+                also files that are damaged elsewhere, when Spark reads them.
         """
         if table not in TABLES:
             raise DatasetError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
+        self._layout.check(table, day_of(since), day_of(until))
         return _select(self._layout.table(spark, table), table, since, until, clusters)
 
     def files(self, table: str) -> dict[date | None, list[str]]:
