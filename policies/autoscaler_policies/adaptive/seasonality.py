@@ -65,11 +65,11 @@ def compare(memory: dict[str, float], usual: Sequence[float], now: float) -> Non
         return
     # Believed by what was known before: a greater reading must not make less of what is expected.
     memory["season.trust"] = _trust(memory)
-    told, same = memory.pop("season.told", None), memory.pop("season.same", None)
-    if told is not None and same is not None and due <= now <= due + MAX_DELAY_S:
+    predicted, stable = memory.pop("season.told", None), memory.pop("season.same", None)
+    if predicted is not None and stable is not None and due <= now <= due + MAX_DELAY_S:
         kept = math.exp(-AHEAD_MINUTES * MINUTE_S / ERROR_DECAY_S)
         wrong, unchanged = (
-            min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2 for guess in (told, same)
+            min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2 for guess in (predicted, stable)
         )
         # Where both are equally wrong, as through a quiet night, nothing is said against either.
         for name, more in (("season.wrong", wrong - unchanged), ("season.wrong_unchanged", unchanged - wrong)):
@@ -108,21 +108,21 @@ def is_far_below(level: float, usual: Sequence[float]) -> bool:
     return level < (1.0 - ABNORMAL) * usual[0]
 
 
-def peak_backlog(level: float, usual: Sequence[float], trusted: float, able: float, lag: float) -> float:
+def peak_backlog(level: float, usual: Sequence[float], trusted: float, capacity: float, lag: float) -> float:
     """The most records that will wait within the time foretold if the size stays, as far as the usual is believed.
 
     Args:
         level: what arrives now, records/s.
         usual: what is foretold of now and of the next minutes.
         trusted: how far that is believed, 0 to 1: as for the rest, it stays as it is.
-        able: what the size can process, records/s.
+        capacity: what the size can process, records/s.
         lag: what waits now.
     """
     off = level - usual[0]
     most = lag
     for minute, each in enumerate(usual[1:], 1):
         back = each + off * math.exp(-minute * MINUTE_S / RETURN_S)
-        come = level + trusted * (back - level)
-        lag = max(lag + (come - able) * MINUTE_S, 0.0)
+        arriving = level + trusted * (back - level)
+        lag = max(lag + (arriving - capacity) * MINUTE_S, 0.0)
         most = max(most, lag)
     return most

@@ -130,10 +130,10 @@ class AwsStep:
         what = (
             f"{self.metric} {format_number(newest)} is {format_number(distance)} from {format_number(self.threshold)}"
         )
-        told = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {format_number(self.threshold)}"
+        alarm = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {format_number(self.threshold)}"
         if breaching < self.needed or not self._breaches(newest):
             return Recommendation(
-                None, Reason.ABSTAINED, inputs, f"{self.metric} {format_number(newest)}: {told}, no alarm"
+                None, Reason.ABSTAINED, inputs, f"{self.metric} {format_number(newest)}: {alarm}, no alarm"
             )
         step = step_for(distance, self.steps, above=self.above)
         if step is None:

@@ -587,15 +587,15 @@ class FlinkOperator:
         limiting = max(needed, key=lambda vertex: (needed[vertex], self._short(view, measured.loads[vertex])))
         load = measured.loads[limiting]
         inputs = self._inputs(view, load, measured, needed[limiting])
-        told = f"{measured.names[limiting]}: {self._told(view, load)}"
+        summary = f"{measured.names[limiting]}: {self._describe_load(view, load)}"
         if not changed:
             held = next((vertex for vertex, change in job.changes.items() if change.why), limiting)
             of = "" if held == limiting else f"{measured.names[held]}: "
             why = of + (job.changes[held].why or "every vertex is within its band")
-            return sized(view, view.current, inputs, f"{told}; {why}, {replicas(view.current)} stay")
+            return sized(view, view.current, inputs, f"{summary}; {why}, {replicas(view.current)} stay")
         if self._too_much(view, measured, {vertex: change.parallelism for vertex, change in changed.items()}):
             return sized(
-                view, view.current, inputs, f"{told}; the quota has no room for more, {replicas(view.current)} stay"
+                view, view.current, inputs, f"{summary}; the quota has no room for more, {replicas(view.current)} stay"
             )
         groups = measured.slots(needed)
         slots, each = job_slots(groups), view.spec.slots_per_replica
@@ -605,7 +605,9 @@ class FlinkOperator:
         if slots >= has and workers < view.current:
             workers = view.current  # the job does not use all that are there yet, and does not need fewer
             sum_up += f", and {view.current} are there"
-        return sized(view, workers, inputs, f"{told}: parallelism {load.parallelism} to {needed[limiting]}, {sum_up}")
+        return sized(
+            view, workers, inputs, f"{summary}: parallelism {load.parallelism} to {needed[limiting]}, {sum_up}"
+        )
 
     def _inputs(self, view: View, load: Load, measured: _Measured, needed: int) -> dict[str, float]:
         inputs = {
@@ -628,15 +630,15 @@ class FlinkOperator:
         short = dataflow.divided(self._capacity(view, load), load.true_rate)
         return dataflow.INF if math.isnan(short) else short
 
-    def _told(self, view: View, load: Load) -> str:
+    def _describe_load(self, view: View, load: Load) -> str:
         capacity = self._capacity(view, load)
         if math.isnan(load.true_rate) or math.isnan(capacity):
             return f"its rates are not known, it keeps parallelism {load.parallelism}"
-        able = "any rate" if math.isinf(load.true_rate) else f"{format_number(load.true_rate)} records/s"
+        true_rate = "any rate" if math.isinf(load.true_rate) else f"{format_number(load.true_rate)} records/s"
         return (
             f"{format_number(load.target.rate)} records/s need {format_number(capacity)} at "
             f"{self.utilization_target:.0%}, "
-            f"{load.parallelism} subtasks could process {able}"
+            f"{load.parallelism} subtasks could process {true_rate}"
         )
 
     def _too_much(self, view: View, measured: _Measured, changed: Mapping[str, int]) -> bool:

@@ -246,7 +246,7 @@ class Hpa:
                     words.append(f"{metric.metric}: {error}")
                 else:
                     inputs[metric.metric] = _shown(one)
-                    words.append(_told(view, metric, reading, one))
+                    words.append(_describe(view, metric, reading, one))
             found.append(one)
         proposals = [None if one is None else one.replicas for one in found]
         log = before.log
@@ -397,18 +397,18 @@ def _replicas(reading: Reading) -> Mapping[str, Mapping[str, float]]:
 
 def _silent(view: View, reading: Reading) -> int:
     """How many replicas are up of which nothing was read."""
-    told = _replicas(reading)
-    if told:
-        up = [part for part in told.values() if part.get(READY, 1.0)]
+    reported = _replicas(reading)
+    if reported:
+        up = [part for part in reported.values() if part.get(READY, 1.0)]
         return sum(USAGE not in part for part in up) + max(view.ready - len(up), 0)
     return max(view.ready - len(reading.value), 0) if isinstance(reading.value, tuple) else 0
 
 
 def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
     """The replicas as pods: those that told something, those that are up and silent, those that are not up."""
-    told = _replicas(reading)
-    if told:
-        return _parts(view, told)
+    reported = _replicas(reading)
+    if reported:
+        return _parts(view, reported)
     request = scale
     if isinstance(reading.value, tuple):
         pods = [Pod(_units(number, scale), request) for number in reading.value]
@@ -430,14 +430,14 @@ def _complete(view: View, pods: list[Pod], silent: int, request: int | None) -> 
     return pods
 
 
-def _parts(view: View, told: Mapping[str, Mapping[str, float]]) -> list[Pod]:
+def _parts(view: View, reported: Mapping[str, Mapping[str, float]]) -> list[Pod]:
     pods = [
         Pod(
             _units(part[USAGE], MILLI) if USAGE in part else None,
             _units(part[REQUEST], MILLI) if REQUEST in part else None,
             PodState.READY if part.get(READY, 1.0) else PodState.UNREADY,
         )
-        for part in told.values()
+        for part in reported.values()
     ]
     # What nobody tells of a replica is taken as the greatest request: it weighs the more on the way down.
     request = max((pod.request for pod in pods if pod.request is not None), default=None)
@@ -449,9 +449,9 @@ def _shown(one: Sized) -> float:
     return float(one.utilization) if one.utilization is not None else one.usage / MILLI
 
 
-def _told(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
+def _describe(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
     unit = "%" if one.utilization is not None else ""
-    said = f"{metric.metric} {format_number(_shown(one))}{unit} at target {format_number(metric.target)}{unit}"
+    text = f"{metric.metric} {format_number(_shown(one))}{unit} at target {format_number(metric.target)}{unit}"
     if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE} and (silent := _silent(view, reading)):
-        said = f"{said}, {replicas(silent)} silent"
-    return f"{said}: {replicas(one.replicas)}"
+        text = f"{text}, {replicas(silent)} silent"
+    return f"{text}: {replicas(one.replicas)}"

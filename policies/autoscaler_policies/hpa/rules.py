@@ -235,23 +235,23 @@ def utilization_ratio(current: int, target: int, pods: Sequence[Pod], tolerances
     Raises:
         MetricError: no metric, no pod or no request.
     """
-    told, unready, missing = _grouped(pods, "resource")
+    reported, unready, missing = _grouped(pods, "resource")
     if any(pod.request is None for pod in pods if pod.state is not PodState.UNLISTED):
         raise MetricError("missing request")
-    ratio, percent, usage = _utilization(told, target)
+    ratio, percent, usage = _utilization(reported, target)
     waiting = unready if ratio > 1.0 else []
-    ready = _count(pod for pod in told if pod.state is not PodState.UNLISTED)
+    ready = _count(pod for pod in reported if pod.state is not PodState.UNLISTED)
     if not waiting and not missing:
         size = current if tolerances.hold(ratio) else _size(ratio * ready)
         return Sized(size, usage, percent)
-    filled = [*told, *(replace(pod, usage=0) for pod in waiting)]
+    filled = [*reported, *(replace(pod, usage=0) for pod in waiting)]
     if ratio < 1.0:
         share = max(100, target)
         filled += [replace(pod, usage=(pod.request or 0) * share // 100) for pod in missing]
     elif ratio > 1.0:
         filled += [replace(pod, usage=0) for pod in missing]
-    again, _, _ = _utilization(filled, target)
-    return Sized(_rebalanced(current, ratio, again, _count(filled), tolerances), usage, percent)
+    filled_ratio, _, _ = _utilization(filled, target)
+    return Sized(_rebalanced(current, ratio, filled_ratio, _count(filled), tolerances), usage, percent)
 
 
 def pod_average_value(
@@ -272,19 +272,19 @@ def pod_average_value(
     Raises:
         MetricError: no metric, or no pod.
     """
-    told, unready, missing = _grouped(pods, api)
-    ratio, usage = _average(told, target)
+    reported, unready, missing = _grouped(pods, api)
+    ratio, usage = _average(reported, target)
     waiting = unready if ratio > 1.0 else []
     if not waiting and not missing:
-        ready = _count(pod for pod in told if pod.state is not PodState.UNLISTED)
+        ready = _count(pod for pod in reported if pod.state is not PodState.UNLISTED)
         return Sized(current if tolerances.hold(ratio) else _size(ratio * ready), usage)
-    filled = [*told, *(replace(pod, usage=0) for pod in waiting)]
+    filled = [*reported, *(replace(pod, usage=0) for pod in waiting)]
     if ratio < 1.0:
         filled += [replace(pod, usage=target) for pod in missing]
     elif ratio > 1.0:
         filled += [replace(pod, usage=0) for pod in missing]
-    again, _ = _average(filled, target)
-    return Sized(_rebalanced(current, ratio, again, _count(filled), tolerances), usage)
+    filled_ratio, _ = _average(filled, target)
+    return Sized(_rebalanced(current, ratio, filled_ratio, _count(filled), tolerances), usage)
 
 
 def object_or_external_value(
@@ -507,13 +507,13 @@ def controller(
     if desired is None:
         return Outcome(current, Condition.HOLD, None, stabilized=False, log=log)
     if behavior is None:
-        calm = stabilization_down_only(desired, LEGACY_WINDOW, log)
-        limited = legacy_rate_limit(current, calm.replicas, minimum, maximum)
+        stabilized = stabilization_down_only(desired, LEGACY_WINDOW, log)
+        limited = legacy_rate_limit(current, stabilized.replicas, minimum, maximum)
     else:
         up, down = behavior
-        calm = stabilization(current, desired, up.window, down.window, log)
-        limited = rate_limit(current, calm.replicas, minimum, maximum, up, down, ups, downs)
-    return Outcome(limited.replicas, limited.condition, desired, calm.replicas != desired, calm.log)
+        stabilized = stabilization(current, desired, up.window, down.window, log)
+        limited = rate_limit(current, stabilized.replicas, minimum, maximum, up, down, ups, downs)
+    return Outcome(limited.replicas, limited.condition, desired, stabilized.replicas != desired, stabilized.log)
 
 
 def _grouped(pods: Sequence[Pod], api: str) -> tuple[list[Pod], list[Pod], list[Pod]]:
@@ -522,7 +522,7 @@ def _grouped(pods: Sequence[Pod], api: str) -> tuple[list[Pod], list[Pod], list[
         raise MetricError(f"no metrics returned from {api} metrics API")
     if all(pod.state is PodState.UNLISTED for pod in pods):
         raise MetricError("no pods returned by selector while calculating replica count")
-    told, unready, missing = [], [], []
+    reported, unready, missing = [], [], []
     for pod in pods:
         if pod.state is PodState.IGNORED:
             continue
@@ -533,10 +533,10 @@ def _grouped(pods: Sequence[Pod], api: str) -> tuple[list[Pod], list[Pod], list[
         elif pod.state is PodState.UNREADY:
             unready.append(pod)
         else:
-            told.append(pod)
-    if not told:
+            reported.append(pod)
+    if not reported:
         raise MetricError("did not receive metrics for targeted pods (pods might be unready)")
-    return told, unready, missing
+    return reported, unready, missing
 
 
 def _count(pods: Iterable[Pod]) -> int:

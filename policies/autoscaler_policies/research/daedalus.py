@@ -146,7 +146,7 @@ class Daedalus:
         for name in ("size", "recovery", "capacity"):
             memory.pop(name, None)
         self._measure(view, memory, now)
-        line = self._told(view, memory) or self._forecast(view, memory, now)
+        line = self._external_forecast(view, memory) or self._forecast(view, memory, now)
         if line is None or now - memory["rescaled_at"] < self.cooldown.total_seconds() or moving(view):
             return memory
         self._plan(view, memory, line, now)
@@ -227,7 +227,7 @@ class Daedalus:
                 since = max(since, engine.running_since.timestamp())
         return 0 < view.current == view.ready and not moving(view) and now - since >= self.warm_up.total_seconds()
 
-    def _told(self, view: View, memory: dict[str, float]) -> Curve | None:
+    def _external_forecast(self, view: View, memory: dict[str, float]) -> Curve | None:
         """What somebody else forecasts."""
         reading = None if self.forecast is None else view.metrics.get(self.forecast)
         if reading is None:
@@ -280,22 +280,26 @@ class Daedalus:
 
     def _capacity(self, memory: Mapping[str, float], size: int) -> float:
         """Records/s of a size: as observed there, else in proportion to the present one (`get_capacity`)."""
-        able = memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
-        return min(max(able, 0.0), 1e300)
+        capacity = memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
+        return min(max(capacity, 0.0), 1e300)
 
     def _plan(self, view: View, memory: dict[str, float], line: Line | Curve, now: float) -> None:
         """Choose the size (`plan` and `determine_scaleout`)."""
         current = view.current
-        able = self._capacity(memory, current)
+        current_capacity = self._capacity(memory, current)
         arrivals, lag = total(view, self.arrivals) or 0.0, total(view, self.lag) or 0.0
-        if current and not able:
+        if current and not current_capacity:
             return
         if "each" not in memory:
             return
-        soon = now - memory["rescaled_at"] < self.optional_cooldown.total_seconds()
+        within_cooldown = now - memory["rescaled_at"] < self.optional_cooldown.total_seconds()
         memory["most"] = min(line.most(line.horizon), 1e300)
-        if soon and able > arrivals and able > line.most(self.interval.total_seconds()):
-            memory.update(size=float(current), capacity=able)
+        if (
+            within_cooldown
+            and current_capacity > arrivals
+            and current_capacity > line.most(self.interval.total_seconds())
+        ):
+            memory.update(size=float(current), capacity=current_capacity)
             return
         waiting = arrivals * self.checkpoint.total_seconds() + lag
         for size in range(max(view.limits.minimum, 1), view.limits.maximum + 1):
@@ -305,7 +309,7 @@ class Daedalus:
             recovery = recovery_time(line, capacity, waiting, self._downtime(memory, down=size < current))
             if not recovery <= self.target_recovery.total_seconds() or capacity < line.most(recovery):
                 continue
-            if size < current and able < lag:
+            if size < current and current_capacity < lag:
                 continue
             if size == current or capacity > line.most(line.horizon):
                 memory.update(size=float(size), capacity=capacity, recovery=recovery)

@@ -101,14 +101,14 @@ class TargetTracking:
 
     def _fill(self, values: tuple[float, ...], current: int, ready: int) -> tuple[float, int]:
         """Ratio to the target and number of replicas it is an average of, silent replicas filled in."""
-        told = len(values)
+        reported = len(values)
         total = sum(values)
-        ratio = total / told / self.target
+        ratio = total / reported / self.target
         if ratio > 1:
-            count = max(told, ready, current)
+            count = max(reported, ready, current)
             filled = total / count / self.target
             # more would turn into fewer: exactly at target says that the size stays
             return (max(filled, 1.0), count)
-        if ready > told:
-            return ((total + (ready - told) * self.target) / ready / self.target, ready)
-        return (ratio, ready or told)
+        if ready > reported:
+            return ((total + (ready - reported) * self.target) / ready / self.target, ready)
+        return (ratio, ready or reported)

@@ -216,11 +216,11 @@ class Threshold:
             return missing(view, *dict.fromkeys(absent))
         if why:
             return sized(view, largest, inputs, f"{why}: {replicas(current)} - {current - largest}")
-        told = ", ".join(f"{name} {format_number(number)}" for name, number in inputs.items())
+        readings = ", ".join(f"{name} {format_number(number)}" for name, number in inputs.items())
         if self.down or waiting:
-            return sized(view, current, inputs, f"no rule fires: {told}")
+            return sized(view, current, inputs, f"no rule fires: {readings}")
         # Who was only told when to ask for more must not hold up another policy that asks for fewer.
-        return Recommendation(None, Reason.ABSTAINED, inputs, f"no rule fires: {told}")
+        return Recommendation(None, Reason.ABSTAINED, inputs, f"no rule fires: {readings}")
 
     @staticmethod
     def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:

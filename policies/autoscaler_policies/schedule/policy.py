@@ -217,7 +217,7 @@ def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
     upcoming: list[tuple[datetime, str]] = []
     least: list[int] = []
     most: list[int] = []
-    told: list[str] = []
+    parts: list[str] = []
     excluded: list[str] = []
     every: tuple[Window | Exclusion, ...] = (*schedule.windows, *schedule.exclude)
     for window in every:
@@ -233,21 +233,21 @@ def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
         if isinstance(window, Exclusion):
             excluded.append(f"{window.name} lasts until {_time(close, times.zone)}")
             continue
-        told.append(f"{window.name} is open until {_time(close, times.zone)}")
+        parts.append(f"{window.name} is open until {_time(close, times.zone)}")
         if window.min is not None:
             least.append(window.min)
         if window.max is not None:
             most.append(window.max)
     if excluded:
-        told.insert(0, f"nothing changes: {' and '.join(excluded)}")
-    if not told:
-        told.append(f"no window is open; {min(upcoming)[1]}")
+        parts.insert(0, f"nothing changes: {' and '.join(excluded)}")
+    if not parts:
+        parts.append(f"no window is open; {min(upcoming)[1]}")
     state = _State(
         now.timestamp(),
         max(least, default=None),
         max(most, default=None),
         " and ".join(excluded),
-        "; ".join(told),
+        "; ".join(parts),
     )
     return state, min(changes)
 
