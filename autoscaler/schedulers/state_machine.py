@@ -229,24 +229,24 @@ class Job:
         return self.phase is Phase.EXECUTING and self.restored and not stuck
 
 
-Step = tuple[Job, tuple[Instruction, ...]]
+Transition = tuple[Job, tuple[Instruction, ...]]
 """What becomes of a job, and what is to be done."""
 
 
 class Settings(Protocol):
     """The rules of one scheduler: `FlinkSettings` or `SparkSettings`."""
 
-    def start(self, job: Job, at: float) -> Step:
+    def start(self, job: Job, at: float) -> Transition:
         """What becomes of a job that was only created."""
 
-    def react(self, job: Job, event: Change) -> Step:
+    def react(self, job: Job, event: Change) -> Transition:
         """What an event changes; no timer of an earlier time is left."""
 
-    def wake(self, job: Job, timer: Timer) -> Step:
+    def wake(self, job: Job, timer: Timer) -> Transition:
         """What happens when a timer runs out that is not among the job's any more."""
 
 
-def advance(settings: Settings, job: Job, event: Event) -> Step:
+def advance(settings: Settings, job: Job, event: Event) -> Transition:
     """What becomes of a job by an event, and what is to be done about it.
 
     The first event starts the job. Timers that ran out before an event come first, in order. Of things at one and the
