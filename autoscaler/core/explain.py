@@ -144,7 +144,7 @@ def _pending(rescale: Rescale, remarks: tuple[object, ...]) -> str:
     return f" ({reported})" if reported else ""
 
 
-class Ruling(Verdict):
+class DeferredVerdict(Verdict):
     """A verdict with the fact behind it: the sentence is made when it is asked for, which for most it never is."""
 
     __slots__ = ("fact",)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from autoscaler.core.capacity import source_partitions, usable_slots
 from autoscaler.core.combine import Combined
-from autoscaler.core.explain import Ruling
+from autoscaler.core.explain import DeferredVerdict
 from autoscaler.core.model import (
     ZERO,
     Behaviour,
@@ -353,7 +353,7 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
             lowest, highest = max(lowest, effect.lowest), min(highest, effect.highest)
         after = min(wanted, highest) if wanted > lowest else lowest
         if effect is not None and fact is not None:
-            verdicts.append(Ruling(name, before, after, effect.reason or name, fact))
+            verdicts.append(DeferredVerdict(name, before, after, effect.reason or name, fact))
         else:
             verdicts.append(passed(name, after) if after == before else Verdict(name, before, after, name))
         before = after
@@ -386,7 +386,7 @@ def bounds(s: GuardContext, size: int) -> Verdict:
         if size == s.current and limits.minimum <= size <= limits.maximum:
             return passed(Reason.BOUNDS, size)
         fact = Fact("excluded", {"reason": s.excluded})
-        return Ruling(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
+        return DeferredVerdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
     after = max(limits.minimum, min(size, limits.maximum))
     if after < s.current and s.holds:
         after = s.current
@@ -396,7 +396,7 @@ def bounds(s: GuardContext, size: int) -> Verdict:
     elif after == size:
         return passed(Reason.BOUNDS, size)
     fact = Fact("bounds", {"minimum": limits.minimum, "maximum": limits.maximum, "but": but})
-    return Ruling(Reason.BOUNDS, size, after, Reason.BOUNDS, fact)
+    return DeferredVerdict(Reason.BOUNDS, size, after, Reason.BOUNDS, fact)
 
 
 def _beyond(s: GuardContext, size: int) -> str | None:

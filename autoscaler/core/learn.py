@@ -21,7 +21,7 @@ from autoscaler.core.rescale import Settled, runs
 from autoscaler.core.trust import Trusted
 
 
-class Lesson(NamedTuple):
+class LearnResult(NamedTuple):
     """What is known now.
 
     Attributes:
@@ -35,7 +35,7 @@ class Lesson(NamedTuple):
     policy_errors: Mapping[str, str]
 
 
-def learn(seen: Trusted, settled: Settled) -> Lesson:
+def learn(seen: Trusted, settled: Settled) -> LearnResult:
     """Learn the capacity of the present size, then have the policies learn."""
     learned = _learn_capacity(seen, settled.state)
     ready = seen.observation.ready
@@ -43,7 +43,7 @@ def learn(seen: Trusted, settled: Settled) -> Lesson:
     memory, errors = learn_policies(seen.spec.policies, view)
     if memory or learned.memory:
         learned = Learned(learned.capacity, learned.durations, memory)
-    return Lesson(view, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
+    return LearnResult(view, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
 
 
 def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, ready: int) -> View:

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from autoscaler.core.explain import Ruling, explain, readings
+from autoscaler.core.explain import DeferredVerdict, explain, readings
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -306,7 +306,7 @@ def test_limits_that_the_target_does_not_reach_are_the_reason_and_not_the_load()
 
 def test_a_verdict_with_its_fact_looks_like_the_verdict_in_words() -> None:
     fact = Fact("cooldown", {"passed": timedelta(seconds=5), "pause": timedelta(seconds=60)})
-    ruling = Ruling(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, fact)
+    ruling = DeferredVerdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, fact)
     plain = Verdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, ruling.detail)
     assert ruling.detail
     assert (repr(ruling), ruling, hash(ruling)) == (repr(plain), plain, hash(plain))
