@@ -35,7 +35,7 @@ def test_ticks_do_not_drift_in_hours() -> None:
         await world.start()
         await world.until(6 * 3600)
         await world.fleet.stop()
-        assert max(world.pace.late) < 0.001
+        assert max(world.tick_times.late) < 0.001
         return world.ticks("a")
 
     ticks = virtual_time.run(main())
@@ -120,7 +120,7 @@ def test_everything_is_asked_at_once_within_the_timeout() -> None:
         await world.start()
         await world.until(30)
         await world.fleet.stop()
-        assert world.pace.took[0] == pytest.approx(3.0)
+        assert world.tick_times.took[0] == pytest.approx(3.0)
         assert not world.store.records[0].observation.missing
 
     virtual_time.run(main())
