@@ -416,7 +416,7 @@ def test_windows_end_at_the_same_times_in_every_run() -> None:
 
 
 def test_queries_keep_their_pace() -> None:
-    pace = history_prometheus._Pace(10.0)
+    pace = history_prometheus._RateLimiter(10.0)
     slept: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.monotonic", lambda: sum(slept))
