@@ -364,14 +364,18 @@ def decommission(facts: Facts) -> Iterator[Finding]:
 
 def slow_drain(facts: Facts) -> Iterator[Finding]:
     """Moving blocks off a drained executor makes it wait for the next check."""
-    again = seconds(facts.settings.get("spark.storage.decommission.replicationReattemptInterval"), 30.0)
+    interval = seconds(facts.settings.get("spark.storage.decommission.replicationReattemptInterval"), 30.0)
     moving = facts.settings.get("spark.storage.decommission.enabled", "false").strip().lower() == "true"
-    if _is_true(facts.settings, "spark.decommission.enabled") and moving and (again is None or again > SLOW_DRAIN):
+    if (
+        _is_true(facts.settings, "spark.decommission.enabled")
+        and moving
+        and (interval is None or interval > SLOW_DRAIN)
+    ):
         yield Finding(
             Severity.WARNING,
             "spark.storage.decommission.replicationReattemptInterval",
             "a drained executor checks only every "
-            + (f"{again:g} s" if again is not None else "so often")
+            + (f"{interval:g} s" if interval is not None else "so often")
             + " whether its blocks have moved",
             "each worker takes about 31 s to drain, against 4 s with 3 s, or 1.3 s without moving blocks",
             "spark.storage.decommission.replicationReattemptInterval=3s, or spark.storage.decommission.enabled=false "
