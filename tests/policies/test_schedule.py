@@ -244,7 +244,7 @@ def test_a_step_holds_the_size_within_the_windows_bounds() -> None:
         (lambda: replace(OFFICE, name=" "), "name: is empty"),
         (lambda: replace(OFFICE, start="0 8 * * 1-9"), "start: '0 8 * * 1-9': field 5 (day of week) is 9, expected 0"),
         (lambda: replace(OFFICE, end="0 18 * *"), "end: '0 18 * *': expected five fields"),
-        (lambda: replace(OFFICE, start="0 8 31 2 *"), "start: '0 8 31 2 *' never comes: no such day"),
+        (lambda: replace(OFFICE, start="0 8 31 2 *"), "start: '0 8 31 2 *' is never due: no such day"),
         (lambda: replace(OFFICE, end=None), "end: is missing, expected either end or duration"),
         (lambda: replace(OFFICE, duration=HOUR), "end: is there beside duration, expected either end or duration"),
         (lambda: replace(SALE, duration=timedelta(0)), "duration: is 0s, expected above 0s"),

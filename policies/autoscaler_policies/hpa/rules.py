@@ -5,7 +5,7 @@ direction): replica_calculator.go, metrics/utilization.go and horizontal.go; eac
 
 Values are whole thousandths (`milli`), as a Kubernetes quantity counts: 1.5 cores are 1500. Their division drops
 the fraction, and ratios are 64-bit floats, so that every rounding falls where it falls there. What happened before
-is told by its age; an age of nothing is now.
+is given by its age; an age of 0 is now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import StrEnum
 from autoscaler.policy_api import ZERO, ParameterError, Select
 
 MOST = 2**31 - 1
-"""The largest size Kubernetes knows (int32)."""
+"""The largest size Kubernetes allows (int32)."""
 
 MOST_USAGE = 2**63 - 1
 """The largest value a metric of Kubernetes can have (int64)."""
@@ -39,7 +39,7 @@ class PodState(StrEnum):
     """What a pod is taken as (groupPods)."""
 
     READY = "ready"
-    UNREADY = "unready"  # starting, so that its usage says nothing yet
+    UNREADY = "unready"  # starting, so that its usage does not count yet
     PENDING = "pending"  # not scheduled, or pulling images: taken as unready whatever is measured
     MISSING = "missing"  # it has no metric
     IGNORED = "ignored"  # failed, or being deleted
@@ -47,7 +47,7 @@ class PodState(StrEnum):
 
 
 class Condition(StrEnum):
-    """Why the size is what it is: the reasons of an HPA's condition ScalingLimited, and why it did not come to that."""
+    """Why the size is what it is: the reasons of an HPA's condition ScalingLimited, and why none was computed."""
 
     WITHIN = "DesiredWithinRange"
     TOO_FEW = "TooFewReplicas"
@@ -90,7 +90,7 @@ class ScalingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """What `behavior` says of one direction (HPAScalingRules).
+    """`behavior` of one direction (HPAScalingRules).
 
     Attributes:
         window: stabilization window.
@@ -208,7 +208,7 @@ class Outcome:
     Attributes:
         replicas: the size it sets.
         condition: why.
-        desired: what the metrics asked for; None where that was not looked at or cannot be told.
+        desired: what the metrics asked for; None where that was not computed or is not known.
         stabilized: whether a window changed that.
         log: the recommendations to keep.
     """

@@ -59,14 +59,14 @@ class Daedalus:
     until `optional_cooldown` after it only when the present size will not last the next interval.
 
     Attributes:
-        target_recovery: time within which everything that piled up in a rescale must be processed; default 10m.
+        target_recovery: time within which the backlog of a rescale must be processed; default 10m.
         checkpoint: interval of checkpoints; so much is processed again after a rescale; default 10s.
-        downtime_up: how long the job is taken to stand still when replicas come, until learned; default 30s.
+        downtime_up: how long the job is assumed to stand still when replicas are added, until learned; default 30s.
         downtime_down: the same when replicas go; default 15s.
         interval: time between two decisions, over which the readings should be averaged; default 60s.
         cooldown: after a rescale nothing is changed for so long; default 3m.
         optional_cooldown: after a rescale nothing is changed for so long that is not necessary; default 10m.
-        warm_up: readings within so long of a rescale or restart tell nothing about capacity; default 2m.
+        warm_up: readings within so long of a rescale or restart do not count for capacity; default 2m.
         horizon: how far ahead arrivals are forecast; default 15m.
         trend_window: the forecast is the straight line through the arrivals of so long; default 15m.
         max_forecast_error: a forecast that was wrong by at least this share (WAPE) is replaced by the straight line
@@ -129,7 +129,7 @@ class Daedalus:
         """How much past it needs: the time that the trend is measured over."""
         return self.trend_window
 
-    # what it knows
+    # learning
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Follow a rescale; at the end of an interval update capacity and forecast, and decide."""
@@ -138,7 +138,7 @@ class Daedalus:
         if "rescaled_at" not in memory:
             memory["rescaled_at"] = now - AT_START
         self._follow(view, memory, now)
-        # A look comes a little before or after it is due: half of the time between two is no reason to wait for one.
+        # A poll may be a little early or late: half an interval is not worth waiting for another one.
         due = memory.get("decided_at", -math.inf) + (self.interval - view.spec.interval / 2).total_seconds()
         if now < due or self._absent(view):
             return memory
@@ -162,7 +162,7 @@ class Daedalus:
         memory["replicas"] = float(view.current)
         if rescale is None:
             if before != view.current:
-                # Over within the time between two looks, and seen only now.
+                # Over within the time between two polls, and seen only now.
                 self._begin(memory, now, view.current)
                 memory["stands_at"] = now - view.spec.interval.total_seconds()
                 memory["up"] = float(view.current > before)
@@ -228,7 +228,7 @@ class Daedalus:
         return 0 < view.current == view.ready and not moving(view) and now - since >= self.warm_up.total_seconds()
 
     def _external_forecast(self, view: View, memory: dict[str, float]) -> Curve | None:
-        """What somebody else forecasts."""
+        """The forecast of a metric, if there is one."""
         reading = None if self.forecast is None else view.metrics.get(self.forecast)
         if reading is None:
             return None
@@ -276,7 +276,7 @@ class Daedalus:
                 found.append((time, rate))
         return found
 
-    # what it does about it
+    # planning
 
     def _capacity(self, memory: Mapping[str, float], size: int) -> float:
         """Records/s of a size: as observed there, else in proportion to the present one (`get_capacity`)."""
@@ -322,7 +322,7 @@ class Daedalus:
         return memory.get(name, getattr(self, name).total_seconds())
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size was chosen last, and from what."""
+        """Ask for the size that was chosen last."""
         absent = self._absent(view)
         if absent:
             return missing(view, *absent)

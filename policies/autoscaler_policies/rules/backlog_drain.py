@@ -22,11 +22,11 @@ from autoscaler_policies.shared.recommend import LARGEST, finite, format_number,
 # A restart that takes more than a third of `drain_time` would need absurd sizes to be made good in time: the last
 # second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
 RESTARTS = 3.0
-# While a rescale is on its way, its size stays unless it needs more than this many times the time allowed.
+# While a rescale is in progress, its size stays unless it needs more than this many times the time allowed.
 RESCALE_TOLERANCE = 2.0
 # Arrivals are confirmed by earlier ones that differ by less than this factor: noise of 10 % both ways stays below.
 SAME = 1.25
-# The reading before the beginning of that time must still be in sight, at any usual interval.
+# The reading before the beginning of that time must still be in `past`, at any common interval.
 MARGIN = timedelta(minutes=5)
 
 
@@ -69,7 +69,7 @@ class BacklogDrain:
     than `drain_time`: then the smallest size of which neither is true, counting what piles up until it works, or
     the greatest allowed. Fewer when arrivals are at most `down_utilization` of the smaller capacity, the
     present size works the backlog off within `down_backlog_time`, and the smaller one what piles up during the change
-    `drain_time`. Between these nothing changes. While a rescale is on its way, its size stays unless the backlog
+    `drain_time`. Between these nothing changes. While a rescale is in progress, its size stays unless the backlog
     takes twice as long as `drain_time`.
 
     With unknown capacity it abstains, except when the backlog is worth more than `drain_time` of the throughput
@@ -117,7 +117,7 @@ class BacklogDrain:
             raise ParameterError(
                 "down_utilization",
                 f"is {self.down_utilization}, expected above 0 and below utilization "
-                f"({self.utilization:g}), or the size swings to and fro",
+                f"({self.utilization:g}), or the size alternates",
             )
         for name in ("lag", "arrivals", "throughput"):
             if not getattr(self, name):
@@ -134,7 +134,7 @@ class BacklogDrain:
         return self.stable_time + MARGIN if self.stable_time else ZERO
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size keeps up and works off the backlog in time."""
+        """Ask for the size that keeps up and processes the backlog in time."""
         lag = total(view, self.lag)
         arrivals = total(view, self.arrivals)
         if lag is None or arrivals is None:
