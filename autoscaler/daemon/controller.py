@@ -264,7 +264,7 @@ class Controller:
         self.counters.failed_calls += 1
         if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
-        assert self.state is not None  # noqa: S101 - there was a decision, hence a state
+        assert self.state is not None  # noqa: S101 - there was a decision, so there is a state
         self.state = call_failed(self.state, error)
         try:
             await self._store.save(self.name, self.state, None)

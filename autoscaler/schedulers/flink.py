@@ -1,4 +1,4 @@
-"""Flink's adaptive scheduler, version by version: when a job is stopped for a rescale, and when it comes back.
+"""Flink's adaptive scheduler, version by version: when a job is stopped for a rescale, and when it restarts.
 
 Made after `org.apache.flink.runtime.scheduler.adaptive` of the releases 1.18 to 2.3, whose names are used here. What is
 left out: failures of the job's own code, savepoints, cancellation, and the jitter of the restart delay.
@@ -42,7 +42,7 @@ MAX_PARALLELISM = 1 << 15  # parallelism of any vertex
 
 
 class Rules(StrEnum):
-    """How an executing job comes to be rescaled."""
+    """When an executing job is rescaled."""
 
     INTERVAL = "interval"
     """Until 1.20: at once, or as soon as the least interval since the last restart is over."""
@@ -74,7 +74,7 @@ class FlinkSettings:
 
     Attributes:
         groups: the job's slot sharing groups: the lower and upper bound of every vertex's parallelism.
-        rules: how an executing job comes to be rescaled.
+        rules: when an executing job is rescaled.
         cooldown: no rescale for so long after a deployment: `scaling-interval.min`, in 2.x
             `executing.cooldown-after-rescaling`. 1.18 has none.
         stabilization: an executing job waits so long for more slots after the first change, in 2.x only:
@@ -89,12 +89,12 @@ class FlinkSettings:
         submission_stabilization: a starting job takes fewer slots than wished when they suffice for so long; 0 in
             Reactive Mode.
         heartbeat: after so long a killed worker is noticed: `heartbeat.timeout`. A connection that is refused is
-            noticed sooner, after about 20 s.
+            noticed earlier, after about 20 s.
         refused: whether the machine of a killed worker is still up and refuses connections to it. The job fails at once
-            then, and is deployed again and again after each delay until the worker is noticed. Otherwise requests time
+            then, and is deployed after each delay until the worker is noticed. Otherwise requests time
             out, and tasks are not cancelled before.
         restart: the restart strategy.
-        delay: the pause before the job comes back after a failure, or the first one.
+        delay: the pause before the job restarts after a failure, or the first one.
         multiplier, longest, reset_after: of the exponential delay: each is so many times the one before, up to the
             longest; after so long without a failure it begins anew.
         attempts: so many failures a job survives; math.inf: any number.
@@ -177,7 +177,7 @@ class FlinkSettings:
 
     @classmethod
     def merging(cls, window: float) -> FlinkSettings:
-        """A job that restarts at once when slots go, and so long after the first new slot for all that have come.
+        """A job that restarts at once when slots are lost, and `window` seconds after the first new slot.
 
         It runs on any number of slots, even none, without cooldown, checkpoints and heartbeats: the driver of the
         machine adds the time until a loss is noticed.
@@ -319,7 +319,7 @@ class FlinkSettings:
             job, more = self._lose(job, at, spare=False)
             return job, (deploy, *more)
         if self.rules is Rules.INTERVAL:
-            # Flink checks again when the interval is over, whether slots came or not.
+            # Flink checks again when the interval is over, whether slots were added or not.
             job, more = self._put_off(job, at) if self.cooldown else self._maybe_rescale(job, at)
             return job, (deploy, *more)
         if self.cooldown:
@@ -327,7 +327,7 @@ class FlinkSettings:
         return self._change(job, at), (deploy,)
 
     def _stop(self, job: Job, at: float, why: Why, delay: float) -> Transition:
-        """Cancel the tasks, and come back after a delay."""
+        """Cancel the tasks, and restart after a delay."""
         job = replace(enter(job, Phase.RESTARTING, at), vertices=(), restored=False)
         later = at + self.cancel + delay
         if later > at:
@@ -361,7 +361,7 @@ class FlinkSettings:
         return self._change(job, at), ()
 
     def _lose(self, job: Job, at: float, *, spare: bool) -> Transition:
-        """Slots are gone; if the job used them, its tasks fail."""
+        """Slots are lost; if the job used them, its tasks fail."""
         if job.phase is not Phase.EXECUTING or (spare and occupied(job.vertices) <= job.slots + job.dead):
             return job, ()
         attempts, delay = job.attempts + 1, self.delay

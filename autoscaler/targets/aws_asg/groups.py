@@ -93,7 +93,7 @@ class Group:
 
     @property
     def unsettled(self) -> bool:
-        """Whether instances come or go, or run different versions, as they do in an instance refresh."""
+        """Whether instances are added or removed, or run different versions, as they do in an instance refresh."""
         here = [instance for instance in self.instances if not instance.state.startswith("Warmed:")]
         return any(instance.state != "InService" for instance in here) or len({i.version for i in here}) > 1
 
