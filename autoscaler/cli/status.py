@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_clusters(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
-    # A terminal has no room for whole sentences in a table of so many columns: they come below it.
+    # A terminal has no room for whole sentences in a table of so many columns: they follow below it.
     wide = not sys.stdout.isatty()
     rows = [
         (

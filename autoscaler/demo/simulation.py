@@ -227,11 +227,11 @@ class _Query:
         window: seconds over which the source averages.
         shortest: seconds of a batch with little in it.
         batches: those that have ended, oldest first.
-        changes: when workers came or went.
+        changes: when workers were added or removed.
         running: how many there are.
         done: records of all batches that have ended.
         began: when the batch that runs began; None: none runs.
-        head: records that had come by then.
+        head: records that had arrived by then.
         rows: records in it.
     """
 

@@ -48,7 +48,7 @@ class Spark(SparkParameters):
         driver: address of the driver's web UI, such as http://driver:4040; default: the address in the report.
         query: name of the streaming query; default: the only one.
         window: time over which the source averages; default 15s. The engine does not use it.
-        timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
+        timeout: time within which all that a description needs must arrive, each answer within 45 % of it; default 3s.
         master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """

@@ -161,7 +161,7 @@ def latest_rate(points: Sequence[tuple[float, float]], over: float) -> float:
     """The rate since the reading before, of readings that are means over a longer time.
 
     What came in `over` seconds is what came since the reading before, and what the last of them but that held: the
-    difference of the two means tells how much more it is than what came `over` seconds ago, for which the middle one
+    difference of the two means is how much more it is than the rate `over` seconds ago, for which the middle one
     of the means of that time stands. A jump is so seen whole long before the mean has followed it.
 
     Args:

@@ -100,8 +100,8 @@ class Rule:
 
         Without a hold the present number is enough, which the caller has checked.
 
-        Observations further apart than a reading may be old, and than a tick that was late, leave a time nobody has
-        seen, so they begin anew.
+        Observations further apart than a reading may be old, and than a tick that was late, leave a time without
+        observations, so the hold starts again.
         """
         if not self.hold:
             return True
