@@ -265,7 +265,7 @@ def _default_text(field: dataclasses.Field[Any]) -> str | None:
 
 
 def _package(point: EntryPoint) -> tuple[str, str]:
-    # `dist` is None only for entry points that were made by hand; those of installed packages know theirs.
+    # `dist` is None only for entry points that were made by hand; those of installed packages have one.
     dist: Distribution | None = point.dist
     return ("unknown", "unknown") if dist is None else (dist.name, dist.version)
 

@@ -55,7 +55,7 @@ class AnswerError(EdgeError):
 
 
 class NotYetError(AnswerError):
-    """There is no value yet, as a rate needs two readings. Nothing is wrong; the value comes later."""
+    """There is no value yet, as a rate needs two readings. Nothing is wrong; there will be one later."""
 
 
 class RefusedError(EdgeError):
@@ -115,7 +115,7 @@ class TargetStatus:
     Attributes:
         desired: the size it was last set to.
         ready: replicas that are up.
-        remarks: what operators should know now, one sentence each, such as why replicas do not start. They are kept
+        remarks: what users should know now, one sentence each, such as why replicas do not start. They are kept
             with every observation: no permanent facts.
         floor, ceiling: the least and the most it can have at present, and why (an Auto Scaling group's own limits, a
             suspended process, another controller): decisions stay within. Both at `desired` hold the size. None: no
@@ -153,7 +153,7 @@ class Worker:
 
     Attributes:
         id: the engine's name for it.
-        hosts: every host name and address the engine knows it by: how a target finds the pod or instance.
+        hosts: every host name and address that the engine has for it: how a target finds the pod or instance.
         cost: of losing it now, comparable within one answer only; 0 for an idle one.
     """
 
@@ -171,7 +171,7 @@ class Workforce(Protocol):
         ...
 
     async def drain(self, worker: Worker) -> None:
-        """Ask a worker to take no new work and finish what it has. Idempotent; `workers` shows when it is gone.
+        """Ask a worker to take no new work and finish what it has. Idempotent; `workers` shows when it has ended.
 
         Raises:
             RefusedError: this engine cannot do that; its workers give up their work when they are stopped.

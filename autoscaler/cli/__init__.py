@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from autoscaler.cli.output import FAILED, INTERRUPTED, OK, USAGE, complain
+from autoscaler.cli.output import FAILED, INTERRUPTED, OK, USAGE, print_error
 from autoscaler.ports import AutoscalerError, ConfigurationError
 
 COMMANDS = {
@@ -48,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(parsed)
     except ConfigurationError as error:
-        complain(*error.problems)
+        print_error(*error.problems)
         return USAGE
     except AutoscalerError as error:
-        complain(f"autoscaler: {error}")
+        print_error(f"autoscaler: {error}")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import spark_options, trials
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import complain, print_json, say, table
+from autoscaler.cli.output import print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS as FEW
 from autoscaler.cli.tables import omitted_rows as omitted
 from autoscaler.core.explain import count_of, format_span
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"results": rows, "left_out": _left_out(ready.known), "notes": notes})
         return OK
     _show(rows, fleet, options)
-    say("", *notes)
+    print_lines("", *notes)
     print_left_out(ready.known)
     return OK
 
@@ -219,8 +219,8 @@ def print_left_out(known: Sequence[Known]) -> None:
     ]
     if lines:
         few = format_span(MAX_GAP.total_seconds())
-        complain(f"{count_of(len(lines), 'day')} left out, with gaps of over {few}:")
-        complain(*lines[:FEW], *omitted(lines[:FEW], lines, "days"))
+        print_error(f"{count_of(len(lines), 'day')} left out, with gaps of over {few}:")
+        print_error(*lines[:FEW], *omitted(lines[:FEW], lines, "days"))
 
 
 def _left_out(known: Sequence[Known]) -> list[Row]:
@@ -281,7 +281,7 @@ def _fleet_totals(results: DataFrame) -> list[Row]:
 def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace) -> None:
     clusters = dict.fromkeys(row["cluster"] for row in rows)
     if len(clusters) > 1:
-        say(f"All {len(clusters)} clusters together:")
+        print_lines(f"All {len(clusters)} clusters together:")
         table(
             ("policy", "parameters", *HEAD),
             [
@@ -289,7 +289,7 @@ def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace
                 for row in fleet
             ],
         )
-        say("")
+        print_lines("")
     shown = rows if options.all else rows[:FEW]
     seeds = options.seeds > 1
     table(
@@ -306,7 +306,7 @@ def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace
             for row in shown
         ],
     )
-    say(*omitted(shown, rows, "rows"))
+    print_lines(*omitted(shown, rows, "rows"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

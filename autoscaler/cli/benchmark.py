@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.cli import options as arguments
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import complain
+from autoscaler.cli.output import print_error
 
 if TYPE_CHECKING:
     from autoscaler.simulation.baselines import Baseline
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         if options.out is not None or options.plot is not None:
             from autoscaler.cli import benchmark_plot  # noqa: F401 - likewise
     except ModuleNotFoundError as error:
-        complain(f"autoscaler: {error}")
+        print_error(f"autoscaler: {error}")
         return 1
     from autoscaler.cli import benchmark_run
 

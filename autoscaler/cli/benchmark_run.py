@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from autoscaler.cli.output import complain, print_json, progress, say, table
+from autoscaler.cli.output import print_error, print_json, print_lines, progress, table
 from autoscaler.config import document
 from autoscaler.config.build import Builder, Plugin
 from autoscaler.core.durations import format_duration
@@ -70,7 +70,7 @@ def benchmark(options: argparse.Namespace) -> int:
         before = None if options.against is None else json.loads(options.against.read_text())
         loads = {name: load_by_name(name, 1, traces) for name in dict.fromkeys(scenarios)}
     except (LoadError, OSError, ValueError) as error:
-        complain(f"autoscaler: {error}")
+        print_error(f"autoscaler: {error}")
         return USAGE
     for name, baseline in policies.items():
         cluster(name, baseline, 60.0, 1.0)  # report wrong settings at once
@@ -101,7 +101,7 @@ def benchmark(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"digest": digest(rows), "means": [asdict(one) for one in means(rows)], "runs": rows_json(rows)})
     elif options.markdown:
-        say(markdown(rows).rstrip())
+        print_lines(markdown(rows).rstrip())
     else:
         _show(rows, each=options.each)
     _show_times(done, rows)
@@ -114,14 +114,14 @@ def validate(options: argparse.Namespace) -> int:
     from autoscaler.simulation.validation import HPA, PLANT  # noqa: PLC0415
 
     if options.traces is None:
-        complain("autoscaler: --validate: needs the recorded loads: use --traces DIR, or set AUTOSCALER_TRACES")
+        print_error("autoscaler: --validate: needs the recorded loads: use --traces DIR, or set AUTOSCALER_TRACES")
         return USAGE
     seeds = range(1, (options.seeds or 3) + 1)
     try:
         spec = cluster("hpa", HPA, PLANT.slo, 1.0)
         benchmark_validation.validate(spec, Path(options.traces), seeds, json=options.json)
     except LoadError as error:
-        complain(f"autoscaler: {error}")
+        print_error(f"autoscaler: {error}")
         return USAGE
     return OK
 
@@ -303,7 +303,7 @@ def _show(rows: Sequence[Row], *, each: bool) -> None:
     for plant in dict.fromkeys(row.plant for row in rows):
         here = [row for row in rows if row.plant == plant]
         scenarios, seeds = len({row.scenario for row in here}), len({row.seed for row in here})
-        say(
+        print_lines(
             f"{plant}: objective {PLANTS[plant].slo:g} s, {count_of(scenarios, 'scenario')}, {count_of(seeds, 'seed')}",
             "",
         )
@@ -312,7 +312,7 @@ def _show(rows: Sequence[Row], *, each: bool) -> None:
                 ("scenario", "policy", *COLUMNS),
                 [(one.scenario, one.policy, *cells(one)) for one in means(here, each=True)],
             )
-            say("")
+            print_lines("")
         table(
             ("policy", *COLUMNS, "violation under 1 %"),
             [(one.policy, *cells(one), f"{one.low} of {one.of}") for one in means(here)],
@@ -320,8 +320,10 @@ def _show(rows: Sequence[Row], *, each: bool) -> None:
         better = outperformed(here, DEFAULT, [name for name, baseline in BASELINES.items() if baseline.oracle])
         if len({row.policy for row in here}) > 1 and any(row.policy == DEFAULT for row in here):
             losses = "; ".join(f"{name}: {j:.3f}, {rule} {best:.3f}" for name, j, rule, best in better)
-            say("", f"J of {DEFAULT} is the lowest in {scenarios - len(better)} of {scenarios}. {losses}".rstrip())
-        say("")
+            print_lines(
+                "", f"J of {DEFAULT} is the lowest in {scenarios - len(better)} of {scenarios}. {losses}".rstrip()
+            )
+        print_lines("")
 
 
 def _show_times(done: Sequence[Done], rows: Sequence[Row]) -> None:
@@ -334,7 +336,9 @@ def _show_times(done: Sequence[Done], rows: Sequence[Row]) -> None:
         for name, seconds in found.took.items():
             took[name] = took.get(name, 0.0) + seconds
     times = ", ".join(f"{name} {took[name] / (hours[name] / 24):.2f}" for name in hours)
-    complain(f"CPU seconds for a simulated day: {times}; {sum(took.values()):.0f} in all, optima {took['optimum']:.1f}")
+    print_error(
+        f"CPU seconds for a simulated day: {times}; {sum(took.values()):.0f} in all, optima {took['optimum']:.1f}"
+    )
 
 
 def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Timeline]) -> int:
@@ -354,7 +358,7 @@ def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Tim
                 plot.costs(means(rows), options.out / "benchmark.png")
                 plot.timelines(lines, rows, options.out)
     except OSError as error:
-        complain(f"autoscaler: {error.filename}: cannot be written: {error.strerror or error}")
+        print_error(f"autoscaler: {error.filename}: cannot be written: {error.strerror or error}")
         return FAILED
     return OK
 
@@ -366,10 +370,10 @@ def _compare(options: argparse.Namespace, before: Mapping[str, object] | None, r
     try:
         found = regressions(before, rows)
     except ValueError as error:
-        complain(f"autoscaler: {options.against}: {error}")
+        print_error(f"autoscaler: {options.against}: {error}")
         return USAGE
     if found:
-        complain(f"autoscaler: worse than {options.against}:", *(f"  {line}" for line in found))
+        print_error(f"autoscaler: worse than {options.against}:", *(f"  {line}" for line in found))
         return FAILED
-    complain(f"nothing is worse than {options.against}")
+    print_error(f"nothing is worse than {options.against}")
     return OK

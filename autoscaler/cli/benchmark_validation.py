@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from autoscaler.cli.output import print_json, progress, say, table
+from autoscaler.cli.output import print_json, print_lines, progress, table
 from autoscaler.core.model import ClusterSpec
 from autoscaler.simulation.loads import Load, load_by_name
 from autoscaler.simulation.validation import MEASURED, SETUPS, Measured, Setup, Simulated, simulated
@@ -29,7 +29,9 @@ def validate(spec: ClusterSpec, traces: Path, seeds: Sequence[int], *, json: boo
     if json:
         print_json([_plain(*each) for each in found])
         return
-    say(f"Flink in Reactive Mode with an HPA at 35 % CPU, measured for 18 h and simulated with {len(seeds)} seeds", "")
+    print_lines(
+        f"Flink in Reactive Mode with an HPA at 35 % CPU, measured for 18 h and simulated with {len(seeds)} seeds", ""
+    )
     table(
         ("load", "workers of 24", "measured", "deviation", "late", "late while it runs", "measured", "rescales/h"),
         [
@@ -47,7 +49,7 @@ def validate(spec: ClusterSpec, traces: Path, seeds: Sequence[int], *, json: boo
             if setup is SETUPS[0]
         ],
     )
-    say("", "The same with one thing changed:", "")
+    print_lines("", "The same with one thing changed:", "")
     names = [measured.scenario for measured in MEASURED]
     table(
         ("", *(f"{name}: {what}" for name in names for what in ("workers", "late", "while it runs"))),
@@ -68,11 +70,11 @@ def validate(spec: ClusterSpec, traces: Path, seeds: Sequence[int], *, json: boo
 
 def _run(spec: ClusterSpec, loads: dict[str, Load], seeds: Sequence[int]) -> list[tuple[Measured, Setup, Simulated]]:
     found = []
-    with progress("validation", len(MEASURED) * len(SETUPS)) as tell:
+    with progress("validation", len(MEASURED) * len(SETUPS)) as advance:
         for measured in MEASURED:
             for setup in SETUPS:
                 found.append((measured, setup, simulated(spec, measured, loads[measured.scenario], setup, seeds)))
-                tell(len(found))
+                advance(len(found))
     return found
 
 

@@ -8,7 +8,7 @@ import dataclasses
 
 from autoscaler.cli.configuration import load_live
 from autoscaler.cli.options import Commands, config_argument, json_option
-from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_json, say, table
+from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_json, print_lines, table
 from autoscaler.config.model import Config
 from autoscaler.core.explain import count_of, readings
 from autoscaler.daemon.one_shot import Checked, check
@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"ok": True, "problems": [], "warnings": list(config.warnings), "clusters": names})
     else:
-        say(*(f"warning: {warning}" for warning in config.warnings))
-        say(f"{config.path} is valid: {count_of(len(names), 'cluster')}: {', '.join(names)}")
+        print_lines(*(f"warning: {warning}" for warning in config.warnings))
+        print_lines(f"{config.path} is valid: {count_of(len(names), 'cluster')}: {', '.join(names)}")
     return OK
 
 
@@ -67,7 +67,7 @@ def _failed(checked: Checked, cluster: str) -> set[str]:
 
 
 def _show(config: Config, checked: Checked) -> None:
-    say(*(f"warning: {warning}" for warning in config.warnings))
+    print_lines(*(f"warning: {warning}" for warning in config.warnings))
     rows = []
     for name, observation in checked.observations.items():
         untrusted, awaited = checked.untrusted[name], checked.awaited[name]
@@ -82,9 +82,11 @@ def _show(config: Config, checked: Checked) -> None:
     table(("cluster", "what", "result", ""), rows)
     for examined in checked.examined:
         if examined.error:
-            say("", f"ERROR: {examined.part} of cluster {examined.cluster} could not be examined: {examined.error}")
+            print_lines(
+                "", f"ERROR: {examined.part} of cluster {examined.cluster} could not be examined: {examined.error}"
+            )
         for finding in examined.findings:
-            say(
+            print_lines(
                 "",
                 f"{finding.severity.upper()}: {finding.subject} ({examined.part} of cluster {examined.cluster})",
                 hang("  problem: ", finding.problem),
@@ -93,7 +95,7 @@ def _show(config: Config, checked: Checked) -> None:
             )
     findings = sum(len(examined.findings) for examined in checked.examined)
     failed = sum(len(_failed(checked, name)) for name in checked.untrusted)
-    say(
+    print_lines(
         "",
         f"{count_of(len(config.clusters), 'cluster')}, {count_of(failed, 'reading')} failed, "
         f"{count_of(findings, 'finding')}.",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autoscaler.cli.daemon_client import cluster_path, get, url_option
 from autoscaler.cli.options import Commands, count, json_option, moment
-from autoscaler.cli.output import FAILED, OK, complain, print_json, say
+from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
 
 
 def register(commands: Commands) -> None:
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     if not answer["decisions"]:
         when = f" up to {arguments.at:%Y-%m-%d %H:%M:%S %Z}" if arguments.at else " yet"
-        complain(f"autoscaler: no decision about cluster {arguments.cluster} is kept{when}")
+        print_error(f"autoscaler: no decision about cluster {arguments.cluster} is kept{when}")
         return FAILED
-    say("\n\n\n".join(decision["explanation"] for decision in answer["decisions"]))
+    print_lines("\n\n\n".join(decision["explanation"] for decision in answer["decisions"]))
     return OK

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, renamed
-from autoscaler.cli.output import complain, print_json, say, table
+from autoscaler.cli.output import print_error, print_json, print_lines, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
 from autoscaler.trace.format import COMPRESSED_SUFFIX, SUFFIX
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
     found = _find(options.sources)
     if not found.files:
-        complain(*found.problems)
+        print_error(*found.problems)
         raise AutoscalerError("nothing was imported: no file can be read")
     rename = dict(options.rename)
     if _is_url(options.dataset):
@@ -153,11 +153,13 @@ def _import(
         with show_progress(spark, f"importing {count_of(len(files), 'file')}"):
             done = ingest_records.add(spark, dataset, files, now=now, rename=rename, torn=found.torn)
     except (AutoscalerError, PySparkException, Py4JError) as error:
-        gone = [file for file in files if not Path(file).exists()]
-        if not gone:
+        removed = [file for file in files if not Path(file).exists()]
+        if not removed:
             raise
         if repeated:
-            raise AutoscalerError(f"{gone[0]}: was compressed or removed during the import; run this again") from error
+            raise AutoscalerError(
+                f"{removed[0]}: was compressed or removed during the import; run this again"
+            ) from error
         # A daemon compresses an hour when the next one has begun: the same lines are in another file now.
         return _import(options, dataset, _find(options.sources), rename, spark, repeated=True)
     ledger |= {file: found.files[file] for file in files}
@@ -236,7 +238,7 @@ def _report(options: argparse.Namespace, found: _Found, unchanged: int, done: Im
         print_json(result)
     else:
         _show(result, options.dataset)
-        complain(*(f"warning: {problem}" for problem in (*found.problems, *map(_damaged, result["damaged"]))))
+        print_error(*(f"warning: {problem}" for problem in (*found.problems, *map(_damaged, result["damaged"]))))
     records = [result[what].get("decisions", 0) for what in ("added", "known")]
     return OK if any(records) or not result["files"]["read"] else FAILED
 
@@ -263,7 +265,7 @@ def _show(result: Mapping[str, Any], dataset: str) -> None:
     ]
     table(("what", "how many", ""), [row for row in rows if row[1] != "0" or row[0] in {"files read", "records added"}])
     if not result["files"]["read"]:
-        say("", "Nothing has changed since the last import.")
+        print_lines("", "Nothing has changed since the last import.")
 
 
 def _span(days: Sequence[str]) -> str:

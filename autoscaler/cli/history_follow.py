@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, count
-from autoscaler.cli.output import complain, say
+from autoscaler.cli.output import print_error, print_lines
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -111,10 +111,10 @@ def run(options: argparse.Namespace) -> int:
         with signals.caught(), spark_options.open_session(options, "history follow") as spark, signals.caught():
             _follow(options, spark, signals)
     except AutoscalerError:
-        if not signals.came:
+        if not signals.received:
             raise
         # The same signal may have ended Spark: then its errors are not reported.
-    return INTERRUPTED if signals.came[:1] == [signal.SIGINT] else OK
+    return INTERRUPTED if signals.received[:1] == [signal.SIGINT] else OK
 
 
 def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals) -> None:
@@ -136,12 +136,12 @@ def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals)
 
     def report_batch(batch: Batch) -> None:
         batches[:] = [batch]
-        say(json.dumps(_to_json(batch)) if options.json else _line(batch))
+        print_lines(json.dumps(_to_json(batch)) if options.json else _line(batch))
 
-    follower = Follower(spark, dataset, following, report_batch, complain)
+    follower = Follower(spark, dataset, following, report_batch, print_error)
     spark_options.print_plans(options, {"finding files": follower.found()})
     if not options.json:
-        say(f"Following {', '.join(options.places)} into {options.dataset}; the checkpoint is {checkpoint}.")
+        print_lines(f"Following {', '.join(options.places)} into {options.dataset}; the checkpoint is {checkpoint}.")
     with ExitStack() as stack:
         if options.report is not None:
             host, port = options.report
@@ -149,7 +149,7 @@ def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals)
         signals.passed_to(follower)
         follower.run()
     if not options.json and not batches and options.available_now:
-        say("No new file.")
+        print_lines("No new file.")
 
 
 def _to_json(batch: Batch) -> object:
@@ -184,17 +184,17 @@ class _Signals:
     """SIGTERM and SIGINT end the query, a second one ends the process.
 
     Attributes:
-        came: the signals received.
+        received: the signals, in order.
     """
 
     def __init__(self) -> None:
-        self.came: list[int] = []
+        self.received: list[int] = []
         self._follower: Follower | None = None
 
     def passed_to(self, follower: Follower) -> None:
         """Pass signals to this query, also those received before."""
         self._follower = follower
-        if self.came:
+        if self.received:
             follower.stop()
 
     @contextmanager
@@ -209,8 +209,8 @@ class _Signals:
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.came.append(number)
-        if len(self.came) > 1:
+        self.received.append(number)
+        if len(self.received) > 1:
             os._exit(INTERRUPTED)
         if self._follower is not None:
             self._follower.stop()

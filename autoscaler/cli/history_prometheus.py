@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import above, moment
-from autoscaler.cli.output import complain, print_json, progress, say
+from autoscaler.cli.output import print_error, print_json, print_lines, progress
 from autoscaler.core.durations import format_duration, parse_duration
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError, UnavailableError
@@ -182,7 +182,7 @@ def _wants(config: Config, options: argparse.Namespace) -> Iterator[Want]:
     for name, cluster in config.clusters.items():
         server = _server(config, cluster, options.prometheus)
         if server is None:
-            complain(f"Left out: cluster {name}, which has no metric of a source of type prometheus.")
+            print_error(f"Left out: cluster {name}, which has no metric of a source of type prometheus.")
             continue
         for metric, wanted in cluster.metrics.items():
             # The daemon exports the readings of other sources: Prometheus may have them.
@@ -271,13 +271,13 @@ def _fetch(answers: Sequence[Answer], options: argparse.Namespace) -> int:
     from autoscaler.sources.prometheus import Ranges
 
     missing = [answer for answer in answers if not answer.there]
-    pace = _Pace(1 / options.rate)
+    limiter = _RateLimiter(1 / options.rate)
     with ExitStack() as opened, progress("querying Prometheus", len(missing)) as advanced:
         servers: dict[Prometheus, Ranges] = {}
         for done, answer in enumerate(missing):
             if answer.server not in servers:
                 servers[answer.server] = opened.enter_context(Ranges(answer.server, TIMEOUT))
-            asker = _Asker(servers[answer.server], pace, max(ATTEMPTS, answer.server.attempts))
+            asker = _Asker(servers[answer.server], limiter, max(ATTEMPTS, answer.server.attempts))
             try:
                 fetch(answer, options.step, asker.ask)
             except UnavailableError as error:
@@ -292,7 +292,7 @@ def _fetch(answers: Sequence[Answer], options: argparse.Namespace) -> int:
     return len(missing)
 
 
-class _Pace:
+class _RateLimiter:
     """Limits the rate of queries."""
 
     def __init__(self, apart: float) -> None:
@@ -311,14 +311,14 @@ class _Asker:
     """Queries at a limited rate, with retries while the server is unavailable or too slow."""
 
     ranges: Ranges
-    pace: _Pace
+    limiter: _RateLimiter
     attempts: int
 
     def ask(self, query: str, begin: datetime, end: datetime, step: timedelta) -> list[Series]:
         from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
         def once() -> list[Series]:
-            self.pace.wait()
+            self.limiter.wait()
             return self.ranges.ask(query, begin, end, step)
 
         retrying = Retrying(
@@ -338,13 +338,13 @@ def _report(options: argparse.Namespace, clusters: Mapping[str, _Counts], counts
         each = {name: {"observations": one.observations, "with_size": one.sized} for name, one in clusters.items()}
         print_json({**counts, "clusters": each})
         return
-    say(
+    print_lines(
         f"{count_of(counts['asked'], 'answer')} queried, {counts['answers'] - counts['asked']} stored before.",
         f"{count_of(counts['added'], 'observation')} added, {counts['known']} already known, of "
         f"{count_of(sum(one.observations > 0 for one in clusters.values()), 'cluster')}.",
     )
     if counts["different"]:
-        complain(
+        print_error(
             f"{count_of(counts['different'], 'observation')} of those differ from what Prometheus has now: other "
             "metrics or sizes, as after a change of the configuration. They stay as they are; to replace them, import "
             "into a new dataset, to which you may copy _prometheus/ of this one: it has the answers."
@@ -352,9 +352,9 @@ def _report(options: argparse.Namespace, clusters: Mapping[str, _Counts], counts
     absent = sorted(name for name, one in clusters.items() if not one.observations)
     unsized = sorted(name for name, one in clusters.items() if one.observations and not one.sized)
     if absent:
-        complain(f"Prometheus has no samples of {', '.join(absent)} in that time.")
+        print_error(f"Prometheus has no samples of {', '.join(absent)} in that time.")
     if unsized:
-        complain(
+        print_error(
             f"The size of {', '.join(unsized)} is not known: Prometheus has no autoscaler_current_replicas of it, or "
             "the query of --replicas has no result; rescales cannot be found."
         )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, count
-from autoscaler.cli.output import complain, print_json, say, table
+from autoscaler.cli.output import print_error, print_json, print_lines, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
                 raise
     _print(found.slice(0, options.limit), options)
     if found.num_rows > options.limit:
-        complain(f"There are more than {options.limit:,} rows: --limit prints more of them.")
+        print_error(f"There are more than {options.limit:,} rows: --limit prints more of them.")
     return OK
 
 
@@ -117,11 +117,11 @@ def _print(found: pa.Table, options: argparse.Namespace) -> None:
         writer = csv.writer(written, lineterminator="\n")
         writer.writerow(names)
         writer.writerows([_cell(value) for value in row] for row in rows)
-        say(written.getvalue().removesuffix("\n"))
+        print_lines(written.getvalue().removesuffix("\n"))
     elif rows:
         table(names, [[_shown(value) for value in row] for row in rows])
     else:
-        say("No rows.")
+        print_lines("No rows.")
 
 
 def _column(column: pa.ChunkedArray) -> list[Any]:

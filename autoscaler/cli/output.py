@@ -33,7 +33,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         drawn.add_row(*(Text(cell) for cell in row))
     with console.capture() as written:
         console.print(drawn)
-    say(*(line.rstrip() for line in written.get().splitlines()))
+    print_lines(*(line.rstrip() for line in written.get().splitlines()))
 
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
@@ -57,7 +57,7 @@ def hang(label: str, text: str) -> str:
 
 def print_json(value: object) -> None:
     """Print a value as JSON."""
-    say(json.dumps(value, indent=2))
+    print_lines(json.dumps(value, indent=2))
 
 
 def log_nothing() -> None:
@@ -66,13 +66,13 @@ def log_nothing() -> None:
         logging.getLogger(name).addHandler(logging.NullHandler())
 
 
-def say(*lines: str) -> None:
+def print_lines(*lines: str) -> None:
     """Print lines to the standard output."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
-def complain(*lines: str) -> None:
+def print_error(*lines: str) -> None:
     """Print lines to the standard error."""
     sys.stderr.write("\n".join(lines) + "\n")
 

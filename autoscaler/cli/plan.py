@@ -7,7 +7,7 @@ import asyncio
 
 from autoscaler.cli.configuration import load_live
 from autoscaler.cli.options import Commands, config_argument, json_option
-from autoscaler.cli.output import FAILED, OK, log_nothing, print_json, say
+from autoscaler.cli.output import FAILED, OK, log_nothing, print_json, print_lines
 from autoscaler.core.explain import explain
 from autoscaler.daemon.one_shot import plan
 from autoscaler.trace.codec import to_json
@@ -41,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
             ]
         )
     else:
-        say("\n\n".join(explanation for _, explanation in explained))
+        print_lines("\n\n".join(explanation for _, explanation in explained))
     return FAILED if any(record.observation.missing for record in records) else OK

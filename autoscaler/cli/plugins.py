@@ -9,7 +9,7 @@ from typing import Any
 
 from autoscaler import plugins
 from autoscaler.cli.options import Commands, json_option
-from autoscaler.cli.output import FAILED, OK, print_json, say, table
+from autoscaler.cli.output import FAILED, OK, print_json, print_lines, table
 from autoscaler.cli.plugins_markdown import markdown
 from autoscaler.config.build import usable
 from autoscaler.config.keys import Key, keys
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json([_json(plugin) for plugin in found])
         return OK
     if arguments.markdown:
-        say("\n\n".join(_markdown(plugin, titled=len(found) > 1) for plugin in found))
+        print_lines("\n\n".join(_markdown(plugin, titled=len(found) > 1) for plugin in found))
     elif arguments.name is not None:
         for number, plugin in enumerate(found):
-            say(*([""] if number else []))
+            print_lines(*([""] if number else []))
             _show(plugin)
     else:
         rows = [
@@ -76,9 +76,9 @@ def _named(name: str, installed: Sequence[Description]) -> list[Description]:
 def _show(plugin: Description) -> None:
     head = f"{plugin.kind.noun} {plugin.name} ({plugin.package} {plugin.version})"
     former = f" (formerly {', '.join(plugin.former_names)})" if plugin.former_names else ""
-    say(f"{head}: {plugin.problem or plugin.summary}{former}")
+    print_lines(f"{head}: {plugin.problem or plugin.summary}{former}")
     for title, part in _parts(plugin):
-        say("")
+        print_lines("")
         table((title, "default", "takes", "meaning"), [(key.path, key.default, key.takes, key.meaning) for key in part])
 
 

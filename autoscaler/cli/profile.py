@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, day, moment, renamed, span
-from autoscaler.cli.output import complain, hang, print_json, say, table
+from autoscaler.cli.output import hang, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS as FEW
 from autoscaler.cli.tables import omitted_rows as omitted
 from autoscaler.core.explain import count_of, format_number
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
         _show(kept, options)
     absent = sorted(set(options.cluster or ()) - {row["cluster"] for row in kept} - dict(options.rename).keys())
     if absent:
-        complain(f"{options.dataset}: has no observation of {', '.join(absent)} in the time asked for")
+        print_error(f"{options.dataset}: has no observation of {', '.join(absent)} in the time asked for")
     return FAILED if absent else OK
 
 
@@ -178,7 +178,7 @@ def _show(kept: Sequence[Row], options: argparse.Namespace) -> None:
         ),
         [_line(row) for row in shown],
     )
-    say(*omitted(shown, kept, "clusters"))
+    print_lines(*omitted(shown, kept, "clusters"))
     findings = [(row["cluster"], finding) for row in kept for finding in row["findings"]]
     if len(kept) > ALL_FINDINGS and not options.all:
         findings.sort(key=lambda each: -(each[1]["replica_hours"] or 0.0))
@@ -186,10 +186,10 @@ def _show(kept: Sequence[Row], options: argparse.Namespace) -> None:
     else:
         listed = findings
     if listed:
-        say("", *(hang(f"{cluster}: ", f"{finding['kind']}: {finding['text']}") for cluster, finding in listed))
-        say(*omitted(listed, findings, "findings"))
+        print_lines("", *(hang(f"{cluster}: ", f"{finding['kind']}: {finding['text']}") for cluster, finding in listed))
+        print_lines(*omitted(listed, findings, "findings"))
     where = f" and {options.table}" if options.table else ""
-    say("", f"{count_of(len(kept), 'profile')} in {options.out}{where}")
+    print_lines("", f"{count_of(len(kept), 'profile')} in {options.out}{where}")
 
 
 def _line(row: Row) -> list[str]:

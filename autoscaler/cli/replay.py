@@ -13,7 +13,7 @@ from autoscaler.cli import configuration
 from autoscaler.cli import options as arguments
 from autoscaler.cli.configuration import known, wrong
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import complain, print_json, progress, say, table
+from autoscaler.cli.output import print_error, print_json, print_lines, progress, table
 from autoscaler.cli.spark_options import require_pyspark
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, explain, format_number, format_span
@@ -87,9 +87,9 @@ def run(options: argparse.Namespace) -> int:
         )
         return 0
     for position, comparison in enumerate(found.values()):
-        say(*([""] if position else []))
+        print_lines(*([""] if position else []))
         _show(comparison, options)
-    say("", CAVEAT)
+    print_lines("", CAVEAT)
     _report_left_out(unreadable, left_out, config)
     return 0
 
@@ -125,7 +125,7 @@ def _replayed(
             if imported and spec.engine and _unwatched(record):
                 # An engine that is configured and missing would hold every scale-down.
                 spec = replace(spec, engine=False)
-                complain(f"{name}: the history has no engine; rescales are followed by sizes and metrics alone.")
+                print_error(f"{name}: the history has no engine; rescales are followed by sizes and metrics alone.")
             replay = replays[name] = Replay(spec, options.since, options.until)
         replay.add(record)
     return replays, left_out
@@ -178,13 +178,13 @@ def _nothing_to_compare(
 def _report_left_out(unreadable: list[str], left_out: Mapping[str, int], config: Config) -> None:
     if left_out:
         names = ", ".join(f"{name} ({count_of(count, 'record')})" for name, count in sorted(left_out.items()))
-        complain(f"Not compared: {names}; {config.path} has {', '.join(sorted(config.clusters))}.")
+        print_error(f"Not compared: {names}; {config.path} has {', '.join(sorted(config.clusters))}.")
     if unreadable:
-        complain(
+        print_error(
             f"{count_of(len(unreadable), 'line')} could not be read and "
             f"{'is' if len(unreadable) == 1 else 'are'} left out:"
         )
-        complain(
+        print_error(
             *(f"  {line}" for line in unreadable[:DEFAULT_ROWS]),
             *omitted_rows(unreadable[:DEFAULT_ROWS], unreadable, "lines"),
         )
@@ -192,10 +192,10 @@ def _report_left_out(unreadable: list[str], left_out: Mapping[str, int], config:
 
 def _show(found: Comparison, options: argparse.Namespace) -> None:
     if not found.decisions or found.first is None or found.last is None:
-        say(f"{found.cluster}: no decision between --from and --to.")
+        print_lines(f"{found.cluster}: no decision between --from and --to.")
         return
     different = found.decisions - found.equal
-    say(
+    print_lines(
         f"{found.cluster}: {count_of(found.decisions, 'decision')} from {_time(found.first)} to {_time(found.last)} "
         f"({format_span((found.last - found.first).total_seconds())}).",
         f"  {found.equal} the same, {different} different ({different / found.decisions:.1%})"
@@ -210,14 +210,14 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
         "or to other sizes",
     )
     if found.missing:
-        say(
+        print_lines(
             f"  The trace never has {', '.join(found.missing)}, which the configuration uses: policies that need it "
             "abstain, and the size is never lowered."
         )
     if not found.differences:
         return
     shown = found.differences if options.all or options.explain else _greatest(found.differences)
-    say("")
+    print_lines("")
     table(
         ("from", "until", "recorded", "replayed", "replica-hours", "first difference", "recorded", "replayed"),
         [
@@ -234,12 +234,12 @@ def _show(found: Comparison, options: argparse.Namespace) -> None:
             for one in shown
         ],
     )
-    say(*omitted_rows(shown, found.differences, "stretches, all smaller"))
+    print_lines(*omitted_rows(shown, found.differences, "stretches, all smaller"))
     if options.explain:
         for one in shown:
             record = one.record
-            say("", "", "Recorded:", explain(record.observation, record.decision, dry_run=record.dry_run))
-            say("", "Replayed:", explain(record.observation, one.decision, dry_run=True))
+            print_lines("", "", "Recorded:", explain(record.observation, record.decision, dry_run=record.dry_run))
+            print_lines("", "Replayed:", explain(record.observation, one.decision, dry_run=True))
 
 
 def _greatest(differences: tuple[Difference, ...]) -> tuple[Difference, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import options as arguments
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import print_json, say, table
+from autoscaler.cli.output import print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, format_elapsed, omitted_rows, summarize_decision
 from autoscaler.core.explain import explain, format_number, format_span
 
@@ -130,7 +130,7 @@ def _show(result: Result, options: argparse.Namespace) -> None:
 
     setup, requests = result.setup, result.requests
     spec, plant, load = setup.spec, setup.plant, setup.load
-    say(
+    print_lines(
         f"Cluster {spec.name} of {options.config}, {spec.limits.minimum} to {spec.limits.maximum} workers, on the "
         f"simulated cluster {options.plant}:",
         f"  workers are ready after {plant.startup:g} s; {describe_stalls(plant)}; no record should wait longer than "
@@ -145,25 +145,25 @@ def _show(result: Result, options: argparse.Namespace) -> None:
     score, static = result.run.score(result.optimum), result.static.score(result.optimum)
     table(("", spec.name, f"always {setup.static}"), _rows(score, static))
     if options.optimum and result.optimum is None:
-        say("", f"Not even {spec.limits.maximum} workers keep the delay below {plant.slo:g} s all the time.")
+        print_lines("", f"Not even {spec.limits.maximum} workers keep the delay below {plant.slo:g} s all the time.")
     saved = 1 - score.cost / static.cost
     cost = f"{saved:.0%} less" if saved >= 0 else f"{-saved:.0%} more"
-    say(
+    print_lines(
         "",
         f"It costs {cost} than {setup.static} workers all the time (the peak plus 10 %), and for "
         f"{score.violation:.2%} of the time the oldest record was older than {plant.slo:g} s.",
         "",
     )
     if not requests:
-        say("The size never changed.")
+        print_lines("The size never changed.")
         return
     shown = requests if options.all or options.explain else requests[:DEFAULT_ROWS]
-    say("Requested changes of size:")
+    print_lines("Requested changes of size:")
     table(("after", "size", "reason", "why"), [_row(request) for request in shown])
-    say(*omitted_rows(shown, requests, "changes of size"))
+    print_lines(*omitted_rows(shown, requests, "changes of size"))
     if options.explain:
         for request in shown:
-            say("", "", explain(request.record.observation, request.record.decision))
+            print_lines("", "", explain(request.record.observation, request.record.decision))
 
 
 def _row(request: Request) -> tuple[str, str, str, str]:

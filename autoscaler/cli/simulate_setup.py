@@ -328,7 +328,7 @@ def least_cost(prepared: Setup) -> float | None:
         raise AutoscalerError(f"--optimum: {error}") from error
     plant = prepared.plant
     if isinstance(plant.scheduler, SparkSettings):
-        # Workers come and go without a stop.
+        # Workers are added and removed without a stop.
         plant = replace(plant, restart_up=_NO_STALL, restart_down=_NO_STALL, cold=1.0)
     try:
         return optimum.optimum(prepared.load, plant, prepared.spec.limits.maximum)

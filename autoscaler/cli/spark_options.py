@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.output import complain
+from autoscaler.cli.output import print_error
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AutoscalerError
 
@@ -138,4 +138,4 @@ def print_plans(options: argparse.Namespace, plans: Mapping[str, DataFrame]) -> 
     from autoscaler.history.progress import explain_plan
 
     for what, df in plans.items():
-        complain(f"The plan of {what}:", explain_plan(df), "")
+        print_error(f"The plan of {what}:", explain_plan(df), "")

@@ -10,7 +10,7 @@ from typing import Any
 
 from autoscaler.cli.daemon_client import cluster_path, get, url_option
 from autoscaler.cli.options import Commands, json_option
-from autoscaler.cli.output import OK, print_json, say, table
+from autoscaler.cli.output import OK, print_json, print_lines, table
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
 
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_clusters(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
-    # A terminal has no room for whole sentences in a table of so many columns: they come below it.
+    # A terminal has no room for whole sentences in a table of so many columns: they follow below it.
     wide = not sys.stdout.isatty()
     rows = [
         (
@@ -62,9 +62,9 @@ def _show_clusters(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None
     head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when")
     table((*head, *(("problem",) if wide else ())), rows)
     if not wide:
-        say(*(f"\n{row['name']}: {_problems(row)}" for row in clusters if _problems(row)))
+        print_lines(*(f"\n{row['name']}: {_problems(row)}" for row in clusters if _problems(row)))
     if dry_run:
-        say("", "This is a dry run: no target is called.")
+        print_lines("", "This is a dry run: no target is called.")
 
 
 def _show_cluster(answer: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ def _show_cluster(answer: dict[str, Any]) -> None:
 
 
 def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
-    say("", "What the policies ask for, and the numbers they made it of:")
+    print_lines("", "What the policies ask for, and the numbers they made it of:")
     rows = [
         (
             asked["policy"],
@@ -94,9 +94,9 @@ def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
 
 def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
     if not capacity:
-        say("", "What a size can process was not learned yet: the job has not been seen busy for long enough.")
+        print_lines("", "What a size can process was not learned yet: the job has not been seen busy for long enough.")
         return
-    say("", "What a size processes when busy:")
+    print_lines("", "What a size processes when busy:")
     rows = [
         (str(size["replicas"]), format_number(size["rate"]), format_age(size["age"]), count_of(size["samples"], "time"))
         for size in capacity
@@ -106,9 +106,9 @@ def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
 
 def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
     if not any(seen["phases"] for seen in durations.values()):
-        say("", "How long a rescale takes was not learned yet: none has settled.")
+        print_lines("", "How long a rescale takes was not learned yet: none has settled.")
         return
-    say("", "How long a rescale takes, by the last few:")
+    print_lines("", "How long a rescale takes, by the last few:")
     rows = []
     for direction, seen in durations.items():
         for phase, took in seen["phases"].items():
@@ -131,7 +131,7 @@ def _show_memory(memory: dict[str, dict[str, dict[str, float]]]) -> None:
         for group, numbers in _groups(learned)
     ]
     if rows:
-        say("", "What the policies have learned:")
+        print_lines("", "What the policies have learned:")
         table(("policy", "of", "numbers"), rows)
 
 

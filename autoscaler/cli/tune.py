@@ -16,7 +16,7 @@ from autoscaler.cli import configuration, spark_options, trials
 from autoscaler.cli.backtest import build_cases, parameters, prepare, print_left_out
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import print_json, say, table
+from autoscaler.cli.output import print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS as FEW
 from autoscaler.cli.tables import omitted_rows as omitted
 from autoscaler.core.durations import format_duration
@@ -142,14 +142,14 @@ def run(options: argparse.Namespace) -> int:
         print_json({"clusters": [_to_json(one) for one in found], "patch": text or "", "notes": [*notes, *short]})
         return OK
     _show(found, objective)
-    say("", *notes, *short)
+    print_lines("", *notes, *short)
     print_left_out(left_out)
     if text is None:
-        say("", "Nothing is recommended: there is no patch.")
+        print_lines("", "Nothing is recommended: there is no patch.")
     elif options.out is None:
-        say("", text.rstrip())
+        print_lines("", text.rstrip())
     else:
-        say("", f"The patch is in {options.out}: merge it into {options.config}, key by key.")
+        print_lines("", f"The patch is in {options.out}: merge it into {options.config}, key by key.")
     return OK
 
 
@@ -286,7 +286,7 @@ def _with(row: Row) -> str:
 
 def _show(found: Sequence[Tuned], objective: Objective) -> None:
     limit = "" if objective.rescales is None else f", at most {objective.rescales:g} rescales an hour"
-    say(f"Objective: too late for at most {objective.violation:.3g} of the time{limit}.", "")
+    print_lines(f"Objective: too late for at most {objective.violation:.3g} of the time{limit}.", "")
     rows = []
     for one in found[:FEW]:
         rows.append((one.cluster, "configured", "-", *_both_times(one.configured, one.configured_then)))
@@ -295,7 +295,7 @@ def _show(found: Sequence[Tuned], objective: Objective) -> None:
             rows.append((one.cluster, name, parameters(one.chosen), *_both_times(one.chosen, one.chosen_then)))
     head = ("days", "replica-hours", "violation", "rescales/h")
     table(("cluster", "", "parameters", *head, *(f"then {name}" for name in head)), rows)
-    say(*omitted(found[:FEW], found, "clusters"), "", *(f"{one.cluster}: {one.why}." for one in found[:FEW]))
+    print_lines(*omitted(found[:FEW], found, "clusters"), "", *(f"{one.cluster}: {one.why}." for one in found[:FEW]))
 
 
 def _both_times(now: Row, then: Row | None) -> tuple[str, ...]:

@@ -92,13 +92,13 @@ class Vertex(Answer):
 
     @property
     def running(self) -> bool:
-        """Whether each of its subtasks runs, or has come to its end."""
+        """Whether each of its subtasks runs, or has ended."""
         counted = {state: count for state, count in self.tasks.items() if count}
         return self.parallelism > 0 and sum(counted.values()) > 0 and counted.keys() <= {"RUNNING", "FINISHED"}
 
 
 class Input(Answer):
-    """An edge that comes into a vertex."""
+    """An edge into a vertex."""
 
     id: str
     ship: Annotated[str | None, Field(alias="ship_strategy")] = None
@@ -449,7 +449,7 @@ class FlinkApi(JsonClient):
             found = await self.get(f"/jobs/{job.jid}/metrics?get=uptime", list[MetricValue], fresh=0)
             age = _age(job, found, job.now / 1000 + time.monotonic() - asked)
             if age is not None and age <= max(CLOCK_TOLERANCE, every):
-                # Younger than that Flink gathers none; if it just has, the TaskManagers' come a moment later.
+                # Younger than that Flink gathers none; if it just has, the TaskManagers' follow a moment later.
                 await asyncio.sleep(PAUSE if attempt else 0)
                 break
             if attempt < GATHERING_ATTEMPTS - 1:

@@ -5,7 +5,7 @@
     await client.post("/v1/job/orders/scale", {"Count": 3})
 
 A client is shared by all that open it with an equal `Endpoint`. Reads of one path in one shape are shared too: callers
-that come together wait for one request, and its answer is kept for a moment, so the metrics of one poll cost one
+made together wait for one request, and its answer is kept for a moment, so the metrics of one poll cost one
 request. All methods raise EdgeError: its message has the address, what was expected and what to do, and no secret.
 """
 
@@ -71,14 +71,14 @@ class StatusError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """An answer and when it came, on the monotonic clock."""
+    """An answer and when it arrived, on the monotonic clock."""
 
     value: T
     at: float
 
     @property
     def age(self) -> float:
-        """Seconds since it came."""
+        """Seconds since it arrived."""
         return max(0.0, time.monotonic() - self.at)
 
 
@@ -271,7 +271,7 @@ class JsonClient:
     async def fetch(
         self, path: str, shape: type[T] = _ANYTHING, *, fresh: float = FRESH, expected: str | None = None
     ) -> Fetched[T]:
-        """Like `get`, with the time at which the answer came."""
+        """Like `get`, with the time at which the answer arrived."""
 
         async def read() -> Fetched[T]:
             body = await self._request("GET", path)
@@ -302,7 +302,7 @@ class JsonClient:
         self._kept.clear()
 
     async def share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]], fresh: float = FRESH) -> T:
-        """Share one call of `ask` among all who come while it is under way or ended less than `fresh` seconds ago."""
+        """Share one call of `ask` among all callers while it is under way or ended less than `fresh` seconds ago."""
         now = time.monotonic()
         kept = self._kept.get(key)
         if kept is None or now >= kept.until:

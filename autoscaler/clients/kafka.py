@@ -38,7 +38,7 @@ Partitions = tuple[str, tuple[int, ...]]
 """A topic and some of its partitions."""
 
 # Shares of the time-out.
-SNAPSHOT_SHARE = 0.95  # for a whole snapshot, so that its own error comes before the caller's
+SNAPSHOT_SHARE = 0.95  # for a whole snapshot, so that its own error is raised before the caller's
 GROUP_SHARE = 0.5  # for committed offsets: a coordinator that hangs does not cost the end offsets
 CONNECT_SHARE = 0.4  # for a connection with all its handshakes
 REQUEST_SHARE = 0.3  # for one request: a broker that hangs leaves time to ask another
@@ -103,7 +103,7 @@ class KafkaClient:
     async def snapshot(self, topic: str, isolation: Isolation, group: str | None) -> TopicSnapshot:
         """The offsets of a topic, and those that a group has committed there.
 
-        Callers in the same turn of the event loop share one snapshot, and so do those that come within `fresh`. An
+        Callers in the same turn of the event loop share one snapshot, and so do those within `fresh`. An
         error of a group is part of the snapshot: it does not concern callers that need only the topic's offsets.
         """
         loop = asyncio.get_running_loop()
@@ -300,7 +300,7 @@ class _SnapshotRequest:
     task: asyncio.Task[TopicSnapshot | EdgeError] = field(init=False)
 
     def serves(self, group: str | None, since: float) -> bool:
-        """Whether a caller that comes now can share its outcome."""
+        """Whether a new caller can share its outcome."""
         if not self.begun:
             return True
         return (group is None or group in self.groups) and (not self.task.done() or self.started > since)

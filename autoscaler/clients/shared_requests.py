@@ -32,7 +32,7 @@ async def outcome_of(request: asyncio.Future[T | EdgeError], closed: str) -> T:
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait until they have ended, whatever came of them."""
+    """Cancel tasks and wait until they have ended, with any outcome."""
     tasks = tuple(tasks)
     for task in tasks:
         task.cancel()

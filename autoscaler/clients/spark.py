@@ -103,7 +103,7 @@ class Batch(Answer):
     def records(self) -> int | None:
         """Records read: how far the sources' positions moved, else the rows that Spark counted.
 
-        A partition that was added came with a position of its own, which is not progress.
+        A partition that was added has a position of its own, which is not progress.
         """
         ways = [
             source.end - source.start

@@ -83,7 +83,7 @@ def read(text: str, policies: Iterable[str], silent: Iterable[str] = ()) -> Expr
 
 
 def silent(policies: Iterable[NamedPolicy]) -> tuple[str, ...]:
-    """The names of those that say by `asks` that they never ask for a size; see `Bounding`."""
+    """The names of those whose `asks` states that they never ask for a size; see `Bounding`."""
     return tuple(named.name for named in policies if not named.asks)
 
 

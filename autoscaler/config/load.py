@@ -47,7 +47,7 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Co
 
     Args:
         path: the YAML file. Relative paths in it are relative to its directory.
-        environ: what `${NAME}` in secrets may name, usually `os.environ`.
+        environ: what `${NAME}` in secrets may name, normally `os.environ`.
         root: the content of the file, where it was read before and changed (`document.put`).
 
     Raises:
@@ -320,7 +320,7 @@ class _Settings:
             self._check_ages()
 
     def _check_ages(self) -> None:
-        """A source may know how old its values get in normal operation: see `SourcePlugin`."""
+        """A source may state how old its values get in normal operation: see `SourcePlugin`."""
         for name, metric in self._values.get("metrics", {}).items():
             ages = getattr(metric.query, "ages", None)
             if ages is not None and self["max_age"] <= ages[0]:
@@ -394,7 +394,7 @@ def _reads(policy: object) -> tuple[str, ...]:
 
 
 def _lookback(policy: object) -> timedelta:
-    """How far a policy looks back, by its optional attribute `lookback`."""
+    """How much past a policy needs, by its optional attribute `lookback`."""
     span = getattr(policy, "lookback", _ZERO)
     if not isinstance(span, timedelta):
         raise TypeError(f"its attribute lookback is {span!r}, expected a timedelta")

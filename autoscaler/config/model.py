@@ -16,7 +16,7 @@ _HIGHEST_PORT = 65535
 
 
 class LogFormat(StrEnum):
-    """How log lines look."""
+    """The format of log lines."""
 
     CONSOLE = "console"
     JSON = "json"

@@ -89,7 +89,7 @@ def rate(learned: Learned, spec: ClusterSpec, size: int, partitions: int | None)
     """Records/s that `size` replicas process when busy, or None when nothing is known.
 
     Between two sizes seen it is interpolated over effective slots, outside them it is proportional to the nearest.
-    A larger size is never given less than a smaller one: where measurements say so, the larger figure holds.
+    A larger size is never given less than a smaller one: where measurements show that, the larger figure holds.
     """
     spr = spec.slots_per_replica
     table = learned.capacity

@@ -37,7 +37,7 @@ def combined_size(
 ) -> tuple[int, str | None]:
     """The size that the policies together ask for, and why it cannot be trusted.
 
-    The greatest size asked for, or what `how` makes of them; the current one when nobody asked. Where `how` fails it
+    The greatest size asked for, or what `how` makes of them; the current one when none asked. Where `how` fails it
     is the greatest, and nothing may be lowered on it.
     """
     proposed = -1

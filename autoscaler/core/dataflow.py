@@ -4,7 +4,7 @@ The rules are those of the autoscaler of the Flink Kubernetes operator (flink-au
 docstring names the class and method it follows. Rates are records per second, busy and backpressured times are
 milliseconds per second (0 to 1000), times of samples are milliseconds.
 
-What is not known is NaN: every function is total, NaN comes out where an input that matters is NaN, and infinity where
+What is not known is NaN: every function is total, NaN results where an input that matters is NaN, and infinity where
 a vertex takes no records and so shows no limit. Whoever makes a metric of a result must not let either through.
 """
 
@@ -104,7 +104,7 @@ class JobRate:
         rate: records/s at its sources together, with the mix of sources it has now. Infinite when nothing flows, NaN
             when no vertex or no source is known.
         limiting: the vertex that is the bottleneck, if there is one.
-        unknown: vertices of which nobody knows what they could do or what they must do (a legacy source has no busy
+        unknown: vertices whose capacity or required rate is not known (a legacy source has no busy
             time; a counter that was reset makes a rate negative): `rate` leaves them out.
     """
 
@@ -113,7 +113,7 @@ class JobRate:
     unknown: tuple[str, ...] = ()
 
 
-# what a window of samples says
+# what a window of samples shows
 
 
 def rate(samples: Samples) -> float:
@@ -213,7 +213,7 @@ def true_processing_rate(
     """Records/s that a vertex could process at its parallelism: `ScalingMetricEvaluator.computeTrueProcessingRate`.
 
     The rate is what it does now divided by how busy that makes it. Busy time misses what a source does outside its
-    task, so the observed rate counts instead where busy time says more than `switch_threshold` above it, or nothing.
+    task, so the observed rate counts instead where busy time gives more than `switch_threshold` above it, or nothing.
 
     Args:
         busy: busy ms per second (`busy_time`).
@@ -262,7 +262,7 @@ def edge_rate(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) ->
 def output_ratio(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) -> float:
     """Records sent along an edge for each one taken in: `ScalingMetricEvaluator.computeEdgeOutputRatio`.
 
-    0 when nothing comes in, as any other number would be far too large; NaN when either rate is not known.
+    0 when nothing arrives, as any other number would be far too large; NaN when either rate is not known.
     """
     taken = _rates(rates, start).records_in
     if math.isnan(taken) or taken == 0:
@@ -327,7 +327,7 @@ def target_capacity(
     Args:
         target: what it must process.
         utilization: how busy that may make it, cut to 0..1; 0 gives infinity.
-        catch_up: in what time the backlog of a restart is to be gone, in whole seconds; 0 asks for nothing on top.
+        catch_up: in what time the backlog of a restart is to be processed, in whole seconds; 0 asks for nothing on top.
         restart: how long a restart takes, in whole seconds; 0 leaves it out.
         rounded_from: less than this is left as it is. Flink rounds everything, so that less than half a record a
             second needs nothing.
@@ -345,7 +345,7 @@ def target_capacity(
 
 
 def _round(value: float) -> float:
-    """Java's Math.round: halves up, no further than its largest long. NaN stays NaN; Java would say 0."""
+    """Java's Math.round: halves up, no further than its largest long. NaN stays NaN; Java would return 0."""
     if math.isnan(value) or abs(value) >= _LONGEST:
         return value if math.isnan(value) else math.copysign(_LONGEST, value)
     whole = math.floor(value)

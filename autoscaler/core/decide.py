@@ -8,7 +8,7 @@ from autoscaler.core.combine import Combined, combined_size
 from autoscaler.core.evaluate import evaluate
 from autoscaler.core.explain import describe, describe_combination
 from autoscaler.core.guards import GuardContext
-from autoscaler.core.learn import Lesson, view_of
+from autoscaler.core.learn import LearnResult, view_of
 from autoscaler.core.model import (
     Cause,
     ClusterState,
@@ -26,7 +26,7 @@ from autoscaler.core.trust import Trusted
 def decide(
     seen: Trusted,
     settled: Settled,
-    lesson: Lesson,
+    learn_result: LearnResult,
     recommendations: tuple[Recommendation, ...],
     combined: Combined,
     context: GuardContext,
@@ -69,7 +69,7 @@ def decide(
             requested=state.requested if wanted == current else at,
             override_times=state.override_times,
             past=seen.past,
-            learned=lesson.learned,
+            learned=learn_result.learned,
         ),
         decision,
     )

@@ -86,15 +86,15 @@ _GUARDS = {
 }
 
 _QUIET = {
-    Reason.MISSING: "could not say, an input is missing",
+    Reason.MISSING: "could not decide, an input is missing",
     Reason.LEARNING: "is still learning",
-    Reason.ABSTAINED: "has nothing to say",
+    Reason.ABSTAINED: "has no opinion",
     Reason.FAILED: "failed",
 }
 
 
 def describe(fact: Fact | str) -> str:
-    """A fact as a sentence. A string comes from a plug-in, as a sentence already."""
+    """A fact as a sentence. A string is a sentence already, of a plug-in."""
     if isinstance(fact, str):
         return fact
     values = {name: _worded(value) for name, value in fact.values.items()}
@@ -136,7 +136,7 @@ def describe_rescale(rescale: Rescale) -> str:
 
 
 def _pending(rescale: Rescale, remarks: tuple[object, ...]) -> str:
-    """What the target shows and reports about replicas that do not come up or go, to be added to a sentence."""
+    """What the target shows and reports about replicas that do not start or stop, to be added to a sentence."""
     if rescale.phase is not Phase.REQUESTED:
         return ""
     shown = () if rescale.confirmed else (f"the target still shows {rescale.before}",)
@@ -144,7 +144,7 @@ def _pending(rescale: Rescale, remarks: tuple[object, ...]) -> str:
     return f" ({reported})" if reported else ""
 
 
-class Ruling(Verdict):
+class DeferredVerdict(Verdict):
     """A verdict with the fact behind it: the sentence is made when it is asked for, which for most it never is."""
 
     __slots__ = ("fact",)
@@ -264,14 +264,14 @@ def _why(decision: Decision) -> str:
         )
     if decision.reason is Reason.BOUNDS:
         return f"because of {_GUARDS[Reason.BOUNDS]}{_detail(decision.verdicts[-1].detail)}"
-    said = {recommendation.reason for recommendation in decision.recommendations}
-    if Reason.STEADY in said:
+    reasons = {recommendation.reason for recommendation in decision.recommendations}
+    if Reason.STEADY in reasons:
         return "because what there is fits the load"
-    if Reason.FAILED in said:
+    if Reason.FAILED in reasons:
         return "because a policy failed and no other asked for anything"
-    if Reason.MISSING in said:
+    if Reason.MISSING in reasons:
         return "because what the policies need could not be read"
-    if Reason.LEARNING in said:
+    if Reason.LEARNING in reasons:
         return "because the policies have not seen enough yet"
     if decision.recommendations and any(r.replicas is not None for r in decision.recommendations):
         return "because the policies asked for what there is"
@@ -302,7 +302,7 @@ def _read(observation: Observation) -> Iterator[str]:
     else:
         yield _target(observation.desired, observation.ready)
     for remark in observation.remarks:
-        yield _dot(f"The target says: {remark}")
+        yield _dot(f"The target reports: {remark}")
     if observation.engine is not None:
         yield _engine(observation.engine, observation.at)
     elif "engine" in observation.missing:
@@ -318,10 +318,10 @@ def _read(observation: Observation) -> Iterator[str]:
 
 def _target(desired: int, ready: int | None) -> str:
     if ready is None:
-        return f"The target was told to have {_replicas(desired)}; how many are up it does not say."
+        return f"The target was set to {_replicas(desired)}; it does not report how many are up."
     if ready == desired:
         return f"The target has {_replicas(desired)}, all of them up." if desired else "The target has no replica."
-    return f"The target was told to have {_replicas(desired)}; {ready} {'is' if ready == 1 else 'are'} up."
+    return f"The target was set to {_replicas(desired)}; {ready} {'is' if ready == 1 else 'are'} up."
 
 
 def _engine(engine: EngineStatus, at: datetime) -> str:
@@ -359,15 +359,15 @@ def _asked(decision: Decision) -> Iterator[str]:
 def _recommendation(recommendation: Recommendation) -> str:
     name = recommendation.policy or "a policy"
     if recommendation.replicas is None:
-        said = _QUIET.get(recommendation.reason, recommendation.reason.value)
+        outcome = _QUIET.get(recommendation.reason, recommendation.reason.value)
     else:
-        said = f"asked for {recommendation.replicas}"
+        outcome = f"asked for {recommendation.replicas}"
     if recommendation.detail:
-        return _dot(f"{name} {said}: {recommendation.detail}")
+        return _dot(f"{name} {outcome}: {recommendation.detail}")
     if recommendation.inputs:
         inputs = ", ".join(f"{key} {format_number(value)}" for key, value in recommendation.inputs.items())
-        return f"{name} {said} ({recommendation.reason.value}; {inputs})."
-    return f"{name} {said} ({recommendation.reason.value})."
+        return f"{name} {outcome} ({recommendation.reason.value}; {inputs})."
+    return f"{name} {outcome} ({recommendation.reason.value})."
 
 
 def _guarded(decision: Decision) -> Iterator[str]:
@@ -425,7 +425,7 @@ def format_number(value: float) -> str:
     """A number as people are shown it: four significant digits, thousands kept whole."""
     if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN is the one that differs
         return str(value)
-    if abs(value) >= 1000:  # noqa: PLR2004 - from here on a fraction tells nothing
+    if abs(value) >= 1000:  # noqa: PLR2004 - from here on a fraction is noise
         return f"{value:.0f}"
     return f"{value:.4g}"
 

@@ -182,7 +182,7 @@ def _parse(text: str, sizes: bool) -> tuple[_Node, Mapping[str, int]]:
 
 
 class _Parser:
-    """Precedence climbing: an operator takes to its right whatever binds tighter than itself."""
+    """Precedence climbing: an operator takes to its right what binds tighter than itself."""
 
     def __init__(self, tokens: list[_Token], sizes: bool) -> None:
         self.names: dict[str, int] = {}

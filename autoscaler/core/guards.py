@@ -1,7 +1,7 @@
 """Sixth stage, the guards: an ordered list of verdicts between what policies propose and what is requested.
 
 A guard either changes the size that is wanted or narrows the range of sizes allowed; the size after it is the wanted
-one held within the range. So no later guard can undo what an earlier one forbade, except the bounds, which come last
+one held within the range. So no later guard can undo what an earlier one forbade, except the bounds, which are last
 and are the user's own word; and even they never lower a size that must not be lowered now.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from autoscaler.core.capacity import source_partitions, usable_slots
 from autoscaler.core.combine import Combined
-from autoscaler.core.explain import Ruling
+from autoscaler.core.explain import DeferredVerdict
 from autoscaler.core.model import (
     ZERO,
     Behaviour,
@@ -53,7 +53,7 @@ class GuardContext(NamedTuple):
     """What guards are shown.
 
     Attributes:
-        current: the size the target has been told to have.
+        current: the size that the target was set to.
         proposed: what the policies together ask for.
         hold_reason: why the proposal must not lower the size (missing input, failing policy).
         unsettled: the state of a job that is in transition without a rescale of the target.
@@ -312,7 +312,7 @@ def _contended(s: GuardContext) -> Fact | None:
 
 
 def target(s: GuardContext, wanted: int) -> Effect | None:
-    """Never further than the target goes at present. Like a cap it trims a move and starts none."""
+    """Never beyond what the target can do at present. Like a cap it trims a move and starts none."""
     if s.ceiling is not None and wanted > s.current and wanted > s.ceiling.replicas:
         return Effect(highest=max(s.ceiling.replicas, s.current), fact=s.ceiling.reason)
     if s.floor is not None and wanted < s.current and wanted < s.floor.replicas:
@@ -353,7 +353,7 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
             lowest, highest = max(lowest, effect.lowest), min(highest, effect.highest)
         after = min(wanted, highest) if wanted > lowest else lowest
         if effect is not None and fact is not None:
-            verdicts.append(Ruling(name, before, after, effect.reason or name, fact))
+            verdicts.append(DeferredVerdict(name, before, after, effect.reason or name, fact))
         else:
             verdicts.append(passed(name, after) if after == before else Verdict(name, before, after, name))
         before = after
@@ -363,7 +363,7 @@ def guard(s: GuardContext) -> tuple[Verdict, ...]:
 
 @lru_cache(maxsize=4096)
 def passed(name: Reason, size: int) -> Verdict:
-    """The verdict of a guard that let a size pass: the commonest object there is, hence kept."""
+    """The verdict of a guard that let a size pass: the most common object, therefore cached."""
     return Verdict(name, size, size, name)
 
 
@@ -378,7 +378,7 @@ def bounds(s: GuardContext, size: int) -> Verdict:
 
     In an exclusion window nothing changes, also where the limits demand it.
 
-    Where the target does not go as far as the limits, nothing is requested: it would be refused again and again. Nor
+    Where the target cannot reach the limits, nothing is requested: it would be refused each time. Nor
     is it during a contention: another controller that puts back what the limits ask for would be fought at every tick.
     """
     limits = s.spec.limits
@@ -386,7 +386,7 @@ def bounds(s: GuardContext, size: int) -> Verdict:
         if size == s.current and limits.minimum <= size <= limits.maximum:
             return passed(Reason.BOUNDS, size)
         fact = Fact("excluded", {"reason": s.excluded})
-        return Ruling(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
+        return DeferredVerdict(Reason.BOUNDS, size, s.current, Reason.BOUNDS, fact)
     after = max(limits.minimum, min(size, limits.maximum))
     if after < s.current and s.holds:
         after = s.current
@@ -396,7 +396,7 @@ def bounds(s: GuardContext, size: int) -> Verdict:
     elif after == size:
         return passed(Reason.BOUNDS, size)
     fact = Fact("bounds", {"minimum": limits.minimum, "maximum": limits.maximum, "but": but})
-    return Ruling(Reason.BOUNDS, size, after, Reason.BOUNDS, fact)
+    return DeferredVerdict(Reason.BOUNDS, size, after, Reason.BOUNDS, fact)
 
 
 def _beyond(s: GuardContext, size: int) -> str | None:

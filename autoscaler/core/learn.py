@@ -21,11 +21,11 @@ from autoscaler.core.rescale import Settled, runs
 from autoscaler.core.trust import Trusted
 
 
-class Lesson(NamedTuple):
-    """What is known now.
+class LearnResult(NamedTuple):
+    """What was learned.
 
     Attributes:
-        view: what policies are shown, with what the policies knew before.
+        view: what policies are shown, with what the policies had learned before.
         learned: what is known now.
         policy_errors: policy -> what went wrong when it was asked for the bounds or learned.
     """
@@ -35,7 +35,7 @@ class Lesson(NamedTuple):
     policy_errors: Mapping[str, str]
 
 
-def learn(seen: Trusted, settled: Settled) -> Lesson:
+def learn(seen: Trusted, settled: Settled) -> LearnResult:
     """Learn the capacity of the present size, then have the policies learn."""
     learned = _learn_capacity(seen, settled.state)
     ready = seen.observation.ready
@@ -43,7 +43,7 @@ def learn(seen: Trusted, settled: Settled) -> Lesson:
     memory, errors = learn_policies(seen.spec.policies, view)
     if memory or learned.memory:
         learned = Learned(learned.capacity, learned.durations, memory)
-    return Lesson(view, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
+    return LearnResult(view, learned, {**seen.policy_errors, **errors} if errors else seen.policy_errors)
 
 
 def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, ready: int) -> View:
@@ -105,7 +105,7 @@ def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
 def learn_policies(
     policies: tuple[NamedPolicy, ...], view: View
 ) -> tuple[Mapping[str, Mapping[str, float]], dict[str, str]]:
-    """What each policy that learns knows now; and what went wrong. A policy that fails knows what it knew before."""
+    """What each policy has learned now, and what went wrong. A policy that fails keeps what it had learned before."""
     before = view.learned.memory
     memory: dict[str, Mapping[str, float]] = {}
     errors: dict[str, str] = {}
@@ -147,6 +147,6 @@ def _storable(found: object) -> bool:
         and len(found) <= MOST_LEARNED
         and [*map(type, found)].count(str) == len(found)
         and [*map(type, found.values())].count(float) == len(found)
-        # One that is not finite makes the sum so too: quicker than to look at each.
+        # One that is not finite makes the sum so too: faster than testing each.
         and math.isfinite(sum(found.values()))
     )

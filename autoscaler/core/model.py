@@ -35,7 +35,7 @@ class Reason(StrEnum):
     STEADY = "steady"  # what there is fits
     MISSING = "missing"  # an input is missing, stale, not a finite number, or the target or engine is unknown
     LEARNING = "learning"  # not enough seen yet to have an opinion
-    ABSTAINED = "abstained"  # this policy has nothing to say now
+    ABSTAINED = "abstained"  # this policy has no opinion now
     FAILED = "failed"  # the policy raised an error or returned nonsense
     # what a guard answers
     FRESHNESS = "freshness"
@@ -70,14 +70,14 @@ class JobState(StrEnum):
 
 
 class Direction(StrEnum):
-    """Which way a rescale goes."""
+    """The direction of a rescale."""
 
     UP = "up"
     DOWN = "down"
 
 
 class Phase(StrEnum):
-    """How far a rescale has come; the value names the step that was completed last."""
+    """The progress of a rescale; the value names the step that was completed last."""
 
     REQUESTED = "requested"
     READY = "ready"
@@ -106,8 +106,8 @@ class Reading:
     Attributes:
         value: a number, or one number per replica.
         at: when the value was true at its origin (not when it was asked for).
-        partitions: partitions of the log that it was read from, where the source knows: no job uses more slots.
-        parts: what it is made of, where the source knows: name of a vertex or replica -> name of a number -> number.
+        partitions: partitions of the log that it was read from, where known: no job uses more slots.
+        parts: what it is made of, where known: name of a vertex or replica -> name of a number -> number.
         over: the value is a mean over so long before `at`, though it is read more often; zero where it is not one, or
             where that is unknown.
     """
@@ -136,7 +136,7 @@ class EngineStatus:
     Attributes:
         job: state of the job.
         slots: slots the engine has registered.
-        parallelism: slots the job really uses (where the engine knows, those that have run a task).
+        parallelism: slots the job really uses (where the engine reports it, those that have run a task).
         max_parallelism: the most slots the job can ever use (key groups, state partitions).
         partitions: partitions of the source, or tasks of the widest stage: capacity is a staircase of it.
         running_since: when the job last went into RUNNING.
@@ -189,13 +189,13 @@ class Observation:
 
     Attributes:
         at: the time of the observation; the only clock the core has.
-        desired: the size the target was last told to have; None when the target could not be asked.
+        desired: the size the target was last set to; None when the target could not be read.
         ready: replicas that are up; None when the target could not be asked.
         metrics: metric name -> reading.
         missing: metric (or `target`, `engine`) name -> why it could not be read.
         engine: what the engine shows; None when there is no engine or it could not be asked.
         floor, ceiling: the least and the most the target can have at present, and why; None: unknown.
-        remarks: what the target reports for people, such as why replicas do not come up.
+        remarks: what the target reports for users, such as why replicas do not start.
     """
 
     at: datetime
@@ -371,7 +371,7 @@ class Behaviour:
 DOWN = Behaviour(window=timedelta(minutes=5))
 """The guards of the way down, unless they are given..."""
 STABILIZED = Behaviour()
-"""... and those where every policy looks at the past itself (`stabilizes`)."""
+"""... and those where every policy evaluates the past itself (`stabilizes`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,10 +381,10 @@ class SettleSpec:
     Attributes:
         ready, registered, absorbed, running, caught_up: deadline of each phase, counted from the one before. Where
             registered, absorbed or running is None, what the engine's own settings make of it (see
-            `EngineStatus.deadlines`) holds, and 2, 3 and 2 minutes where it does not tell.
+            `EngineStatus.deadlines`) holds, and 2, 3 and 2 minutes where it does not report any.
         short: a size on its way is clearly short when the proposal is more than this share above it.
         backlog_time: caught up when lag divided by throughput is at most this.
-        lag, throughput: names of the metrics that tell it; without them the phase ends at once.
+        lag, throughput: names of the metrics that show it; without them the phase ends at once.
     """
 
     ready: timedelta = timedelta(minutes=5)
@@ -415,7 +415,7 @@ class CapacitySpec:
     Attributes:
         per_replica: what one replica is assumed to process until something is learned, records/s; None: unknown.
         throughput: metric with the processed records/s.
-        saturation: metric from 0 to 1 that says how busy the job is with all the work it could take.
+        saturation: metric from 0 to 1 for how busy the job is with all the work it could take.
         saturated_at: at or above this saturation the throughput is the capacity.
         memory: weight of a new sample in the moving average, above 0 to 1.
         sustained: the job must have been seen saturated for so long; at least what the throughput is averaged over.
@@ -454,7 +454,7 @@ class Policy(Protocol):
 
 
 class Learner(Protocol):
-    """A policy that learns. What it knows are numbers by name, kept with the state and shown to people."""
+    """A policy that learns. What it learned are numbers by name, kept with the state and shown to users."""
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Return what is known now, from what was known before (`view.memory`) and the view. Pure; before `evaluate`.
@@ -550,7 +550,7 @@ class ClusterSpec:
         metrics: names of the metrics that must be there; one that is not forbids scaling down.
         engine: whether an engine is watched; if so, one that cannot be read forbids scaling down.
         slots_per_replica: slots one replica offers the job.
-        partitions: source partitions, when the engine does not tell; None: unknown.
+        partitions: source partitions, when the engine does not report them; None: unknown.
         interval: time between two observations; a gap of several hides what happened in between.
         max_age: an older reading counts as missing.
         max_ahead: a reading further in the future counts as missing.
@@ -593,7 +593,7 @@ class ClusterSpec:
 
     @property
     def stabilized(self) -> bool:
-        """Whether all policies that ask for sizes look at the past themselves."""
+        """Whether all policies that ask for sizes evaluate the past themselves."""
         asking = [named for named in self.policies if named.asks]
         return bool(asking) and all(named.stabilizes for named in asking)
 
@@ -621,13 +621,13 @@ class Rescale:
 
     Attributes:
         before: the size when it began.
-        to: the size it goes to.
+        to: the size after it.
         at: when it was requested.
         cause: who started it.
         phase: the step completed last.
         since: when that step was completed.
         confirmed: whether the target has shown `to` as its desired size.
-        error: what the scale call said when it failed, else empty.
+        error: the error of the scale call when it failed, else empty.
         durations: phase -> seconds it took.
         deadlines: what the engine's own settings allow the phases, as last seen.
         replaced: the one on its way that this request gave way to, until this one is confirmed: where it is not
@@ -648,7 +648,7 @@ class Rescale:
 
     @property
     def direction(self) -> Direction:
-        """Up when replicas come, down when they go."""
+        """Up when replicas are added, down when they are removed."""
         return Direction.UP if self.to >= self.before else Direction.DOWN
 
 
@@ -722,8 +722,8 @@ class View:
 
     Attributes:
         now: the time of the observation.
-        current: the size the cluster has been told to have.
-        ready: replicas that are up (equal to `current` when the target does not tell).
+        current: the size that the cluster was set to.
+        ready: replicas that are up (equal to `current` when the target does not report it).
         metrics: the trusted readings only: fresh and finite.
         past: observations within the lookback, oldest first, the present one last.
         limits: bounds of the size that hold now.

@@ -1,4 +1,4 @@
-"""How a plug-in says which of its parameters is wrong."""
+"""How a plug-in reports which of its parameters is wrong."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Second stage: following a rescale until it is absorbed: requested, ready, registered, absorbed, running, caught up.
 
 Each phase has a deadline and its duration is kept. A rescale that misses a deadline is reported and released: a
-worker that never comes must not hold decisions forever.
+worker that never starts must not hold decisions forever.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Settled(NamedTuple):
 
     Attributes:
         state: with the rescale that is on its way now, and what the one that ended has taught.
-        current: the size the target has been told to have.
+        current: the size that the target was set to.
         desired: the size the target shows.
         notes: what happened, for the decision.
     """
@@ -105,7 +105,7 @@ def settle(seen: Trusted) -> Settled:
 def _disturb(
     spec: ClusterSpec, state: ClusterState, observation: Observation, desired: int, notes: list[Note], *, settled: bool
 ) -> ClusterState:
-    """Begin to follow what was not requested here: another size, replicas gone, the job restarting."""
+    """Begin to follow what was not requested here: another size, lost replicas, the job restarting."""
     if state.last_missed is not None and not _still_missed(state.last_missed, observation, desired):
         state = replace(state, last_missed=None)
     if state.rescale is not None:
@@ -190,7 +190,7 @@ def runs(rescale: Rescale) -> bool:
 
 
 def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
-    """A rescale at its start. One that was not requested here is there already, hence confirmed."""
+    """A rescale at its start. One that was not requested here is there already, so it is confirmed."""
     return Rescale(
         before=before, to=to, at=at, cause=cause, phase=Phase.REQUESTED, since=at, confirmed=cause is not Cause.REQUEST
     )
@@ -203,7 +203,7 @@ def disturbed(
     past: tuple[Observation, ...],
     last_run: EngineStatus | None,
 ) -> tuple[Rescale, Fact] | None:
-    """A rescale for a disturbance, and what it is: replicas that are gone, or a job that restarts by itself.
+    """A rescale for a disturbance, and what it is: lost replicas, or a job that restarts by itself.
 
     A worker that is stopped (SIGTERM) unregisters from the engine, which gives up its slots at once. One that is
     killed, hangs or is cut off does not: its slots stay until its heartbeat times out, and the job stands still.
@@ -233,7 +233,7 @@ def disturbed(
         lost = replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.READY)
         return lost, Fact("replica_replaced", {"slots": slots, "replicas": here, "theirs": theirs})
     if engine.job is JobState.RESTARTING or (last_run is not None and _restarted(last_run, engine)):
-        # Every replica is there: only the job has to come back and catch up.
+        # Every replica is there: only the job has to restart and catch up.
         return replace(begin(desired, desired, at, Cause.LOSS), phase=Phase.ABSORBED), Fact("job_restarts")
     return None
 

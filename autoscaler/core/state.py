@@ -10,7 +10,7 @@ from autoscaler.core.model import ClusterState, Learned, Observation, Rescale
 
 
 def call_failed(state: ClusterState, error: str) -> ClusterState:
-    """Note that the scale call failed. What the target shows next tells whether it worked all the same."""
+    """Note that the scale call failed. The next status of the target shows whether it took effect anyway."""
     if state.rescale is None or state.rescale.confirmed:
         return state
     # A request that may never have arrived cannot have been undone by another controller.

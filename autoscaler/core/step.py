@@ -40,8 +40,8 @@ def step(
     if not seen.size_known:
         return hold(seen)
     settled = settle(seen)
-    lesson = learn(seen, settled)
-    recommendations = evaluate(seen.spec.policies, lesson.view, lesson.learned, lesson.policy_errors)
+    learn_result = learn(seen, settled)
+    recommendations = evaluate(seen.spec.policies, learn_result.view, learn_result.learned, learn_result.policy_errors)
     combined = combine(seen, settled, recommendations)
     context = guard_context(seen, settled, combined)
-    return decide(seen, settled, lesson, recommendations, combined, context, guards(context))
+    return decide(seen, settled, learn_result, recommendations, combined, context, guards(context))

@@ -103,7 +103,7 @@ def compress(path: Path, ending: threading.Event) -> None:
     compressed = compressed_path(path)
     if compressed.exists() and not same_content(path, compressed):
         compressed = compressed_path(_unused_name(path))
-    # If it exists now, a kill came before the plain one was removed.
+    # If it exists now, the process was killed before the plain one was removed.
     if compressed.exists() or _write(path, compressed, ending):
         path.unlink(missing_ok=True)
 

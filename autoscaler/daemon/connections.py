@@ -64,7 +64,7 @@ CANCELLED = "the plug-in cancelled itself"
 
 
 def cancelled_itself() -> bool:
-    """Whether a CancelledError that was caught came from a plug-in, and not from a cancellation of this task."""
+    """Whether a CancelledError that was caught was raised by a plug-in, and not from a cancellation of this task."""
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
 

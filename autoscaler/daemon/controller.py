@@ -14,7 +14,6 @@ from typing import Protocol
 from autoscaler.config.model import Cluster
 from autoscaler.core.capacity import beyond_use
 from autoscaler.core.model import (
-    ClusterSpec,
     ClusterState,
     Decision,
     Direction,
@@ -23,7 +22,7 @@ from autoscaler.core.model import (
     Reason,
 )
 from autoscaler.core.state import call_failed, call_withheld
-from autoscaler.core.step import step
+from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import (
     CANCELLED,
     ClusterConnections,
@@ -46,10 +45,8 @@ _TICKS_UNTIL_BACK = 3
 
 _MAX_REFUSALS = 100
 
-Step = Callable[[ClusterSpec, ClusterState, Observation], tuple[ClusterState, Decision]]
 
-
-class Pace(Protocol):
+class TickRecorder(Protocol):
     """Records how late ticks begin and how long they take, in seconds."""
 
     def record_tick(self, late: float, took: float) -> None:
@@ -132,9 +129,9 @@ class Controller:
         sink: DecisionSink,
         *,
         utc: Callable[[], datetime],
-        pace: Pace,
+        tick_recorder: TickRecorder,
         dry_run: bool = False,
-        decide: Step = step,
+        decide: Decide = step,
     ) -> None:
         self.cluster = cluster
         self.name = cluster.spec.name
@@ -150,7 +147,7 @@ class Controller:
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
-        self._pace = pace
+        self._tick_recorder = tick_recorder
         self._decide = decide
         self._observer = Observer(cluster, connections, utc)
         self._logged_problem: str | None = None
@@ -196,7 +193,7 @@ class Controller:
             else:
                 self.finished = loop.time()
             ended = loop.time()
-            self._pace.record_tick(begun - due, ended - begun)
+            self._tick_recorder.record_tick(begun - due, ended - begun)
             following = max(number + 1, math.floor((ended - offset) / interval) + 1)
             self.counters.skipped += following - number - 1
             number = following
@@ -267,7 +264,7 @@ class Controller:
         self.counters.failed_calls += 1
         if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
-        assert self.state is not None  # noqa: S101 - there was a decision, hence a state
+        assert self.state is not None  # noqa: S101 - there was a decision, so there is a state
         self.state = call_failed(self.state, error)
         try:
             await self._store.save(self.name, self.state, None)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from autoscaler.config.model import Cluster, Config
-from autoscaler.core.step import step
+from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import ClusterConnections, Connections
-from autoscaler.daemon.controller import Controller, Pace, Step
+from autoscaler.daemon.controller import Controller, TickRecorder
 from autoscaler.daemon.observer import utc_now
 from autoscaler.ports import DecisionSink, StateStore
 
@@ -33,11 +33,11 @@ class Fleet:
         self,
         store: StateStore,
         sink: DecisionSink,
-        pace: Pace,
+        tick_recorder: TickRecorder,
         *,
         utc: Callable[[], datetime] = utc_now,
         dry_run: bool = False,
-        decide: Step = step,
+        decide: Decide = step,
     ) -> None:
         self.controllers: dict[str, Controller] = {}
         self.connections = Connections(dry_run=dry_run)
@@ -45,7 +45,7 @@ class Fleet:
         self._running: dict[str, _Running] = {}
         self._store = store
         self._sink = sink
-        self._pace = pace
+        self._tick_recorder = tick_recorder
         self._utc = utc
         self._dry_run = dry_run
         self._decide = decide
@@ -110,7 +110,7 @@ class Fleet:
             self._store,
             self._sink,
             utc=self._utc,
-            pace=self._pace,
+            tick_recorder=self._tick_recorder,
             dry_run=self._dry_run,
             decide=self._decide,
         )

@@ -136,7 +136,7 @@ class History:
 
     def _compress(self, now: datetime) -> None:
         """Compress all hours but the present one and one that has just ended or begun, in any order of the clock."""
-        # Decisions of different clusters come in any order: those of two hours alternate for a while.
+        # Decisions of different clusters are in any order: those of two hours alternate for a while.
         near = tuple((now + change).strftime(_NAME) for change in (-GRACE, timedelta(0), GRACE))
         if near == self._near:
             return

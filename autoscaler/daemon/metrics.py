@@ -167,7 +167,7 @@ def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
     calls = CounterMetricFamily("autoscaler_scale_call_failures", "Scale calls that failed.", labels=["cluster"])
     for controller in controllers:
         counters = controller.counters
-        # Copies: the loop goes on counting while another thread reads.
+        # Copies: the loop continues counting while another thread reads.
         for reason, number in counters.decisions.copy().items():
             decisions.add_metric([controller.name, reason.value], number)
         for name, number in counters.errors.copy().items():

@@ -115,9 +115,9 @@ class Notifier:
             if self._withheld is alive:
                 self._withheld = not alive
                 if alive:
-                    log.info("ticks finish again")
+                    log.info("ticks finish again: the watchdog is notified")
                 else:
-                    log.error("no tick finishes: no sign of life for the watchdog", extra={"watchdog": self.watchdog})
+                    log.error("no tick finishes: the watchdog is not notified", extra={"watchdog": self.watchdog})
         if lines and await self._send(*lines):
             self._owes_ready, self._status = False, text
 

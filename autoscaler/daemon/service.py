@@ -14,9 +14,9 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config
-from autoscaler.core.step import step
+from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import format_error
-from autoscaler.daemon.controller import Controller, Step
+from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import serve_http
@@ -58,7 +58,7 @@ class Daemon:
         *,
         utc: Callable[[], datetime] = utc_now,
         dry_run: bool = False,
-        decide: Step = step,
+        decide: Decide = step,
         notifier: Notifier | None = None,
     ) -> None:
         self.store = store

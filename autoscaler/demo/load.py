@@ -171,7 +171,7 @@ def admit(start: Sequence[int], head: Sequence[int], most: int) -> list[int]:
     return [begin + share for begin, share in zip(start, shares, strict=True)]
 
 
-class Pace:
+class BatchSizer:
     """Sizes batches so that each takes about the same time, whatever the number of workers.
 
     A batch of fixed size that suits three workers would take one worker so long that a growing backlog would be seen

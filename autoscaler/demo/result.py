@@ -113,8 +113,8 @@ def summary(run: Run) -> dict[str, Any]:
     peak_at, peak = max(lag, key=lambda pair: pair[1])
     first_up = next((each.at for each in ups if rise is None or each.at >= rise), None)
     began = min(first_tasks(run).values(), default=0.0)
-    came = [at for at in first_tasks(run).values() if first_up is not None and at > max(first_up, began)]
-    last_new = max(came, default=None)
+    joined = [at for at in first_tasks(run).values() if first_up is not None and at > max(first_up, began)]
+    last_new = max(joined, default=None)
     enough = BACKLOG * max(rate for _, rate in load.steps)
     back = None
     if last_new is not None:

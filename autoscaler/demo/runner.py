@@ -316,31 +316,31 @@ class Runner:
         def seconds(name: str) -> str:
             return "-" if result[name] is None else f"{result[name]:.0f} s"
 
-        say = self._print
-        say("")
+        print_line = self._print
+        print_line("")
         for each in result["rescales"]:
-            say(f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers")
-        say(f"  first scale-up requested {seconds('first_scale_up_after_s')} after the load rose")
-        say(
+            print_line(f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers")
+        print_line(f"  first scale-up requested {seconds('first_scale_up_after_s')} after the load rose")
+        print_line(
             f"  lag at most {result['peak_lag']} records, back under 5 s of load "
             f"{seconds('lag_back_after_s')} after the last new worker's first task"
         )
         if result["simulated"] is not None:
-            say(f"  simulation of this run: {describe_simulation(result)}")
-        say(
+            print_line(f"  simulation of this run: {describe_simulation(result)}")
+        print_line(
             f"  {result['offered']} records offered, {result['processed']} processed, {result['lost']} lost, "
             f"{result['duplicated']} duplicated; "
             + ", ".join(f"{name.replace('_', ' ')}: {value}" for name, value in run.facts.items())
         )
-        say(f"  result: {self._output / 'result.json'}")
+        print_line(f"  result: {self._output / 'result.json'}")
         if not self._options.no_plot:
-            say(f"  picture: {self._output / 'plot.png'}")
+            print_line(f"  picture: {self._output / 'plot.png'}")
         if result["ok"]:
-            say("success: it scaled up, drained the backlog, scaled down, and each record arrived exactly once")
+            print_line("success: it scaled up, drained the backlog, scaled down, and each record arrived exactly once")
         for reason in result["reasons"]:
-            say(f"failed: {reason}")
+            print_line(f"failed: {reason}")
         if result["reasons"]:
-            say(f"the logs are in {self._processes.logs}")
+            print_line(f"the logs are in {self._processes.logs}")
 
 
 def _describe_decision(cluster: dict[str, Any], decision: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from autoscaler.clients.spark import Run as Query
 from autoscaler.core.model import ClusterSpec, ClusterState, EngineStatus, JobState, Observation, Reading
 from autoscaler.core.step import step
 from autoscaler.demo.environment import PARTITIONS
-from autoscaler.demo.load import Load, Pace
+from autoscaler.demo.load import BatchSizer, Load
 from autoscaler.demo.result import Rescale, Run, Sample, first_tasks, summary
 from autoscaler.demo.sink import Account, Arrival
 from autoscaler.ports import EdgeError
@@ -108,7 +108,7 @@ def simulate(spec: ClusterSpec, load: Load, measured: Measured, batch: float, wi
         phase: seconds from the load's beginning, or from any whole number of intervals after it, until a decision.
     """
     plant = Plant(_plant(measured), measured.rate_per_worker * TICK / STEP, 0, spec.limits.minimum)
-    query = _Query(pace=Pace(batch, 10 * PARTITIONS), window=window, shortest=measured.shortest)
+    query = _Query(sizer=BatchSizer(batch, 10 * PARTITIONS), window=window, shortest=measured.shortest)
     state = ClusterState()
     arrivals: list[Arrival] = []
     rescales: list[Rescale] = []
@@ -223,19 +223,19 @@ class _Query:
     """The batches that a query would have run.
 
     Attributes:
-        pace: how many records a batch may have.
+        sizer: how many records a batch may have.
         window: seconds over which the source averages.
         shortest: seconds of a batch with little in it.
         batches: those that have ended, oldest first.
-        changes: when workers came or went.
+        changes: when workers were added or removed.
         running: how many there are.
         done: records of all batches that have ended.
         began: when the batch that runs began; None: none runs.
-        head: records that had come by then.
+        head: records that had arrived by then.
         rows: records in it.
     """
 
-    pace: Pace
+    sizer: BatchSizer
     window: float
     shortest: float
     batches: list[Batch] = field(default_factory=list)
@@ -258,8 +258,8 @@ class _Query:
                 self._end(self.began, now)
         if self.began is None and offered > self.done:
             self.began, self.head = now, offered
-            self.rows = min(self.pace.rows(now), offered - self.done)
-            self.pace.admitted(self.rows, now)
+            self.rows = min(self.sizer.rows(now), offered - self.done)
+            self.sizer.admitted(self.rows, now)
 
     def observed(self, now: float, plant: Observation) -> Observation:
         """What the daemon would have observed."""

@@ -45,7 +45,7 @@ class Flink(FlinkParameters):
         url: the JobManager's REST address, such as http://jobmanager:8081.
         job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
         window: time over which the source averages; default 30s. The engine does not use it.
-        timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
+        timeout: time within which all that a description needs must arrive, each answer within 45 % of it; default 3s.
         username: user for basic authentication, where a proxy before the JobManager needs it; default: none.
         password: the user's password.
         token: bearer token, instead of user and password; default: none.
@@ -374,7 +374,7 @@ class Restart:
 
     Attributes:
         kind: `none`, `fixed-delay`, `failure-rate` or `exponential-delay`.
-        delay: the longest pause before the job comes back, in seconds.
+        delay: the longest pause before the job restarts, in seconds.
         attempts: restarts after which the job fails for good; None: it never does by their number.
     """
 
@@ -495,7 +495,7 @@ def restarting(facts: Facts) -> Iterator[Finding]:
 
 
 def mode(facts: Facts) -> Iterator[Finding]:
-    """Only a reactive job takes the slots that come."""
+    """Only a reactive job takes new slots."""
     if facts.job.kind == "BATCH":
         yield Finding(
             Severity.ERROR,

@@ -48,7 +48,7 @@ class Spark(SparkParameters):
         driver: address of the driver's web UI, such as http://driver:4040; default: the address in the report.
         query: name of the streaming query; default: the only one.
         window: time over which the source averages; default 15s. The engine does not use it.
-        timeout: time within which all that a description needs must come, each answer within 45 % of it; default 3s.
+        timeout: time within which all that a description needs must arrive, each answer within 45 % of it; default 3s.
         master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """
@@ -364,14 +364,18 @@ def decommission(facts: Facts) -> Iterator[Finding]:
 
 def slow_drain(facts: Facts) -> Iterator[Finding]:
     """Moving blocks off a drained executor makes it wait for the next check."""
-    again = seconds(facts.settings.get("spark.storage.decommission.replicationReattemptInterval"), 30.0)
+    interval = seconds(facts.settings.get("spark.storage.decommission.replicationReattemptInterval"), 30.0)
     moving = facts.settings.get("spark.storage.decommission.enabled", "false").strip().lower() == "true"
-    if _is_true(facts.settings, "spark.decommission.enabled") and moving and (again is None or again > SLOW_DRAIN):
+    if (
+        _is_true(facts.settings, "spark.decommission.enabled")
+        and moving
+        and (interval is None or interval > SLOW_DRAIN)
+    ):
         yield Finding(
             Severity.WARNING,
             "spark.storage.decommission.replicationReattemptInterval",
             "a drained executor checks only every "
-            + (f"{again:g} s" if again is not None else "so often")
+            + (f"{interval:g} s" if interval is not None else "so often")
             + " whether its blocks have moved",
             "each worker takes about 31 s to drain, against 4 s with 3 s, or 1.3 s without moving blocks",
             "spark.storage.decommission.replicationReattemptInterval=3s, or spark.storage.decommission.enabled=false "

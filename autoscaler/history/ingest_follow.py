@@ -78,7 +78,7 @@ class Batch:
     """The result of a batch.
 
     Attributes:
-        number: Spark's number of it. The same number comes again when a batch is repeated.
+        number: Spark's number of it. A repeated batch has the same number.
         files: number of files.
         late: those older than the newest hour of earlier batches, by more than an hour.
         gone: those that were removed before they could be read.

@@ -18,7 +18,7 @@ from autoscaler.history.read import record
 from autoscaler.history.schema import struct
 from autoscaler.trace.replay import decide_again, first_difference
 
-AGAIN = struct(
+REPLAYED = struct(
     cluster=StringType(),
     at=TimestampType(),
     recorded=IntegerType(),
@@ -30,7 +30,7 @@ AGAIN = struct(
 """The recorded size and the one of the replay, a digest of each decision, and the first difference, or null."""
 
 
-def again(observations: DataFrame, decisions: DataFrame, specs: Mapping[str, ClusterSpec]) -> DataFrame:
+def replay_decisions(observations: DataFrame, decisions: DataFrame, specs: Mapping[str, ClusterSpec]) -> DataFrame:
     """Decide again on each record of the clusters that have a spec, in order of time.
 
     A task holds one batch and the state of one cluster, however long its history is.
@@ -41,7 +41,7 @@ def again(observations: DataFrame, decisions: DataFrame, specs: Mapping[str, Clu
         specs: cluster -> its spec.
 
     Returns:
-        `AGAIN`.
+        `REPLAYED`.
     """
     seen = observations.where(F.col("cluster").isin(*specs)).select("cluster", "at", F.struct("*").alias("observation"))
     done = decisions.select("cluster", "at", F.struct("*").alias("decision"))
@@ -51,16 +51,16 @@ def again(observations: DataFrame, decisions: DataFrame, specs: Mapping[str, Clu
         .sortWithinPartitions("cluster", "at")
         .select("cluster", "observation", "decision")
     )
-    return records.mapInArrow(_Again(pickle.dumps(dict(specs))), AGAIN)
+    return records.mapInArrow(_Replay(pickle.dumps(dict(specs))), REPLAYED)
 
 
 @dataclass(frozen=True, slots=True)
-class _Again:
+class _Replay:
     specs: bytes
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        specs: Mapping[str, ClusterSpec] = pickle.loads(self.specs)  # noqa: S301 - `again` has pickled it
-        schema = to_arrow_schema(AGAIN, timezone="UTC")
+        specs: Mapping[str, ClusterSpec] = pickle.loads(self.specs)  # noqa: S301 - `replay_decisions` has pickled it
+        schema = to_arrow_schema(REPLAYED, timezone="UTC")
         cluster, state = "", ClusterState()
         for batch in batches:
             rows = []

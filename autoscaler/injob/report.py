@@ -73,12 +73,12 @@ def report(
     """Serve the progress of the session's streaming queries for the autoscaler.
 
     Call it once, before the queries start (queries that run already are seen from their next batch on). A
-    second call for the same session returns the same reporter. When the port is taken, the job goes on: the
-    error is logged and the port is tried again every two seconds, since mostly a former driver is just going
+    second call for the same session returns the same reporter. When the port is taken, the job continues: the
+    error is logged and the port is tried again every two seconds, since mostly a former driver is just ending
     away; it never moves to another port, where the autoscaler would not find it.
 
-    It raises nothing: whatever goes wrong (a session of Spark Connect, a stopped session, an invalid port) is
-    logged as an error, the job goes on, and the reporter returned is stopped.
+    It raises nothing: any error (a session of Spark Connect, a stopped session, an invalid port) is
+    logged as an error, the job continues, and the reporter returned is stopped.
 
     Args:
         spark: the SparkSession whose queries are reported, in the driver's own process.
@@ -93,9 +93,9 @@ def report(
     try:
         return _reporter(reporter, port)
     except _UnusableError as error:
-        log.error("no report is served, so the autoscaler cannot see this job, which goes on: %s", error)  # noqa: TRY400 - the message is complete
+        log.error("no report is served, so the autoscaler cannot see this job, which continues: %s", error)  # noqa: TRY400 - the message is complete
     except Exception:
-        log.exception("no report is served, so the autoscaler cannot see this job, which goes on")
+        log.exception("no report is served, so the autoscaler cannot see this job, which continues")
     reporter.stop()
     return reporter
 
@@ -151,7 +151,7 @@ def _context(spark: Any) -> Any:  # noqa: ANN401 - Spark's types
 
 
 def _abandon_in_child() -> None:
-    """In a forked child: let go of the port, which would else stay taken when the driver has gone."""
+    """In a forked child: let go of the port, which would stay taken after the driver has ended."""
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
     _lock = threading.Lock()
     for running in _running:
@@ -257,7 +257,7 @@ class Reporter:
         error = self._bind()
         if error is not None:
             log.error(
-                "cannot serve the report on %s port %d: %s; the job goes on, but the autoscaler cannot see it; "
+                "cannot serve the report on %s port %d: %s; the job continues, but the autoscaler cannot see it; "
                 "free the port or give report(spark, port=...) another (it is tried again every %g s)",
                 host,
                 port,
@@ -283,7 +283,7 @@ class Reporter:
             try:
                 self.spark.streams.removeListener(self._listener)
             except Exception:
-                log.debug("the listener went with its session", exc_info=True)
+                log.debug("the listener ended with its session", exc_info=True)
         if self._thread is not None:
             self._thread.join(2 * POLL_INTERVAL)
 
@@ -334,7 +334,7 @@ class Reporter:
         try:
             return None if self._waiting is None else self._waiting(progress)
         except Exception:
-            log.exception("how many rows wait is not known; the job is not affected")
+            log.exception("the number of waiting rows is not known; the job is not affected")
             return None
 
     def on_idle(self, query: str, run: str) -> None:
@@ -576,7 +576,7 @@ def with_row_positions(sources: Sequence[Mapping[str, Any]], read: int, waiting:
 def total(offset: object) -> int | None:
     """Sum of the positions in an offset, or None when it is not made of whole numbers.
 
-    Offsets come as objects or as strings of JSON: `{"topic": {"0": 123}}`, `{"0": 123}`, `5`, `null`, "null".
+    Offsets are objects or as strings of JSON: `{"topic": {"0": 123}}`, `{"0": 123}`, `5`, `null`, "null".
     """
     numbers = _numbers(offset)
     return sum(numbers) if numbers else None

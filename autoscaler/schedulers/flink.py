@@ -1,4 +1,4 @@
-"""Flink's adaptive scheduler, version by version: when a job is stopped for a rescale, and when it comes back.
+"""Flink's adaptive scheduler, version by version: when a job is stopped for a rescale, and when it restarts.
 
 Made after `org.apache.flink.runtime.scheduler.adaptive` of the releases 1.18 to 2.3, whose names are used here. What is
 left out: failures of the job's own code, savepoints, cancellation, and the jitter of the restart delay.
@@ -25,9 +25,9 @@ from autoscaler.schedulers.state_machine import (
     Phase,
     Slots,
     Stage,
-    Step,
     Stop,
     Timer,
+    Transition,
     Vertices,
     Why,
     enter,
@@ -42,7 +42,7 @@ MAX_PARALLELISM = 1 << 15  # parallelism of any vertex
 
 
 class Rules(StrEnum):
-    """How an executing job comes to be rescaled."""
+    """When an executing job is rescaled."""
 
     INTERVAL = "interval"
     """Until 1.20: at once, or as soon as the least interval since the last restart is over."""
@@ -74,7 +74,7 @@ class FlinkSettings:
 
     Attributes:
         groups: the job's slot sharing groups: the lower and upper bound of every vertex's parallelism.
-        rules: how an executing job comes to be rescaled.
+        rules: when an executing job is rescaled.
         cooldown: no rescale for so long after a deployment: `scaling-interval.min`, in 2.x
             `executing.cooldown-after-rescaling`. 1.18 has none.
         stabilization: an executing job waits so long for more slots after the first change, in 2.x only:
@@ -89,12 +89,12 @@ class FlinkSettings:
         submission_stabilization: a starting job takes fewer slots than wished when they suffice for so long; 0 in
             Reactive Mode.
         heartbeat: after so long a killed worker is noticed: `heartbeat.timeout`. A connection that is refused is
-            noticed sooner, after about 20 s.
+            noticed earlier, after about 20 s.
         refused: whether the machine of a killed worker is still up and refuses connections to it. The job fails at once
-            then, and is deployed again and again after each delay until the worker is noticed. Otherwise requests time
+            then, and is deployed after each delay until the worker is noticed. Otherwise requests time
             out, and tasks are not cancelled before.
         restart: the restart strategy.
-        delay: the pause before the job comes back after a failure, or the first one.
+        delay: the pause before the job restarts after a failure, or the first one.
         multiplier, longest, reset_after: of the exponential delay: each is so many times the one before, up to the
             longest; after so long without a failure it begins anew.
         attempts: so many failures a job survives; math.inf: any number.
@@ -177,7 +177,7 @@ class FlinkSettings:
 
     @classmethod
     def merging(cls, window: float) -> FlinkSettings:
-        """A job that restarts at once when slots go, and so long after the first new slot for all that have come.
+        """A job that restarts at once when slots are lost, and `window` seconds after the first new slot.
 
         It runs on any number of slots, even none, without cooldown, checkpoints and heartbeats: the driver of the
         machine adds the time until a loss is noticed.
@@ -205,11 +205,11 @@ class FlinkSettings:
             raise ValueError(f"expected more than {slots} slots, too few for the job's slot sharing groups")
         return replace(job, restored=True)
 
-    def start(self, job: Job, at: float) -> Step:
+    def start(self, job: Job, at: float) -> Transition:
         """A job that was only created waits for slots."""
         return self._wait(job, at)
 
-    def react(self, job: Job, event: Change) -> Step:
+    def react(self, job: Job, event: Change) -> Transition:
         """What an event changes."""
         at = event.at
         done: tuple[Instruction, ...] = ()
@@ -222,9 +222,9 @@ class FlinkSettings:
                 elif slots > before:
                     job, done = self._gain(job, at)
             case Killed(slots=slots, spare=spare):
-                if gone := min(slots, job.slots):
-                    job = replace(job, slots=job.slots - gone, dead=job.dead + gone)
-                    timer = Timer(at + self.heartbeat, Due.NOTICED, gone, spare or self.refused)
+                if lost := min(slots, job.slots):
+                    job = replace(job, slots=job.slots - lost, dead=job.dead + lost)
+                    timer = Timer(at + self.heartbeat, Due.NOTICED, lost, spare or self.refused)
                     job, done = (set_timer(job, timer), ()) if self.heartbeat else self.wake(job, timer)
                     if self.refused:
                         job, more = self._lose(job, at, spare=spare)
@@ -235,14 +235,14 @@ class FlinkSettings:
                 job = replace(job, restored=job.phase is Phase.EXECUTING)
         return job, done
 
-    def wake(self, job: Job, timer: Timer) -> Step:
+    def wake(self, job: Job, timer: Timer) -> Transition:
         """What happens when a timer runs out."""
         at = timer.at
         match timer.due:
             case Due.NOTICED:
                 return self._lose(replace(job, dead=job.dead - timer.slots), at, spare=timer.spare)
             case Due.RESTARTED:
-                return self._come_back(job, at)
+                return self._restart(job, at)
             case Due.CREATED:
                 return self._created(job, at)
             case Due.GIVEN_UP:
@@ -282,13 +282,13 @@ class FlinkSettings:
 
     # from state to state
 
-    def _wait(self, job: Job, at: float) -> Step:
+    def _wait(self, job: Job, at: float) -> Transition:
         job = enter(job, Phase.WAITING_FOR_RESOURCES, at)
         if self.resource_wait < math.inf:
             job = set_timer(job, Timer(at + self.resource_wait, Due.GIVEN_UP))
         return self._check_slots(job, at)
 
-    def _check_slots(self, job: Job, at: float) -> Step:
+    def _check_slots(self, job: Job, at: float) -> Transition:
         """Start a waiting job if its slots suffice: with all of them at once, with fewer after a stabilization."""
         if self._all(job):
             return self._create(job, at)
@@ -302,14 +302,14 @@ class FlinkSettings:
             job = set_timer(replace(job, changed=at), Timer(at + self.submission_stabilization, Due.STABILIZED))
         return job, ()
 
-    def _create(self, job: Job, at: float) -> Step:
+    def _create(self, job: Job, at: float) -> Transition:
         vertices = self._available(job)
         if vertices is None:
             return _finish(job, at)
         job = replace(enter(job, Phase.CREATING_EXECUTION_GRAPH, at), wished=vertices)
         return (set_timer(job, Timer(at + self.create, Due.CREATED)), ()) if self.create else self._created(job, at)
 
-    def _created(self, job: Job, at: float) -> Step:
+    def _created(self, job: Job, at: float) -> Transition:
         vertices = job.wished
         if occupied(vertices) > job.slots + job.dead:
             return self._wait(job, at)
@@ -319,23 +319,23 @@ class FlinkSettings:
             job, more = self._lose(job, at, spare=False)
             return job, (deploy, *more)
         if self.rules is Rules.INTERVAL:
-            # Flink checks again when the interval is over, whether slots came or not.
+            # Flink checks again when the interval is over, whether slots were added or not.
             job, more = self._put_off(job, at) if self.cooldown else self._maybe_rescale(job, at)
             return job, (deploy, *more)
         if self.cooldown:
             job = set_timer(replace(job, stage=Stage.COOLDOWN), Timer(at + self.cooldown, Due.COOLED))
         return self._change(job, at), (deploy,)
 
-    def _stop(self, job: Job, at: float, why: Why, delay: float) -> Step:
-        """Cancel the tasks, and come back after a delay."""
+    def _stop(self, job: Job, at: float, why: Why, delay: float) -> Transition:
+        """Cancel the tasks, and restart after a delay."""
         job = replace(enter(job, Phase.RESTARTING, at), vertices=(), restored=False)
         later = at + self.cancel + delay
         if later > at:
             return set_timer(job, Timer(later, Due.RESTARTED)), (Stop(at, why),)
-        job, more = self._come_back(job, at)
+        job, more = self._restart(job, at)
         return job, (Stop(at, why), *more)
 
-    def _come_back(self, job: Job, at: float) -> Step:
+    def _restart(self, job: Job, at: float) -> Transition:
         if job.dead and not self.refused:
             # Tasks of a dead worker are not cancelled before it is noticed.
             return set_timer(job, Timer(max(timer.at for timer in job.timers), Due.RESTARTED)), ()
@@ -343,12 +343,12 @@ class FlinkSettings:
             return self._create(job, at)
         return self._wait(job, at)
 
-    def _rescale(self, job: Job, at: float) -> Step:
+    def _rescale(self, job: Job, at: float) -> Transition:
         return self._stop(replace(job, wished=self._available(job) or ()), at, Why.RESCALE, 0.0)
 
     # what changes
 
-    def _gain(self, job: Job, at: float) -> Step:
+    def _gain(self, job: Job, at: float) -> Transition:
         """Slots were added."""
         if job.phase is Phase.WAITING_FOR_RESOURCES:
             return self._check_slots(job, at)
@@ -360,8 +360,8 @@ class FlinkSettings:
             job = replace(job, failed_checkpoints=self.checkpoint_failures)
         return self._change(job, at), ()
 
-    def _lose(self, job: Job, at: float, *, spare: bool) -> Step:
-        """Slots are gone; if the job used them, its tasks fail."""
+    def _lose(self, job: Job, at: float, *, spare: bool) -> Transition:
+        """Slots are lost; if the job used them, its tasks fail."""
         if job.phase is not Phase.EXECUTING or (spare and occupied(job.vertices) <= job.slots + job.dead):
             return job, ()
         attempts, delay = job.attempts + 1, self.delay
@@ -374,7 +374,7 @@ class FlinkSettings:
         job = replace(job, wished=(), attempts=attempts, delay=delay, restart_at=at + delay)
         return self._stop(job, at, Why.LOST, delay)
 
-    def _checkpoint(self, job: Job, at: float, *, completed: bool) -> Step:
+    def _checkpoint(self, job: Job, at: float, *, completed: bool) -> Transition:
         """A checkpoint completed or failed: it matters on the way to a rescale."""
         if not completed:
             if job.failed_checkpoints is None:
@@ -385,12 +385,12 @@ class FlinkSettings:
 
     # until 1.20
 
-    def _put_off(self, job: Job, at: float) -> Step:
+    def _put_off(self, job: Job, at: float) -> Transition:
         if any(timer.due is Due.RESCALED for timer in job.timers):
             return job, ()
         return set_timer(job, Timer(at + self.cooldown, Due.RESCALED)), ()
 
-    def _maybe_rescale(self, job: Job, at: float) -> Step:
+    def _maybe_rescale(self, job: Job, at: float) -> Transition:
         if self._worth(job):
             return self._rescale(job, at)
         if self.force_after == math.inf:
@@ -424,14 +424,14 @@ class FlinkSettings:
         job = set_timer(job, Timer(max(since + self.stabilization, at), Due.STABILIZED))
         return set_timer(job, Timer(max(since + self.max_delay, at), Due.EVALUATED))
 
-    def _stable(self, job: Job, at: float) -> Step:
+    def _stable(self, job: Job, at: float) -> Transition:
         """The slots are stable, before a job starts or is rescaled."""
         if job.phase is Phase.WAITING_FOR_RESOURCES:
             return self._create(job, at) if self._available(job) is not None else (replace(job, changed=math.inf), ())
         job = replace(job, stage=Stage.STABILIZED, timers=_without(job, Due.EVALUATED))
         return set_timer(job, Timer(max(job.changed + self.max_delay, at), Due.TRIGGERED)), ()
 
-    def _trigger(self, job: Job, at: float) -> Step:
+    def _trigger(self, job: Job, at: float) -> Transition:
         """A checkpoint completed, or the wait for one is over: `DefaultStateTransitionManager.onTrigger`."""
         if job.stage is Stage.STABILIZING:
             return self._rescale(job, at) if self._all(job) and self._differs(job) else (job, ())
@@ -459,7 +459,7 @@ _TIMES = (
 )
 
 
-def _finish(job: Job, at: float) -> Step:
+def _finish(job: Job, at: float) -> Transition:
     """The job is over."""
     return replace(enter(job, Phase.FINISHED, at), vertices=(), restored=False), (Stop(at, Why.FAILED),)
 

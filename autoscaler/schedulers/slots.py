@@ -1,7 +1,7 @@
 """What Flink's adaptive scheduler makes of a number of slots: pure arithmetic, as in Flink 1.18 to 2.x.
 
 Vertices of one slot sharing group share slots: one slot runs one subtask of each of them. Vertices of different groups
-do not. A job whose author said nothing about groups has a single one.
+do not. A job without configured groups has a single one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def default_max_parallelism(parallelism: int) -> int:
 def reactive_bounds(parallelism: int, max_parallelism: int | None = None) -> Bounds:
     """What a vertex asks for in Reactive Mode: `AdaptiveScheduler.computeReactiveModeVertexParallelismStore`.
 
-    Its configured parallelism does not count: it takes whatever there is, up to its key groups.
+    Its configured parallelism does not count: it takes all there are, up to its key groups.
 
     Args:
         parallelism: as in the job graph.

@@ -19,8 +19,8 @@ from autoscaler.schedulers.state_machine import (
     Phase,
     Resize,
     Slots,
-    Step,
     Timer,
+    Transition,
     enter,
     set_timer,
 )
@@ -51,11 +51,11 @@ class SparkSettings:
         """A query that has used so many slots since then, or as many of them as it may."""
         return self._use(Job(slots=slots), slots, at)[0]
 
-    def start(self, job: Job, at: float) -> Step:
+    def start(self, job: Job, at: float) -> Transition:
         """An application that was only submitted waits for executors."""
         return enter(job, Phase.WAITING_FOR_RESOURCES, at), ()
 
-    def react(self, job: Job, event: Change) -> Step:
+    def react(self, job: Job, event: Change) -> Transition:
         """What an event changes."""
         at = event.at
         done: tuple[Instruction, ...] = ()
@@ -63,14 +63,14 @@ class SparkSettings:
             case Slots(slots=slots, spare=spare):
                 lost = 0 if spare else max(0, job.slots - slots)
                 job, done = self._use(replace(job, slots=slots), job.parallelism - lost, at)
-            case Killed(slots=slots, spare=spare) if gone := min(slots, job.slots):
-                job = replace(job, slots=job.slots - gone, dead=job.dead + gone)
-                job = set_timer(job, Timer(at + self.heartbeat, Due.NOTICED, gone, spare))
+            case Killed(slots=slots, spare=spare) if lost := min(slots, job.slots):
+                job = replace(job, slots=job.slots - lost, dead=job.dead + lost)
+                job = set_timer(job, Timer(at + self.heartbeat, Due.NOTICED, lost, spare))
             case _:
                 pass
         return self._take(job, at), done
 
-    def wake(self, job: Job, timer: Timer) -> Step:
+    def wake(self, job: Job, timer: Timer) -> Transition:
         """What happens when a timer runs out."""
         if timer.due is Due.USED:
             return self._use(job, job.parallelism + timer.slots, timer.at)
@@ -88,7 +88,7 @@ class SparkSettings:
         more = self._there(job) - job.parallelism - coming
         return set_timer(job, Timer(at + self.used_after, Due.USED, more)) if more > 0 else job
 
-    def _use(self, job: Job, slots: int, at: float) -> Step:
+    def _use(self, job: Job, slots: int, at: float) -> Transition:
         """Continue with so many slots, if available."""
         slots = max(0, min(slots, self._there(job)))
         if slots == job.parallelism:

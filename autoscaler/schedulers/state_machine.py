@@ -1,8 +1,8 @@
 """The scheduler inside a job as a state machine: events in, instructions out.
 
 The driver, a simulated cluster or a test beside a real one, sends events and carries out instructions. Times are
-seconds from any origin. The driver also knows how long it takes to stop tasks and to restore state: the machine
-instructs it to stop and deploy the job, and is notified when the job runs again.
+seconds from any origin. The driver also determines how long it takes to stop tasks and to restore state: the machine
+instructs it to stop and deploy the job, and is notified when the job has restarted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Why(StrEnum):
 
     RESCALE = "rescale"
     LOST = "lost"
-    """Slots that it used are gone."""
+    """Slots that it used are lost."""
     FAILED = "failed"
     """It is over: nothing restarts it."""
 
@@ -60,7 +60,7 @@ class Slots:
     Attributes:
         at: when.
         slots: of all workers that are up now.
-        spare: whether the job used none of the slots that are gone. Otherwise it is assumed to have used them.
+        spare: whether the job used none of the lost slots. Otherwise it is assumed to have used them.
     """
 
     at: float
@@ -70,11 +70,11 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Workers are gone without deregistering; the scheduler counts their slots until it notices.
+    """Workers ended without deregistering; the scheduler counts their slots until it notices.
 
     Attributes:
         at: when.
-        slots: those that are gone.
+        slots: those that are lost.
         spare: whether the job used none of them.
     """
 
@@ -93,7 +93,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The tasks run again, with their state, as they were deployed."""
+    """The tasks have restarted, with their state, as they were deployed."""
 
     at: float
 
@@ -178,7 +178,7 @@ class Timer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The state of a job as its scheduler knows it.
+    """The state of a job as its scheduler sees it.
 
     Attributes:
         phase: where it is.
@@ -192,7 +192,7 @@ class Job:
         changed: when the slots first changed so that a rescale makes a difference; math.inf: they did not.
         wished: the vertices with which it is to be deployed; empty after a failure, when they are unknown.
         failed_checkpoints: how many more of them may fail before a rescale waits for none; None: none is waited for.
-        attempts: restarts after failures that came in short order.
+        attempts: restarts after failures in short succession.
         delay: how long it paused after the last of them.
         restart_at: when that pause was over.
     """
@@ -229,30 +229,29 @@ class Job:
         return self.phase is Phase.EXECUTING and self.restored and not stuck
 
 
-Step = tuple[Job, tuple[Instruction, ...]]
+Transition = tuple[Job, tuple[Instruction, ...]]
 """What becomes of a job, and what is to be done."""
 
 
 class Settings(Protocol):
     """The rules of one scheduler: `FlinkSettings` or `SparkSettings`."""
 
-    def start(self, job: Job, at: float) -> Step:
+    def start(self, job: Job, at: float) -> Transition:
         """What becomes of a job that was only created."""
 
-    def react(self, job: Job, event: Change) -> Step:
+    def react(self, job: Job, event: Change) -> Transition:
         """What an event changes; no timer of an earlier time is left."""
 
-    def wake(self, job: Job, timer: Timer) -> Step:
+    def wake(self, job: Job, timer: Timer) -> Transition:
         """What happens when a timer runs out that is not among the job's any more."""
 
 
-def advance(settings: Settings, job: Job, event: Event) -> Step:
-    """What becomes of a job by an event, and what is to be done about it.
+def advance(settings: Settings, job: Job, event: Event) -> Transition:
+    """The state of a job after an event, and the instructions for its driver.
 
-    The first event starts the job. Timers that ran out before an event come first, in order. Of things at one and the
-    same time the slots change first, then timers run out, then a checkpoint completes: what is due at the time of
-    `Slots`, `Killed` or `Restored` waits for the next event, which may be `Passed` of that time. Events come in the
-    order of time.
+    The first event starts the job. Timers that ran out before an event are handled first, in order. At one and the same
+    time the slots change first, then timers run out, then a checkpoint completes: what is due at the time of `Slots`,
+    `Killed` or `Restored` waits for the next event, which may be `Passed` of that time. Events are in order of time.
 
     Args:
         settings: the scheduler's rules.

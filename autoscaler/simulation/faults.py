@@ -81,7 +81,7 @@ class Faults:
         delayed: a scale call is accepted at once and takes effect so much later.
         crash: mean time between two crashes of a worker, 0: as the plant has it.
         slow: share of the new workers that do only `plant.SLOW_WORKER_RATE` of the work of one.
-        never: share of the new workers that are billed and never come up.
+        never: share of the new workers that are billed and never start.
         restart: the daemon is restarted once in this time, at a random moment between two ticks, 0: never.
     """
 

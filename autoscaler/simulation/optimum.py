@@ -42,8 +42,8 @@ class Problem:
     Attributes:
         arrivals: records of each step.
         capacity: records that 1, 2, ... workers process in a step.
-        lost_up, lost_down: seconds of the new size's work that are lost when workers come or go, as a share of a
-            step; they may be more than one.
+        lost_up, lost_down: seconds of the new size's work that are lost when workers are added or removed, as a
+            share of a step; they may be more than one.
         most: the greatest backlog allowed at the end of each step.
         startup: steps for which a worker is billed before it works.
     """
@@ -86,7 +86,7 @@ def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = CO
 
 
 def _allowed(records: Sequence[float], each: int, steps: int, slo: float) -> tuple[float, ...]:
-    """Records that came within the objective before the end of each step: a backlog of more is too old."""
+    """Records that arrived within the objective before the end of each step: a backlog of more is too old."""
     whole = int(slo // STEP)
     rest = slo / STEP - whole
     found = []
@@ -120,9 +120,9 @@ def solve(given: Problem) -> int:
     # Costs from `base` on, one a column. Any size at the beginning, at no cost yet.
     base = 0
     backlog = np.zeros((sizes, 1))
-    for number, (came, most) in enumerate(zip(given.arrivals, given.most, strict=True)):
+    for number, (arrived, most) in enumerate(zip(given.arrivals, given.most, strict=True)):
         best = backlog if not number else _changed(backlog, lost_up, lost_down, given.startup)
-        best = np.maximum(best + (came - capacity), 0.0)
+        best = np.maximum(best + (arrived - capacity), 0.0)
         best[best > most + slack] = np.inf
         width = best.shape[1]
         # One worker more costs one more: each row a column further right.
@@ -160,7 +160,7 @@ def _changed(backlog: Table, lost_up: Table, lost_down: Table, startup: int) -> 
 def _slanted(table: Table, width: int, by: int, down: int = 0) -> Table:
     """A view of so many columns, each row `by` further right than the one above it (left, if negative).
 
-    With `down`, row n of the view lies in the row above: what came from one size smaller.
+    With `down`, row n of the view lies in the row above: what resulted from one size smaller.
     """
     sizes = table.shape[0]
     row, column = table.strides

@@ -73,7 +73,7 @@ class PlantSpec:
         restart_up, restart_down, restart_sd: of stopping and restoring the job when workers are added or removed.
         heartbeat: until it is noticed that a scale-in killed its workers; until then the job is stopped. 0: workers
             are stopped gracefully and deregister.
-        checkpoint: interval of checkpoints (Spark: batches) while the job runs; a restart goes back to the last one.
+        checkpoint: interval of checkpoints (Spark: batches) while the job runs; a restart resumes from the last one.
         gamma: n workers do n^gamma times the work of one.
         partitions: of the source, or of the state: no more slots are used, and all tasks of a round wait for the
             last one; None: no limit.
@@ -82,14 +82,14 @@ class PlantSpec:
             of the plant is. None: that of the benchmark: it restarts when `merge` is over, and at once for every worker
             that goes.
         merge: registrations within so long of the first share one restart; without a `scheduler`.
-        joining: how long a job that continues when workers come (Spark) does nothing: the batch with their first tasks
-            waits for those to start.
+        joining: how long a job that continues when workers are added (Spark) does nothing: the batch with their first
+            tasks waits for those to start.
         cold, cold_for: share of its capacity that a job has for so long after a restart.
         crash_every: mean time between two crashes in the whole cluster, 0: none. The worker is replaced by a new one.
             A job's only worker does not crash.
         crash_noticed: until a crash is noticed; until then the job is stopped.
         slow: share of the new workers that do only `SLOW_WORKER_RATE` of the work of one.
-        never: share of the new workers that never come up. They are billed until they are cancelled.
+        never: share of the new workers that never start. They are billed until they are cancelled.
         idle: share of the CPU that is busy without any record; it counts in `cpu`, not in `utilization`.
         slo: the age of the oldest unprocessed record should be at most this.
     """
@@ -192,7 +192,7 @@ class Track:
     """What happened, one entry a step; `position` is of the end of the step.
 
     Attributes:
-        arrivals: records that came.
+        arrivals: records that arrived.
         position: records processed since the beginning, minus those that a restart went back.
         billed: workers running or starting.
         running: workers that the job uses.
@@ -213,7 +213,7 @@ class Track:
 class Plant:
     """One simulated cluster, running steadily at first. `advance` it step by step, `observe` it, `scale` it.
 
-    Workers come up and checkpoints complete at any time; the scheduler reacts, and workers crash, at the next step.
+    Workers start and checkpoints complete at any time; the scheduler reacts, and workers crash, at the next step.
 
     Args:
         spec: how it behaves.
@@ -348,10 +348,10 @@ class Plant:
             cancelled = min(have - size, len(self._starting))
             # The latest are cancelled first.
             self._starting = sorted(self._starting)[: len(self._starting) - cancelled]
-            gone = have - size - cancelled
-            if gone:
-                del self._up[len(self._up) - gone :]
-                self._lose(gone, self._now, self.spec.heartbeat, spare=self._used <= len(self._up))
+            removed = have - size - cancelled
+            if removed:
+                del self._up[len(self._up) - removed :]
+                self._lose(removed, self._now, self.spec.heartbeat, spare=self._used <= len(self._up))
 
     def _status(self) -> EngineStatus:
         job = self._job
@@ -374,7 +374,7 @@ class Plant:
         self._starting.append(math.inf if never else self._now + self._lognormal(spec.startup, spec.startup_sd))
 
     def _register(self, until: float) -> None:
-        """Workers that come up in this step; the first begins the window in which they share a restart."""
+        """Workers that start in this step; the first begins the window in which they share a restart."""
         here = [at for at in self._starting if at <= until]
         if not here:
             return
@@ -385,7 +385,7 @@ class Plant:
         self._notify(Slots(min(*here, self._wakes_at), len(self._up) * self._slots), until)
 
     def _crash(self, at: float) -> None:
-        """The oldest worker is gone and replaced; the job continues without it when that is noticed."""
+        """The oldest worker is lost and replaced; the job continues without it when that is noticed."""
         self._crash_at = self._next_crash()
         if len(self._up) > 1:
             del self._up[0]
@@ -393,7 +393,7 @@ class Plant:
             self._lose(1, at, self.spec.crash_noticed, spare=False)
 
     def _lose(self, workers: int, at: float, noticed: float, *, spare: bool) -> None:
-        """Notify the scheduler of workers that are gone, later if they were killed."""
+        """Notify the scheduler of workers that ended, later if they were killed."""
         at = min(at, self._wakes_at)
         if self.spec.scheduler is None:
             # The benchmark's job restarts in any case, and its stall includes the time until that is noticed.

@@ -148,7 +148,7 @@ def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -
     """The smallest size whose capacity is at least the arrivals, for each step; at least 1.
 
     Args:
-        arrivals: records that come in each step.
+        arrivals: records that arrive in each step.
         rate_per_worker: records/s that one worker processes; n process n^exponent times as much.
         exponent: see `rate_per_worker`.
     """
@@ -167,37 +167,37 @@ def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -
 def ages(arrivals: Sequence[float], position: Sequence[float]) -> list[float]:
     """Age of the oldest unprocessed record at the end of each step, seconds; 0 when nothing waits.
 
-    Within a step records come evenly. `position` is what has been processed; it goes back where a restart does.
+    Within a step records arrive evenly. `position` is what has been processed; it decreases at a restart.
     """
-    come = list(accumulate(arrivals))
-    slack = _slack(come)
+    arrived = list(accumulate(arrivals))
+    slack = _slack(arrived)
     found = []
-    for step, (total, done) in enumerate(zip(come, position, strict=True)):
+    for step, (total, done) in enumerate(zip(arrived, position, strict=True)):
         if done >= total - slack:
             found.append(0.0)
             continue
-        # That in which the next record came: by then more had come than is done, and before it no more.
-        there = bisect_right(come, done)
-        before = come[there - 1] if there else 0.0
-        found.append((step + 1) * STEP - (there + (done - before) / (come[there] - before)) * STEP)
+        # That in which the next record arrived: by then more had arrived than is done, and before it no more.
+        there = bisect_right(arrived, done)
+        before = arrived[there - 1] if there else 0.0
+        found.append((step + 1) * STEP - (there + (done - before) / (arrived[there] - before)) * STEP)
     return found
 
 
-def _slack(come: Sequence[float]) -> float:
-    return _EXACT * (come[-1] if come else 0.0)
+def _slack(arrived: Sequence[float]) -> float:
+    return _EXACT * (arrived[-1] if arrived else 0.0)
 
 
-def _pieces(come: Sequence[float], low: float, high: float) -> list[tuple[float, float, float]]:
-    """The records between two positions, step by step in which they came: when the first and last came, up to where.
+def _pieces(arrived: Sequence[float], low: float, high: float) -> list[tuple[float, float, float]]:
+    """The records between two positions, step by step of their arrival: when the first and last arrived, up to where.
 
-    Within each piece they came evenly.
+    Within each piece they arrived evenly.
     """
     found = []
-    for step in range(bisect_right(come, low), len(come)):
+    for step in range(bisect_right(arrived, low), len(arrived)):
         if low >= high:
             break
-        before = come[step - 1] if step else 0.0
-        total = come[step]
+        before = arrived[step - 1] if step else 0.0
+        total = arrived[step]
         width = total - before
         if width > 0:
             until = min(total, high)
@@ -207,33 +207,33 @@ def _pieces(come: Sequence[float], low: float, high: float) -> list[tuple[float,
 
 
 def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0) -> list[tuple[float, float]]:
-    """(delay in seconds, records) from when records came until they were processed for good, from a step on.
+    """(delay in seconds, records) from when records arrived until they were processed for good, from a step on.
 
-    Within a step records come, and are done, evenly: those that came in one and were done in one count with their mean
-    delay. What waits at the end counts with its age.
+    Within a step records arrive, and are done, evenly: those that arrived in one and were done in one count with their
+    mean delay. What waits at the end counts with its age.
     """
-    come = list(accumulate(arrivals))
-    slack = _slack(come)
-    good = list(accumulate(reversed(list(map(min, come, position))), min))
+    arrived = list(accumulate(arrivals))
+    slack = _slack(arrived)
+    good = list(accumulate(reversed(list(map(min, arrived, position))), min))
     good.reverse()
     found = []
-    before, earlier = (good[begin - 1], come[begin - 1]) if begin else (0.0, 0.0)
-    for step, (total, done) in enumerate(zip(come[begin:], good[begin:], strict=True), begin):
+    before, earlier = (good[begin - 1], arrived[begin - 1]) if begin else (0.0, 0.0)
+    for step, (total, done) in enumerate(zip(arrived[begin:], good[begin:], strict=True), begin):
         records = done - before
         if records > slack:
             if before >= earlier - slack and done >= total - slack:
                 found.append((0.0, records))
             else:
                 low = before
-                for first, last, high in _pieces(come, before, done):
+                for first, last, high in _pieces(arrived, before, done):
                     at = (step + ((low + high) / 2 - before) / records) * STEP
                     found.append((max(0.0, at - (first + last) / 2), high - low))
                     low = high
             before = done
         earlier = total
     if earlier - before > slack:
-        for first, last, high in _pieces(come, before, earlier):
-            found.append((len(come) * STEP - (first + last) / 2, high - before))
+        for first, last, high in _pieces(arrived, before, earlier):
+            found.append((len(arrived) * STEP - (first + last) / 2, high - before))
             before = high
     return found
 
@@ -262,7 +262,7 @@ def quantiles(weighted: Iterable[tuple[float, float]], shares: Sequence[float]) 
 def convergence(
     need: Sequence[int], running: Sequence[int], old: Sequence[float], changes: Iterable[float]
 ) -> list[float]:
-    """Seconds from each jump of the load until the size fits and goes on fitting for `HELD`.
+    """Seconds from each jump of the load until the size fits and continues to fit for `HELD`.
 
     Where it never does before the next jump, or the end, it counts with the time until then.
 

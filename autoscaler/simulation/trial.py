@@ -161,10 +161,10 @@ def visible_metrics(spec: ClusterSpec, names: Mapping[str, str], observation: Ob
     metrics, missing = observation.metrics, observation.missing
     engine = observation.engine if spec.engine else None
     asked = {name: shown for name, shown in names.items() if shown in metrics}
-    gone = {name: missing[shown] for name, shown in names.items() if shown in missing}
-    gone |= {name: why for name, why in missing.items() if name == TARGET or (name == ENGINE and spec.engine)}
+    unavailable = {name: missing[shown] for name, shown in names.items() if shown in missing}
+    unavailable |= {name: why for name, why in missing.items() if name == TARGET or (name == ENGINE and spec.engine)}
     return replace(
-        observation, metrics={name: metrics[shown] for name, shown in asked.items()}, missing=gone, engine=engine
+        observation, metrics={name: metrics[shown] for name, shown in asked.items()}, missing=unavailable, engine=engine
     )
 
 

@@ -117,7 +117,7 @@ class FlinkQuery:
             in Flink's own autoscaler, else avg.
         utilization: how busy the busiest vertex may be, above 0 to 1, for required_parallelism and required_slots;
             default 0.7.
-        catch_up: in what time the lag, and what piles up during a restart, is to be gone, for required_parallelism
+        catch_up: in what time the lag, and what arrives during a restart, is to be processed, for required_parallelism
             and required_slots; default 0s: nothing is added for them.
         restart: how long a restart takes, for required_parallelism and required_slots; default 0s.
     """
@@ -239,13 +239,13 @@ class Snapshot:
 
     @property
     def sources(self) -> list[Track]:
-        """The vertices that nothing feeds, without those that have come to their end."""
+        """The vertices that nothing feeds, without those that have ended."""
         found = [self.tracks[vertex.id] for vertex in self.job.sources]
         return [track for track in found if not track.ended]
 
     @property
     def alive(self) -> list[Track]:
-        """All vertices but those that have come to their end."""
+        """All vertices but those that have ended."""
         return [track for track in self.tracks.values() if not track.ended]
 
 
@@ -304,8 +304,8 @@ def pending_records(track: Track) -> float:
 def share(track: Track, total: str, now: str, aggregator: Aggregator = Aggregator.AVG) -> float:
     """Share of the time, 0 to 1, that the subtasks of a vertex spend so; NaN where Flink does not measure it.
 
-    The mean comes from what accumulated over the window, the hottest and the idlest from Flink's own shares, each of
-    which is of the last 5 s.
+    The mean is computed over the window, the hottest and the idlest from Flink's own shares, each of which is of the
+    last 5 s.
     """
     last = track.last
     if aggregator is Aggregator.AVG:
@@ -366,7 +366,7 @@ def _offered(track: Track) -> float:
             return max(0.0, rate + grows)
         why, error = f"how its lag grows needs two polls, and this was the first at {name!r}", NotYetError
     if _load(track) < UNSATURATED:
-        return rate  # it reads all that comes
+        return rate  # it reads all that arrives
     raise error(
         f"what arrives at {name!r} is unknown: {why}; it is busy all the time, so it may read less than arrives"
     )
@@ -551,7 +551,7 @@ def _needed(snapshot: Snapshot, query: FlinkQuery) -> dict[str, int]:
                 f"what {vertex.name!r} needs is unknown: it takes nothing, and is offered {target.rate:g} records/s"
             )
         most = vertex.max_parallelism if vertex.max_parallelism > 0 else None
-        # Subtasks of a source that have come to their end take no part.
+        # Subtasks of a source that have ended do not count.
         needed[vertex.id] = dataflow.needed_parallelism(track.last.count, rate, wanted, most)
     if not needed:
         raise AnswerError("no vertex reports what it could process")
@@ -795,7 +795,7 @@ def trim_sample(known: Sample) -> Sample:
 
 
 def continues(before: Sample, after: Sample) -> bool:
-    """Whether no counter has gone back: else subtasks have restarted in between."""
+    """Whether no counter has decreased: else subtasks have restarted in between."""
     if (before.clock is None) != (after.clock is None) or before.count != after.count:
         return False
     if before.clock is not None and after.clock is not None and after.clock < before.clock:
@@ -812,7 +812,7 @@ class Flink(FlinkParameters):
         url: the JobManager's REST address, such as http://jobmanager:8081.
         job: the job's name, by which it is followed over restarts, or its id; default: the only job that runs.
         window: time over which rates and shares are averaged; default 30s.
-        timeout: time within which all that a reading needs must come, each answer within 45 % of it; default 3s.
+        timeout: time within which all that a reading needs must arrive, each answer within 45 % of it; default 3s.
         username: user for basic authentication, where a proxy before the JobManager needs it; default: none.
         password: the user's password.
         token: bearer token, instead of user and password; default: none.
@@ -962,7 +962,7 @@ class FlinkSource:
         return Track(vertex, tuple(samples), partitions=self._partitions.get(vertex.id, 0))
 
     async def _metrics(self, job: Job, vertex: Vertex) -> Mapping[str, Aggregate]:
-        """What its subtasks report; the names are requested again when they have gone, or may have come."""
+        """What its subtasks report; the names are requested again when they are missing, or there may be new ones."""
         kept = self._names.get(vertex.id)
         now = time.monotonic()
         if kept is not None and now - kept[0] <= (NAMES_REFRESH if kept[1] >= TASK else NAMES_RETRY):

@@ -31,7 +31,7 @@ from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import install_hint
 from autoscaler.ports import AnswerError, PluginError, Secret, Shared
 
-SHARE = 0.95  # of the time-out is for the request, so that its error comes before the caller's
+SHARE = 0.95  # of the time-out is for the request, so that its error is raised before the caller's
 MILLISECONDS_FROM = 1e11  # a unix time as large as this is in milliseconds; in seconds it would be the year 5138
 
 

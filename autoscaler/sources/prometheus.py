@@ -7,8 +7,8 @@
         metrics:
           lag: {source: prom, query: "sum by (cluster) (consumer_lag)", match: {cluster: orders}}
 
-**Label fan-out.** A query is sent once however many clusters use it: collects that come while it is under way wait
-for the same answer, and those that come within `fresh` reuse it. `match` selects a cluster's samples, so one query
+**Label fan-out.** A query is sent once however many clusters use it: collects that begin while it is under way wait
+for the same answer, and those that begin within `fresh` reuse it. `match` selects a cluster's samples, so one query
 whose result has a label for the cluster serves all of them.
 
 **When a value was true.** Prometheus dates the result of an instant query to its evaluation, also for a sample that is
@@ -112,7 +112,7 @@ class Query:
             combine them into one number; `each` keeps one number per sample, for a metric with one sample per
             replica. The reading is as old as the oldest of them.
         empty: how no sample is read: `missing` (default) is an error, which never scales down; `zero` reads it as 0.
-            That is dangerous: a cluster whose exporter died then looks idle and is scaled down. Use it only where
+            That is dangerous: a cluster whose exporter died then seems idle and is scaled down. Use it only where
             the absence of a series really means zero.
         age: a PromQL expression that gives the unix time (seconds) at which the value was true, with the
             labels of `match`, or a scalar; the oldest counts if there are several. Default:

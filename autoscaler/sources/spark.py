@@ -86,7 +86,7 @@ class Snapshot:
         steady: the same on a clock that is never set; None when it is not reported.
         window: seconds over which is averaged.
         working: whether a job of the query is running; None when the driver could not be reached.
-        changes: when executors came and went, in any order.
+        changes: when executors were added and removed, in any order.
         idle_every: after this many seconds without data Spark reports that the query is idle.
     """
 
@@ -103,7 +103,7 @@ def batches(snapshot: Snapshot) -> tuple[Batch, ...]:
     """The batches of the run, oldest first, since its positions or the driver's clock last jumped backwards.
 
     Raises:
-        AnswerError: the query has ended, no batch has completed, the newest one comes from the future, or the
+        AnswerError: the query has ended, no batch has completed, the newest one is in the future, or the
             driver's clock was set since.
     """
     run = snapshot.run
@@ -184,11 +184,11 @@ def paused_at(snapshot: Snapshot, last: Batch) -> float | None:
 
 
 def head_known(snapshot: Snapshot, last: Batch) -> float:
-    """Until when it is known that no record has come since the last batch was admitted."""
+    """Until when it is known that no record has arrived since the last batch was admitted."""
     if not is_idle(snapshot, last):
         return max(last.start, paused_at(snapshot, last) or 0.0)
     if snapshot.run.interval:
-        # Data that comes is seen at the next trigger; triggers fire at multiples of the interval.
+        # New data is seen at the next trigger; triggers fire at multiples of the interval.
         return max(last.start, snapshot.now - snapshot.now % snapshot.run.interval)
     return snapshot.now
 
@@ -261,7 +261,7 @@ def _points(known: Sequence[Batch]) -> list[tuple[float, float]]:
 def growth(points: Sequence[tuple[float, float]], window: float) -> float | None:
     """How fast positions grow, per second, over the window before the newest; None with fewer than two.
 
-    After a step upwards only what came since counts: the newest two intervals or more (or one of a third of
+    After a step upwards only what arrived since counts: the newest two intervals or more (or one of a third of
     the window) that all exceed what was before by a quarter and by what chance explains. A step downwards is
     averaged over the window: it is not urgent, and too low a rate would be dangerous.
     """
@@ -290,7 +290,7 @@ def growth(points: Sequence[tuple[float, float]], window: float) -> float | None
 
 
 def lag(snapshot: Snapshot) -> Value:
-    """Records waiting: what the last batch left, and what has come since it was admitted."""
+    """Records waiting: what the last batch left, and what has arrived since it was admitted."""
     known = batches(snapshot)
     last = known[-1]
     position(last, "lag")
@@ -345,7 +345,7 @@ class Selection:
 
 
 def left_backlog(batch: Batch, rate: float) -> bool:
-    """Whether a batch left work behind: more than what came between admitting and looking."""
+    """Whether a batch left work behind: more than what arrived between admitting and polling."""
     left = batch.left or 0
     return left > max(BACKLOG_SHARE * (batch.records or 0), BACKLOG_SECONDS * rate, BACKLOG_RECORDS)
 
@@ -492,7 +492,7 @@ def parse_time(text: str | None) -> float | None:
 
 
 def slot_changes(executors: Sequence[Executor]) -> tuple[float, ...]:
-    """When executors came and went."""
+    """When executors were added and removed."""
     times = (parse_time(text) for executor in executors for text in (executor.added, executor.removed))
     return tuple(at for at in times if at is not None)
 
@@ -567,7 +567,7 @@ class Spark(SparkParameters):
         driver: address of the driver's web UI, such as http://driver:4040; default: the address in the report.
         query: name of the streaming query; default: the only one.
         window: time over which rates and shares are averaged; default 15s.
-        timeout: time within which all that a reading needs must come, each answer within 45 % of it; default 3s.
+        timeout: time within which all that a reading needs must arrive, each answer within 45 % of it; default 3s.
         master_conf: settings of the Master that the doctor cannot see, each `key=value`; default none.
         worker_conf: settings of the Workers that the doctor cannot see, each `key=value`; default none.
     """

@@ -19,7 +19,7 @@ class Advice:
     """Nothing is scaled: decisions are advice, shown in the log, by `explain` and in the metrics.
 
     A decision is always relative to a size. By default the advice counts as followed at once: the size is `size` until
-    there is advice, then the last advice. With `follow: false`, for advice that nobody acts on, the size stays `size`
+    there is advice, then the last advice. With `follow: false`, for advice that is not acted on, the size stays `size`
     (a change takes effect at the next reload), and the same advice repeats as long as it holds. For advice on a
     cluster whose size can be read, configure its real target and run the daemon with `--dry-run`.
 

@@ -108,7 +108,7 @@ class _Requirements:
             RefusedError: the job cannot be scaled this way: Reactive Mode, another scheduler, Flink before 1.18.
             EdgeError: the JobManager cannot be reached, or there is no such job.
         """
-        seen = await self._look()
+        seen = await self._read_snapshot()
         unit = self._spec.slots_per_replica
         upper = max(seen.bounds[vertex.id].parallelism.upper for vertex in seen.free)
         running = _running(seen)
@@ -143,7 +143,7 @@ class _Requirements:
 
     async def diagnose(self) -> Sequence[Finding]:
         """Find what makes scaling this job useless. Raises EdgeError when it cannot be scaled at all."""
-        seen = await self._look()
+        seen = await self._read_snapshot()
         slots = seen.overview.slots_total
         if self._spec.lower_bound <= slots:
             return []
@@ -159,7 +159,7 @@ class _Requirements:
         ]
 
     async def _put(self, replicas: int) -> None:
-        seen = await self._look()
+        seen = await self._read_snapshot()
         wished = replicas * self._spec.slots_per_replica
         most = _max_parallelism(seen.free)
         if most is not None and wished >= most + self._spec.slots_per_replica:
@@ -176,7 +176,7 @@ class _Requirements:
         except RefusedError as refusal:
             raise self._explained(refusal) from None
 
-    async def _look(self) -> _Snapshot:
+    async def _read_snapshot(self) -> _Snapshot:
         line = await self._api.find_job(self._spec.job)
         if line is None:
             others = [job.name for job in await self._api.jobs() if not job.ended]

@@ -38,7 +38,7 @@ A source, engine or target lives on an event loop, so these need pytest-asyncio 
 
 This module imports pytest and nothing else of the package imports this module, so pytest stays a tool of tests.
 """
-# ruff: noqa: S101 - these are tests, though they are shipped; each assertion says what was expected
+# ruff: noqa: S101 - these are tests, though they are shipped; each assertion states what was expected
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class LocalShared:
 
 
 def views(metrics: Sequence[str], count: int = 200, seed: int = 2026) -> list[View]:
-    """Views as the daemon may show them, the same ones each time: usual, empty, extreme and odd.
+    """Views as the daemon may show them, the same ones each time: typical, empty, extreme and odd.
 
     Metrics are finite or absent, as the core removes what cannot be trusted; the past is raw and holds NaN,
     infinities and gaps. Sizes may be outside the limits, as they are after a change of the configuration.
@@ -239,7 +239,7 @@ def _value(chance: random.Random, ready: int) -> float | tuple[float, ...]:
 
 
 def _parts(chance: random.Random, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    if chance.random() < 0.8:  # noqa: PLR2004 - most sources tell none
+    if chance.random() < 0.8:  # noqa: PLR2004 - most sources report none
         return {}
     parts = chance.sample(("Source: a -> b", "worker-1", ""), 2)
     return {part: {name: chance.choice(_NUMBERS) for name in names if chance.random() < 0.5} for part in parts}  # noqa: PLR2004 - a coin
@@ -301,9 +301,9 @@ def _check_parameters(plugin: object) -> None:
     assert dataclasses.is_dataclass(plugin), f"{cls.__name__} is not a dataclass, expected @dataclass(frozen=True)"
     frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert frozen, f"{cls.__name__} can be changed, expected @dataclass(frozen=True)"
-    again = copy.deepcopy(plugin)
-    assert again == plugin, f"{plugin!r} is not equal to its copy; equal plug-ins are connected once"
-    assert hash(again) == hash(plugin), f"equal {cls.__name__} have different hashes"
+    copied = copy.deepcopy(plugin)
+    assert copied == plugin, f"{plugin!r} is not equal to its copy; equal plug-ins are connected once"
+    assert hash(copied) == hash(plugin), f"equal {cls.__name__} have different hashes"
     for field in dataclasses.fields(plugin):
         described = field.name in (cls.__doc__ or "")
         assert described, f"the docstring of {cls.__name__} does not describe its parameter {field.name}"
@@ -355,7 +355,7 @@ class PolicyContract:
         assert pickle.loads(pickle.dumps(policy)) == policy, "expected an equal policy after pickling"  # noqa: S301 - our own
 
     def test_its_lookback_is_a_time(self, policy: Policy) -> None:
-        """`lookback`, if it has one, says how much of the past it wants to be shown."""
+        """`lookback`, if it has one, states how much of the past it needs."""
         lookback = getattr(policy, "lookback", timedelta(0))
         assert isinstance(lookback, timedelta), f"lookback is {lookback!r}, expected a timedelta"
         assert lookback >= timedelta(0), f"lookback is {lookback}, expected 0 or more"
@@ -429,7 +429,7 @@ class PolicyContract:
                     learned(view, {**half, "of.another.version": -1.0})
 
     def test_it_learns_the_same_from_the_same(self, policy: Policy, views: Sequence[View]) -> None:
-        """Without a change to what it is shown or to itself: a replay has to learn it again."""
+        """Without a change to what it is shown or to itself: a replay has to learn the same."""
         learn = _optional(policy, "learn")
         itself = copy.deepcopy(policy)
         other: Any = copy.deepcopy(policy)
@@ -453,7 +453,7 @@ class PolicyContract:
                 policy.evaluate(dataclasses.replace(view, memory=memory))
 
     def test_it_asks_for_no_fewer_at_first_sight(self, policy: Policy, views: Sequence[View]) -> None:
-        """If it says that it `stabilizes`, the cluster has no stabilization window: it must have seen one itself."""
+        """If it `stabilizes`, the cluster has no stabilization window: it needs one of its own."""
         if not getattr(policy, "stabilizes", False):
             pytest.skip("this policy leaves it to the guards not to go down too soon")
         learn: Callable[[View], Mapping[str, float]] | None = getattr(policy, "learn", None)
@@ -657,7 +657,7 @@ class SourceContract(_EdgeContract):
         _check_parameters(query)
 
     @on_a_loop
-    async def test_a_reading_is_finite_and_says_when_it_was_true(self, plugin: SourcePlugin, query: object) -> None:
+    async def test_a_reading_is_finite_and_has_the_time_it_was_true(self, plugin: SourcePlugin, query: object) -> None:
         """A naive time or a NaN would stop the decision."""
         async with _connected(plugin) as source:
             reading = await asyncio.wait_for(source.collect(query, _now()), self._limit(plugin))
@@ -674,7 +674,7 @@ class SourceContract(_EdgeContract):
         assert all(isinstance(reading, Reading) for reading in readings), "expected a Reading for everyone"
 
     @on_a_loop
-    async def test_one_who_gives_up_harms_nobody(self, plugin: SourcePlugin, query: object) -> None:
+    async def test_a_caller_that_gives_up_does_not_affect_others(self, plugin: SourcePlugin, query: object) -> None:
         """A cluster's time-out cancels its own request only."""
         async with _connected(plugin) as source:
             impatient = asyncio.create_task(source.collect(query, _now()))
@@ -715,7 +715,7 @@ class EngineContract(_EdgeContract):
     async def test_an_unreachable_engine_is_an_edge_error_in_time(
         self, unreachable: EnginePlugin, secrets: Sequence[str]
     ) -> None:
-        """Not a status that looks healthy."""
+        """Not a status that seems healthy."""
         await self._fails_in_time(unreachable, lambda engine: engine.describe(), secrets)
 
 

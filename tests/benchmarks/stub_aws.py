@@ -61,13 +61,13 @@ async def answer(request: web.Request) -> web.Response:
     )
 
 
-async def told(_: web.Request) -> web.Response:
+async def show_counts(_: web.Request) -> web.Response:
     return web.json_response(counts)
 
 
 async def main() -> None:
     application = web.Application(client_max_size=2**24)
-    application.router.add_get("/counts", told)
+    application.router.add_get("/counts", show_counts)
     application.router.add_post("/{path:.*}", answer)
     runner = web.AppRunner(application)
     await runner.setup()

@@ -76,10 +76,10 @@ def test_check_says_that_a_good_file_is_fine(good: Path, capsys: pytest.CaptureF
 def test_check_warns_of_what_is_probably_not_meant(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good.write_text(good.read_text().replace("timeout: 1s}", "timeout: 1600ms}"))
     assert cli.main(["check", str(good)]) == 0
-    told = capsys.readouterr().out
-    assert "is valid" in told
-    assert f"warning: {good}:" in told
-    assert "the timeout of the source prom (1s600ms) is above that of the cluster (1s500ms)" in told
+    printed = capsys.readouterr().out
+    assert "is valid" in printed
+    assert f"warning: {good}:" in printed
+    assert "the timeout of the source prom (1s600ms) is above that of the cluster (1s500ms)" in printed
     assert cli.main(["check", str(good), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
@@ -308,6 +308,6 @@ def test_what_is_no_autoscaler_is_reported(answer: bytes, problem: str, capsys: 
         thread.start()
         assert cli.main(["status", "--url", f"http://127.0.0.1:{server.getsockname()[1]}"]) == 1
         thread.join()
-    told = capsys.readouterr().err
-    assert "answers, but not like an autoscaler" in told
-    assert problem in told
+    printed = capsys.readouterr().err
+    assert "answers, but not like an autoscaler" in printed
+    assert problem in printed

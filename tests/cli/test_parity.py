@@ -125,7 +125,7 @@ class Clock:
         return START + timedelta(seconds=round(seconds))
 
 
-class Pace:
+class NoTickRecorder:
     def record_tick(self, late: float, took: float) -> None:
         pass
 
@@ -149,7 +149,7 @@ async def _daemon(spec: ClusterSpec, offered: Load, wrong: faults.Faults, restar
     ticks = 0
     while not world.ended:
         if fleet is None:
-            fleet = Fleet(store, store, Pace(), utc=clock)
+            fleet = Fleet(store, store, NoTickRecorder(), utc=clock)
             await fleet.apply(config)
         await asyncio.sleep(TICK.total_seconds())
         ticks += 1

@@ -249,7 +249,7 @@ def test_a_long_list_shows_what_matters_most_in_order_of_time(
     assert sum(line.startswith("2026") for line in capsys.readouterr().out.splitlines()) == len(found)
 
 
-def test_a_stretch_that_ends_on_another_day_says_so(
+def test_a_stretch_that_ends_on_another_day_reports_that(
     trace: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     late = tmp_path / "late.jsonl"

@@ -158,11 +158,11 @@ class FakeFlink:
             return await self.special[path](request)
         names = [name for name in request.query.get("get", "").split(",") if name]
         if path.endswith("/subtasks/metrics"):
-            told = self.metrics.get(path.split("/")[4], {})
+            reported = self.metrics.get(path.split("/")[4], {})
             if not names:
-                return web.json_response([{"id": name} for name in told])
+                return web.json_response([{"id": name} for name in reported])
             # One unknown name, and Flink answers nothing at all.
-            return _numbers([{"id": name, **told[name]} for name in names] if told.keys() >= set(names) else [])
+            return _numbers([{"id": name, **reported[name]} for name in names] if reported.keys() >= set(names) else [])
         if path == "/taskmanagers/metrics":
             return _numbers([{"id": name, **self.workers[name]} for name in names if name in self.workers])
         if path == f"/jobs/{self.jid}/metrics":
@@ -184,11 +184,11 @@ class FakeFlink:
 
 def _numbers(answer: list[dict[str, Any]]) -> web.Response:
     """Flink writes NaN as a string."""
-    told = [
+    reported = [
         {name: "NaN" if value != value else value for name, value in one.items()}  # noqa: PLR0124 - only NaN is not itself
         for one in answer
     ]
-    return web.json_response(told)
+    return web.json_response(reported)
 
 
 @asynccontextmanager

@@ -214,7 +214,7 @@ def test_an_expression_has_so_many_characters_at_most() -> None:
         ("if", "max(if, cpu)", "is a word of expressions"),
     ],
 )
-def test_a_policy_whose_name_cannot_be_written_is_told_from_a_mistake(name: str, text: str, why: str) -> None:
+def test_a_policy_whose_name_cannot_be_written_is_distinguished_from_a_mistake(name: str, text: str, why: str) -> None:
     with pytest.raises(ValueError, match="rename the policy") as caught:
         read(text, (name, "cpu"))
     assert str(caught.value) == f"the policy {name!r} cannot be named here, as its name {why}; rename the policy"
@@ -284,16 +284,16 @@ texts = st.recursive(
 def test_whatever_is_written_gives_a_size_or_none_or_a_reason(
     text: str, asked: tuple[int | None, ...], current: int
 ) -> None:
-    told = dict(zip(POLICIES, asked, strict=True))
+    asked_sizes = dict(zip(POLICIES, asked, strict=True))
     try:
-        size = read(text, POLICIES).combine(told, current)
+        size = read(text, POLICIES).combine(asked_sizes, current)
     except ValueError as error:
         assert str(error)  # noqa: PT017 - either outcome is right
         return
     assert size is None or isinstance(size, int | float)
-    # with nobody abstaining it is Python's own arithmetic
+    # with no policy abstaining it is Python's own arithmetic
     if None not in asked:
-        names = {name: Truth(number, current) for name, number in told.items()}
+        names = {name: Truth(number, current) for name, number in asked_sizes.items()}
         functions = {"max": max, "min": min, "first": lambda a, _: a, "ceil": math.ceil, "floor": math.floor}
         functions["round"] = lambda number: math.floor(number + 0.5)
         expected = eval(text, {"__builtins__": {}}, {**names, **functions, "current": current})  # noqa: S307 - ours

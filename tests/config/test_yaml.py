@@ -18,7 +18,7 @@ Accepted = Callable[..., Config]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing but a comment\n", "---\n", "---\n...\n", "\ufeff"])
-def test_an_empty_file_says_so(refused: Refused, text: str) -> None:
+def test_an_empty_file_reports_that(refused: Refused, text: str) -> None:
     (problem,) = refused(text)
     assert problem.partition(": ")[2].startswith("(file): ")
     assert "empty" in problem or "not nothing" in problem

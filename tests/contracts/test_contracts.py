@@ -466,7 +466,7 @@ class TestGoodTarget(TargetContract):
 @pytest.mark.parametrize("fault", ["naive time", "not a number"])
 async def test_a_reading_that_is_none_is_caught(fault: str) -> None:
     with pytest.raises(AssertionError, match=r"naive|finite"):
-        await SourceContract().test_a_reading_is_finite_and_says_when_it_was_true(Edge(fault), Edge.Query())
+        await SourceContract().test_a_reading_is_finite_and_has_the_time_it_was_true(Edge(fault), Edge.Query())
 
 
 async def test_an_error_that_is_no_edge_error_is_caught() -> None:

@@ -149,12 +149,12 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("maximum", "partitions", "told"),
+    ("maximum", "partitions", "problem"),
     [(5, 9, ""), (5, 10, ""), (5, 8, "max 5 gives 10 slots, of which the job can use 8"), (5, None, "")],
 )
-def test_a_maximum_is_beyond_use_by_whole_replicas(maximum: int, partitions: int | None, told: str) -> None:
+def test_a_maximum_is_beyond_use_by_whole_replicas(maximum: int, partitions: int | None, problem: str) -> None:
     s = spec(limits=Limits(1, maximum), slots_per_replica=2, partitions=partitions)
-    assert beyond_use(s, EngineStatus(JobState.RUNNING), ()) == told
+    assert beyond_use(s, EngineStatus(JobState.RUNNING), ()) == problem
 
 
 def observed(second: float, *missing: str, **partitions: int | None) -> Observation:
@@ -162,7 +162,7 @@ def observed(second: float, *missing: str, **partitions: int | None) -> Observat
     return Observation(at(second), 2, 2, metrics, dict.fromkeys(missing, "no broker"))
 
 
-def test_the_widest_log_that_a_metric_was_read_from_tells_the_partitions() -> None:
+def test_the_widest_log_that_a_metric_was_read_from_gives_the_partitions() -> None:
     s = spec(metrics=("wide", "narrow", "cpu"), partitions=3)
     both = observed(0, wide=8, narrow=2, cpu=None)
     assert source_partitions(s, None, (both,)) == 8

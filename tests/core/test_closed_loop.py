@@ -75,12 +75,12 @@ class Plant:
         self.size += arrived - gone
         if self.stops and (arrived or gone):
             self.stopped_until = self.second + 5
-        able = self.each(self.second) * effective_slots(self.size, 1, self.partitions) if self.running else 0.0
-        able *= self.dice.uniform(0.95, 1.05)
+        capacity = self.each(self.second) * effective_slots(self.size, 1, self.partitions) if self.running else 0.0
+        capacity *= self.dice.uniform(0.95, 1.05)
         offered = self.load(self.second) * self.dice.uniform(0.95, 1.05)
-        done = min(able, self.lag + offered)
+        done = min(capacity, self.lag + offered)
         self.lag += offered - done
-        self.busy = done / able if able else 1.0
+        self.busy = done / capacity if capacity else 1.0
         self.last.append((offered, done))
 
     @property

@@ -213,7 +213,7 @@ def test_the_mean_busy_time_is_shared_by_the_subtasks() -> None:
     assert math.isnan(busy_time("AVG", accumulated=[(0, 1), (1000, 1)], parallelism=0))
 
 
-def test_without_a_measured_rate_the_counter_tells_it() -> None:
+def test_without_a_measured_rate_the_counter_gives_it() -> None:
     counter = [(1000, 0), (2000, 100)]
     assert input_rate("MAX", counter) == 100
     assert input_rate("MAX", counter, [INF]) == 100
@@ -315,7 +315,7 @@ def test_where_the_others_send_elsewhere_too_an_edge_carries_all_that_is_sent() 
     assert output_ratios(CROSSED, rates) == {("a", "x"): 2, ("a", "y"): 2, ("b", "x"): 0.5, ("b", "y"): 0.5}
 
 
-def test_where_nobody_knows_what_the_others_send_an_edge_carries_all_that_is_sent() -> None:
+def test_where_it_is_unknown_what_the_others_send_an_edge_carries_all_that_is_sent() -> None:
     rates = {"b": Rates(150, 80), "c": Rates(150), "d": Rates(120)}
     assert edge_rate(DIAMOND, rates, "b", "d") == 80
 
@@ -340,7 +340,7 @@ def test_a_source_that_does_not_tell_its_lag_is_offered_what_it_takes() -> None:
     assert source_rate([(0, 0), (1000, 100)], [], seconds(2)) == TargetRate(100, 0)
 
 
-def test_a_source_whose_rates_cannot_be_told_is_offered_nobody_knows_what() -> None:
+def test_a_source_whose_rates_are_unknown_is_offered_an_unknown_rate() -> None:
     assert math.isnan(source_rate([(0, 0)], [(0, 5), (1000, 5)], seconds(2)).rate)
     unknown = source_rate([(0, 0), (1000, 100)], [(0, 5), (1000, None)], seconds(2))
     assert math.isnan(unknown.rate)
@@ -436,7 +436,7 @@ def test_a_job_in_which_nothing_flows_shows_no_limit() -> None:
     assert job_true_rate(graph, {"a": 5, "b": 0}, {"a": INF, "b": INF}) == JobRate(INF)
 
 
-def test_a_vertex_nobody_knows_is_named() -> None:
+def test_an_unknown_vertex_is_named() -> None:
     graph = Graph(("a", "b"), (("a", "b"),))
     assert job_true_rate(graph, {"a": 10, "b": 10}, {"a": NAN, "b": 30}) == JobRate(30, "b", ("a",))
     assert job_true_rate(graph, {"a": 10, "b": -1}, {"a": 20, "b": 30}) == JobRate(20, "a", ("b",))

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from autoscaler.core.explain import Ruling, explain, format_number, readings
+from autoscaler.core.explain import DeferredVerdict, explain, format_number, readings
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -77,7 +77,7 @@ def observation(at: datetime = NOW, desired: int = 3, ready: int = 3) -> Observa
     return Observation(at, desired, ready, metrics, {}, engine)
 
 
-def told(a_spec: ClusterSpec, seen: Observation, state: ClusterState | None = None) -> str:
+def explanation(a_spec: ClusterSpec, seen: Observation, state: ClusterState | None = None) -> str:
     after, decision = step(a_spec, state or ClusterState(), seen)
     return explain(after.past[-1], decision)
 
@@ -90,7 +90,7 @@ def test_a_rescale_as_the_policies_asked() -> None:
     drain = Says(6, Reason.ABOVE, "181/s and 12346 waiting need 6", lag=12345.6)
     cpu = Says(4, Reason.ABOVE, cpu=0.8123)
     rules = Says(None, Reason.ABSTAINED)
-    assert told(spec(drain, cpu, rules), observation()) == text(
+    assert explanation(spec(drain, cpu, rules), observation()) == text(
         """
         2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 6, as the policies asked.
 
@@ -103,7 +103,7 @@ def test_a_rescale_as_the_policies_asked() -> None:
         What the policies asked for:
           - drain asked for 6: 181/s and 12346 waiting need 6.
           - cpu asked for 4 (above; cpu 0.8123).
-          - rules has nothing to say (abstained).
+          - rules has no opinion (abstained).
           - The greatest of these counts: 6.
 
         What the guards made of it:
@@ -124,14 +124,14 @@ class Least:
 
 def test_sizes_that_are_combined_otherwise_than_by_the_greatest() -> None:
     a_spec = spec(Says(6, Reason.ABOVE, "6 are needed"), Says(4, Reason.ABOVE, "4 are needed"))
-    explained = told(replace(a_spec, combine=Least()), observation())
+    explained = explanation(replace(a_spec, combine=Least()), observation())
     assert "  - Combined by min(p0, p1), that is 4.\n" in explained
     assert "greatest" not in explained
 
 
 def test_a_rescale_that_the_guards_cut_short() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, timedelta(minutes=1)),))
-    explained = told(spec(Says(9, Reason.ABOVE, "the backlog is an hour"), up=up), observation())
+    explained = explanation(spec(Says(9, Reason.ABOVE, "the backlog is an hour"), up=up), observation())
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders is scaled up from 3 to 5, not to 9 as the policies asked, "
         "because of the rate limit: max of 2 replicas in 60 s allows 5.\n"
@@ -148,24 +148,24 @@ def test_why_it_was_not_scaled_down_yet() -> None:
         watched_since=NOW - timedelta(hours=1),
         proposals=(Proposal(NOW - timedelta(minutes=2), 3),),
     )
-    explained = told(a_spec, observation(), state)
+    explained = explanation(a_spec, observation(), state)
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders stays at 3, although the policies asked for fewer (2), because of "
         "the stabilization window: 3 was needed within 300 s."
     )
     assert "  - The stabilization window made 3 of 2: 3 was needed within 300 s.\n" in explained
-    fresh = told(a_spec, observation())
+    fresh = explanation(a_spec, observation())
     assert "the stabilization window, which has not been seen in full yet: watched for 0 s of 300 s." in fresh
 
 
 def test_why_nothing_changes_when_all_is_well() -> None:
-    explained = told(spec(Says(3, Reason.STEADY, "3 fit")), observation())
+    explained = explanation(spec(Says(3, Reason.STEADY, "3 fit")), observation())
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders stays at 3, because what there is fits the load."
     )
 
 
-def test_missing_and_stale_input_is_told_with_its_reason() -> None:
+def test_missing_and_stale_input_is_explained_with_its_reason() -> None:
     a_spec = spec(Says(1, Reason.BELOW, "1 would do"), Says(None, Reason.FAILED, "raised ZeroDivisionError: x"))
     seen = Observation(
         NOW,
@@ -174,11 +174,11 @@ def test_missing_and_stale_input_is_told_with_its_reason() -> None:
         {"lag": Reading(1.0, NOW - timedelta(minutes=10))},
         {"arrivals": "prometheus: no sample", "engine": "refused"},
     )
-    explained = told(a_spec, seen)
+    explained = explanation(a_spec, seen)
     assert (
         "stays at 3, although the policies asked for fewer (1), because of freshness (nothing is lowered" in explained
     )
-    assert "  - The target was told to have 3 replicas; 1 is up.\n" in explained
+    assert "  - The target was set to 3 replicas; 1 is up.\n" in explained
     assert "  - The engine could not be asked: refused.\n" in explained
     assert "  - arrivals could not be read: prometheus: no sample.\n" in explained
     assert "  - lag could not be read: stale: 600 s old, 60 s allowed.\n" in explained
@@ -187,7 +187,7 @@ def test_missing_and_stale_input_is_told_with_its_reason() -> None:
 
 def test_an_unknown_target_is_left_alone() -> None:
     seen = Observation(NOW, None, None, {}, {"target": "no route to the host"})
-    explained = told(spec(Says(9, Reason.ABOVE)), seen, ClusterState(at=NOW - 15 * SECOND, desired=4))
+    explained = explanation(spec(Says(9, Reason.ABOVE)), seen, ClusterState(at=NOW - 15 * SECOND, desired=4))
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders is left alone, because the size of its target is not known; "
         "it is taken to be 4."
@@ -195,15 +195,15 @@ def test_an_unknown_target_is_left_alone() -> None:
     assert "  - The target could not be asked: no route to the host.\n" in explained
 
 
-def test_what_happened_to_a_rescale_is_told() -> None:
+def test_what_happened_to_a_rescale_is_explained() -> None:
     a_spec = spec(Says(6, Reason.ABOVE))
     state, _ = step(a_spec, ClusterState(), observation())
-    waiting = told(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=3), state)
+    waiting = explanation(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=3), state)
     assert "stays at 6, because the policies asked for what there is" in waiting
-    assert "  - The target was told to have 6 replicas; 3 are up.\n" in waiting
-    done = told(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=6), state)
+    assert "  - The target was set to 6 replicas; 3 are up.\n" in waiting
+    done = explanation(a_spec, observation(NOW + 15 * SECOND, desired=6, ready=6), state)
     assert "What happened meanwhile:\n  - The rescale from 3 to 6 is ready after 15 s.\n" in done
-    failed = told(a_spec, observation(NOW + 15 * SECOND), call_failed(state, "the target said 503"))
+    failed = explanation(a_spec, observation(NOW + 15 * SECOND), call_failed(state, "the target said 503"))
     assert "  - 3 to 6 was not accepted: the target said 503." in failed
 
 
@@ -216,14 +216,14 @@ def test_a_dry_run_is_marked() -> None:
     )
 
 
-def test_a_decision_with_nothing_in_it_can_be_told() -> None:
+def test_a_decision_with_nothing_in_it_can_be_explained() -> None:
     decision = Decision(cluster="orders", at=NOW, current=0, proposed=0, desired=0, reason=Reason.ABSTAINED)
     assert explain(Observation(NOW, 0, None), decision) == text(
         """
         2026-01-31 03:12:45 UTC: cluster orders stays at 0, because no policy asked for anything.
 
         What was read:
-          - The target was told to have 0 replicas; how many are up it does not say.
+          - The target was set to 0 replicas; it does not report how many are up.
           - No metric is configured.
 
         What the policies asked for:
@@ -235,7 +235,7 @@ def test_a_decision_with_nothing_in_it_can_be_told() -> None:
     )
 
 
-def test_readings_are_told_one_by_one() -> None:
+def test_readings_are_explained_one_by_one() -> None:
     metrics = {
         "cpu": Reading((0.25, 0.5), NOW - timedelta(days=3, hours=4)),
         "odd": Reading(math.nan, NOW + 90 * SECOND),
@@ -260,7 +260,7 @@ def test_readings_are_told_one_by_one() -> None:
         (Reason.ABSTAINED, "because no policy asked for anything"),
     ],
 )
-def test_why_nothing_changes_when_nobody_asks(reason: Reason, says: str) -> None:
+def test_why_nothing_changes_when_no_policy_asks(reason: Reason, says: str) -> None:
     seen = observation()
     _, decision = step(spec(Says(None, reason)), ClusterState(), seen)
     assert f"stays at 3, {says}." in explain(seen, decision)
@@ -286,12 +286,12 @@ def test_what_could_not_be_seen_is_not_among_the_readings() -> None:
     assert readings(Observation(NOW, None, None, {"lag": Reading(1.0, NOW)})) == [("lag", "1, just now")]
 
 
-def test_what_the_target_says_is_told() -> None:
+def test_what_the_target_reports_is_explained() -> None:
     pending = "2 pods pending: Insufficient cpu"
     observation = Observation(NOW, 4, 2, {"lag": Reading(5.0, NOW, 12)}, remarks=(pending,))
     state, decision = step(spec(Says(4, Reason.STEADY)), ClusterState(), observation)
     text = explain(state.past[-1], decision)
-    assert "The target says: 2 pods pending: Insufficient cpu." in text
+    assert "The target reports: 2 pods pending: Insufficient cpu." in text
     assert "lag was 5 (12 partitions), just now." in text
 
 
@@ -306,10 +306,10 @@ def test_limits_that_the_target_does_not_reach_are_the_reason_and_not_the_load()
 
 def test_a_verdict_with_its_fact_looks_like_the_verdict_in_words() -> None:
     fact = Fact("cooldown", {"passed": timedelta(seconds=5), "pause": timedelta(seconds=60)})
-    ruling = Ruling(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, fact)
-    plain = Verdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, ruling.detail)
-    assert ruling.detail
-    assert (repr(ruling), ruling, hash(ruling)) == (repr(plain), plain, hash(plain))
+    deferred = DeferredVerdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, fact)
+    plain = Verdict(Reason.COOLDOWN, 3, 2, Reason.COOLDOWN, deferred.detail)
+    assert deferred.detail
+    assert (repr(deferred), deferred, hash(deferred)) == (repr(plain), plain, hash(plain))
 
 
 def test_numbers_that_are_not_finite_are_shown_as_they_are() -> None:
@@ -317,4 +317,4 @@ def test_numbers_that_are_not_finite_are_shown_as_they_are() -> None:
 
 
 def test_a_verdict_with_its_fact_differs_from_what_is_not_a_verdict() -> None:
-    assert Ruling(Reason.CAP, 3, 2, Reason.CAP, "a reason") != ("cap", 3, 2, "cap", "a reason")
+    assert DeferredVerdict(Reason.CAP, 3, 2, Reason.CAP, "a reason") != ("cap", 3, 2, "cap", "a reason")

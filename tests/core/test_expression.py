@@ -150,7 +150,7 @@ def test_computes_what_expr_lang_computes(text: str, expected: float | None) -> 
         ("1 if " + "not " * DEEPEST + "true else 2", f"nested more than {DEEPEST} deep"),
     ],
 )
-def test_says_when_it_is_read_what_is_wrong_and_where(text: str, message: str) -> None:
+def test_reports_when_it_is_read_what_is_wrong_and_where(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         Expression(text)
     assert message in str(caught.value)
@@ -171,7 +171,7 @@ def test_says_when_it_is_read_what_is_wrong_and_where(text: str, message: str) -
         ("sum([1e308, 1e308])", "cannot compute 'sum' at column 1"),
     ],
 )
-def test_says_what_cannot_be_computed(text: str, message: str) -> None:
+def test_reports_what_cannot_be_computed(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         result(text)
 

@@ -282,7 +282,7 @@ def test_a_percentage_beyond_all_numbers_limits_nothing() -> None:
     assert guard(situation(20, 0, spec=both))[-1].after == 0
 
 
-def test_a_rate_limit_says_what_it_allows() -> None:
+def test_a_rate_limit_reports_what_it_allows() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 2, seconds(60)), Rate(RateKind.PERCENT, 50, seconds(30))))
     verdicts = guard(situation(8, 20, spec=spec(limits=Limits(0, 100), up=up)))
     assert changed(verdicts) == [(Reason.RATE_LIMIT, 20, 12)]
@@ -333,7 +333,7 @@ def test_usable_slots_are_the_least_of_what_is_known(
 
 
 @pytest.mark.parametrize("engine", [None, EngineStatus(JobState.STARTING, 3)])
-def test_a_job_has_as_many_partitions_as_before_while_the_engine_says_nothing(engine: EngineStatus | None) -> None:
+def test_a_job_has_as_many_partitions_as_before_while_the_engine_reports_nothing(engine: EngineStatus | None) -> None:
     s = spec(engine=True, partitions=7)
     past = (seen(0, 3, engine=running(3, partitions=4, max_parallelism=2)), seen(15, 3, engine=engine))
     assert source_partitions(s, engine, past) == 4
@@ -409,7 +409,7 @@ def test_settings_that_make_no_sense_are_refused(make: Any, says: str) -> None:
         make()
 
 
-def test_spans_are_told_in_seconds() -> None:
+def test_spans_are_explained_in_seconds() -> None:
     s = spec(limits=Limits(0, 9), up=Behaviour(cooldown=timedelta(minutes=2)))
     assert guard(situation(5, 8, spec=s, cooldown_from=at(990)))[5].detail == "10 s of 120 s since the last rescale"
 
@@ -448,7 +448,7 @@ def test_a_move_goes_no_further_than_the_target_does(
 
 
 @pytest.mark.parametrize(("current", "limits", "why"), [(3, Limits(5, 9), "ends at 4"), (9, Limits(1, 6), "keeps 8")])
-def test_limits_that_the_target_does_not_reach_are_told_and_not_requested_in_vain(
+def test_limits_that_the_target_does_not_reach_are_reported_and_not_requested_in_vain(
     current: int, limits: Limits, why: str
 ) -> None:
     verdicts = guard(
@@ -468,7 +468,7 @@ def test_limits_that_the_target_does_not_reach_are_told_and_not_requested_in_vai
     ("override_times", "after"),
     [((100, 400, 800), 2), ((400, 800), 6), ((100, 200), 6), ((), 6)],
 )
-def test_somebody_who_keeps_changing_the_size_is_given_way_to_for_a_while(
+def test_another_controller_that_keeps_changing_the_size_is_given_way_to_for_a_while(
     override_times: tuple[int, ...], after: int
 ) -> None:
     s = situation(2, 6, override_times=tuple(at(moment) for moment in override_times))

@@ -53,12 +53,12 @@ Answer = Any
 
 @dataclass(frozen=True)
 class Learns:
-    """Keeps what `lesson` makes of the view, and tells what it knows when it is asked."""
+    """Keeps what `learner` makes of the view, and reports what it has learned."""
 
-    lesson: Callable[[View], Answer]
+    learner: Callable[[View], Answer]
 
     def learn(self, view: View) -> Mapping[str, float]:
-        return self.lesson(view)  # type: ignore[no-any-return]
+        return self.learner(view)  # type: ignore[no-any-return]
 
     def evaluate(self, view: View) -> Recommendation:
         return Recommendation(None, Reason.ABSTAINED, dict(view.memory), "knows")
@@ -137,7 +137,7 @@ def test_policies_move_the_bounds_one_after_the_other() -> None:
     assert (allowance, failed) == (Allowance(Limits(6, 8)), {})
 
 
-def test_the_first_reason_to_change_nothing_is_told() -> None:
+def test_the_first_reason_to_change_nothing_is_explained() -> None:
     allowance, _ = allowed(named(within(1, 5), within(1, 5, "audit"), within(1, 5, "deploy")), T0, Limits(1, 10))
     assert allowance.excluded == "audit"
 
@@ -183,7 +183,7 @@ def test_policies_are_shown_the_moved_bounds_also_while_the_target_is_unknown() 
         (lambda *_: Allowance(Limits(1, 2), 5), "gave the reason 5 to change nothing"),  # type: ignore[arg-type]
     ],
 )
-def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_nobody(rule: Any, detail: str) -> None:
+def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_no_other(rule: Any, detail: str) -> None:
     a_spec = spec(Allows(rule), Asks(), within(2, 9))
     decision = decide(a_spec, seen(0, 8, 3))
     first, second, third = decision.recommendations
@@ -197,7 +197,7 @@ def test_a_policy_that_fails_to_move_the_bounds_lowers_nothing_and_stops_nobody(
     assert decide(a_spec, seen(0, None)).recommendations[0].reason is Reason.FAILED
 
 
-def test_a_size_that_moved_bounds_would_have_allowed_stays_when_they_cannot_be_told() -> None:
+def test_a_size_that_moved_bounds_would_have_allowed_stays_when_they_are_unknown() -> None:
     assert decide(spec(Allows(fails), Asks()), seen(0, 25, 25)).desired == 25
 
 
@@ -216,7 +216,9 @@ def test_nothing_changes_while_a_policy_excludes_it(ask: int) -> None:
 
 
 @pytest.mark.parametrize(("minimum", "maximum"), [(6, 10), (1, 4)])
-def test_not_even_the_bounds_change_a_size_that_is_excluded_and_the_trail_says_so(minimum: int, maximum: int) -> None:
+def test_not_even_the_bounds_change_a_size_that_is_excluded_and_the_trail_reports_that(
+    minimum: int, maximum: int
+) -> None:
     decision = decide(spec(within(minimum, maximum, "deploy")), seen(0, 5))
     assert (decision.desired, decision.reason) == (5, Reason.BOUNDS)
     assert decision.verdicts[-1].detail == "nothing may change: deploy"
@@ -279,7 +281,7 @@ def test_memory_stands_beside_what_the_core_learns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lesson", "detail"),
+    ("learner", "detail"),
     [
         (fails, "raised KeyError: 'broken'"),
         (lambda _: None, "returned NoneType, expected numbers by name"),
@@ -292,11 +294,11 @@ def test_memory_stands_beside_what_the_core_learns() -> None:
         (lambda _: {f"n{i}": 0.0 for i in range(MOST_LEARNED + 1)}, "kept 1001 numbers, expected at most 1000"),
     ],
 )
-def test_a_policy_that_fails_to_learn_keeps_what_it_knew_lowers_nothing_and_stops_nobody(
-    lesson: Any, detail: str
+def test_a_policy_that_fails_to_learn_keeps_what_it_knew_lowers_nothing_and_stops_no_other(
+    learner: Any, detail: str
 ) -> None:
     before = run(spec(Learns(count)), seen(0, 8))
-    a_spec = spec(Learns(lesson), Asks(), Learns(count))
+    a_spec = spec(Learns(learner), Asks(), Learns(count))
     state, decision = step(a_spec, before, seen(15, 8, 3))
     first, second, third = decision.recommendations
     assert first.reason is Reason.FAILED
@@ -331,7 +333,7 @@ def test_other_mappings_and_numbers_are_kept_as_what_can_be_stored(found: Mappin
     }
 
 
-def test_a_policy_that_failed_in_both_is_told_once() -> None:
+def test_a_policy_that_failed_in_both_is_reported_once() -> None:
     @dataclass(frozen=True)
     class Both(Learns):
         def allow(self, now: datetime, limits: Limits) -> Allowance:
@@ -391,10 +393,10 @@ memories = st.dictionaries(names, numbers, max_size=5)
 
 @given(memory=memories, ticks=st.integers(1, 4))
 def test_a_restart_between_any_two_steps_changes_nothing(memory: dict[str, float], ticks: int) -> None:
-    def lesson(view: View) -> Mapping[str, float]:
+    def learner(view: View) -> Mapping[str, float]:
         return {**memory, **view.memory, "n": view.memory.get("n", 0.0) + 1}
 
-    a_spec = spec(Learns(lesson), Asks())
+    a_spec = spec(Learns(learner), Asks())
     through = straight = ClusterState()
     for tick in range(ticks):
         observation = seen(15 * tick, 2, 2)
@@ -425,13 +427,13 @@ def test_a_clock_that_is_set_there_and_back_leaves_what_is_no_time(memory: dict[
     )
 )
 def test_whatever_a_policy_learns_the_memory_is_finite_numbers_by_name(outcomes: list[Any]) -> None:
-    def lesson(view: View) -> Answer:
+    def learner(view: View) -> Answer:
         outcome = outcomes[int((view.now - T0) / seconds(15))]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    state, a_spec = ClusterState(), spec(Learns(lesson), down=Behaviour())
+    state, a_spec = ClusterState(), spec(Learns(learner), down=Behaviour())
     for tick in range(len(outcomes)):
         state, decision = step(a_spec, state, seen(15 * tick, 5))
         assert decision.desired == 5
@@ -484,9 +486,9 @@ def test_an_expression_says_what_is_proposed_rounded_up(given_size: float | None
     assert combined_size(sizes(3, 7), 4, Combines(lambda *_: given_size)) == (expected, None)
 
 
-def test_an_expression_is_told_every_size_by_name_and_the_present_one() -> None:
+def test_an_expression_is_given_every_size_by_name_and_the_present_one() -> None:
     found: list[object] = []
-    combined_size(sizes(3, None), 4, Combines(lambda *told: found.append(told)))
+    combined_size(sizes(3, None), 4, Combines(lambda *sizes_asked: found.append(sizes_asked)))
     assert found == [({"p0": 3, "p1": None}, 4)]
 
 
@@ -525,7 +527,7 @@ def test_a_proposal_that_could_not_be_combined_is_not_one_to_stabilize_on() -> N
 
 
 def test_an_expression_may_lower_and_is_held_within_the_bounds() -> None:
-    least = Combines(lambda told, _: min(size for size in told.values() if size is not None))
+    least = Combines(lambda sizes_asked, _: min(size for size in sizes_asked.values() if size is not None))
     a_spec = spec(Asks(), Fixed(6), combine=least)
     lower = decide(a_spec, seen(0, 8, 3))
     assert (lower.proposed, lower.desired, lower.combined) == (3, 3, "a rule")
@@ -534,13 +536,13 @@ def test_an_expression_may_lower_and_is_held_within_the_bounds() -> None:
 
 
 def test_an_expression_on_a_missing_metric_lowers_nothing() -> None:
-    decision = decide(spec(Asks(), Fixed(2), combine=Combines(lambda told, _: told["p1"])), seen(0, 8))
+    decision = decide(spec(Asks(), Fixed(2), combine=Combines(lambda sizes_asked, _: sizes_asked["p1"])), seen(0, 8))
     assert (decision.proposed, decision.desired, decision.reason) == (2, 8, Reason.MISSING)
 
 
-def test_how_the_policies_are_combined_is_told_also_while_the_target_is_unknown() -> None:
-    told = decide(spec(Asks(), combine=Combines(lambda *_: 5)), seen(0, None, 3))
-    assert (told.proposed, told.combined) == (5, "a rule")
+def test_how_the_policies_are_combined_is_explained_also_while_the_target_is_unknown() -> None:
+    sizes_asked = decide(spec(Asks(), combine=Combines(lambda *_: 5)), seen(0, None, 3))
+    assert (sizes_asked.proposed, sizes_asked.combined) == (5, "a rule")
     assert decide(spec(Asks()), seen(0, 2, 3)).combined == ""
 
 

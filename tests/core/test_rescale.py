@@ -345,7 +345,7 @@ def test_deadlines_that_make_no_sense_are_refused(changes: dict[str, Any], says:
         SettleSpec(**changes)
 
 
-def test_a_stopped_worker_and_a_killed_one_are_told_apart_by_their_slots() -> None:
+def test_a_stopped_worker_and_a_killed_one_are_distinguished_by_their_slots() -> None:
     fine = seen(0, 3, engine=running(3))
     _, stopped = lived(fine, seen(15, 3, ready=2, engine=running(2)))
     _, killed = lived(fine, seen(15, 3, ready=2, engine=running(3)))
@@ -371,7 +371,7 @@ def test_a_killed_worker_that_was_replaced_unseen_is_noticed_by_its_slots_and_wa
     assert (Reason.SETTLED, "the job's recovery on 3 has settled after 15 s") in notes
 
 
-def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_nobody() -> None:
+def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_none() -> None:
     fine, surge = seen(0, 3, engine=running(3)), seen(15, 3, ready=4, engine=replace(running(3), slots=4))
     state, notes = lived(fine, surge)
     assert state.rescale is None
@@ -384,16 +384,16 @@ def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_nobody() ->
 @pytest.mark.parametrize("job", [JobState.RUNNING, JobState.RESTARTING, JobState.FAILED, JobState.UNKNOWN])
 def test_slots_that_never_go_are_waited_for_once_at_most(job: JobState) -> None:
     more = [seen(15 * tick, 3, engine=EngineStatus(job, 4, 3)) for tick in range(1, 60)]
-    state, told = ClusterState(), []
+    state, reported = ClusterState(), []
     s = spec(Fixed(3), engine=True)
     for observation in [seen(0, 3, engine=running(3)), *more]:
         state, decision = step(s, state, observation)
-        told += [reason for reason, _ in decision.notes]
+        reported += [reason for reason, _ in decision.notes]
     expected = [Reason.SETTLING, Reason.DEADLINE] if job in (JobState.RUNNING, JobState.RESTARTING) else []
-    assert told == expected
+    assert reported == expected
 
 
-def test_slots_that_were_always_more_than_the_replicas_have_lost_nobody() -> None:
+def test_slots_that_were_always_more_than_the_replicas_have_lost_none() -> None:
     odd = replace(running(3), slots=4)
     state, notes = lived(seen(0, 3, engine=odd), seen(15, 3, engine=odd))
     assert state.rescale is None
@@ -403,14 +403,14 @@ def test_slots_that_were_always_more_than_the_replicas_have_lost_nobody() -> Non
 
 
 @pytest.mark.parametrize(
-    ("configured", "told", "limit"),
+    ("configured", "reported", "limit"),
     [(None, None, 180), (None, 95, 95), (30, 95, 30), (30, None, 30)],
 )
 def test_a_deadline_is_as_configured_else_as_the_engine_is_set_else_ours(
-    configured: int | None, told: int | None, limit: int
+    configured: int | None, reported: int | None, limit: int
 ) -> None:
     s = spec(settle=replace(DEADLINES, absorbed=None if configured is None else seconds(configured)), engine=True)
-    engine = replace(running(2), slots=4, deadlines={Phase.ABSORBED: seconds(told)} if told else {})
+    engine = replace(running(2), slots=4, deadlines={Phase.ABSORBED: seconds(reported)} if reported else {})
     rescale = replace(UP, phase=Phase.REGISTERED, confirmed=True)
     moved = now(s, rescale, world(1, 4, 4, engine)).rescale
     assert moved is not None
@@ -433,7 +433,7 @@ def test_why_replicas_do_not_come_up_is_part_of_the_trail() -> None:
     assert pending not in notes_of(now(WATCHED, up, replace(waiting, at=at(61))))[-1][1]
 
 
-def test_a_request_that_the_target_does_not_show_is_told_as_that() -> None:
+def test_a_request_that_the_target_does_not_show_is_reported_as_that() -> None:
     unseen = replace(world(5, 2, 2, running(2)), remarks=("1 pod pending",))
     state = replace(ClusterState(), rescale=UP, watched_since=T0)
     _, decision = step(replace(WATCHED, policies=spec(Fixed(2)).policies), state, unseen)
@@ -443,7 +443,7 @@ def test_a_request_that_the_target_does_not_show_is_told_as_that() -> None:
     assert notes_of(late)[-1][1].endswith("within 60 s and is no longer waited for (the target still shows 2)")
 
 
-def test_a_job_that_recovers_is_not_told_as_a_change_of_size() -> None:
+def test_a_job_that_recovers_is_not_reported_as_a_change_of_size() -> None:
     restart = replace(begin(3, 3, T0, Cause.LOSS), phase=Phase.ABSORBED)
     state = replace(ClusterState(), rescale=restart, watched_since=T0, desired=3)
     watched = replace(WATCHED, policies=spec(Fixed(2)).policies)
@@ -461,7 +461,7 @@ def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
         Bound(3, "")
 
 
-def test_a_replica_that_has_never_been_up_is_not_told_as_lost() -> None:
+def test_a_replica_that_has_never_been_up_is_not_reported_as_lost() -> None:
     state, notes = lived(seen(0, 3, ready=2, engine=running(2)), seen(15, 3, ready=2, engine=running(2)))
     assert state.rescale is not None
     assert notes == [(Reason.SETTLING, "1 of 3 replicas are not up")]

@@ -48,7 +48,7 @@ def test_the_greatest_size_asked_for_is_proposed() -> None:
     assert [r.policy for r in decision.recommendations] == ["p0", "p1", "p2"]
 
 
-def test_when_nobody_asks_nothing_changes() -> None:
+def test_when_no_policy_asks_nothing_changes() -> None:
     _, decision = decide(spec(Fixed(Recommendation(None, Reason.ABSTAINED))), seen(0, 2))
     assert (decision.desired, decision.reason) == (2, Reason.ABSTAINED)
     assert not decision.rescale
@@ -397,7 +397,7 @@ def test_there_are_at_most_24_reasons() -> None:
     assert len(Reason) <= 24
 
 
-def test_a_size_that_is_changed_from_outside_again_and_again_makes_us_back_off() -> None:
+def test_a_size_that_is_changed_from_outside_repeatedly_makes_us_back_off() -> None:
     """Another controller puts 2 back whenever we ask for 6."""
     s = spec(Fixed(6))
     state, second, requests, notes = ClusterState(), 0, [], []
@@ -414,7 +414,7 @@ def test_a_size_that_is_changed_from_outside_again_and_again_makes_us_back_off()
     assert len(state.override_times) == 3
 
 
-def test_another_controller_that_is_quicker_than_we_look_is_given_way_to_as_well() -> None:
+def test_another_controller_that_is_faster_than_our_polls_is_given_way_to_as_well() -> None:
     """It has put 2 back before we have ever seen our 6."""
     s = spec(Fixed(6), settle=SettleSpec(ready=seconds(60)))
     state, second, requests, notes = ClusterState(), 0, [], []
@@ -428,7 +428,7 @@ def test_another_controller_that_is_quicker_than_we_look_is_given_way_to_as_well
     assert notes[0].endswith("was not ready within 60 s and is no longer waited for (the target still shows 2)")
 
 
-def test_limits_that_somebody_undoes_are_not_fought_for_at_every_tick() -> None:
+def test_limits_that_another_controller_undoes_are_not_fought_for_at_every_tick() -> None:
     s = spec(Fixed(2), limits=Limits(2, 6))
     state, requests = ClusterState(), []
     for second in range(0, 900, 15):
@@ -439,7 +439,7 @@ def test_limits_that_somebody_undoes_are_not_fought_for_at_every_tick() -> None:
     assert requests == [0, 15, 30]
 
 
-def test_a_request_that_was_refused_is_not_one_that_somebody_undid() -> None:
+def test_a_request_that_was_refused_is_not_one_that_another_controller_undid() -> None:
     s = spec(Fixed(6))
     state = ClusterState()
     for second in range(0, 600, 15):
@@ -480,13 +480,13 @@ def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> Non
 
 def test_in_a_dry_run_a_change_from_outside_is_followed_on_though_more_is_wanted() -> None:
     s = spec(Fixed(12), limits=Limits(1, 20))
-    state, told = ClusterState(), []
+    state, notes = ClusterState(), []
     for observation in [seen(0, 4), *(seen(15 * tick, 8, ready=4) for tick in range(1, 8)), seen(120, 8)]:
         state, decision = step(s, state, observation)
         state = call_withheld(state)
-        told += [text for reason, text in decision.notes if reason is not Reason.SUPERSEDED]
-    assert told[-1] == "the rescale from outside from 4 to 8 has settled after 105 s"
-    assert not any("are gone" in text for text in told)
+        notes += [text for reason, text in decision.notes if reason is not Reason.SUPERSEDED]
+    assert notes[-1] == "the rescale from outside from 4 to 8 has settled after 105 s"
+    assert not any("are gone" in text for text in notes)
 
 
 def test_people_may_change_the_size_as_often_as_they_like() -> None:

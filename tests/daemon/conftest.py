@@ -130,7 +130,7 @@ class World:
     def __init__(self, *names: str, engine: bool = False, dry_run: bool = False, **changes: Any) -> None:
         self.clock = WallClock()
         self.store = FakeStore()
-        self.pace = Ticked()
+        self.tick_times = Ticked()
         self.source = FakeSource({"load": 100.0})
         self.source_plugin = Fake(self.source)
         self.targets = {name: FakeTarget() for name in names}
@@ -143,7 +143,7 @@ class World:
         self.fleet = self.make_fleet(dry_run=dry_run)
 
     def make_fleet(self, *, dry_run: bool = False) -> Fleet:
-        return Fleet(self.store, self.store, self.pace, utc=self.clock, dry_run=dry_run)
+        return Fleet(self.store, self.store, self.tick_times, utc=self.clock, dry_run=dry_run)
 
     @property
     def config(self) -> Config:

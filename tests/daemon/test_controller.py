@@ -35,7 +35,7 @@ def test_ticks_do_not_drift_in_hours() -> None:
         await world.start()
         await world.until(6 * 3600)
         await world.fleet.stop()
-        assert max(world.pace.late) < 0.001
+        assert max(world.tick_times.late) < 0.001
         return world.ticks("a")
 
     ticks = virtual_time.run(main())
@@ -120,7 +120,7 @@ def test_everything_is_asked_at_once_within_the_timeout() -> None:
         await world.start()
         await world.until(30)
         await world.fleet.stop()
-        assert world.pace.took[0] == pytest.approx(3.0)
+        assert world.tick_times.took[0] == pytest.approx(3.0)
         assert not world.store.records[0].observation.missing
 
     virtual_time.run(main())
@@ -291,7 +291,7 @@ def test_a_scale_call_without_answer_ends_at_its_own_time_out() -> None:
     virtual_time.run(main())
 
 
-def test_nothing_is_done_while_state_cannot_be_kept_and_it_goes_on_afterwards(
+def test_nothing_is_done_while_state_cannot_be_persisted_and_it_continues_afterwards(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
@@ -456,7 +456,7 @@ def test_a_reading_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogC
     assert messages(caplog) == ["decision", "reading is missing", "decision", "reading is available again"]
 
 
-def test_a_target_that_refuses_again_and_again_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]
@@ -474,9 +474,9 @@ def test_a_target_that_refuses_again_and_again_does_not_fill_the_log(caplog: pyt
 
     caplog.set_level(logging.INFO, "autoscaler")
     virtual_time.run(main())
-    told = messages(caplog)
-    assert told.count("scale call failed") == 2
-    assert [text for text in told if "not accepted" in text] == [
+    logged = messages(caplog)
+    assert logged.count("scale call failed") == 2
+    assert [text for text in logged if "not accepted" in text] == [
         "1 to 3 was not accepted: no",
         "3 to 5 was not accepted: no",
     ]
@@ -488,16 +488,16 @@ class Picky(FakeTarget):
     def __init__(self) -> None:
         super().__init__(desired=3, ready=3)
         self.attached: list[Callable[[], Workforce]] = []
-        self.told: list[str] = []
+        self.seen: list[str] = []
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
         self.attached.append(workforce)
 
     async def scale(self, replicas: int) -> None:
         try:
-            self.told += [worker.id for worker in await self.attached[0]().workers()]
+            self.seen += [worker.id for worker in await self.attached[0]().workers()]
         except EdgeError as error:
-            self.told.append(str(error))
+            self.seen.append(str(error))
         await super().scale(replicas)
 
 
@@ -523,14 +523,14 @@ class Staffed(FakeEngine):
 
 
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("engine", "seen"),
     [
         (Staffed(), "w-1"),
         (FakeEngine(), "the cluster's engine cannot name its workers"),
         (None, "the cluster has no engine that could name its workers"),
     ],
 )
-def test_a_target_that_picks_workers_is_given_the_engine_once(engine: FakeEngine | None, told: str) -> None:
+def test_a_target_that_picks_workers_is_given_the_engine_once(engine: FakeEngine | None, seen: str) -> None:
     async def main() -> None:
         world = World("a")
         target = Picky()
@@ -541,12 +541,12 @@ def test_a_target_that_picks_workers_is_given_the_engine_once(engine: FakeEngine
         await world.fleet.stop()
         assert target.requests == [5]
         assert len(target.attached) == 1
-        assert target.told == [told]
+        assert target.seen == [seen]
 
     virtual_time.run(main())
 
 
-def test_what_the_target_allows_and_says_is_observed_and_kept() -> None:
+def test_what_the_target_allows_and_reports_is_observed_and_kept() -> None:
     async def main() -> None:
         world = World("a")
         target = world.targets["a"]

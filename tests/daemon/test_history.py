@@ -108,7 +108,7 @@ def test_removing_a_line_reports_how_much_was_lost(tmp_path: Path) -> None:
     assert path.read_bytes() == b"one\ntwo\n"
 
 
-async def test_a_full_disk_leaves_whole_lines_and_it_goes_on_when_there_is_space(tmp_path: Path) -> None:
+async def test_a_full_disk_leaves_whole_lines_and_it_continues_when_there_is_space(tmp_path: Path) -> None:
     history = History(tmp_path, timedelta(days=2))
     await history.start()
     await history.write(a_record(AT))

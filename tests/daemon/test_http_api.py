@@ -136,7 +136,7 @@ async def test_it_is_ready_when_every_cluster_has_been_observed(house: House) ->
     }
 
 
-async def test_one_cluster_whose_ticks_do_not_finish_is_named_and_has_nobody_restarted(house: House) -> None:
+async def test_one_cluster_whose_ticks_do_not_finish_is_named_and_does_not_trigger_a_restart(house: House) -> None:
     await house.ready()
 
     def broken(*_: object) -> Any:
@@ -445,7 +445,7 @@ async def settled_at(house: House, size: int) -> bool:
     return state is not None and state.desired == size and state.rescale is None
 
 
-async def test_status_of_a_cluster_of_which_nothing_is_known_says_so(
+async def test_status_of_a_cluster_of_which_nothing_is_known_reports_that(
     house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await house.ready()

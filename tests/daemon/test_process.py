@@ -324,9 +324,9 @@ def kill_again_and_again(place: Place, *, kills: int, seed: int) -> None:
         assert ticks == len(records), f"seed {seed}"
     assert rescales > 0
     # The history is whole too, but for what was not written at the moment of a kill.
-    told = [record for record in read(place.directory / "var" / "history") if record.decision.cluster == "a"]
-    assert set(map(at, told)) <= set(map(at, records_of(place, "a")))
-    assert len(told) >= len(records_of(place, "a")) - kills
+    recorded = [record for record in read(place.directory / "var" / "history") if record.decision.cluster == "a"]
+    assert set(map(at, recorded)) <= set(map(at, records_of(place, "a")))
+    assert len(recorded) >= len(records_of(place, "a")) - kills
 
 
 def at(record: Record) -> str:

@@ -104,7 +104,7 @@ def manager(address: str) -> Iterator[Manager]:
 
 
 @pytest.mark.parametrize("process", [None, str(os.getpid())], ids=["whoever it is for", "for us"])
-def test_the_environment_says_whom_to_tell_and_how_often_and_is_not_passed_on(process: str | None) -> None:
+def test_the_environment_has_whom_to_notify_and_how_often_and_is_not_passed_on(process: str | None) -> None:
     environ = {"NOTIFY_SOCKET": "/run/notify", "WATCHDOG_USEC": "3000000", "PATH": "/bin"}
     if process is not None:
         environ["WATCHDOG_PID"] = process
@@ -124,7 +124,7 @@ def test_the_environment_says_whom_to_tell_and_how_often_and_is_not_passed_on(pr
         ({"NOTIFY_SOCKET": "vsock:2:1", "WATCHDOG_USEC": "3000000"}, "", "NOTIFY_SOCKET is not used"),
     ],
 )
-def test_nobody_watches_without_a_manager_or_when_another_process_is_meant(
+def test_there_is_no_watchdog_without_a_manager_or_when_another_process_is_meant(
     environ: dict[str, str], address: str, warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     notifier = Notifier.from_environment(environ)
@@ -187,8 +187,8 @@ def test_a_manager_that_has_gone_has_no_effect_and_is_reported_once(
                 assert all(message == {"WATCHDOG": "1"} for message in others)
 
     virtual_time.run(main())
-    told = [line for line in caplog.records if "cannot notify" in line.message]
-    assert [line.levelno for line in told] == [logging.WARNING]
+    warnings = [line for line in caplog.records if "cannot notify" in line.message]
+    assert [line.levelno for line in warnings] == [logging.WARNING]
 
 
 def test_a_manager_that_does_not_read_keeps_the_loop_free(manager: Manager) -> None:
@@ -272,7 +272,7 @@ def stuck_world(*names: str) -> tuple[World, Stuck]:
     return world, store
 
 
-def test_it_is_ready_once_every_plug_in_was_tried_and_says_how_the_clusters_are(manager: Manager) -> None:
+def test_it_is_ready_once_every_plug_in_was_tried_and_reports_how_the_clusters_are(manager: Manager) -> None:
     async def main() -> None:
         world = World("a", "b")
         world.plugins["a"].failures.extend([ValueError("not today")] * 2)
@@ -340,7 +340,7 @@ def test_signs_of_life_come_at_half_the_watchdog_s_time_or_sooner(
     virtual_time.run(main())
 
 
-def test_one_cluster_in_trouble_has_nobody_restarted(manager: Manager) -> None:
+def test_one_cluster_in_trouble_does_not_trigger_a_restart(manager: Manager) -> None:
     async def main() -> None:
         world, store = stuck_world("good", "hangs", "raises")
         async with watched(world, Notifier(manager.address, 4.0), manager):
@@ -381,8 +381,8 @@ def test_no_sign_of_life_while_no_tick_finishes(manager: Manager, caplog: pytest
 
     virtual_time.run(main())
     assert [line.message for line in caplog.records if line.name == "autoscaler.daemon.sd_notify"] == [
-        "no tick finishes: no sign of life for the watchdog",
-        "ticks finish again",
+        "no tick finishes: the watchdog is not notified",
+        "ticks finish again: the watchdog is notified",
     ]
 
 

@@ -156,8 +156,8 @@ def test_a_line_has_what_is_out_of_the_usual() -> None:
     assert set(line) == {"observation", "decision", "version"}
     assert set(line["observation"]) == {"at", "desired", "ready", "metrics"}
     assert set(line["observation"]["metrics"]["load"]) == {"value", "at"}
-    told = {"cluster", "at", "current", "proposed", "desired", "reason", "recommendations", "guards"}
-    assert set(line["decision"]) == told
+    expected = {"cluster", "at", "current", "proposed", "desired", "reason", "recommendations", "guards"}
+    assert set(line["decision"]) == expected
     assert line["decision"]["guards"].split() == [verdict.guard for verdict in decision.verdicts]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.demo.load import Load, Pace, admit, read_load, split, stretch, surge
+from autoscaler.demo.load import BatchSizer, Load, admit, read_load, split, stretch, surge
 
 STAIRS = Load(((0.0, 10.0), (5.0, 50.0), (8.0, 0.0), (9.0, 20.0)), 12.0)
 
@@ -119,7 +119,7 @@ def test_a_batch_takes_its_share_of_every_partition(places: list[tuple[int, int]
 
 @pytest.mark.parametrize(("rate", "rows"), [(25.0, 62), (75.0, 188), (5.0, 60)])
 def test_batches_are_sized_to_take_the_same_time_at_any_speed(rate: float, rows: int) -> None:
-    pace, now = Pace(3.0, least=60), 100.0
+    pace, now = BatchSizer(3.0, least=60), 100.0
     for _ in range(12):
         admitted = pace.rows(now)
         pace.admitted(admitted, now)
@@ -128,7 +128,7 @@ def test_batches_are_sized_to_take_the_same_time_at_any_speed(rate: float, rows:
 
 
 def test_a_batch_that_took_all_there_was_says_nothing_of_the_speed() -> None:
-    pace = Pace(3.0, least=10)
+    pace = BatchSizer(3.0, least=10)
     pace.admitted(pace.rows(0.0), 0.0)
     assert pace.rows(0.5) == 60
     pace.admitted(3, 0.5)

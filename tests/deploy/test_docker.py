@@ -112,7 +112,7 @@ def test_no_secret_can_get_into_a_layer() -> None:
             assert not re.search(r"secret|token|password|key|credential", each["value"], re.IGNORECASE)
 
 
-def test_the_port_and_the_directory_are_those_that_people_are_told_of() -> None:
+def test_the_port_and_the_directory_are_those_in_the_documentation() -> None:
     _, final = stages()
     (block,) = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     daemon = yaml.safe_load(block)["daemon"]

@@ -126,7 +126,7 @@ def test_what_the_daemon_needs_of_the_unit_is_there() -> None:
     assert (local["KillMode"], local["DynamicUser"], local["PrivateTmp"]) == ("process", "no", "no")
 
 
-def test_the_directories_are_those_that_people_are_told_of() -> None:
+def test_the_directories_are_those_in_the_documentation() -> None:
     service = settings(UNIT)
     (block,) = re.findall(r"```yaml\n(.*?)```", (DEPLOY / "README.md").read_text(), re.DOTALL)
     assert yaml.safe_load(block) == {"daemon": {"directory": f"/var/lib/{service['StateDirectory']}"}}

@@ -95,7 +95,7 @@ def cancel(flink: FlinkCluster, jid: str) -> None:
     until(lambda: flink.get(f"/jobs/{jid}")["state"] == "CANCELED", what="for the job to end")
 
 
-async def test_a_job_of_a_session_cluster_runs_as_wide_as_it_is_told(session: FlinkCluster) -> None:
+async def test_a_job_of_a_session_cluster_runs_as_wide_as_configured(session: FlinkCluster) -> None:
     jar = await upload(session)
     jid = await submit(session, jar)
     async with opened(session) as target:

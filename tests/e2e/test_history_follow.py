@@ -145,7 +145,7 @@ def test_killed_in_the_middle_it_loses_nothing_and_adds_nothing_twice(place: Pla
     assert rows(place) == [{"cluster": f"d{number}", "n": each, "instants": each} for number in range(DAEMONS)]
 
 
-def test_it_reports_the_files_that_wait_and_stops_when_it_is_told_to(place: Place) -> None:
+def test_it_reports_the_files_that_wait_and_stops_when_requested(place: Place) -> None:
     from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs PySpark
 
     port = free_port()

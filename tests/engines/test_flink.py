@@ -289,7 +289,7 @@ def test_where_slots_in_use_are_counted_they_come_as_late_as_the_parallelism() -
 
 
 @pytest.mark.parametrize(
-    ("told", "kind", "delay", "attempts"),
+    ("reported", "kind", "delay", "attempts"),
     [
         ("Restart deactivated.", "none", 0, None),
         ("Restart with fixed delay (10000 ms). #3 restart attempts.", "fixed-delay", 10, 3),
@@ -308,9 +308,11 @@ def test_where_slots_in_use_are_counted_they_come_as_late_as_the_parallelism() -
         ),
     ],
 )
-def test_a_job_may_report_its_own_restart_strategy(told: str, kind: str, delay: float, attempts: int | None) -> None:
+def test_a_job_may_report_its_own_restart_strategy(
+    reported: str, kind: str, delay: float, attempts: int | None
+) -> None:
     known = facts("1.20", restart_strategy__type="none")
-    own = replace(known, config=known.config.model_copy(update={"execution": Execution(restart_strategy=told)}))
+    own = replace(known, config=known.config.model_copy(update={"execution": Execution(restart_strategy=reported)}))
     found = restart(own)
     assert (found.kind, found.attempts) == (kind, attempts)
     assert found.delay == pytest.approx(delay)
@@ -561,8 +563,8 @@ sources: {{job: {{type: flink, url: "{rig.url}"}}}}
         sys.executable, "-m", "autoscaler", "check", "--online", str(file), stdout=PIPE, stderr=PIPE
     )
     async with asyncio.timeout(60):
-        told, logged = await process.communicate()
-    assert told.count(b"WARNING: heartbeat.timeout") == 1, told + logged
+        reported, logged = await process.communicate()
+    assert reported.count(b"WARNING: heartbeat.timeout") == 1, reported + logged
     assert b"heartbeat.timeout" not in logged
 
 

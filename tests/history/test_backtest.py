@@ -244,7 +244,7 @@ def config(tmp_path: Path) -> Path:
 GIVEN = ("--metric", "busy=utilization")
 
 
-def told(*arguments: object) -> int:
+def run_backtest(*arguments: object) -> int:
     return cli.main(["backtest", *map(str, arguments)])
 
 
@@ -255,7 +255,7 @@ def test_it_shows_the_figures_of_policies_and_parameters(
 ) -> None:
     place = tmp_path / "found"
     chosen = ("--set", "main.headroom=0.2", "--policy", "static", "--policy", "hpa70", "--out", place)
-    assert told(history, config, *GIVEN, *chosen, "--json") == 0
+    assert run_backtest(history, config, *GIVEN, *chosen, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     by = {(row["policy"], tuple(row["parameters"].items())): row for row in shown["results"]}
     assert list(by) == [("configured", ()), ("configured", (("main.headroom", "0.2"),)), ("static", ()), ("hpa70", ())]
@@ -293,11 +293,11 @@ def test_what_is_not_there_is_said(history: Path, config: Path, capsys: pytest.C
         ((config, "--from", "2026-03-05", "--to", "2026-03-05"), "--to must be after --from"),
     ]
     for arguments, message in cases:
-        assert told(history, *arguments, *GIVEN) == 2
+        assert run_backtest(history, *arguments, *GIVEN) == 2
         assert message in capsys.readouterr().err
-    assert told(history, config) == 2
+    assert run_backtest(history, config) == 2
     assert "metric busy of orders: the simulated cluster has" in capsys.readouterr().err
-    assert told(history / "nothing", config, *GIVEN) == 1
+    assert run_backtest(history / "nothing", config, *GIVEN) == 1
     assert "is not a dataset" in capsys.readouterr().err
 
 
@@ -308,14 +308,14 @@ def test_what_cannot_be_read_is_refused_at_once(capsys: pytest.CaptureFixture[st
         (("--from", "monday"), "'monday' is not a day like 2026-01-31"),
         (("--slo", "0s"), "expected above 0s"),
     ]:
-        assert told("x", "y", *arguments) == 2
+        assert run_backtest("x", "y", *arguments) == 2
         assert message in capsys.readouterr().err
 
 
 def test_results_take_the_place_of_results_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "orders.json").touch()
-    assert told("x", "y", "--out", tmp_path / "profiles") == 2
+    assert run_backtest("x", "y", "--out", tmp_path / "profiles") == 2
     assert "profiles: exists and is not a table of an earlier run" in capsys.readouterr().err
     assert (tmp_path / "profiles" / "orders.json").exists()
 
@@ -335,11 +335,11 @@ def test_a_profile_makes_the_cluster_and_is_tried_on_later_days(
         capacity=Curve(rate=150.0, exponent=0.8, rate_error=0.01, exponent_error=0.01),
     )
     (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(profile))
-    assert told(history, config, *GIVEN, "--profiles", tmp_path) == 0
+    assert run_backtest(history, config, *GIVEN, "--profiles", tmp_path) == 0
     shown = capsys.readouterr().out
     assert "1 day from 2026-03-05 to 2026-03-05; a worker processes 150 records/s (its profile)" in shown
     assert "n^0.8 times" in shown
     late = replace(profile, end=end + timedelta(days=2))
     (tmp_path / profile_file.file_name("orders")).write_text(profile_file.dump(late))
-    assert told(history, config, *GIVEN, "--profiles", tmp_path) == 2
+    assert run_backtest(history, config, *GIVEN, "--profiles", tmp_path) == 2
     assert "a profile is tried on days after those it was computed from" in capsys.readouterr().err

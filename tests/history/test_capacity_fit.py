@@ -55,9 +55,9 @@ def _samples(
     for number in range(count):
         size, share = dice.choice(sizes), dice.uniform(*busy)
         ago = 14 * DAY_S * (1 - (number + 1) / count)
-        able = 100 * size**exponent * dice.lognormvariate(0.0, 0.04) * (1 + drift) ** (-ago / (7 * DAY_S))
+        capacity = 100 * size**exponent * dice.lognormvariate(0.0, 0.04) * (1 + drift) ** (-ago / (7 * DAY_S))
         factor = dice.uniform(0.1, 10) if dice.random() < wrong else 1.0
-        found.append(Sample(size, able * share * factor, idle + (1 - idle) * share, END - ago))
+        found.append(Sample(size, capacity * share * factor, idle + (1 - idle) * share, END - ago))
     return found
 
 

@@ -59,7 +59,7 @@ class Fleet:
 
     spark: SparkSession
     root: Path
-    told: list[Batch] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
 
     @property
     def dataset(self) -> Dataset:
@@ -67,10 +67,10 @@ class Fleet:
 
     def follow(self, **changes: object) -> list[Batch]:
         """Take what is there. Returns the batches."""
-        self.told = []
+        self.batches = []
         what = {"places": [f"{self.root}/*/history"], "checkpoint": str(self.root / "dataset" / "_follow"), **changes}
-        Follower(self.spark, self.dataset, FollowOptions(**what), self.told.append).run()  # type: ignore[arg-type]
-        return self.told
+        Follower(self.spark, self.dataset, FollowOptions(**what), self.batches.append).run()  # type: ignore[arg-type]
+        return self.batches
 
     def rows(self, table: str = "observations") -> list[tuple[str, datetime]]:
         """Cluster and time of all rows."""
@@ -173,7 +173,7 @@ def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, mo
 
 
 @pytest.mark.e2e
-def test_it_waits_while_somebody_else_writes_and_can_be_stopped_then(fleet: Fleet) -> None:
+def test_it_waits_while_another_process_writes_and_can_be_stopped_then(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
     warned: list[str] = []
     what = FollowOptions([f"{fleet.root}/a/history"], str(fleet.root / "checkpoint"))
@@ -182,10 +182,10 @@ def test_it_waits_while_somebody_else_writes_and_can_be_stopped_then(fleet: Flee
         warned.append(text)
         follower.stop()
 
-    follower = Follower(fleet.spark, fleet.dataset, what, fleet.told.append, warn)
+    follower = Follower(fleet.spark, fleet.dataset, what, fleet.batches.append, warn)
     with fleet.dataset.writing():
         follower.run()
-    assert (fleet.told, fleet.rows()) == ([], [])
+    assert (fleet.batches, fleet.rows()) == ([], [])
     assert "is being written by process" in warned[0]
     assert [batch.files for batch in fleet.follow(checkpoint=what.checkpoint)] == [1]
     assert fleet.rows() == expected(("a", NOON))
@@ -196,15 +196,15 @@ def test_files_that_wait_are_counted_also_after_a_restart(fleet: Fleet) -> None:
     for number in range(5):
         packed(fleet.root / "a b,{c}" / "history", NOON + number * HOUR)
     places = [str(fleet.root / "a b,{c}" / "history"), f"{fleet.root}/x*"]
-    told: list[Batch] = []
+    batches: list[Batch] = []
     what = FollowOptions(places, str(fleet.root / "checkpoint"), files=2, count=True)
-    first = Follower(fleet.spark, fleet.dataset, what, told.append)
-    first.report = lambda batch: (told.append(batch), first.stop())  # type: ignore[func-returns-value]
+    first = Follower(fleet.spark, fleet.dataset, what, batches.append)
+    first.report = lambda batch: (batches.append(batch), first.stop())  # type: ignore[func-returns-value]
     first.run()
     packed(fleet.root / "a b,{c}" / "history", NOON + 5 * HOUR)
-    second = Follower(fleet.spark, fleet.dataset, what, told.append)
+    second = Follower(fleet.spark, fleet.dataset, what, batches.append)
     second.run()
-    waiting = {batch.number: batch.waiting for batch in told}
+    waiting = {batch.number: batch.waiting for batch in batches}
     assert waiting == {0: 3, 1: 2, 2: 0}
     assert waiting_of(second)({"batchId": 1}) == 2
     assert waiting_of(second)({"batchId": 7}) is None
@@ -229,7 +229,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_a_checkpoint_that_cannot_be_used_says_so(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_used_reports_that(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "autoscaler.history.ingest_follow.add", lambda *_, **__: Imported()
     )  # what is read does not matter
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_cannot_be_used_says_so(fleet: Fleet, monkeypatch: pyt
     other = FollowOptions([f"{fleet.root}/a/history"], str(place))
     dataset = open_dataset(fleet.root / "another", make=True)
     with pytest.raises(FollowError, match=r"_follow: is the checkpoint of another dataset"):
-        Follower(fleet.spark, dataset, other, fleet.told.append).run()
+        Follower(fleet.spark, dataset, other, fleet.batches.append).run()
 
 
 def test_places_that_cannot_be_followed_say_so(tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_a_place_has_one_path_however_it_is_written(tmp_path: Path, monkeypatch:
     (here / "a" / "b").mkdir(parents=True)
     (here / "link").symlink_to("a/b")
     monkeypatch.chdir(here / "link")
-    told = {"../x": "a/x", "../../a/b/../x": "a/x", f"{here}/link/../x": "a/x", f"{here}/none/../x": "x"}
-    assert {place: url(place) for place in told} == {place: f"file://{here}/{path}" for place, path in told.items()}
+    places = {"../x": "a/x", "../../a/b/../x": "a/x", f"{here}/link/../x": "a/x", f"{here}/none/../x": "x"}
+    assert {place: url(place) for place in places} == {place: f"file://{here}/{path}" for place, path in places.items()}
     # What a link leads to may become another place: what is below it keeps its path.
     assert url(f"{here}/link/x/") == f"file://{here}/link/x"
     assert url(f"{here}/a/../*/b") == f"file://{here}/*/b"

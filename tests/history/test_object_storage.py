@@ -121,7 +121,7 @@ def store(moto: Moto, identity: str, tmp_path: Path) -> Iterator[Store]:
     found.clear()
 
 
-def told(out: str) -> list[dict[str, Any]]:
+def batches(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
 
 
@@ -138,19 +138,19 @@ def test_it_is_followed_into_and_each_file_counts_once_through_a_kill_and_a_remo
     first = store.start(*follow, "--files", "3")
     deadline = time.monotonic() + PATIENCE
     # In the middle of the second batch.
-    while not (told(store.out) and store.names("dataset/_staging/")):
+    while not (batches(store.out) and store.names("dataset/_staging/")):
         store.have_packages()
         assert first.poll() is None, store.errors
         assert time.monotonic() < deadline, store.errors
         time.sleep(0.05)
     store.clear()
-    (done,) = told(store.out)
+    (done,) = batches(store.out)
     assert (done["batch"], done["files"], done["new"]) == (0, 3, 9)
     assert store.names("dataset/_lock"), "what was killed has not given it back"
 
     (last,) = (name for name in store.names("d1/") if name.endswith("T14.jsonl.gz"))
     store.client.delete_object(Bucket=store.bucket, Key=last)
-    (again,) = told(store.run(*follow, "--files", "3"))
+    (again,) = batches(store.run(*follow, "--files", "3"))
     assert (again["batch"], again["new"] + again["known"]) == (1, 6)
     assert [name.partition("/date=")[0] for name in store.names("dataset/")] == [
         *(name for name in store.names("dataset/_follow/")),
@@ -205,7 +205,7 @@ def test_of_two_that_begin_to_write_at_once_one_does(store: Store) -> None:
     assert notes == "['_x', 'autoscaler-history.json'] two None []"
 
 
-def test_it_is_imported_into_unless_somebody_else_writes_and_profiled(store: Store) -> None:
+def test_it_is_imported_into_unless_another_process_writes_and_profiled(store: Store) -> None:
     store.pack("d0", range(2))
     lock = {"Bucket": store.bucket, "Key": "dataset/_lock"}
     command = ("history", "import", str(store.root / "d0" / "history"), f"{store.url}/dataset", "--json")

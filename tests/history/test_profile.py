@@ -65,8 +65,8 @@ def test_each_cluster_of_a_fleet_gets_its_profile(spark: SparkSession, history: 
         assert profile.observations == 1440
         assert profile.capacity is not None
         for size in (4, 10):
-            able = profile.capacity.rate * size**profile.capacity.exponent
-            assert able == pytest.approx(truth.rate * size**truth.exponent, rel=0.07)
+            capacity = profile.capacity.rate * size**profile.capacity.exponent
+            assert capacity == pytest.approx(truth.rate * size**truth.exponent, rel=0.07)
         assert profile.times  # of the rescales that are in the dataset
         assert profile.season is None
 
@@ -287,19 +287,19 @@ def _run(*arguments: object) -> int:
 
 
 @pytest.mark.usefixtures("here")
-def test_the_command_writes_files_and_a_table_and_tells(
+def test_the_command_writes_files_and_a_table_and_reports(
     history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession
 ) -> None:
     out, table = tmp_path / "profiles", tmp_path / "table"
 
     assert _run(history, "--out", out, "--table", table, "--explain", "--holiday", "2026-01-06") == 0
 
-    told = capsys.readouterr()
-    assert told.out.splitlines()[1].startswith("job-0000  1,440")
-    assert "job-0000: little_history: " in told.out
-    assert told.out.rstrip().endswith(f"3 profiles in {out} and {table}")
-    assert "HashAggregate" in told.err
-    assert "ArrowPythonRunner" not in told.err
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].startswith("job-0000  1,440")
+    assert "job-0000: little_history: " in printed.out
+    assert printed.out.rstrip().endswith(f"3 profiles in {out} and {table}")
+    assert "HashAggregate" in printed.err
+    assert "ArrowPythonRunner" not in printed.err
     assert len(list(out.iterdir())) == 3
     assert sorted(row.cluster for row in spark.read.parquet(str(table)).collect()) == sorted(
         load(file.read_text()).cluster for file in out.iterdir()
@@ -334,12 +334,12 @@ def test_the_command_prints_json_and_reports_missing_clusters(
 
     assert _run(history, *arguments, "--json") == 1
 
-    told = capsys.readouterr()
-    (row,) = json.loads(told.out)
+    printed = capsys.readouterr()
+    (row,) = json.loads(printed.out)
     assert row["cluster"] == "job-0001"
     assert row["begin"].startswith("2026-01-05T06:0")
     assert {"kind", "text", "replica_hours"} == set(row["findings"][0])
-    assert "no observation of absent" in told.err
+    assert "no observation of absent" in printed.err
 
 
 @pytest.mark.usefixtures("here")
@@ -354,7 +354,7 @@ def test_the_command_prints_json_and_reports_missing_clusters(
         (("--rename", "one"), "'one' is not like OLD=NEW"),
     ],
 )
-def test_the_command_says_what_is_wrong(
+def test_the_command_reports_what_is_wrong(
     history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert _run(history, "--out", tmp_path / "p", *arguments) == 2

@@ -45,9 +45,9 @@ def test_a_bar_is_shown_on_a_terminal(
     monkeypatch.setenv("TERM", "xterm")
     with show_progress(spark, "counting"):
         spark.range(10).count()
-    told = capsys.readouterr()
-    assert "counting" in told.err
-    assert told.out == ""
+    printed = capsys.readouterr()
+    assert "counting" in printed.err
+    assert printed.out == ""
 
 
 def test_the_plan_is_physical_and_nothing_runs(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,9 +58,9 @@ def test_the_plan_is_physical_and_nothing_runs(spark: SparkSession, capsys: pyte
     spark_options.print_plans(parsed(), {"nothing": spark.range(1)})
     assert capsys.readouterr() == ("", "")
     spark_options.print_plans(parsed("--explain"), {"the numbers": spark.range(1)})
-    told = capsys.readouterr()
-    assert told.err.startswith("The plan of the numbers:\n== Physical Plan ==")
-    assert told.out == ""
+    printed = capsys.readouterr()
+    assert printed.err.startswith("The plan of the numbers:\n== Physical Plan ==")
+    assert printed.out == ""
 
 
 @pytest.mark.usefixtures("spark")

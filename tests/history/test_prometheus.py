@@ -191,9 +191,9 @@ def test_what_prometheus_has_becomes_observations_as_the_daemon_would_have_made_
 ) -> None:
     fleet(stub)
     assert import_(stub, tmp_path, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["clusters"]["orders"] == {"observations": 121, "with_size": 121}
-    assert told["added"] == 242
+    report = json.loads(capsys.readouterr().out)
+    assert report["clusters"]["orders"] == {"observations": 121, "with_size": 121}
+    assert report["added"] == 242
 
     orders = imported(tmp_path, "orders")
     assert [observation.at for observation, _ in orders] == [BEGIN + number * STEP for number in range(121)]
@@ -259,8 +259,8 @@ def test_each_query_is_asked_once_for_all_clusters_and_once_for_ever(
     capsys.readouterr()
     assert import_(stub, tmp_path, "--window", "30m", "--json") == 0
     assert stub.requests == []
-    told = json.loads(capsys.readouterr().out)
-    assert (told["asked"], told["added"], told["known"], told["different"]) == (0, 0, 242, 0)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["asked"], report["added"], report["known"], report["different"]) == (0, 0, 242, 0)
     # Later more is wanted: only the window that has grown, and those after it, are asked for.
     assert import_(stub, tmp_path, "--window", "30m", "--to", (BEGIN + 3 * HOUR).isoformat(), "--json") == 0
     assert {float(request["start"]) for request in stub.requests} == {
@@ -292,10 +292,10 @@ def test_a_server_that_goes_away_in_the_middle_loses_nothing(stub: Stub, tmp_pat
     fleet(stub)
     whole = asked(stub, tmp_path / "undisturbed", "--window", "30m")
     stub.respond = lambda request: (503, b"gone") if float(request["start"]) >= (BEGIN + HOUR).timestamp() else None
-    with pytest.raises(AutoscalerError) as told:
+    with pytest.raises(AutoscalerError) as raised:
         asked(stub, tmp_path, "--window", "30m")
-    assert "HTTP 503: 'gone'; 12 of 30 answers are stored, all up to 2026-01-05 01:00:00 UTC" in str(told.value)
-    assert "the same command continues from there" in str(told.value)
+    assert "HTTP 503: 'gone'; 12 of 30 answers are stored, all up to 2026-01-05 01:00:00 UTC" in str(raised.value)
+    assert "the same command continues from there" in str(raised.value)
     stub.respond = lambda _: None
     stub.requests.clear()
     assert asked(stub, tmp_path, "--window", "30m") == whole
@@ -350,9 +350,9 @@ def test_what_is_too_much_for_one_answer_is_asked_in_halves(stub: Stub, tmp_path
 
 def test_a_wrong_query_is_reported_with_the_servers_message(stub: Stub, tmp_path: Path) -> None:
     stub.respond = lambda _: (400, json.dumps({"status": "error", "error": "parse error: unexpected )"}).encode())
-    with pytest.raises(AutoscalerError, match=r"query 'avg by .*: HTTP 400: 'parse error: unexpected \)'") as told:
+    with pytest.raises(AutoscalerError, match=r"query 'avg by .*: HTTP 400: 'parse error: unexpected \)'") as raised:
         import_(stub, tmp_path)
-    assert "continues from there" not in str(told.value)
+    assert "continues from there" not in str(raised.value)
     assert len(stub.requests) == 1
 
 
@@ -371,9 +371,9 @@ def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
     # What is there stays, whatever comes later, and that is told.
     assert "differ from what" not in capsys.readouterr().err
     assert import_(stub, tmp_path) == 0
-    told = capsys.readouterr()
-    assert "0 observations added, 242 known already" in told.out
-    assert "242 observations of those differ from what Prometheus has now: other metrics or sizes" in told.err
+    printed = capsys.readouterr()
+    assert "0 observations added, 242 known already" in printed.out
+    assert "242 observations of those differ from what Prometheus has now: other metrics or sizes" in printed.err
     assert imported(tmp_path, "orders")[0][0] == orders
 
 
@@ -416,7 +416,7 @@ def test_windows_end_at_the_same_times_in_every_run() -> None:
 
 
 def test_queries_keep_their_pace() -> None:
-    pace = history_prometheus._Pace(10.0)
+    pace = history_prometheus._RateLimiter(10.0)
     slept: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.monotonic", lambda: sum(slept))

@@ -64,8 +64,8 @@ def test_a_query_prints_a_table(dataset: Path, capsys: pytest.CaptureFixture[str
         "SELECT cluster, max(lag) AS worst, min(at) AS since, null AS n FROM observations GROUP BY cluster ORDER BY 1"
     )
     assert ask(dataset, asked) == 0
-    told = [line.split("  ") for line in re.sub(r" {2,}", "  ", capsys.readouterr().out).splitlines()]
-    assert told == [
+    lines = [line.split("  ") for line in re.sub(r" {2,}", "  ", capsys.readouterr().out).splitlines()]
+    assert lines == [
         ["cluster", "worst", "since", "n"],
         ["clicks", "40", "2026-01-05 12:00:00", "-"],
         ["orders", "40", "2026-01-05 12:00:00", "-"],
@@ -92,12 +92,12 @@ def test_json_and_csv_have_all_that_a_row_has(dataset: Path, capsys: pytest.Capt
 
 def test_the_limit_of_rows_is_kept(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(dataset, "SELECT * FROM observations", "--limit", "3", "--json") == 0
-    told = capsys.readouterr()
-    assert len(json.loads(told.out)) == 3
-    assert told.err == "There are more than 3 rows: --limit prints more of them.\n"
+    printed = capsys.readouterr()
+    assert len(json.loads(printed.out)) == 3
+    assert printed.err == "There are more than 3 rows: --limit prints more of them.\n"
     assert ask(dataset, "SELECT * FROM observations", "--limit", "10", "--json") == 0
-    told = capsys.readouterr()
-    assert (len(json.loads(told.out)), told.err) == (10, "")
+    printed = capsys.readouterr()
+    assert (len(json.loads(printed.out)), printed.err) == (10, "")
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_the_limit_of_rows_is_kept(dataset: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_what_is_wrong_with_a_query_is_one_line(dataset: Path, asked: str, says: str) -> None:
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as raised:
         ask(dataset, asked)
-    (line,) = told.value.problems
+    (line,) = raised.value.problems
     assert "\n" not in line
     assert line.startswith("history query: ")
     assert re.search(says, line), line
@@ -122,10 +122,10 @@ def test_what_is_wrong_with_a_query_is_one_line(dataset: Path, asked: str, says:
 def test_the_plan_is_printed_beside_the_result(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = "SELECT count(*) AS n FROM observations WHERE date = '2026-01-05'"
     assert ask(dataset, asked, "--explain", "--json") == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out) == [{"n": 10}]
-    assert "== Physical Plan ==" in told.err
-    assert "PartitionFilters: [isnotnull(date" in told.err
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == [{"n": 10}]
+    assert "== Physical Plan ==" in printed.err
+    assert "PartitionFilters: [isnotnull(date" in printed.err
 
 
 def test_profiles_are_a_table_if_they_are_there(

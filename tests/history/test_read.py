@@ -149,12 +149,12 @@ def test_replay_of_a_dataset_decides_as_that_of_the_lines(
 ) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG.replace("target: 0.7", "target: 0.5"))
     dataset = written.dataset(tmp_path / "dataset", traces.read(trace), rows_per_group=50)
-    told = []
+    reports = []
     for where in (trace, dataset):
         assert cli.main(["replay", str(where), str(tmp_path / "config.yaml"), "--json"]) == 0
-        told.append(json.loads(capsys.readouterr().out))
-    assert told[0]["clusters"]["orders"]["differences"]
-    assert told[0] == told[1]
+        reports.append(json.loads(capsys.readouterr().out))
+    assert reports[0]["clusters"]["orders"]["differences"]
+    assert reports[0] == reports[1]
 
 
 def test_replay_reports_the_clusters_that_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -257,13 +257,13 @@ def test_lines_that_leave_nothing_out_are_the_same_records(spark: SparkSession, 
 
 
 @pytest.mark.e2e
-def test_lines_that_somebody_has_written_with_other_spaces_are_the_same_records(
+def test_lines_that_others_have_written_with_other_spaces_are_the_same_records(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     def spaced(record: Record) -> bytes:
         line = json.loads(dump_record(record))
-        told = line["decision"].get("guards", "")
-        return json.dumps(line | {"decision": line["decision"] | {"guards": f" {told.replace(' ', '  ')} "}}).encode()
+        guards = line["decision"].get("guards", "")
+        return json.dumps(line | {"decision": line["decision"] | {"guards": f" {guards.replace(' ', '  ')} "}}).encode()
 
     dataset = open_dataset(tmp_path / "dataset", make=True)
     file = tmp_path / "2026-01-05T22.jsonl"
@@ -279,9 +279,9 @@ def test_lines_that_somebody_has_written_with_other_spaces_are_the_same_records(
 def test_what_is_left_out_of_a_line_is_empty_in_the_tables(messy: Messy, spark: SparkSession) -> None:
     done = messy.dataset.read(spark, "decisions")
     missing = "exists(recommendations, one -> one.inputs is null or one.detail is null or one.policy is null)"
-    told = "exists(verdicts, one -> one.detail is null) or guards is null or notes is null or combined is null"
+    verdicts = "exists(verdicts, one -> one.detail is null) or guards is null or notes is null or combined is null"
     lists = "recommendations is null or verdicts is null"
-    assert done.where(f"{missing} or {told} or {lists} or dry_run is null or failed is null").count() == 0
+    assert done.where(f"{missing} or {verdicts} or {lists} or dry_run is null or failed is null").count() == 0
     seen = messy.dataset.read(spark, "observations")
     metric = "exists(map_values(metrics), one -> one.parts is null or one.over is null)"
     assert seen.where(f"{metric} or metrics is null or missing is null or remarks is null").count() == 0
@@ -526,8 +526,8 @@ def test_a_file_is_identified_by_any_path_to_it(
     (tmp_path / "elsewhere" / "traces").symlink_to(tmp_path / "traces")
     monkeypatch.chdir(tmp_path / "here")
     assert cli.main(["history", "import", "../traces", "linked/../traces", "../dataset", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["files"]["read"], told["added"]["decisions"], told["rejected"]) == (1, 3, {WRONG_TYPE: 1})
+    report = json.loads(capsys.readouterr().out)
+    assert (report["files"]["read"], report["added"]["decisions"], report["rejected"]) == (1, 3, {WRONG_TYPE: 1})
 
 
 @pytest.mark.e2e
@@ -552,8 +552,8 @@ def test_a_file_that_is_compressed_during_the_import_is_found_again(
 
     monkeypatch.setattr(ingest_records, "add", packed)
     assert cli.main(["history", "import", str(traces), str(dataset), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["files"]["read"], told["added"]["decisions"]) == (4, 20)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["files"]["read"], report["added"]["decisions"]) == (4, 20)
     # If they go all the time, it says so.
     todo = hours[1:3]
     assert cli.main(["history", "import", str(traces), str(dataset), "--again"]) == 1
@@ -584,15 +584,15 @@ def test_where_nothing_is_a_record_the_command_fails(tmp_path: Path, capsys: pyt
     assert json.loads(capsys.readouterr().out)["added"] == {"observations": 0, "decisions": 0, "rejected": 2}
 
 
-def test_where_nothing_can_be_read_the_command_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_can_be_read_the_command_reports_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "import", str(tmp_path / "none"), str(tmp_path / "dataset")]) == 1
-    told = capsys.readouterr().err
-    assert f"{tmp_path}/none: cannot be read: No such file or directory" in told
-    assert "nothing was imported" in told
+    printed = capsys.readouterr().err
+    assert f"{tmp_path}/none: cannot be read: No such file or directory" in printed
+    assert "nothing was imported" in printed
     assert not (tmp_path / "dataset").exists()
 
 
-def test_the_command_says_what_it_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_what_it_expects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["history", "import", str(tmp_path)]) == 2
     assert "expected DIR... DATASET" in capsys.readouterr().err
     assert cli.main(["history", "import", str(tmp_path), str(tmp_path / "d"), "--rename", "a"]) == 2

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
 from autoscaler.history.dataset import open_dataset
-from autoscaler.history.replay_job import AGAIN, again, digest
+from autoscaler.history.replay_job import REPLAYED, digest, replay_decisions
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
 from autoscaler.simulation import faults
@@ -43,8 +43,8 @@ def simulated(what: ClusterSpec, wrong: str, seed: int) -> list[Record]:
 
 def decided(spark: SparkSession, place: Path, specs: dict[str, ClusterSpec]) -> dict[tuple[str, Any], Any]:
     dataset = open_dataset(place)
-    found = again(dataset.read(spark, "observations"), dataset.read(spark, "decisions"), specs)
-    assert found.schema == AGAIN
+    found = replay_decisions(dataset.read(spark, "observations"), dataset.read(spark, "decisions"), specs)
+    assert found.schema == REPLAYED
     order: dict[str, Any] = {}
     rows = {}
     for row in found.collect():

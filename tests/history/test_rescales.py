@@ -139,11 +139,11 @@ def test_many_rescales_of_a_fleet_have_the_times_that_are_true(spark: SparkSessi
     assert len(both) > 0.95 * len(true)
     assert len(mine) < 1.05 * len(true)
     assert {row.cause for row, _ in both} == {"request"}
-    told = {}
+    ratios = {}
     for direction, names in (("up", ("ready_s", "absorbed_s", "stall_s")), ("down", ("absorbed_s", "stall_s"))):
         pairs = [(row, truth) for row, truth in both if row.direction == direction and row.outcome == "settled"]
         assert len(pairs) > 15
         for name in names:
             found = median(row[name] for row, _ in pairs)
-            told[f"{direction} {name}"] = found / median(truth[name] for _, truth in pairs)
-    assert all(0.9 < ratio < 1.1 for ratio in told.values()), json.dumps(told)
+            ratios[f"{direction} {name}"] = found / median(truth[name] for _, truth in pairs)
+    assert all(0.9 < ratio < 1.1 for ratio in ratios.values()), json.dumps(ratios)

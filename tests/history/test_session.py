@@ -25,7 +25,7 @@ SERIAL = "-XX:+UseSerialGC"
 
 
 @pytest.mark.parametrize(
-    ("properties", "variables", "defaults", "told"),
+    ("properties", "variables", "defaults", "output"),
     [
         ([EXTRA], {}, "", "PS this"),
         ([f"{EXTRA} {SERIAL}"], {}, "", "Copy this"),
@@ -35,8 +35,8 @@ SERIAL = "-XX:+UseSerialGC"
         ([], {}, "spark.driver.defaultJavaOptions -XX:+UseG1GC", "PS nothing"),
     ],
 )
-def test_a_collector_that_somebody_chose_keeps_java_from_nothing(
-    properties: list[str], variables: dict[str, str], defaults: str, told: str, tmp_path: Path
+def test_a_collector_that_was_chosen_keeps_java_from_nothing(
+    properties: list[str], variables: dict[str, str], defaults: str, output: str, tmp_path: Path
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text(defaults + "\n")
     answer = subprocess.run(
@@ -49,4 +49,4 @@ def test_a_collector_that_somebody_chose_keeps_java_from_nothing(
     )
     assert answer.returncode == 0, answer.stderr
     name, given = answer.stdout.split()[0], answer.stdout.split()[-1]
-    assert f"{name} {given}" == told
+    assert f"{name} {given}" == output

@@ -242,14 +242,14 @@ def test_what_is_tried_is_chosen_judged_and_written(tmp_path: Path, capsys: pyte
     found = tmp_path / "patch.yaml"
     arguments = (place, config, *given, "--violation", "5%", "--out", found, "--json")
     assert cli.main(["tune", *map(str, arguments)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    (one,) = told["clusters"]
+    report = json.loads(capsys.readouterr().out)
+    (one,) = report["clusters"]
     assert one["recommended"]
     assert one["trained"] == ["2026-03-04", "2026-03-05"]
     assert one["validated"] == ["2026-03-06", "2026-03-06"]
     assert one["chosen"]["replica_hours"] < one["configured"]["replica_hours"]
     assert one["chosen_then"]["replica_hours"] < one["configured_then"]["replica_hours"]
-    assert told["patch"] == found.read_text()
+    assert report["patch"] == found.read_text()
     changed = {"policies": {"main": {"headroom": 0.05, "down_headroom": 0.02}}}
     assert yaml.safe_load(found.read_text()) == {"clusters": {"orders": changed}}
     better = tmp_path / "better.yaml"

@@ -227,7 +227,7 @@ def test_a_taken_port_does_not_stop_the_job_and_is_taken_over_when_free(
         reporter = start(Session(), port=port)
         assert bound(reporter) is None
         assert f"port {port}" in caplog.text
-        assert "the job goes on" in caplog.text
+        assert "the job continues" in caplog.text
         reporter.on_progress(progress(1))
     deadline = time.monotonic() + REBIND_INTERVAL + 5
     while bound(reporter) is None and time.monotonic() < deadline:
@@ -294,7 +294,7 @@ def test_a_wrong_parameter_is_logged_and_does_not_stop_the_job(
     assert (reporter.stopped, reporter.port) == (True, None)
     assert session.streams.listeners == []
     assert message in caplog.text
-    assert "the autoscaler cannot see this job, which goes on" in caplog.text
+    assert "the autoscaler cannot see this job, which continues" in caplog.text
     reporter.stop()
     again = start(session, port=0)
     assert get(again)["application"]["id"] == "app-1", "a right call after a wrong one works"
@@ -335,7 +335,7 @@ def test_whatever_spark_raises_stays_in_the_log(
         session = Session()
         session.streams = _Refusing()
     assert start(session, port=unused_tcp_port).stopped
-    assert "which goes on" in caplog.text
+    assert "which continues" in caplog.text
     assert "Traceback" in caplog.text, "nobody foresaw it, so the log must say where it came from"
     with socket.create_server(("127.0.0.1", unused_tcp_port)):
         pass

@@ -207,7 +207,7 @@ def test_a_trend_raises_ahead_of_time_and_its_forecast_is_said() -> None:
     assert asked(shown(390, memory={**memory, "error.trend": 0.2, "error.trend_unchanged": 0.1})).replicas == 4
 
 
-def test_a_forecast_of_somebody_else_takes_the_place_of_the_trend() -> None:
+def test_an_external_forecast_takes_the_place_of_the_trend() -> None:
     def told(*rates: float, rate: float = 380, **more: Any) -> Recommendation:
         view = shown(rate, **more)
         reading = Reading(rates, view.now)

@@ -29,11 +29,11 @@ SPEC = ClusterSpec(
 def seen(at: float, size: int, over: timedelta, jump: float) -> Observation:
     """A job whose replicas do 100 records/s each. 200/s arrive, from the jump on 800: what they do not do waits."""
     now = START + timedelta(seconds=at)
-    able = 100.0 * size
+    capacity = 100.0 * size
     came = 200.0 + 600.0 * min(max(at - jump, 0.0), 60.0) / 60.0
-    done = min(came, able)
-    lag = max(0.0, at - jump) * (800.0 - able)
-    metrics = {"arrivals": came, "throughput": done, "lag": lag, "utilization": done / able}
+    done = min(came, capacity)
+    lag = max(0.0, at - jump) * (800.0 - capacity)
+    metrics = {"arrivals": came, "throughput": done, "lag": lag, "utilization": done / capacity}
     return Observation(now, size, size, {name: Reading(value, now, over=over) for name, value in metrics.items()}, {})
 
 
@@ -60,7 +60,7 @@ def test_a_jump_in_a_mean_is_answered_before_the_mean_has_followed_it() -> None:
     assert 0 <= known[JUMP + 30].proposed - known[JUMP + 15].proposed <= 2
 
 
-def test_a_look_at_a_part_of_a_jump_waits_for_the_next_and_says_so() -> None:
+def test_a_poll_within_a_part_of_a_jump_waits_for_the_next_and_reports_that() -> None:
     jump = JUMP + 10
     found = decided(OVER, JUMP + 45, jump)
     first = found[JUMP + 15].recommendations[0]

@@ -27,6 +27,6 @@ def test_more_replicas_than_have_something_to_read_are_not_asked_for(current: in
     assert policy.evaluate(replace(view, limits=replace(view.limits, maximum=6))).replicas == 6
 
 
-def test_the_most_allowed_is_told_as_such() -> None:
+def test_the_most_allowed_is_reported_as_such() -> None:
     view = make({"lag": 5000.0, "arrivals": 100.0, "throughput": 20.0}, maximum=3, per_replica=20, partitions=6)
     assert "3 (60/s), the most allowed, are too" in Adaptive().evaluate(view).detail

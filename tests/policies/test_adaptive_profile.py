@@ -23,13 +23,13 @@ RISES = (380.0, 380.0, *[600.0] * 29)
 
 
 def shown(
-    arrivals: float, told: Any = None, lag: float = 0.0, *, memory: dict[str, float] | None = None, **parts: Any
+    arrivals: float, profile: Any = None, lag: float = 0.0, *, memory: dict[str, float] | None = None, **parts: Any
 ) -> View:
     view = make({"lag": lag, "arrivals": arrivals, "throughput": min(arrivals, 400.0)}, current=4, maximum=20)
     known = {**KNOWN, "arrivals.level": arrivals, "arrivals.middle": arrivals, **(memory or {})}
     metrics = dict(view.metrics)
-    if told is not None:
-        metrics["profile"] = Reading(told, view.now, parts=parts)
+    if profile is not None:
+        metrics["profile"] = Reading(profile, view.now, parts=parts)
     return replace(view, metrics=metrics, memory=known)
 
 
@@ -37,7 +37,7 @@ def asked(view: View, **parameters: Any) -> Recommendation:
     return Adaptive(**{"profile": "profile", **parameters}).evaluate(view)
 
 
-def test_workers_are_there_before_what_usually_comes() -> None:
+def test_workers_are_there_before_what_usually_arrives() -> None:
     found = asked(shown(380, RISES))
     # by 600/s and the reserve: 5 % and a little for the outage
     assert (found.reason, found.replicas) == (Reason.ABOVE, 7)
@@ -61,9 +61,9 @@ def test_a_profile_counts_as_far_as_it_is_believed() -> None:
     st.floats(0, 1e5),
 )
 def test_a_profile_never_asks_for_fewer_than_without_but_where_a_bump_passes(
-    arrivals: float, told: list[float], trusted: float, lag: float
+    arrivals: float, profile: list[float], trusted: float, lag: float
 ) -> None:
-    found = asked(shown(arrivals, tuple(told), lag, memory={"season.trust": trusted}))
+    found = asked(shown(arrivals, tuple(profile), lag, memory={"season.trust": trusted}))
     without = asked(shown(arrivals, None, lag))
     assert found.replicas is not None
     assert without.replicas is not None
@@ -79,11 +79,11 @@ def test_a_profile_never_asks_for_fewer_than_without_but_where_a_bump_passes(
     st.floats(0, 1e5),
 )
 def test_more_arrivals_never_ask_for_fewer(
-    arrivals: float, more: float, told: list[float], trusted: float, lag: float
+    arrivals: float, more: float, profile: list[float], trusted: float, lag: float
 ) -> None:
     memory = {"season.trust": trusted}
-    less = asked(shown(arrivals, tuple(told), lag, memory=memory))
-    found = asked(shown(arrivals * more, tuple(told), lag, memory=memory))
+    less = asked(shown(arrivals, tuple(profile), lag, memory=memory))
+    found = asked(shown(arrivals * more, tuple(profile), lag, memory=memory))
     assert found.replicas is not None
     assert less.replicas is not None
     assert found.replicas >= less.replicas
@@ -105,7 +105,7 @@ def test_a_bump_that_passes_before_a_rescale_pays_is_left_alone() -> None:
     assert unknown.replicas > 4
 
 
-def test_trends_count_where_nothing_is_usual_about_what_comes() -> None:
+def test_trends_count_where_the_arrivals_are_abnormal() -> None:
     rising = {"trend.minutes": 1.0}
     assert asked(shown(390, FLAT, memory=rising)).replicas == 4
     half = tuple(each / 2 for each in FLAT)
@@ -131,8 +131,8 @@ def test_the_first_sizes_are_by_the_curve_of_the_profile() -> None:
         {},
     ):
         reading = replace(view.metrics["profile"], parts={"capacity": wrong})
-        told = replace(view, metrics={**view.metrics, "profile": reading})
-        assert "capacity not known yet" in asked(told).detail
+        changed = replace(view, metrics={**view.metrics, "profile": reading})
+        assert "capacity not known yet" in asked(changed).detail
 
 
 def test_the_exponent_of_the_profile_is_what_learning_begins_with() -> None:
@@ -154,12 +154,12 @@ def test_a_time_that_cannot_be_is_not_believed(seconds: float) -> None:
     assert asked(shown(380, FLAT, up={"start_up": seconds})).inputs["ahead"] == 60
 
 
-@pytest.mark.parametrize("told", [500.0, (-1.0, 5000.0), (0.0,) * 31])
-def test_what_is_no_profile_counts_for_nothing(told: Any) -> None:
-    assert asked(shown(380, told)) == asked(shown(380))
+@pytest.mark.parametrize("profile", [500.0, (-1.0, 5000.0), (0.0,) * 31])
+def test_what_is_no_profile_counts_for_nothing(profile: Any) -> None:
+    assert asked(shown(380, profile)) == asked(shown(380))
 
 
-def test_a_forecast_of_somebody_else_goes_before_the_profile() -> None:
+def test_an_external_forecast_goes_before_the_profile() -> None:
     view = shown(380, RISES)
     view = replace(view, metrics={**view.metrics, "forecast": Reading((380.0,) * 20, view.now)})
     assert asked(view, forecast="forecast").replicas == 4

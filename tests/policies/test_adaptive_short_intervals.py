@@ -38,13 +38,13 @@ def seen(interval: float, until: float) -> tuple[dict[str, float], float]:
 
 
 @pytest.mark.parametrize("interval", [1.0, 2.0, 5.0, 15.0])
-def test_a_step_is_expected_to_go_on_equally_far_however_often_one_looks(interval: float) -> None:
+def test_a_step_is_expected_to_go_on_equally_far_however_often_it_is_polled(interval: float) -> None:
     _, most = seen(interval, FALL)
     _, usual = seen(15.0, FALL)
     assert 46 < most < 46 + 1.3 * (usual - 46)
 
 
-def test_what_arrivals_swing_by_is_learned_in_as_long_however_often_one_looks() -> None:
+def test_what_arrivals_swing_by_is_learned_in_as_long_however_often_it_is_polled() -> None:
     often, _ = seen(1.0, FALL)
     usual, _ = seen(15.0, FALL)
     assert forecast.SWING < often["arrivals.swing"] == pytest.approx(usual["arrivals.swing"], rel=0.1)

@@ -378,7 +378,7 @@ def test_the_worked_numbers_of_the_page() -> None:
     assert adjusted(4, 25, AdjustmentType.PERCENT, 2) == 6
 
 
-def test_says_in_words_what_it_computed() -> None:
+def test_explains_what_it_computed() -> None:
     answer = OUT.evaluate(view([72.0]))
     assert answer.detail == "cpu 72 is 12 from 60: PercentChangeInCapacity 30 of 10 replicas gives 13"
     assert answer.inputs == {"cpu": 72.0, "distance": 12.0, "breaching": 1.0, "adjustment": 30.0, "warm": 10.0}

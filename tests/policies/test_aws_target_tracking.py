@@ -130,7 +130,7 @@ def test_without_a_number_of_every_replica_the_size_is_not_lowered() -> None:
     assert low.evaluate(view([(60.0,) * 9])).replicas == 12
 
 
-def test_says_in_words_what_it_computed() -> None:
+def test_explains_what_it_computed() -> None:
     answer = BACKLOG.evaluate(view([1500.0]))
     assert answer.detail == "cpu 150 per replica at target 100 for 1 datapoints: 15 replicas"
     assert answer.inputs == {"cpu": 150.0, "target": 100.0, "warm": 10.0}

@@ -218,7 +218,7 @@ def test_with_unknown_capacity_it_asks_for_one_more_only_when_falling_behind(
     assert "capacity not known yet" in answer.detail
 
 
-def test_says_in_words_what_it_computed(view: Make) -> None:
+def test_explains_what_it_computed(view: Make) -> None:
     def detail(lag: float, arrivals: float, current: int) -> str:
         return SPARK.evaluate(view(load(lag, arrivals), current=current, maximum=4, per_replica=50.0)).detail
 

@@ -56,7 +56,7 @@ def hours(
 
 
 @pytest.mark.parametrize("exponent", [0.8, 0.85, 0.9])
-def test_an_hour_at_three_sizes_tells_what_they_do_and_how_it_goes_on(exponent: float) -> None:
+def test_an_hour_at_three_sizes_shows_what_they_do_and_the_exponent(exponent: float) -> None:
     off: list[float] = []
     bent: list[float] = []
     for seed in range(20):
@@ -80,7 +80,7 @@ def test_nothing_is_known_before_the_first_sample_and_of_no_replicas() -> None:
     assert rate(memory, 0, 0) == 0
 
 
-def test_the_first_sample_tells_its_size_and_the_usual_exponent_the_others() -> None:
+def test_the_first_sample_gives_its_size_and_the_usual_exponent_the_others() -> None:
     memory: Memory = {}
     sample(memory, 4, 4, 800, 0.8, 100.0)
     assert rate(memory, 4, 4) == pytest.approx(1000)  # 800 / 0.8
@@ -101,7 +101,7 @@ def test_the_first_sample_tells_its_size_and_the_usual_exponent_the_others() -> 
         (4, math.inf, 0.8),  # the ratio is no number
     ],
 )
-def test_a_sample_that_tells_nothing_is_left_out(replicas: float, throughput: float, utilization: float) -> None:
+def test_a_sample_without_information_is_left_out(replicas: float, throughput: float, utilization: float) -> None:
     memory: Memory = {}
     sample(memory, replicas, 4, throughput, utilization, 100.0)
     assert rate(memory, 4, 4) == 0
@@ -115,7 +115,7 @@ def test_more_than_fully_busy_is_fully_busy() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_workers_do_without_records_is_told_from_what_records_cost(seed: int) -> None:
+def test_what_workers_do_without_records_is_derived_from_what_records_cost(seed: int) -> None:
     # 8 replicas do 8000/s; CPU is 10 % without a record, and goes from 15 % to 60 %
     chance = dice(seed)
     memory: Memory = {}

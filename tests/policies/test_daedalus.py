@@ -299,7 +299,7 @@ def test_takes_the_smallest_size_that_recovers_in_time(
         assert answer.reason is reason
 
 
-def test_says_what_it_computed(view: Make) -> None:
+def test_explains_what_it_computed(view: Make) -> None:
     answer = ask(POLICY, load(view, 190.0, current=2))
     # 190 x 10 s of the checkpoint and 190 x 30 s of downtime, at 250 - 190 = 60/s, after 30 s
     assert answer.inputs["recovery"] == pytest.approx(30 + 7600 / 60)
@@ -367,7 +367,7 @@ def test_a_size_must_take_what_is_forecast_until_it_has_recovered(view: Make) ->
     assert answer.replicas == 3
 
 
-def test_a_forecast_of_somebody_else_takes_the_place_of_the_line(view: Make) -> None:
+def test_an_external_forecast_takes_the_place_of_the_line(view: Make) -> None:
     told = replace(POLICY, forecast="forecast")
 
     def asked(current: int, *forecast: float) -> Recommendation:
@@ -437,7 +437,7 @@ def engine(seen: View, job: JobState = JobState.RUNNING, ago: float | None = Non
     return replace(seen, engine=EngineStatus(job, running_since=since))
 
 
-def test_a_transient_tells_nothing_about_capacity(view: Make) -> None:
+def test_a_transient_shows_nothing_about_capacity(view: Make) -> None:
     seen = load(view, 90.0, current=3)
     rescale = Rescale(before=2, to=3, at=seen.now, cause=Cause.LOSS, phase=Phase.ABSORBED, since=seen.now)
     warm = seen.now - timedelta(seconds=119)
@@ -575,7 +575,7 @@ def test_a_rescale_begins_the_grace_anew(view: Make) -> None:
     )
 
 
-def test_a_rescale_that_was_over_between_two_looks_is_one(view: Make) -> None:
+def test_a_rescale_that_was_over_between_two_polls_is_one(view: Make) -> None:
     before = decided(POLICY, load(view, 60.0, current=6))
     assert before.memory["size"] == 2
     after = later(load(view, 60.0, current=2), 15, memory=before.memory)

@@ -181,7 +181,7 @@ def test_asks_for_arrivals_over_the_true_rate_of_a_replica(
     assert (answer.replicas, answer.reason) == (expected, reason)
 
 
-def test_says_what_it_computed(view: Make) -> None:
+def test_explains_what_it_computed(view: Make) -> None:
     answer = ask(NOW, load(view, 450.0, 200.0, 1.0, current=4))
     assert answer.detail == "450/s arriving at a true rate of 50/s per slot need 9 slots: 9 replicas"
     assert answer.inputs == {"arrivals": 450.0, "true_rate": 50.0, "slots": 9.0}
@@ -190,7 +190,7 @@ def test_says_what_it_computed(view: Make) -> None:
     )
 
 
-def test_a_smaller_change_is_made_when_told_so(view: Make) -> None:
+def test_a_smaller_change_is_made_when_configured(view: Make) -> None:
     seen = load(view, 140.0, 140.0, 0.7, current=4)
     assert ask(replace(NOW, minor=0), seen).replicas == 3
     assert ask(replace(NOW, minor=2), load(view, 100.0, 100.0, 0.5, current=4)).replicas == 4
@@ -263,7 +263,7 @@ def test_groups_that_share_no_slots_need_as_many_each(view: Make) -> None:
     assert ask(NOW, vertices(view, parts)).inputs["slots"] == 6.0
 
 
-def test_a_vertex_that_nobody_knows_may_raise_and_never_lowers(view: Make) -> None:
+def test_an_unknown_vertex_may_raise_and_never_lowers(view: Make) -> None:
     source = vertex(4, 400.0)
     assert ask(NOW, vertices(view, {"s": source, "a": vertex(4, 400.0, s=1.0)})).replicas == 1
     idle = vertex(4, None, s=1.0)
@@ -322,7 +322,7 @@ def test_ignores_the_first_intervals_at_the_start(view: Make) -> None:
     assert series(Ds2(warm_up=2), looks) == [None] * 6 + [6]
 
 
-def test_a_look_that_comes_a_little_early_still_decides(view: Make) -> None:
+def test_a_poll_that_is_a_little_early_still_decides(view: Make) -> None:
     seen = load(view, 300.0, 100.0, 1.0, current=2)
     assert series(NOW, [seen, later(seen, 59.9), later(seen, 119.8)]) == [None, 6, 6]
 
@@ -349,7 +349,7 @@ def test_begins_anew_after_a_rescale_and_after_a_restart(view: Make) -> None:
     assert NOW.learn(later(seen, 90, disturbance_ended_at=warm))["slots"] == 6.0
 
 
-def test_acts_on_as_many_decisions_in_a_row_as_it_is_told(view: Make) -> None:
+def test_acts_on_as_many_decisions_in_a_row_as_configured(view: Make) -> None:
     seen = load(view, 300.0, 100.0, 1.0, current=2)
     policy = Ds2(warm_up=0, activation=2)
     assert series(policy, [later(seen, s) for s in (0, 60, 120, 180)]) == [None, None, 6, 6]
@@ -360,7 +360,7 @@ def test_acts_on_as_many_decisions_in_a_row_as_it_is_told(view: Make) -> None:
     assert series(policy, [seen, later(seen, 60), later(gap, 120), later(seen, 180)]) == [None] * 4
 
 
-def test_an_interval_in_which_nothing_flowed_tells_nothing(view: Make) -> None:
+def test_an_interval_in_which_nothing_flowed_shows_nothing(view: Make) -> None:
     for seen in (
         load(view, 300.0, 0.0, 0.0, current=2),
         load(view, 300.0, 100.0, 0.0, current=2),
@@ -378,7 +378,7 @@ def test_without_any_replica_the_first_is_asked_for_as_soon_as_something_arrives
     assert ask(NOW, load(view, 0.0, 0.0, 0.0, current=0, minimum=0)).replicas is None
 
 
-def test_says_that_there_is_no_decision_yet(view: Make) -> None:
+def test_reports_that_there_is_no_decision_yet(view: Make) -> None:
     answer = NOW.evaluate(load(view, 300.0, 100.0, 1.0, current=2))
     assert (answer.replicas, answer.reason) == (None, Reason.LEARNING)
     assert answer.detail.startswith("no decision yet")

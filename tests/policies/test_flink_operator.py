@@ -239,7 +239,7 @@ def test_the_backlog_and_that_of_a_restart_are_counted() -> None:
     assert seen.replicas == 6
 
 
-def test_what_arrives_is_what_is_read_and_what_the_lag_grows_by_where_nothing_tells_it() -> None:
+def test_what_arrives_is_what_is_read_and_what_the_lag_grows_by_where_nothing_reports_it() -> None:
     known = rig(current=4, utilization_max=0.75, **NO_BACKLOG)
     for tick in range(6):
         seen = known.job(lag=tick * 1500.0, throughput=1000, saturation=1.0)
@@ -389,7 +389,7 @@ def test_another_size_begins_the_window_anew() -> None:
     assert known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).reason is Reason.LEARNING
 
 
-def test_an_observation_that_tells_no_size_does_not_begin_the_window_anew() -> None:
+def test_an_observation_that_has_no_size_does_not_begin_the_window_anew() -> None:
     known = rig()
     known.steady(lag=0, arrivals=1, throughput=1, saturation=0.5)
     known.past = (*known.past[:-1], replace(known.past[-1], ready=None, metrics={}))
@@ -465,7 +465,7 @@ def test_the_rate_is_that_of_the_whole_window() -> None:
     assert seen.inputs["true_rate"] == 600
 
 
-def test_a_source_that_never_tells_its_lag_has_none_and_one_that_stops_telling_is_not_known() -> None:
+def test_a_source_that_never_reports_its_lag_has_none_and_one_that_stops_reporting_is_not_known() -> None:
     silent = source()
     del silent["lag"]
     known = rig(vertices="vertices", **NO_BACKLOG)
@@ -727,7 +727,7 @@ def test_a_vertex_gets_no_more_after_a_step_that_gained_nothing() -> None:
     assert not any(".step." in name for name in known.memory)
 
 
-def test_a_step_that_somebody_else_made_is_not_judged() -> None:
+def test_a_step_that_another_controller_made_is_not_judged() -> None:
     values: dict[str, Any] = {"lag": 0.0, "arrivals": 200.0, "throughput": 100.0, "saturation": 1.0}
     known = rig(scaling_effectiveness_detection_enabled=True, utilization_target=1.0, **NO_BACKLOG)
     known.steady(**values)
@@ -769,7 +769,7 @@ def test_the_longest_restart_seen_counts_where_that_is_asked_for() -> None:
     assert found == {True: round(100 * 30 / 600 + 100 / 0.7), False: round(100 * 300 / 600 + 100 / 0.7)}
 
 
-def test_a_restart_ends_when_the_engine_says_that_the_job_runs() -> None:
+def test_a_restart_ends_when_the_engine_reports_that_the_job_runs() -> None:
     values: dict[str, Any] = {"lag": 0.0, "arrivals": 100.0, "throughput": 100.0, "saturation": 0.9}
     running = EngineStatus(JobState.RUNNING, running_since=START)
     known = rig(restart_time_tracking_enabled=True, more={"engine": running})
@@ -954,7 +954,7 @@ def written(default: object) -> str:
     return str(default)
 
 
-def test_what_an_operator_was_told_moves_over(tmp_path: Path) -> None:
+def test_what_an_operator_was_configured_with_moves_over(tmp_path: Path) -> None:
     before, after = re.findall(r"```yaml\n(.*?)```", MOVE, re.DOTALL)
     path = tmp_path / "autoscaler.yaml"
     path.write_text(after)

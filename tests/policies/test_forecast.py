@@ -171,7 +171,7 @@ def autocorrelated(chance: Random, share: float, lasts: float) -> Callable[[floa
 
 
 @pytest.mark.parametrize("share", [0.03, 0.1])
-def test_white_noise_hardly_ever_looks_like_a_trend(share: float) -> None:
+def test_white_noise_hardly_ever_is_taken_for_a_trend(share: float) -> None:
     found = shown = 0
     for seed in range(8):
         chance = dice(seed)
@@ -183,7 +183,7 @@ def test_white_noise_hardly_ever_looks_like_a_trend(share: float) -> None:
     assert found < 0.02 * shown
 
 
-def test_noise_that_holds_on_for_a_minute_seldom_looks_like_a_trend() -> None:
+def test_noise_that_holds_on_for_a_minute_seldom_is_taken_for_a_trend() -> None:
     found = shown = 0
     for seed in range(8):
         for at, memory in play(autocorrelated(dice(seed), 0.05, 60), 2 * 3600):
@@ -219,7 +219,7 @@ def test_a_fall_is_no_trend_to_prepare_for() -> None:
     assert not trends(memory)
 
 
-def test_trends_are_told_with_the_time_they_were_seen_for_as_far_as_trusted() -> None:
+def test_trends_are_given_with_the_time_they_were_seen_for_as_far_as_trusted() -> None:
     memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 2.0, "trend.quarter": 1.0}
     assert trends(memory) == ((2.0, 360.0), (1.0, 900.0))
     # its errors were twice those of expecting no change: a quarter is left
@@ -229,12 +229,12 @@ def test_trends_are_told_with_the_time_they_were_seen_for_as_far_as_trusted() ->
     assert trends({**memory, "trend.minute": 0.151})[2] == (0.151, 60.0)
 
 
-@pytest.mark.parametrize(("slope", "told"), [(0.149, 0.0), (0.151, 0.151)])
-def test_the_trend_of_the_last_minute_must_stand_out(slope: float, told: float) -> None:
+@pytest.mark.parametrize(("slope", "expected"), [(0.149, 0.0), (0.151, 0.151)])
+def test_the_trend_of_the_last_minute_must_stand_out(slope: float, expected: float) -> None:
     # 3 times 3 % of 100 within a minute
     memory: Memory = {"arrivals.level": 100.0, "arrivals.slope": slope, "arrivals.swing": 0.03}
     find_trends(memory, [(60.0 * minute, 100.0) for minute in range(15)])
-    assert memory["trend.minute"] == told
+    assert memory["trend.minute"] == expected
 
 
 def foretold(memory: Memory, ahead: float) -> float:
@@ -245,7 +245,7 @@ def foretold(memory: Memory, ahead: float) -> float:
 
 @pytest.mark.parametrize("swing", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("share", [0.1, 0.3, 1.0])
-def test_a_greater_reading_never_foretells_less(swing: float, share: float) -> None:
+def test_a_greater_reading_never_predicts_less(swing: float, share: float) -> None:
     for seed in range(300):
         dice = Random(seed)  # noqa: S311 - the same loads each time, nothing secret
         slope = dice.uniform(0, 0.05)
@@ -340,7 +340,7 @@ def test_forecasts_are_judged_when_they_are_due_and_not_before() -> None:
 
 
 @pytest.mark.parametrize("late", [forecast.FORECAST_AHEAD_S + 61, -400.0])
-def test_a_forecast_that_nobody_looked_at_when_it_was_due_is_not_judged(late: float) -> None:
+def test_a_forecast_that_was_not_polled_when_it_was_due_is_not_judged(late: float) -> None:
     # -400: the clock was set, and it would be due too far ahead
     memory: Memory = {"arrivals.level": 100.0, "trend.minutes": 1.0}
     judge_forecast(memory, 1000.0)
@@ -414,7 +414,7 @@ def test_of_a_jump_within_the_last_interval_the_part_is_seen_that_came() -> None
     assert forecast.latest_rate(means(lambda at: surge(at + 5), 600), 60.0) == pytest.approx(200)
 
 
-def test_what_came_of_late_is_never_below_nothing() -> None:
+def test_the_latest_rate_is_never_below_nothing() -> None:
     assert forecast.latest_rate([*means(lambda _: 100.0, 600), (615.0, 10.0)], 60.0) == 0
 
 
@@ -429,7 +429,7 @@ def test_what_came_of_late_is_never_below_nothing() -> None:
         [(600.0 + number, 5.0 + number) for number in range(3)],
     ],
 )
-def test_what_came_of_late_is_the_mean_where_nothing_else_can_be_told(points: Points) -> None:
+def test_the_latest_rate_is_the_mean_where_nothing_else_is_known(points: Points) -> None:
     assert forecast.latest_rate(points, 60.0) == points[-1][1]
 
 
@@ -458,7 +458,7 @@ def followed(rate: Callable[[float], float], until: float) -> list[tuple[float, 
     return found
 
 
-def test_while_there_is_a_jump_in_a_mean_what_came_of_late_is_the_level() -> None:
+def test_while_there_is_a_jump_in_a_mean_the_latest_rate_is_the_level() -> None:
     levels = {at: memory["arrivals.level"] for at, memory in followed(surge, 720)}
     assert levels[600.0] == pytest.approx(100)
     for at in (615.0, 630.0, 645.0, 660.0, 690.0):

@@ -400,7 +400,7 @@ def test_a_metric_that_can_be_read_may_raise_beside_one_that_cannot() -> None:
     assert answer.inputs == {"cpu": 90.0, "desired": 6.0}
 
 
-def test_says_why_it_does_not_do_what_the_metrics_ask_for() -> None:
+def test_explains_why_it_does_not_do_what_the_metrics_ask_for() -> None:
     answer = Run(Hpa((CPU,)), 4).turn({"cpu": 0.3})
     assert answer.detail == (
         "cpu 30% at target 60%: 2 replicas; 2 replicas asked for; stabilized by what was asked for before; "
@@ -410,7 +410,7 @@ def test_says_why_it_does_not_do_what_the_metrics_ask_for() -> None:
     assert answer.detail == "lag 500 at target 100: 20 replicas; 20 replicas asked for; 8 replicas (ScaleUpLimit)"
 
 
-def test_says_how_many_replicas_are_silent() -> None:
+def test_reports_how_many_replicas_are_silent() -> None:
     average = Metric(MetricType.AVERAGE_VALUE, "cpu", 2.0)
     for metric, value, said in (
         (CPU, (0.2, 0.1, 0.15), "cpu 15% at target 60%, 2 replicas silent: 5 replicas"),
@@ -431,7 +431,7 @@ def test_says_how_many_replicas_are_silent() -> None:
     assert answer.detail.startswith("cpu 30% at target 60%, 4 replicas silent: ")
 
 
-def test_a_reading_that_tells_nothing_is_a_missing_one() -> None:
+def test_a_reading_without_information_is_a_missing_one() -> None:
     reading = Reading(0.9, T0, parts={"a": {"usage": 0.9}})
     answer = Run(Hpa((CPU,)), 4).turn({"cpu": reading})
     assert (answer.replicas, answer.reason, answer.detail) == (None, Reason.MISSING, "cpu: missing request")

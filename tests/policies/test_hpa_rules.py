@@ -209,7 +209,7 @@ def run(kind: str, inputs: Inputs) -> Any:
         return {"error": str(error)}
 
 
-def told(found: Any, expected: Any) -> Any:
+def comparable(found: Any, expected: Any) -> Any:
     """The part of what was found that a case tells: some leave out the log."""
     return {key: found.get(key) for key in {*expected, *(found.keys() - {"log"})}} if isinstance(found, dict) else found
 
@@ -217,7 +217,7 @@ def told(found: Any, expected: Any) -> Any:
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['kind']}: {case['name']}" for case in CASES])
 def test_gives_what_the_kubernetes_controller_gives(case: dict[str, Any]) -> None:
     found = run(case["kind"], case["inputs"])
-    assert told(found, case["expected"]) == case["expected"]
+    assert comparable(found, case["expected"]) == case["expected"]
 
 
 def test_every_kind_has_cases() -> None:
@@ -414,7 +414,7 @@ def test_a_recommendation_as_old_as_the_window_counts_only_without_behavior() ->
     assert rules.stabilization(10, 3, ZERO, seconds(300), seen).replicas == 3
 
 
-def test_an_outdated_event_is_told_from_one_that_is_as_old_as_the_longest_period() -> None:
+def test_an_outdated_event_is_distinguished_from_one_that_is_as_old_as_the_longest_period() -> None:
     longest = scaling(Select.MAX, PODS, ScalingPolicy(PolicyType.PODS, 1, seconds(15)))
     kept = Event(1, seconds(60))
     assert rules.stored(4, [kept], longest) == (kept, Event(4, ZERO))
@@ -442,7 +442,7 @@ def test_a_metric_that_fails_forbids_fewer(current: int, proposals: list[int | N
 
 
 @pytest.mark.parametrize("behavior", [None, (SCALE_UP, SCALE_DOWN)])
-def test_bounds_are_restored_without_a_look_at_the_metrics(behavior: tuple[ScalingRules, ScalingRules] | None) -> None:
+def test_bounds_are_restored_without_reading_the_metrics(behavior: tuple[ScalingRules, ScalingRules] | None) -> None:
     above = rules.controller(9, 1, 5, [None], behavior=behavior)
     assert (above.replicas, above.condition, above.desired) == (5, Condition.ABOVE_MAXIMUM, None)
     below = rules.controller(1, 2, 5, [4], behavior=behavior)

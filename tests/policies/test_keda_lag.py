@@ -493,7 +493,7 @@ def test_the_worked_numbers_of_the_page(view: Make) -> None:
     assert size(4700, None, 9) == 9
 
 
-def test_says_in_words_what_it_computed(view: Make) -> None:
+def test_explains_what_it_computed(view: Make) -> None:
     answer = KedaLag((Trigger(),)).evaluate(lag(view, 500.0, partitions=8))
     assert answer.detail == "lag 500 at 10 per replica: 8 replicas, at most 8 can be used"
     rest = replace(lag(view, 0.0, minimum=0), memory={"active_at": 0.0})

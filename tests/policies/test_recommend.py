@@ -32,8 +32,8 @@ def test_the_smallest_that_fits_is_found_or_the_largest(low: int, more: int, nee
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1), st.floats(0, 1))
 def test_a_stricter_demand_never_gives_fewer_even_on_ragged_sizes(
-    able: list[float], demand: float, more: float
+    capacities: list[float], demand: float, more: float
 ) -> None:
-    low = smallest(0, len(able), lambda size: able[size] >= demand)
-    high = smallest(0, len(able), lambda size: able[size] >= demand + more)
+    low = smallest(0, len(capacities), lambda size: capacities[size] >= demand)
+    high = smallest(0, len(capacities), lambda size: capacities[size] >= demand + more)
     assert low <= high

@@ -90,7 +90,7 @@ def test_a_window_without_a_bound_leaves_the_clusters() -> None:
     assert held("2026-01-05 12:00", replace(OFFICE, min=3, max=3)) == (3, 3)
 
 
-def test_a_minimum_above_the_maximum_raises_it_and_says_so(view: Make) -> None:
+def test_a_minimum_above_the_maximum_raises_it_and_reports_that(view: Make) -> None:
     assert held("2026-01-05 12:00", replace(OFFICE, min=20)) == (20, 20)
     # the cluster's minimum is 5, and the night may have 2 at most
     night = replace(NIGHT, min=None)
@@ -129,7 +129,7 @@ def test_nothing_changes_in_an_exclusion_window() -> None:
         ),
     ],
 )
-def test_says_which_windows_are_open_and_until_when(view: Make, text: str, detail: str) -> None:
+def test_reports_which_windows_are_open_and_until_when(view: Make, text: str, detail: str) -> None:
     first = replace(OFFICE, start="0 8 * * 1-4", end="0 18 * * 1-4")
     policy = made(replace(first, start="0 8 * 1 1-4"), replace(DEPLOY, start="30 9 * * 1"))
     answer = policy.evaluate(replace(view(), now=berlin(text)))
@@ -138,7 +138,7 @@ def test_says_which_windows_are_open_and_until_when(view: Make, text: str, detai
     assert answer.inputs == {"min": 1.0, "max": 10.0}
 
 
-def test_windows_that_follow_at_once_are_told_as_one(view: Make) -> None:
+def test_windows_that_follow_at_once_are_reported_as_one(view: Make) -> None:
     week = Window("workdays", "0 0 * * 1-5", duration=24 * HOUR, min=2)
     detail = made(week).evaluate(replace(view(), now=berlin("2026-01-06 12:00"))).detail
     assert detail.startswith("workdays is open until 2026-01-10 00:00 CET")
@@ -244,7 +244,7 @@ def test_a_step_holds_the_size_within_the_windows_bounds() -> None:
         (lambda: replace(OFFICE, name=" "), "name: is empty"),
         (lambda: replace(OFFICE, start="0 8 * * 1-9"), "start: '0 8 * * 1-9': field 5 (day of week) is 9, expected 0"),
         (lambda: replace(OFFICE, end="0 18 * *"), "end: '0 18 * *': expected five fields"),
-        (lambda: replace(OFFICE, start="0 8 31 2 *"), "start: '0 8 31 2 *' never comes: no such day"),
+        (lambda: replace(OFFICE, start="0 8 31 2 *"), "start: '0 8 31 2 *' is never due: no such day"),
         (lambda: replace(OFFICE, end=None), "end: is missing, expected either end or duration"),
         (lambda: replace(OFFICE, duration=HOUR), "end: is there beside duration, expected either end or duration"),
         (lambda: replace(SALE, duration=timedelta(0)), "duration: is 0s, expected above 0s"),
@@ -273,7 +273,7 @@ def test_refuses_parameters_that_make_no_sense(build: Callable[[], Any], message
     assert message in str(caught.value)
 
 
-def test_says_what_to_install_where_there_are_no_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_what_to_install_where_there_are_no_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_timezones", set)
     with pytest.raises(ValueError, match="this machine has no time zones: install the package tzdata"):
         replace(OFFICE, timezone="Mars/Olympus")
@@ -288,7 +288,7 @@ def test_time_zones_are_there_where_the_machine_has_none() -> None:
         zoneinfo.reset_tzpath(to=before)
 
 
-def test_asks_for_no_size_and_says_so() -> None:
+def test_asks_for_no_size_and_reports_that() -> None:
     assert made(OFFICE).asks is False
 
 

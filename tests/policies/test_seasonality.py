@@ -27,14 +27,14 @@ def day(at: float) -> float:
 
 
 def lived(
-    comes: Callable[[float], float], told: Callable[[float], float], seconds: float, memory: Memory | None = None
+    comes: Callable[[float], float], predicted: Callable[[float], float], seconds: float, memory: Memory | None = None
 ) -> Memory:
     """What is known after so long, looked at once a minute."""
     memory = {} if memory is None else memory
     for minute in range(int(seconds / 60)):
         at = minute * 60.0
         memory["arrivals.level"] = comes(at)
-        compare(memory, [told(at + 60 * ahead) for ahead in range(31)], at)
+        compare(memory, [predicted(at + 60 * ahead) for ahead in range(31)], at)
     return memory
 
 
@@ -94,7 +94,7 @@ def test_errors_are_judged_when_they_are_due() -> None:
 
 
 @pytest.mark.parametrize("late", [1261.0, -1300.0])
-def test_what_nobody_looked_at_when_it_was_due_is_not_judged(late: float) -> None:
+def test_what_was_not_polled_when_it_was_due_is_not_judged(late: float) -> None:
     memory: Memory = {"arrivals.level": 100.0}
     compare(memory, [100.0] * 31, 5000.0)
     compare(memory, [100.0] * 31, 5000.0 + late)
@@ -102,12 +102,12 @@ def test_what_nobody_looked_at_when_it_was_due_is_not_judged(late: float) -> Non
     assert memory["season.due_at"] == 5000.0 + late + 1200.0
 
 
-@pytest.mark.parametrize(("level", "told"), [(100.0, ()), (100.0, (0.0, 100.0)), (0.0, (100.0,))])
-def test_where_nothing_is_usual_nothing_is_learned(level: float, told: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("level", "predicted"), [(100.0, ()), (100.0, (0.0, 100.0)), (0.0, (100.0,))])
+def test_without_a_profile_nothing_is_learned(level: float, predicted: tuple[float, ...]) -> None:
     memory: Memory = {"arrivals.level": level}
-    compare(memory, told, 0.0)
+    compare(memory, predicted, 0.0)
     assert memory == {"arrivals.level": level}
-    assert expected(memory, told) == ()
+    assert expected(memory, predicted) == ()
 
 
 def test_what_is_off_by_more_than_a_quarter_is_nothing_usual() -> None:
@@ -116,18 +116,18 @@ def test_what_is_off_by_more_than_a_quarter_is_nothing_usual() -> None:
     assert [is_far_below(level, (100.0,)) for level in levels] == [True, False, False, False, False]
 
 
-def test_a_bump_comes_back_as_far_as_the_usual_is_believed() -> None:
-    told = (100.0,) * 4
+def test_a_bump_comes_back_as_far_as_the_profile_is_trusted() -> None:
+    predicted = (100.0,) * 4
     # 20 above the usual; of a size that does 110 each minute adds 60 (20 e^-(m/5) - 10) records
     by_hand, lag = 0.0, 0.0
     for minute in (1, 2, 3):
         lag = max(lag + 60 * (20 * math.exp(-minute / 5) - 10), 0.0)
         by_hand = max(by_hand, lag)
-    assert peak_backlog(120.0, told, 1.0, 110.0, 0.0) == pytest.approx(by_hand)
+    assert peak_backlog(120.0, predicted, 1.0, 110.0, 0.0) == pytest.approx(by_hand)
     # not believed, it stays as it is: 10 a second for three minutes
-    assert peak_backlog(120.0, told, 0.0, 110.0, 0.0) == pytest.approx(1800)
+    assert peak_backlog(120.0, predicted, 0.0, 110.0, 0.0) == pytest.approx(1800)
     # what waits already is there in any case
-    assert peak_backlog(90.0, told, 1.0, 1000.0, 500.0) == 500
+    assert peak_backlog(90.0, predicted, 1.0, 1000.0, 500.0) == 500
 
 
 @settings(deadline=None, max_examples=200)
@@ -140,8 +140,8 @@ def test_a_bump_comes_back_as_far_as_the_usual_is_believed() -> None:
     st.floats(0, 1e6),
 )
 def test_the_more_arrives_the_more_piles_up(
-    level: float, more: float, told: list[float], trusted: float, able: float, lag: float
+    level: float, more: float, predicted: list[float], trusted: float, capacity: float, lag: float
 ) -> None:
-    least = peak_backlog(level, told, trusted, able, lag)
+    least = peak_backlog(level, predicted, trusted, capacity, lag)
     assert least >= lag
-    assert peak_backlog(level * more, told, trusted, able, lag) >= least * (1 - 1e-9)
+    assert peak_backlog(level * more, predicted, trusted, capacity, lag) >= least * (1 - 1e-9)

@@ -73,7 +73,7 @@ def test_a_product_that_floats_cannot_hold_does_not_cost_a_replica(view: Make) -
     assert TargetTracking("cpu", 0.3).evaluate(view({"cpu": 2.1})).replicas == 7
 
 
-def test_abstains_without_a_trusted_reading_and_says_why(view: Make) -> None:
+def test_abstains_without_a_trusted_reading_with_the_reason(view: Make) -> None:
     answer = TargetTracking("cpu", 0.6).evaluate(view(missing={"cpu": "connection refused"}))
     assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
     assert answer.detail == "no trusted reading of cpu (connection refused)"
@@ -85,7 +85,7 @@ def test_abstains_when_no_replica_is_up_to_be_averaged(view: Make) -> None:
     assert (answer.replicas, answer.reason) == (None, Reason.ABSTAINED)
 
 
-def test_says_in_words_what_it_computed(view: Make) -> None:
+def test_explains_what_it_computed(view: Make) -> None:
     answer = TargetTracking("cpu", 0.6).evaluate(view({"cpu": 0.9}, current=4))
     assert answer.detail == "cpu 0.9 at target 0.6: ceil(4 x 1.500) = 6 replicas"
     assert answer.inputs == {"cpu": 0.9, "target": 0.6, "replicas": 4.0, "ratio": pytest.approx(1.5)}

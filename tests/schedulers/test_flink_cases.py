@@ -141,7 +141,7 @@ seconds = st.integers(0, 300)
 
 
 @given(seconds, seconds, seconds, seconds, st.sets(seconds), st.booleans())
-def test_after_one_change_a_job_is_rescaled_when_a_formula_says_so(
+def test_after_one_change_a_job_is_rescaled_when_a_formula_holds(
     cooldown: int, stab: int, max_delay: int, change: int, checkpoints: set[int], wished: bool
 ) -> None:
     def first(since: int, limit: int) -> int:

@@ -580,8 +580,8 @@ def test_no_more_is_processed_than_the_workers_can_and_only_a_restart_goes_back(
         if size is not None:
             plant.scale(size)
         plant.advance(records)
-        able = ONE * track.running[-1] ** spec.gamma * STEP * (1 - track.stopped[-1])
-        assert track.position[-1] - position <= able * (1 + 1e-9)
+        capacity = ONE * track.running[-1] ** spec.gamma * STEP * (1 - track.stopped[-1])
+        assert track.position[-1] - position <= capacity * (1 + 1e-9)
         if track.restarts == restarts:
             assert track.position[-1] >= position
         position = track.position[-1]

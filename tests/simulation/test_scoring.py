@@ -149,7 +149,7 @@ def _converged(running: Sequence[int], old: Sequence[float] | None = None, need:
     return convergence([need] * len(running), running, old or [0.0] * len(running), [100.0])
 
 
-def test_it_converges_when_the_size_fits_and_goes_on_fitting() -> None:
+def test_it_converges_when_the_size_fits_and_continues_to_fit() -> None:
     assert _converged([1] * 30 + [4] * 130) == [50]
     assert _converged([4] * 160) == [0]
 

@@ -98,8 +98,8 @@ def test_the_cpu_of_all_replicas_is_their_mean() -> None:
 def test_the_static_workers_have_the_cpu_that_was_measured(exponent: float) -> None:
     plant = replace(PLANT, gamma=exponent)
     for measured in MEASURED:
-        able = measured.rate_per_worker(plant) * work(STATIC, exponent)
-        assert plant.idle + (1 - plant.idle) * measured.rate / able == pytest.approx(measured.cpu)
+        capacity = measured.rate_per_worker(plant) * work(STATIC, exponent)
+        assert plant.idle + (1 - plant.idle) * measured.rate / capacity == pytest.approx(measured.cpu)
 
 
 def test_a_size_that_stays_costs_what_it_is_and_is_late_only_for_failures() -> None:

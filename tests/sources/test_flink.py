@@ -109,8 +109,8 @@ async def test_rates_and_shares_are_those_between_two_polls(release: str, scene:
 
 
 async def test_at_the_first_poll_flinks_own_mean_over_a_minute_is_used(rig: Rig) -> None:
-    told = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
-    assert await rig.value("throughput") == pytest.approx(told)
+    reported = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
+    assert await rig.value("throughput") == pytest.approx(reported)
     assert await rig.value("saturation") == pytest.approx(1.0)
     with pytest.raises(AnswerError, match="how its lag grows needs two polls"):
         await rig.collect("arrivals")
@@ -118,8 +118,8 @@ async def test_at_the_first_poll_flinks_own_mean_over_a_minute_is_used(rig: Rig)
 
 async def test_a_source_that_is_not_busy_reads_all_arrivals_also_at_the_first_poll(rig: Rig) -> None:
     rig.flink.pass_time(10, all_of(500), {SOURCE: (0.3, 0.1)})
-    told = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
-    assert await rig.value("arrivals") == pytest.approx(told)
+    reported = rig.flink.metrics[SOURCE]["Source__numbers.numRecordsOutPerSecond"]["sum"]
+    assert await rig.value("arrivals") == pytest.approx(reported)
 
 
 async def test_that_mean_is_too_low_before_a_task_has_run_for_a_minute() -> None:

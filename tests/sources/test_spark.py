@@ -301,31 +301,31 @@ def test_a_source_that_was_reset_gives_no_negative_rate() -> None:
         arrivals(Snapshot(run(old + new[:1]), T0 + 10.6, 15.0, working=True))
 
 
-def idled(progress: list[dict[str, Any]], told: float) -> list[dict[str, Any]]:
+def idled(progress: list[dict[str, Any]], idle_at: float) -> list[dict[str, Any]]:
     """The last batch came after the query had said, at `told`, that it was idle."""
-    return [*progress[:-1], progress[-1] | {"idle": told}]
+    return [*progress[:-1], progress[-1] | {"idle": idle_at}]
 
 
 def test_a_query_that_was_idle_for_minutes_and_bursts_is_neither_stuck_nor_without_lag() -> None:
     calm = [batch(n, T0 + n, 0.5, 50 * n, 50 * n + 50, 50 * n + 50) for n in range(20)]
-    told = T0 + 300.0
+    idle_at = T0 + 300.0
     # The batch of the burst is running: that it was idle 3 s ago is known, how much has come since is not.
-    seen = Snapshot(run(calm, idle=told), told + 3, 15.0, working=True)
+    seen = Snapshot(run(calm, idle=idle_at), idle_at + 3, 15.0, working=True)
     with pytest.raises(AnswerError, match="had nothing to do 3 s ago and has now; how much waits is not known"):
         lag(seen)
     with pytest.raises(AnswerError, match="how much waits is not known"):
         lag_seconds(seen)
-    assert arrivals(seen).at == told, "nothing came, as of when the query said so"
+    assert arrivals(seen).at == idle_at, "nothing came, as of when the query said so"
     # Its driver hangs after the pause, with no job to be seen.
     with pytest.raises(AnswerError, match="how much waits is not known"):
-        lag(replace(seen, now=told + 40, working=False))
+        lag(replace(seen, now=idle_at + 40, working=False))
     # The first capped batch has ended.
-    burst = [*calm, batch(20, told + 1, 4.0, 1000, 1500, 5000)]
-    seen = Snapshot(run(idled(burst, told), idle=told), told + 6, 15.0, working=True)
+    burst = [*calm, batch(20, idle_at + 1, 4.0, 1000, 1500, 5000)]
+    seen = Snapshot(run(idled(burst, idle_at), idle=idle_at), idle_at + 6, 15.0, working=True)
     assert lag(seen).value >= 3500
     assert arrivals(seen).value > 200, "4,000 came within a second, which the window of 15 s dilutes"
-    burst.append(batch(21, told + 5, 4.0, 1500, 2000, 9000))
-    seen = Snapshot(run(idled(burst[:-1], told) + burst[-1:], idle=told), told + 10, 15.0, working=True)
+    burst.append(batch(21, idle_at + 5, 4.0, 1500, 2000, 9000))
+    seen = Snapshot(run(idled(burst[:-1], idle_at) + burst[-1:], idle=idle_at), idle_at + 10, 15.0, working=True)
     assert arrivals(seen).value == pytest.approx(8000 / 5)
     assert saturation(seen).value == pytest.approx(1)
 
@@ -537,16 +537,16 @@ def test_growth_lies_between_the_slowest_and_the_fastest_interval(
 
 def test_a_query_on_files_whose_job_counts_them_has_all_metrics_in_files() -> None:
     text = json.loads((DATA / "progress_files.json").read_text())
-    told = []
+    idle_at = []
     for number in range(4):  # a burst of 40 files, 10 a batch, one batch a second
         entry = trim({**text, "batchId": number, "numInputRows": 10}, 0.0)
         source = {**entry["sources"][0], "rows": 10}
         entry |= {"start": T0 + number, "received": T0 + number + 0.9, "durationMs": {"triggerExecution": 900}}
-        told.append(entry | {"sources": with_row_positions([source], 10 * number, 30 - 10 * number)})
-    left = run(told[:3])
+        idle_at.append(entry | {"sources": with_row_positions([source], 10 * number, 30 - 10 * number)})
+    left = run(idle_at[:3])
     seen = Snapshot(left, now=T0 + 2.9, window=15.0, working=True)
     assert lag(seen).value == 10
     assert arrivals(seen).value == 0
     assert throughput(seen).value == pytest.approx(10, rel=0.1)
     assert saturation(seen).value == pytest.approx(1.0)
-    assert lag(Snapshot(run(told), now=T0 + 3.9, window=15.0, working=True)).value == 0
+    assert lag(Snapshot(run(idle_at), now=T0 + 3.9, window=15.0, working=True)).value == 0

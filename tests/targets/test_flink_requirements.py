@@ -188,7 +188,9 @@ async def test_a_pinned_vertex_keeps_its_bounds_and_does_not_count(name: str, fl
         assert (status.desired, status.ready) == (2, 2)
 
 
-async def test_a_vertex_that_its_author_made_narrower_does_not_look_unready(flink: FakeFlink, opened: Opened) -> None:
+async def test_a_vertex_that_its_author_made_narrower_is_not_taken_for_unready(
+    flink: FakeFlink, opened: Opened
+) -> None:
     flink.upper = {SOURCE: 2, NARROW: 1, SINK: 4}
     flink.follow()
     async with opened() as target:

@@ -939,7 +939,7 @@ async def test_a_size_is_not_shown_once_it_is_stale(cluster: Cluster, caplog: py
             attempts = len(cluster.server.asked("watch", DEPLOYMENTS)) + len(cluster.server.asked("list", DEPLOYMENTS))
             assert attempts < 20  # with pauses between them
     messages = [record.message for record in caplog.records if record.__dict__.get("resource") == "deployments.apps"]
-    assert messages == ["cannot watch", "watching again"]
+    assert messages == ["cannot watch", "watch resumed"]
 
 
 async def _describes(target: Target) -> TargetStatus | None:

@@ -96,7 +96,7 @@ def test_the_first_bad_line_is_an_error_to_who_does_not_listen(tmp_path: Path) -
         next(records)
 
 
-def test_a_trace_that_is_not_there_says_what_was_expected(tmp_path: Path) -> None:
+def test_a_trace_that_is_not_there_reports_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"nowhere: there is no such file or directory"):
         files(tmp_path / "nowhere")
     with pytest.raises(TraceError, match=r"has no file \*.jsonl; the history of a daemon is in history/"):

@@ -20,7 +20,7 @@ MISSED = (Verdict(Reason.FRESHNESS, 8, 8, Reason.MISSING), *QUIET[1:])
     [((), ()), (QUIET, ()), (CAPPED, CAPPED[1:2]), (WAITS, WAITS[1:2]), (MISSED, MISSED[:1])],
     ids=["nobody was asked", "all let it pass", "one changed it", "one had something to say", "another reason"],
 )
-def test_a_shortened_trail_names_all_guards_and_has_what_tells_something(
+def test_a_shortened_trail_names_all_guards_and_keeps_verdicts_with_information(
     trail: tuple[Verdict, ...], telling: tuple[Verdict, ...]
 ) -> None:
     assert shortened(trail, 8) == (tuple(verdict.guard for verdict in trail), telling)

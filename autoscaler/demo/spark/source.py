@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
-from autoscaler.demo.load import Clock, Pace, admit, split
+from autoscaler.demo.load import BatchSizer, Clock, admit, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,7 +66,7 @@ class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
         self._clock = clock
         self._partitions = partitions
         self._most = most
-        self._pace = Pace(seconds, least=MIN_BATCH * partitions)
+        self._sizer = BatchSizer(seconds, least=MIN_BATCH * partitions)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """The beginning of the log."""
@@ -82,8 +82,8 @@ class VirtualLogReader(DataSourceStreamReader):  # type: ignore[misc]
         if not isinstance(limit, ReadMaxRows):
             return self._offset(head)
         begin, now = self._positions(start), time.monotonic()
-        end = admit(begin, head, min(limit.max_rows, self._pace.rows(now)))
-        self._pace.admitted(sum(end) - sum(begin), now)
+        end = admit(begin, head, min(limit.max_rows, self._sizer.rows(now)))
+        self._sizer.admitted(sum(end) - sum(begin), now)
         return self._offset(end)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802

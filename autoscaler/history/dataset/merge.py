@@ -37,7 +37,7 @@ class Merged:
 
     Attributes:
         added: table -> new rows.
-        known: table -> rows that were there already, or came twice.
+        known: table -> rows that were there already, or were given twice.
         dates: table -> the dates that were written; None: rows without a date.
     """
 
@@ -118,7 +118,7 @@ class Writer:
             rows: table -> rows; `date` is made from `at`, missing columns are null. They are evaluated several times.
             keys: table -> the keys of all of them, where these cost less to compute; then rows are evaluated once.
             partitioned: the tables whose rows are partitioned as their files will be: all of a cluster and date in one
-                partition, about `ROWS_PER_FILE` rows in each. New dates without duplicates are written as they come.
+                partition, about `ROWS_PER_FILE` rows in each. New dates without duplicates are written directly.
 
         Raises:
             DatasetError: a file of the dataset is damaged, or cannot be written.
@@ -306,7 +306,7 @@ def _on_dates(rows: DataFrame, dates: Collection[date | None]) -> DataFrame:
 
 
 def _distinct(rows: DataFrame, table: str) -> DataFrame:
-    """One row of each key, the same one in whatever order they come."""
+    """One row of each key, the same one whatever their order."""
     least = F.col(ORDER) if ORDER in rows.columns else F.to_json(F.struct(*TABLES[table].names))
     same = Window.partitionBy("date", *KEYS[table])
     numbered = rows.withColumn("_place", F.row_number().over(same.orderBy(least)))

@@ -93,7 +93,7 @@ class Group:
 
     @property
     def unsettled(self) -> bool:
-        """Whether instances come or go, or run different versions, as they do in an instance refresh."""
+        """Whether instances are added or removed, or run different versions, as they do in an instance refresh."""
         here = [instance for instance in self.instances if not instance.state.startswith("Warmed:")]
         return any(instance.state != "InService" for instance in here) or len({i.version for i in here}) > 1
 
@@ -305,14 +305,14 @@ class Groups:
 
     def _request(self, member: _Member, fresh: float, now: float) -> asyncio.Task[EdgeError | None]:
         """Request a group, and those whose answer would be too old at their next tick."""
-        soon = []
+        due_soon = []
         for other in self._members.values():
             due = other.due(now, self._period)
             pending = other.request is not None and not other.request.done() and other.started > other.changed_at
             max_age = fresh if other.last_read is not None else max(fresh, DEFAULT_PERIOD)
             if other is not member and due <= now + fresh and not pending and not other.usable(max_age, due):
-                soon.append((due, other.name))
-        names = [member.name, *(name for _, name in sorted(soon))][:MAX_NAMES]
+                due_soon.append((due, other.name))
+        names = [member.name, *(name for _, name in sorted(due_soon))][:MAX_NAMES]
         members = [self._members[name] for name in names]
         task: asyncio.Task[EdgeError | None] = asyncio.get_running_loop().create_task(self._fetch(members, now))
         self._track(task)

@@ -393,7 +393,7 @@ class Target:
         )
 
     def _planned(self, group: Group, desired: int) -> int:
-        """The size once the draining instances are gone."""
+        """The size once the draining instances are terminated."""
         return desired if self._goal is None else min(desired, max(self._goal, desired - self._owed(group)))
 
     async def _leave(self, instance: str, workers: frozenset[str]) -> None:

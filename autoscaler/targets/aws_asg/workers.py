@@ -11,7 +11,7 @@ from autoscaler.ports import AnswerError, EdgeError, RefusedError, Worker, Workf
 from autoscaler.targets.aws_asg.groups import Instance
 
 FILTER_VALUES = 200  # in one filter: EC2's limit
-POLL_INTERVAL = 1.0  # seconds between two checks whether a worker has gone
+POLL_INTERVAL = 1.0  # seconds between two checks whether a worker has ended
 
 
 class GroupWorkers:
@@ -70,7 +70,7 @@ class GroupWorkers:
             heartbeat: called repeatedly while waiting.
 
         Returns:
-            Why they have not gone in time; None: they have.
+            Why they have not ended in time; None: they have.
 
         Raises:
             RefusedError: the engine cannot drain workers.

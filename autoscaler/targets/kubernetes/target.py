@@ -1,6 +1,6 @@
 """Target `kubernetes`: anything on a Kubernetes cluster that has a scale subresource.
 
-Sizes come from a watch that all targets of one API server share (`watch`), so that reading them sends no request. A
+Sizes are read from a watch that all targets of one API server share (`watch`), so that reading them sends no request. A
 size is set by a patch of the scale subresource that is valid only for the version it was decided on.
 """
 
@@ -211,7 +211,7 @@ class Target:
         return f"{self._spec.what} {self._key[0]}/{self._key[1]}"
 
     def attach(self, workforce: Callable[[], Workforce]) -> None:
-        """Set the engine that knows the cost of losing each worker, for `choose_pods`."""
+        """Set the engine that reports the cost of losing each worker, for `choose_pods`."""
         self._workforce = workforce
 
     async def describe(self) -> TargetStatus:

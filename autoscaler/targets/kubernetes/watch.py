@@ -34,7 +34,7 @@ _log = logging.getLogger("autoscaler.targets")
 PAGE_SIZE = 500  # objects in one answer to a list
 PAGE_TIMEOUT = 30.0  # seconds
 FIRST_PAUSE = 0.5  # seconds
-STABLE_AFTER = 5.0  # seconds that a watch lasts until the pauses start again from the first
+STABLE_AFTER = 5.0  # seconds that a watch must last for the pauses to start from the first one
 MAX_PAUSE = 10.0  # seconds
 MAX_REFUSED_PAUSE = 30.0  # seconds, when access is denied: a Role has to be changed
 MAX_BUSY = 3  # answers of 5xx in a row before a new list: the server may have been restored to before our version
@@ -226,7 +226,7 @@ class Collection:
         self._failures = 0
         if self.error is not None:
             self.error = None
-            _log.info("watching again", extra=self._log_extra)
+            _log.info("watch resumed", extra=self._log_extra)
 
     @property
     def _log_extra(self) -> dict[str, str]:

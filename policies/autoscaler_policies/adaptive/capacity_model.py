@@ -23,19 +23,19 @@ EXPONENTS = (0.3, 1.1)
 NOISE = 0.05
 """Standard deviation of ln(true rate) of one sample: machines of one cloud differ by 1-7 %..."""
 ERROR_S = 600.0
-"""... and its errors hold on for so long: samples within that time say little that is new."""
+"""... and its errors hold on for so long: samples within that time add little."""
 DRIFT = 0.05
 EXPONENT_DRIFT = 0.01
 """How far level and exponent wander within an hour (standard deviation)."""
 MAX_AGE_S = 7 * 86400.0
-"""What has not been looked at for longer is no more uncertain than after this."""
+"""Uncertainty does not grow further after so long without a sample."""
 
 SHIFT = 0.12
 SHIFT_S = 180.0
 """Samples that are off by more than this, for minutes, mean that a record costs something else now."""
 
 MIN_UTILIZATION = 0.05
-"""Below this utilization the ratio of two small numbers says nothing."""
+"""Below this utilization the ratio of two small numbers means nothing."""
 RELIABLE_UTILIZATION = 0.4
 """Below this the workers' own idle work (JVM, heartbeats) weighs too much in the ratio."""
 MAX_IDLE = 0.3
@@ -43,7 +43,7 @@ LINE_DECAY_S = 6 * 3600.0
 MIN_SPREAD = 0.25
 """Throughput must have varied by this share of its mean before a utilization without records is believed..."""
 MIN_FIT = 0.9
-"""... and the line must tell so much of the variance: where records began to cost otherwise there is no one line."""
+"""... and the line must explain so much of the variance: where the cost of records changed there is no single line."""
 
 LINE_SUMS = tuple([f"capacity.line.{name}" for name in ("weight", "x", "y", "xx", "xy", "yy")])
 """The sums that make the line; without one of them it begins anew."""
@@ -88,7 +88,7 @@ def _deviation(memory: Mapping[str, float], size: int) -> float:
 def idle(memory: Mapping[str, float]) -> float:
     """Utilization without any record, 0 to 0.3, by the line through throughput and utilization; 0 until it is clear.
 
-    CPU is never nought: taken as it is, it makes a job that is hardly busy look as if it could do little.
+    CPU is never 0: uncorrected, it makes the capacity of a job that is hardly busy seem small.
     """
     weight = memory.get("capacity.line.weight", 0.0)
     if weight <= 0:
@@ -132,7 +132,7 @@ def sample(
     seen, x = math.log(true_rate), math.log(replicas)
     memory["capacity.seen_at"] = now
     if "capacity.level" not in memory:
-        # The first sample tells the level at its size; how it goes on from there is as unknown as it was.
+        # The first sample fixes the level at its size; the exponent stays as uncertain as it was.
         memory["capacity.level"] = seen - exponent * x
         memory["capacity.exponent"] = exponent
         memory["capacity.level_variance"] = NOISE * NOISE + x * x * EXPONENT_VARIANCE
@@ -146,7 +146,7 @@ def sample(
 
 
 def forget(memory: dict[str, float]) -> None:
-    """Know nothing, as in the beginning."""
+    """Forget everything learned."""
     for name in [name for name in memory if name.startswith(("capacity.", "size."))]:
         del memory[name]
 

@@ -1,7 +1,7 @@
 """What arrives and what will arrive: the level, and trends that stand out of the noise.
 
 What is learned are a few numbers in a policy's memory, under names that begin with `arrivals.`, `trend.`,
-`forecast.` and `error.`. Every forecast is held against what came, and counts as much as it was right recently.
+`forecast.` and `error.`. Every forecast is compared with the arrivals, and counts as much as it was right recently.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from operator import itemgetter, sub
 from typing import NamedTuple
 
 MINUTE_S = 60.0
-"""Rates are usually means over a minute: readings closer together tell the same twice."""
+"""Rates are mostly means over a minute: readings closer together repeat each other."""
 TRENDS: Mapping[str, int] = {"minutes": 6, "quarter": 15}
-"""Trends are looked for in so many readings, a minute apart."""
+"""Trends are searched in so many readings, a minute apart."""
 TREND_NAMES = tuple([(f"trend.{name}", count) for name, count in TRENDS.items()])
 SLOPE_SIGNIFICANCE = 3.0
 """A slope must be so many times its standard error (a t-test with few degrees of freedom, hence more than 2)..."""
@@ -25,7 +25,7 @@ MINUTE_SIGNIFICANCE = 3.0
 """... and that of the last minute by so many times within a minute."""
 MIN_POINTS = 4
 READING_S = 15.0
-"""Readings that are closer together than this say as much less of how arrivals rise and swing."""
+"""Readings closer together than this count proportionally less for how arrivals rise and swing."""
 
 LEVEL_WEIGHT = 0.4
 SLOPE_WEIGHT = 0.1
@@ -35,9 +35,9 @@ JUMP_SIGNIFICANCE = 4.0
 NOISE = 0.05
 MIN_NOISE = 0.01
 MAX_AMPLIFICATION = 8.0
-"""Errors of a mean count at most so many times in what came recently."""
+"""Errors of a mean are amplified at most so many times in the latest rate."""
 LATEST_NOISE = 0.2
-"""That of what came recently begins high: the error of a single reading shows in it several times as great."""
+"""The noise of the latest rate starts high: it amplifies the error of a single reading several times."""
 NOISE_WEIGHT = 0.03
 NORMAL_RATIO = 1.2533
 """Standard deviation over mean absolute deviation of a normal distribution."""
@@ -59,7 +59,7 @@ MIN_LINE_AGE_S = 1800.0
 FLATNESS_S = 600.0
 """... that within so long rises or falls by less than they swing by..."""
 MAX_SWING_S = 400.0
-"""... and of which what is off comes back within so long (to 37 %)."""
+"""... and a deviation from which decays within so long (to 37 %)."""
 SPREAD_WEIGHT = 1 / 120
 """How much they swing around it, and for how long, is learned from a reading a minute, in two hours..."""
 INITIAL_WEIGHT = 1 / 6
@@ -67,10 +67,10 @@ INITIAL_WEIGHT = 1 / 6
 MAX_DEVIATIONS = 4.0
 """What is off by more than so many times the spread counts no more in it."""
 LONGEST_SWING_S = 600.0
-"""No swing is said to last longer: a line through the last hour cannot tell."""
+"""Longer swings cannot be recognised by a line through the last hour."""
 
 FORECAST_AHEAD_S = 300.0
-"""Forecasts are judged by what came so long after."""
+"""Forecasts are compared with the arrivals so long after."""
 ERROR_WEIGHT = 0.2
 
 
@@ -161,7 +161,7 @@ def latest_rate(points: Sequence[tuple[float, float]], over: float) -> float:
     """The rate since the reading before, of readings that are means over a longer time.
 
     What came in `over` seconds is what came since the reading before, and what the last of them but that held: the
-    difference of the two means tells how much more it is than what came `over` seconds ago, for which the middle one
+    difference of the two means is how much more it is than the rate `over` seconds ago, for which the middle one
     of the means of that time stands. A jump is so seen whole long before the mean has followed it.
 
     Args:
@@ -203,11 +203,11 @@ def follow(
     Args:
         memory: what is known, changed in place.
         value: records/s.
-        at: when it was true, seconds since 1970. The same reading seen again says nothing new.
-        latest: what came recently, where the value is a mean over a longer time (`latest_rate`). It swings more than
+        at: when it was true, seconds since 1970. A reading that was seen before changes nothing.
+        latest: the latest rate, where the value is a mean over a longer time (`latest_rate`). It swings more than
             the mean, which therefore counts, but while there is a jump in it.
         over: seconds that the value is a mean over; 0 where it is none.
-        doubtful: nothing else bears it out: if it is a jump up, it counts when the next reading is one as well.
+        doubtful: other readings do not confirm it: a jump up counts once the next reading is one as well.
     """
     seen = memory.get("arrivals.seen_at", -math.inf)
     since = at - seen
@@ -250,7 +250,7 @@ def follow(
 
 
 def _rises_above(memory: dict[str, float], largest: float, off: float) -> bool:
-    """Whether what came recently is more than expected, beyond its noise."""
+    """Whether the latest rate is higher than expected, beyond its noise."""
     noise = memory.get("arrivals.latest_noise", LATEST_NOISE)
     most = JUMP_SIGNIFICANCE * noise * largest
     if largest > 0:
@@ -279,7 +279,7 @@ def find_trends(memory: dict[str, float], points: Sequence[tuple[float, float]])
         memory[name] = found.slope if stands_out and is_significant(some, found) else 0.0
     slope = memory.get("arrivals.slope", 0.0)
     memory["trend.minute"] = slope if slope * MINUTE_S > MINUTE_SIGNIFICANCE * swing * foreseen else 0.0
-    # The line through the longest time tells the middle of what swings, unless there was a jump.
+    # The line through the longest time is the middle of what swings, unless there was a jump.
     middle = found.now
     if found.noise > 2 * swing * foreseen:
         middle = max(level, found.now) if points[-1][1] > found.now else level
@@ -300,7 +300,7 @@ def follow_line(memory: dict[str, float], value: float, at: float) -> None:
     Args:
         memory: what is known, changed in place; `follow` comes first.
         value: records/s.
-        at: when it was true, seconds since 1970. The same reading seen again says nothing new, a doubted one neither.
+        at: when it was true, seconds since 1970. One that was seen before, or is doubtful, changes nothing.
     """
     since = at - memory.get("line.seen_at", -math.inf)
     if since <= 0 or memory.get("arrivals.doubted_at") == at:
@@ -377,7 +377,7 @@ def _has_left(memory: Mapping[str, float]) -> bool:
 
 
 def steady_line(memory: Mapping[str, float]) -> tuple[float, float, float] | None:
-    """The line that arrivals have long swung around and come back to soon; None where there is none.
+    """The line that arrivals have long swung around and return to quickly; None where there is none.
 
     Returns:
         Where it is, records/s; by how much they swing around it (standard deviation as a share of it); and how long
@@ -416,7 +416,7 @@ def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float
 
 
 def judge_forecast(memory: dict[str, float], now: float) -> None:
-    """Hold the trend of a while ago against what came, and make a new forecast of it.
+    """Compare the trend of a while ago with the arrivals, and make a new forecast.
 
     Args:
         memory: what is known, changed in place; `follow` and `find_trends` come first.

@@ -90,7 +90,7 @@ class _Outlook:
 
     @property
     def downtime(self) -> float:
-        """What a rescale up costs: how long the job stands still, and what it has to do again."""
+        """What a rescale up costs: how long the job stands still, and what it has to process twice."""
         return self.stall_up + self.replay
 
     @property
@@ -105,10 +105,10 @@ class Adaptive:
     """Keeps the delay of records below an objective at the least cost, with few rescales.
 
     It learns what each size can process (from throughput and utilization, whenever the job runs undisturbed), how
-    long workers take to come, how long the job stands still, and how arrivals rise and swing. From these it predicts
-    how old the oldest record gets. It asks for more when that age, the downtime of the rescale included, would come
-    near `objective`, and then for the size at which workers and lateness together cost least; for fewer in one step,
-    when the smaller size would have done for `scale_down_window` and has cost more than a rescale is worth.
+    long workers take to start, how long the job stands still, and how arrivals rise and swing. From these it predicts
+    how old the oldest record gets. It asks for more when that age, the downtime of the rescale included, would
+    approach `objective`, and then for the size at which workers and lateness together cost least; for fewer in one
+    step, when the smaller size would have done for `scale_down_window` and has cost more than a rescale is worth.
 
     Attributes:
         objective: the oldest unprocessed record should not be older than this; default 60s.
@@ -119,9 +119,9 @@ class Adaptive:
         rescale_price: a rescale is worth as much as the whole cluster for so long; default 72s.
         lateness_weight: what a second beyond the objective costs, in seconds of the whole cluster; default 14.
         restart: how long the job stands still for a rescale, until that has been seen; default 15s.
-        start_up: how long new workers take to come, until that has been seen; default 45s.
-        profile: name of a metric of the source `profile`, which tells from weeks of history what usually arrives, what
-            sizes can do and how long a rescale takes; believed as far as it has been right recently. Default none.
+        start_up: how long new workers take to start, until that has been seen; default 45s.
+        profile: name of a metric of the source `profile`, which has the typical arrivals, the capacity of sizes and the
+            duration of rescales from weeks of history; trusted as far as it has been right recently. Default none.
         forecast: name of a metric with the records/s expected in each of the next minutes, the last of them from then
             on; it takes the place of trends and profile, which count while it is missing. Default none.
         lag: name of the metric with the records waiting.
@@ -132,7 +132,7 @@ class Adaptive:
     """
 
     stabilizes: ClassVar[bool] = True
-    """It looks at the past itself: the cluster's stabilization window is 0s unless the user says otherwise."""
+    """It evaluates the past itself: the cluster's stabilization window is 0s unless the user sets one."""
 
     objective: timedelta = timedelta(seconds=60)
     slack: float = field(default=0.75, metadata={"aliases": ("patience",)})
@@ -175,7 +175,7 @@ class Adaptive:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the longest trend, and the time that must have been calm."""
+        """How much past it needs: the longest trend, and the window for scaling down."""
         longest = timedelta(seconds=forecast.MINUTE_S * LONGEST_TREND)
         return max(longest, self.scale_down_window) + timedelta(minutes=2)
 
@@ -192,7 +192,7 @@ class Adaptive:
             at = seconds(reading.at)
             over_s = reading.over.total_seconds() if reading.over > view.spec.interval else 0.0
             latest = self._latest_rate(view, over_s) if over_s else 0.0
-            # More is said to arrive than is processed, though it does not wait anywhere.
+            # More arrives than is processed, by these readings, but the lag does not grow.
             doubtful = False
             if throughput is not None and lag is not None:
                 doubtful = lag < TUNING.unprocessed_s * (arrivals - throughput)
@@ -203,7 +203,7 @@ class Adaptive:
             seasonality.compare(memory, _season(self._profile(view)), now)
             self._learn_capacity(view, memory, (lag, arrivals, throughput), now)
         self._learn_spare(view, memory, (lag, arrivals, throughput), now)
-        # One that is not finite makes the sum so too: quicker than to look at each.
+        # One that is not finite makes the sum so too: faster than testing each.
         if math.isfinite(sum(memory.values())):
             return memory
         return {name: number for name, number in memory.items() if math.isfinite(number)}
@@ -227,7 +227,7 @@ class Adaptive:
             return
         curve = _curve(self._profile(view))
         if curve is not None and "capacity.level" not in memory:
-            memory["capacity.exponent"] = curve[1]  # the level is seen at once, how it goes on from there in days
+            memory["capacity.exponent"] = curve[1]  # the level is measured at once, the exponent takes days
         partitions = source_partitions(view.spec, view.engine, view.past)
         workers = _effective_replicas(view, view.current, partitions)
         if 0 < busy < capacity_model.MIN_UTILIZATION and ("capacity.level" not in memory or "capacity.least" in memory):
@@ -245,8 +245,8 @@ class Adaptive:
     def _learn_spare(self, view: View, memory: dict[str, float], rates: Rates, now: float) -> None:
         """What fewer replicas would have saved since the size changed last, in replica-seconds.
 
-        The rent that is paid until buying would have been cheaper (ski rental): a rescale that saves much comes soon,
-        one that saves little comes late, and one whose gain comes and goes does not come at all.
+        The rent that is paid until buying would have been cheaper (ski rental): a rescale that saves much
+        is done early, one that saves little late, and one whose gain does not last is not done.
         """
         lag, arrivals, throughput = rates
         size = memory.get("spare.size")
@@ -291,7 +291,7 @@ class Adaptive:
     # deciding
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size keeps the objective at the least cost."""
+        """Ask for the size that meets the objective at the least cost."""
         lag, arrivals, throughput = self._rates(view)
         if lag is None or arrivals is None:
             absent = [name for name, value in ((self.lag, lag), (self.arrivals, arrivals)) if value is None]
@@ -408,7 +408,7 @@ class Adaptive:
         return None
 
     def _bump_passes(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether arrivals are above the usual for a while only, and a rescale would delay records by more."""
+        """Whether arrivals are above the profile for a while only, and a rescale would delay records by more."""
         if outlook.season_trust < TUNING.profile_trust or seasonality.is_far_above(outlook.level, outlook.season):
             return False
         if max(outlook.season) > capacity:
@@ -417,13 +417,13 @@ class Adaptive:
         return most < TUNING.bump_share * outlook.downtime * capacity
 
     def _steady_line(self, outlook: _Outlook) -> tuple[float, float, float] | None:
-        """The line that arrivals only swing around (`forecast.steady_line`), unless a forecast knows more of them."""
+        """The line that arrivals only swing around (`forecast.steady_line`), unless a forecast predicts more."""
         if outlook.forecast or outlook.season_trust >= TUNING.profile_trust:
             return None
         return forecast.steady_line(outlook.memory)
 
     def _swing_passes(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether arrivals only swing above a line that they come back to before much waits.
+        """Whether arrivals only swing above a line that they return to before much waits.
 
         What is above the line fades with the time that such things last: the size falls behind by the area between
         that and what it can do, and then catches up, at the latest within the time a rescale would have taken.
@@ -440,9 +440,9 @@ class Adaptive:
         return outlook.lag + over <= most + (outlook.start_time + outlook.downtime) * spare
 
     def _recovers_sooner(self, outlook: _Outlook, capacity: float) -> bool:
-        """Whether the objective is kept again sooner without a rescale, whose downtime has to be worked off as well.
+        """Whether the objective is met earlier without a rescale, whose downtime has to be worked off as well.
 
-        Held against what the size can do and not against what arrives: more arrivals must not look like less delay.
+        Compared with the capacity and not with the arrivals: more arrivals must not seem to be less delay.
         """
         if capacity <= outlook.level:
             return False
@@ -544,7 +544,7 @@ class Adaptive:
             season = seasonality.expected(memory, _season(profile))
         if season:
             trust = seasonality.season_trust(memory)
-            # What usually comes needs no trend to forecast it, unless far more comes than that.
+            # Where the profile predicts the arrivals no trend is needed, unless far more arrives.
             trend_share = 1.0 if seasonality.is_far_above(level, season) else 1.0 - trust
         restart = _profiled_time(profile, "stall", self.restart)
         stall_up, stall_down = memory.get("stall.up", restart), memory.get("stall.down", restart)
@@ -565,7 +565,7 @@ class Adaptive:
             forecast=external,
             curve=_curve(profile),
         )
-        if max(stall_up, stall_down) > 1.0:  # what does not stand still goes back to no checkpoint
+        if max(stall_up, stall_down) > 1.0:  # a job that does not stop does not return to a checkpoint
             outlook.replay = memory.get("checkpoint.interval", TUNING.checkpoint_interval_s)
         behind_since = memory.get("behind.since_at", math.inf)
         if throughput and seconds(view.now) - behind_since >= TUNING.saturated_s:
@@ -592,11 +592,11 @@ class Adaptive:
         return self._points(view, stride, stride * LONGEST_TREND)
 
     def _points(
-        self, view: View, stride: int, looks: int | None = None, begin: float = -math.inf
+        self, view: View, stride: int, polls: int | None = None, begin: float = -math.inf
     ) -> list[tuple[float, float]]:
         """The arrivals that were seen (`reading_window.points`), those of now at least."""
         now = view.metrics[self.arrivals]
-        found = reading_window.points(view.past, self.arrivals, stride, looks, begin)
+        found = reading_window.points(view.past, self.arrivals, stride, polls, begin)
         return found or [(seconds(now.at), total_of(now))]
 
     def _peak(self, view: View, memory: Mapping[str, float]) -> float:
@@ -607,7 +607,7 @@ class Adaptive:
     def _rates(self, view: View) -> Rates:
         """Lag, arrivals and throughput, as far as they can be used.
 
-        Of a lag that has grown by far more than can have come no more than that counts, until it is read again.
+        A lag that has grown by far more than can have arrived counts only that much until it is read again.
         """
         lag, arrivals, throughput = total(view, self.lag), total(view, self.arrivals), total(view, self.throughput)
         before = rate(view.past[-2], self.lag) if lag and len(view.past) > 1 else None
@@ -618,7 +618,7 @@ class Adaptive:
         return min(lag, before + TUNING.lag_growth_limit * come * since) if since > 0 else lag, arrivals, throughput
 
     def _last_minute_rate(self, outlook: _Outlook) -> float:
-        """What has come within the last minute by what was processed and what waits now, whatever the arrivals say."""
+        """What arrived within the last minute by what was processed and what waits now, independent of `arrivals`."""
         view, throughput = outlook.view, outlook.throughput
         if throughput is None:
             return 0.0
@@ -650,12 +650,12 @@ def _undisturbed(view: View) -> bool:
 def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
     """How long the job stands still for a rescale, up and down apart; and how far apart its checkpoints are.
 
-    From when it was last seen running, with another parallelism, until it says to have run again, or until it was last
+    From when it was last seen running, with another parallelism, until it reports that it runs, or until it was last
     seen not to: Flink's job runs before its tasks have their state back.
     """
     engine = view.engine
     if now - memory.get("spare.seen_at", now) > max(TUNING.unobserved_s, 2 * view.spec.interval.total_seconds()):
-        memory.pop("running.seen_at", None)  # nobody looked: it may have stood still at any time, or not at all
+        memory.pop("running.seen_at", None)  # no poll: it may have stood still at any time, or not at all
     if engine is None:
         return
     if engine.last_checkpoint is not None:
@@ -677,7 +677,7 @@ def _learn_stalls(view: View, memory: dict[str, float], now: float) -> None:
         name = "stall.up" if used > before else "stall.down"
         stall = 0.0
         if since > memory.get("running.since_at", since) + 1.0:
-            # Workers go when they are told to, right after a look; they come at any time between two.
+            # Workers are removed on request, right after a poll; they become ready at any time between two.
             end = stood if stood > since + TUNING.status_age_s else since
             stall = max(end - seen - (0.0 if used < before else view.spec.interval.total_seconds() / 2), 1.0)
         known = memory.get(name, stall)
@@ -705,7 +705,7 @@ def _effective_replicas(view: View, size: int, partitions: int | None) -> float:
 
 
 def _season(profile: Reading | None) -> tuple[float, ...]:
-    """The usual arrivals of now and of the next minutes, by the profile; nothing where it tells none."""
+    """Arrivals of the profile now and in the next minutes; empty where it has none."""
     if profile is None or not isinstance(profile.value, tuple) or min(profile.value) < 0:
         return ()
     return profile.value if profile.value[0] > 0 and max(profile.value) <= LARGEST else ()

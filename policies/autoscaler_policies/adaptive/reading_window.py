@@ -1,4 +1,4 @@
-"""What was seen recently: rates and times out of past observations, looked through again at every decision."""
+"""Readings of the recent past: rates and times of past observations, for every decision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoscaler_policies.shared.recommend import LARGEST
 
 @lru_cache(maxsize=16384)  # those of two hundred clusters
 def seconds(at: datetime) -> float:
-    """Seconds since 1970. Kept, as each reading is looked at again for a quarter of an hour, at every tick."""
+    """Seconds since 1970. Cached, as each reading is used at every tick for a quarter of an hour."""
     return at.timestamp()
 
 
@@ -35,19 +35,19 @@ def total_of(reading: Reading) -> float:
 
 
 def points(
-    past: tuple[Observation, ...], name: str, stride: int, looks: int | None = None, begin: float = -math.inf
+    past: tuple[Observation, ...], name: str, stride: int, polls: int | None = None, begin: float = -math.inf
 ) -> list[tuple[float, float]]:
     """What a metric was, in order: (seconds since 1970, records/s).
 
     Args:
         past: what was seen, the newest last.
         name: of the metric.
-        stride: every so-many-th look, the last one among them.
-        looks: of so many looks; None: of all.
+        stride: every so-many-th poll, the last one among them.
+        polls: of the last so many polls; None: of all.
         begin: since then, seconds since 1970.
     """
     found = []
-    for seen in past[-1 : None if looks is None else -1 - looks : -stride]:
+    for seen in past[-1 : None if polls is None else -1 - polls : -stride]:
         reading = seen.metrics.get(name)
         if reading is None:
             continue

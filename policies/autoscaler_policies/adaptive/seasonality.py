@@ -1,7 +1,7 @@
-"""What usually arrives, by a profile: at which level it is now, how far it is to be believed, and what it foretells.
+"""Seasonal arrivals by a profile: their level now, how far the profile is trusted, and what it predicts.
 
 What is learned are a few numbers in a policy's memory, under names that begin with `season.`. A profile may be old, or
-of another cluster: it counts as far as it foretold the last days better than "it stays as it is" did.
+of another cluster: it counts as far as it predicted the last days better than constant arrivals would have.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from autoscaler_policies.shared.recommend import LARGEST
 MINUTE_S = 60.0
 
 RATIO_DECAY_S = 3600.0
-"""The level at which the usual is now is learned within an hour..."""
+"""Time constant with which the ratio of the arrivals to the profile is learned..."""
 RATIOS = (0.25, 4.0)
-"""... and is nothing beyond these: that is another load."""
+"""... which is limited to this range: anything beyond it is another load."""
 MAX_RATIO_STEP = 0.2
-"""What is off by more than this share says no more about the level: a jump that comes minutes early or late."""
+"""A larger relative change of the ratio counts only this much: a jump may be minutes early or late."""
 
 AHEAD_MINUTES = 20
-"""What the profile says of so long ahead is held against what comes..."""
+"""The prediction of the profile for so long ahead is compared with the arrivals..."""
 ERROR_DECAY_S = 2 * 86400.0
-"""... and remembered for so long."""
+"""... and its error is remembered for so long (to 37 %)."""
 MAX_DELAY_S = 60.0
-"""What nobody looked at when it was due is not judged."""
+"""A prediction is not compared when the next poll is later than this after it was due."""
 MAX_ERROR = 0.5
-"""An error counts at most for this share of the arrivals: a day that is not usual must not spoil a week."""
+"""An error counts at most for this share of the arrivals: one abnormal day must not spoil a week."""
 MINUTE_ERROR = 0.03
-"""An error that is no greater may be that of a minute."""
+"""Smaller errors are ignored: a single minute may be off by so much."""
 FULL_TRUST_GAIN = 0.3
-"""Fully believed is what was further off, squared, by this share less than "it stays as it is" was where that was."""
+"""A profile is fully trusted when its squared error is smaller by this share than that of constant arrivals."""
 PRIOR_ERROR = 0.05
-"""So much of errors on both sides is assumed in the beginning, so that a profile is half believed until it has shown
-what it is worth, and a few small errors say little."""
+"""Squared error assumed for both at the start: a profile is half trusted until it has been compared often enough, and
+a few small errors change little."""
 
 ABNORMAL = 0.25
-"""What is more by this share is nothing usual: no profile tells how it goes on. What is less by it may stay so."""
+"""Arrivals that exceed the profile by this share are abnormal: the profile cannot predict them. Lower ones may stay."""
 RETURN_S = 300.0
-"""What is off by less comes back, to a third within so long."""
+"""A smaller deviation decays, to 37 % within so long."""
 
 
 def compare(memory: dict[str, float], usual: Sequence[float], now: float) -> None:
-    """Hold what arrives against the usual, and what was foretold against what came.
+    """Compare the arrivals with the profile, and the last prediction with the arrivals.
 
     Args:
         memory: what is known, changed in place; it has `arrivals.level`.
-        usual: usual arrivals of now and of the next minutes, records/s; empty: nothing is usual.
+        usual: arrivals of the profile now and in the next minutes, records/s; empty: there is no profile.
         now: seconds since 1970.
     """
     level = memory.get("arrivals.level", 0.0)
@@ -63,15 +63,15 @@ def compare(memory: dict[str, float], usual: Sequence[float], now: float) -> Non
     due = memory.get("season.due_at", now)
     if now < due <= now + AHEAD_MINUTES * MINUTE_S:
         return
-    # Believed by what was known before: a greater reading must not make less of what is expected.
+    # Trusted by what was known before: a larger reading must not lower what is expected.
     memory["season.trust"] = _trust(memory)
-    told, same = memory.pop("season.told", None), memory.pop("season.same", None)
-    if told is not None and same is not None and due <= now <= due + MAX_DELAY_S:
+    predicted, stable = memory.pop("season.told", None), memory.pop("season.same", None)
+    if predicted is not None and stable is not None and due <= now <= due + MAX_DELAY_S:
         kept = math.exp(-AHEAD_MINUTES * MINUTE_S / ERROR_DECAY_S)
         wrong, unchanged = (
-            min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2 for guess in (told, same)
+            min(max(abs(guess - level) / level - MINUTE_ERROR, 0.0), MAX_ERROR) ** 2 for guess in (predicted, stable)
         )
-        # Where both are equally wrong, as through a quiet night, nothing is said against either.
+        # Where both errors are equal, as in a quiet night, neither counts.
         for name, more in (("season.wrong", wrong - unchanged), ("season.wrong_unchanged", unchanged - wrong)):
             memory[name] = memory.get(name, 0.0) * kept + max(more, 0.0)
     memory["season.due_at"] = now + AHEAD_MINUTES * MINUTE_S
@@ -86,12 +86,12 @@ def _trust(memory: Mapping[str, float]) -> float:
 
 
 def season_trust(memory: Mapping[str, float]) -> float:
-    """How far the usual is believed, 0 to 1."""
+    """How far the profile is trusted, 0 to 1."""
     return min(max(memory.get("season.trust", 0.0), 0.0), 1.0)
 
 
 def expected(memory: Mapping[str, float], usual: Sequence[float]) -> tuple[float, ...]:
-    """The usual arrivals of now and of the next minutes at the level at which they are now; empty: not known."""
+    """The arrivals of the profile now and in the next minutes, scaled to the present level; empty: not known."""
     ratio = memory.get("season.ratio")
     if ratio is None:
         return ()
@@ -99,7 +99,7 @@ def expected(memory: Mapping[str, float], usual: Sequence[float]) -> tuple[float
 
 
 def is_far_above(level: float, usual: Sequence[float]) -> bool:
-    """Whether so much more arrives than is foretold that this tells nothing now. `usual` is not empty."""
+    """Whether the arrivals exceed the profile by so much that it predicts nothing now. `usual` is not empty."""
     return level > (1.0 + ABNORMAL) * usual[0]
 
 
@@ -108,21 +108,21 @@ def is_far_below(level: float, usual: Sequence[float]) -> bool:
     return level < (1.0 - ABNORMAL) * usual[0]
 
 
-def peak_backlog(level: float, usual: Sequence[float], trusted: float, able: float, lag: float) -> float:
-    """The most records that will wait within the time foretold if the size stays, as far as the usual is believed.
+def peak_backlog(level: float, usual: Sequence[float], trusted: float, capacity: float, lag: float) -> float:
+    """The largest backlog within the time predicted if the size stays, as far as the profile is trusted.
 
     Args:
         level: what arrives now, records/s.
-        usual: what is foretold of now and of the next minutes.
-        trusted: how far that is believed, 0 to 1: as for the rest, it stays as it is.
-        able: what the size can process, records/s.
+        usual: what is predicted for now and for the next minutes.
+        trusted: how far that is trusted, 0 to 1; the rest is constant arrivals.
+        capacity: what the size can process, records/s.
         lag: what waits now.
     """
     off = level - usual[0]
     most = lag
     for minute, each in enumerate(usual[1:], 1):
         back = each + off * math.exp(-minute * MINUTE_S / RETURN_S)
-        come = level + trusted * (back - level)
-        lag = max(lag + (come - able) * MINUTE_S, 0.0)
+        arriving = level + trusted * (back - level)
+        lag = max(lag + (arriving - capacity) * MINUTE_S, 0.0)
         most = max(most, lag)
     return most

@@ -1,4 +1,4 @@
-"""What `adaptive` decides by that no user sets: times, shares and counts, tuned on the benchmark's loads.
+"""Constants of `adaptive` that users do not set: times, shares and counts, tuned on the benchmark's loads.
 
 Names that end in `_s` are seconds; shares are of the thing named in their description.
 """
@@ -16,7 +16,7 @@ class Tuning:
     warm_up: timedelta = timedelta(seconds=120)
     """After a restart caches are cold, the backlog is worked off, and averages still hold the time of the stall."""
     checkpoint_interval_s: float = 10.0
-    """What a restart goes back by, until checkpoints have been seen."""
+    """How far back a restart resumes, until checkpoints have been observed."""
     stall_weight: float = 0.3
     """Weight of a new stall in the average of the times that the job stood still."""
 
@@ -30,28 +30,28 @@ class Tuning:
     """A job that is behind does all it can if its workers are busier than this; else something else holds it up."""
 
     reading_age_s: float = 30.0
-    """A rate is usually a mean over a minute: what it shows is so old."""
+    """A rate is mostly a mean over a minute: it describes a moment so long ago."""
     unprocessed_s: float = 2.0
     """Of what arrives and is not processed at least so many seconds' worth waits, or one of the readings is wrong."""
     lag_growth_limit: float = 2.0
-    """A lag that has grown by more than so many times what came meanwhile, the job running, is read again first."""
+    """A lag of a running job that grew by more than so many times the arrivals counts only once it is read again."""
     trend_persistence: float = 3.0
     """A trend is expected to last so many times as long as it has been seen."""
     horizon_s: float = 450.0
-    """A size is to suffice for so long: trends that last longer are met by the next rescale."""
+    """A size must suffice for so long: trends that last longer are handled by the next rescale."""
     horizon_downtimes: float = 12.0
     """With a trusted profile for so many downtimes of a rescale longer: the longer they are, the fewer rescales."""
 
     reaction_s: float = 120.0
-    """More is asked for when the delay would come near the objective within so long."""
+    """More is asked for when the delay would approach the objective within so long."""
     lateness_share: float = 0.8
-    """A delay beyond this share of the objective is expected to break it: nothing comes exactly as forecast."""
+    """A delay beyond this share of the objective is expected to violate it: no forecast is exact."""
     jump_polls: float = 2.0
     """After so many polls without another jump the arrivals are where they jumped to."""
     down_recovery_s: float = 600.0
-    """Within so long what a rescale to fewer piles up should be gone..."""
+    """The backlog of a rescale to fewer should be processed within so long..."""
     up_recovery_s: float = 1200.0
-    """... and what one to more piles up..."""
+    """... that of a rescale to more within so long..."""
     recovered_share: float = 0.25
     """... down to this share of the objective."""
     down_delay_share: float = 0.9
@@ -66,18 +66,18 @@ class Tuning:
     lead_downtimes: float = 2.7
     """... where the expected rate exceeds the capacity so many downtimes after a rescale that is asked for now..."""
     lead_margin: float = 0.09
-    """... or nearly, by this times the square of downtime / objective: the longer the downtime, the less may have piled
-    up when it comes."""
+    """... or nearly, by this times the square of downtime / objective: the longer the downtime, the smaller the backlog
+    may be when it begins."""
     bump_share: float = 0.45
     """A bump that passes is left alone where it delays records by less than this share of a rescale's downtime."""
     exponents: tuple[float, float] = (0.75, 1.05)
-    """No profile is believed whose capacity grows with another exponent of the size..."""
+    """A profile is not trusted if its capacity grows with another exponent of the size..."""
     profiled_limit_s: float = 600.0
-    """... nor that something takes longer."""
+    """... nor if it has a longer start-up time or downtime."""
     peak_share: float = 0.3
     """Of a peak that passes this share of the objective may wait, and what is worked off sooner than by a rescale."""
     search_width: int = 4
-    """So many sizes beyond the best are looked at: the price of a size has one valley, but sizes are whole numbers."""
+    """So many sizes beyond the best are tried: the cost has one minimum, but sizes are whole numbers."""
 
     swing_deviations: float = 2.0
     """Fewer must suffice for the middle of the arrivals and so many times what they swing by..."""
@@ -87,7 +87,7 @@ class Tuning:
     relapse_weight: float = 3.0
     """A time in which fewer do not suffice undoes so many in which they did."""
     unobserved_s: float = 240.0
-    """After so long unobserved what fewer would have saved begins anew."""
+    """After so long without an observation, the saving by fewer is counted from zero."""
     status_age_s: float = 5.0
     """What an engine reports of its job's state may be so old (Flink: 3 s)."""
     reversal_s: float = 24 * 3600.0

@@ -19,9 +19,9 @@ from autoscaler.policy_api import Observation, ParameterError, View
 ROUNDING = 1e-9
 """What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""
 MOST = 2**31 - 1
-"""No group is larger, whatever a metric says."""
+"""No group is larger, whatever the value of a metric."""
 DAY = timedelta(days=1)
-"""How far an alarm looks back at most, as CloudWatch has it for periods of less than an hour."""
+"""The longest time an alarm may evaluate: CloudWatch's limit for periods of less than an hour."""
 
 
 class AdjustmentType(StrEnum):
@@ -42,7 +42,7 @@ class Aggregation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An adjustment for a range of the metric, told by its distance from the threshold.
+    """An adjustment for a range of the metric, given by its distance from the threshold.
 
     Attributes:
         adjustment: replicas to add (below 0: to remove), a size, or percent of the size, by the adjustment type.
@@ -97,7 +97,7 @@ def reached(steps: Iterable[Step], *, above: bool) -> bool:
 
 
 def watch(name: str, count: int, period: timedelta) -> None:
-    """Refuse an alarm that looks back further than a day.
+    """Refuse an alarm that evaluates more than a day.
 
     Raises:
         ValueError: it does; the message begins with the name of the count.
@@ -187,7 +187,7 @@ def datapoints(
 
 
 def warm(view: View, warmup: timedelta) -> int:
-    """Replicas that are up, warm and to stay: as many as were up at every look during the warm-up.
+    """Replicas that are up, warm and to stay: as many as were up at every poll during the warm-up.
 
     What has been up for less does not count for more capacity, and nothing is removed meanwhile.
     """
@@ -202,7 +202,7 @@ def shrinking(view: View, period: timedelta) -> bool:
 
 
 def _up(seen: Observation) -> int:
-    """Replicas that were up, or that were wanted where the target did not tell."""
+    """Replicas that were up, or that were wanted where the target did not report it."""
     return seen.ready if seen.ready is not None else seen.desired or 0
 
 

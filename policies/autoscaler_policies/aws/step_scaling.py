@@ -1,4 +1,4 @@
-"""Step scaling of EC2 Auto Scaling: how far a metric is beyond a threshold says by how much the size changes."""
+"""Step scaling of EC2 Auto Scaling: the distance of a metric from a threshold sets how much the size changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from autoscaler_policies.aws.rules import (
 )
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
-MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
+MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
 
 
 class Comparison(StrEnum):
@@ -53,7 +53,7 @@ class AwsStep:
             default ChangeInCapacity.
         min_adjustment_magnitude: a change in percent is at least so many replicas; default 0.
         period: what one datapoint is taken of; default 60s. Not shorter than the cluster's interval.
-        evaluation_periods: datapoints that the alarm looks at; default 1.
+        evaluation_periods: datapoints that the alarm evaluates; default 1.
         datapoints_to_alarm: of these so many must breach; default: all.
         aggregation: what of the values in a period counts, and of one number per replica: Average, Minimum or
             Maximum; default Average.
@@ -114,11 +114,11 @@ class AwsStep:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the periods it looks at, and the warm-up."""
+        """How much past it needs: the periods it evaluates, and the warm-up."""
         return max(self.period * self.evaluation_periods, self.warmup) + MARGIN
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size the step asks for."""
+        """Ask for the size of the step."""
         points = datapoints(view, self.metric, self.period, self.evaluation_periods, self.aggregation)
         newest = points[0]
         reading = view.metrics.get(self.metric)
@@ -130,10 +130,10 @@ class AwsStep:
         what = (
             f"{self.metric} {format_number(newest)} is {format_number(distance)} from {format_number(self.threshold)}"
         )
-        told = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {format_number(self.threshold)}"
+        alarm = f"{breaching} of {self.evaluation_periods} datapoints {self.comparison} {format_number(self.threshold)}"
         if breaching < self.needed or not self._breaches(newest):
             return Recommendation(
-                None, Reason.ABSTAINED, inputs, f"{self.metric} {format_number(newest)}: {told}, no alarm"
+                None, Reason.ABSTAINED, inputs, f"{self.metric} {format_number(newest)}: {alarm}, no alarm"
             )
         step = step_for(distance, self.steps, above=self.above)
         if step is None:

@@ -10,7 +10,7 @@ from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, 
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
-MARGIN = timedelta(minutes=5)  # the observation before the first period must be in sight, at any usual interval
+MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class AwsTargetTracking:
 
     @property
     def lookback(self) -> timedelta:
-        """How much past it needs: the periods it looks at, and the warm-up."""
+        """How much past it needs: the periods it evaluates, and the warm-up."""
         return max(self.period * max(self.high_periods, self.low_periods), self.warmup) + MARGIN
 
     @property
@@ -93,7 +93,7 @@ class AwsTargetTracking:
         return self.target or 1.0
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size brings the metric to its target."""
+        """Ask for the size that brings the metric to its target."""
         backlog = self.acceptable_latency is not None
         count = max(self.high_periods, self.low_periods)
         points = datapoints(view, self.metric, self.period, count, Aggregation.AVERAGE, per_replica=backlog)

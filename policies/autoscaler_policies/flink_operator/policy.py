@@ -128,7 +128,8 @@ class FlinkOperator:
             0.3.
         utilization_max: above this more is needed; default none: the target and the boundary.
         utilization_min: below this less would do; default none: the target less the boundary.
-        catch_up_duration: in what time a backlog, also that of a restart, is to be gone; 0s counts none; default 30m.
+        catch_up_duration: time in which a backlog, also that of a restart, is to be processed; 0s counts none; default
+            30m.
         restart_time: how long a restart takes; default 5m.
         restart_time_tracking_enabled: whether the longest restart seen counts instead; default false.
         restart_time_tracking_limit: at most this of it; default 15m.
@@ -145,7 +146,7 @@ class FlinkOperator:
         scaling_effectiveness_detection_enabled: whether a vertex gets no more after a step that gained too little;
             default false.
         scaling_effectiveness_threshold: share of the expected gain that is too little, 0 or more; default 0.1.
-        observed_scalability_enabled: whether past steps tell how well a vertex scales; default false.
+        observed_scalability_enabled: whether how well a vertex scales is estimated from past steps; default false.
         observed_scalability_min_observations: so many steps are needed for that; default 3.
         observed_scalability_coefficient_min: how badly it may scale at most, above 0 to 1; default 0.5.
         history_max_count: past steps that are remembered of a vertex, up to 20; default 3.
@@ -254,7 +255,7 @@ class FlinkOperator:
 
     @property
     def lookback(self) -> timedelta:
-        """A little more than the window, as readings do not come at its very beginning."""
+        """A little more than the window, as no reading is taken exactly at its beginning."""
         return self.metrics_window * 1.25 + timedelta(minutes=1)
 
     def allow(self, now: datetime, limits: Limits) -> Allowance:
@@ -293,7 +294,7 @@ class FlinkOperator:
         return dict(list(kept.items())[:MOST_LEARNED])
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say how many workers the vertices need."""
+        """Ask for as many workers as the vertices need."""
         if view.current == 0:
             return self._first(view)
         measured = self._measure(view)
@@ -377,7 +378,7 @@ class FlinkOperator:
                 yield observation
 
     def _of_same_sizes(self, past: Sequence[Observation], name: str) -> Iterator[Observation]:
-        """The same of vertices. One that is not told changes nothing."""
+        """The same of vertices. One that is not listed changes nothing."""
         sizes: dict[str, float | None] = {}
         for observation in reversed(past):
             reading = observation.metrics.get(name)
@@ -464,7 +465,7 @@ class FlinkOperator:
         )
 
     def _offered(self, one: _Series, taken: float) -> dataflow.TargetRate:
-        """What a source must take. One that never tells its lag has none, as in Flink's autoscaler."""
+        """What a source must take. One that never reports its lag has none, as in Flink's autoscaler."""
         lags = one.all("lag")
         if all(map(math.isnan, lags)):
             return self._target(taken, 0.0)
@@ -522,7 +523,7 @@ class FlinkOperator:
             minimum=self.observed_true_processing_rate_min_observations,
         )
 
-    # what comes of it
+    # the decision
 
     @property
     def _remembers(self) -> bool:
@@ -587,15 +588,15 @@ class FlinkOperator:
         limiting = max(needed, key=lambda vertex: (needed[vertex], self._short(view, measured.loads[vertex])))
         load = measured.loads[limiting]
         inputs = self._inputs(view, load, measured, needed[limiting])
-        told = f"{measured.names[limiting]}: {self._told(view, load)}"
+        summary = f"{measured.names[limiting]}: {self._describe_load(view, load)}"
         if not changed:
             held = next((vertex for vertex, change in job.changes.items() if change.why), limiting)
             of = "" if held == limiting else f"{measured.names[held]}: "
             why = of + (job.changes[held].why or "every vertex is within its band")
-            return sized(view, view.current, inputs, f"{told}; {why}, {replicas(view.current)} stay")
+            return sized(view, view.current, inputs, f"{summary}; {why}, {replicas(view.current)} stay")
         if self._too_much(view, measured, {vertex: change.parallelism for vertex, change in changed.items()}):
             return sized(
-                view, view.current, inputs, f"{told}; the quota has no room for more, {replicas(view.current)} stay"
+                view, view.current, inputs, f"{summary}; the quota has no room for more, {replicas(view.current)} stay"
             )
         groups = measured.slots(needed)
         slots, each = job_slots(groups), view.spec.slots_per_replica
@@ -605,7 +606,9 @@ class FlinkOperator:
         if slots >= has and workers < view.current:
             workers = view.current  # the job does not use all that are there yet, and does not need fewer
             sum_up += f", and {view.current} are there"
-        return sized(view, workers, inputs, f"{told}: parallelism {load.parallelism} to {needed[limiting]}, {sum_up}")
+        return sized(
+            view, workers, inputs, f"{summary}: parallelism {load.parallelism} to {needed[limiting]}, {sum_up}"
+        )
 
     def _inputs(self, view: View, load: Load, measured: _Measured, needed: int) -> dict[str, float]:
         inputs = {
@@ -628,15 +631,15 @@ class FlinkOperator:
         short = dataflow.divided(self._capacity(view, load), load.true_rate)
         return dataflow.INF if math.isnan(short) else short
 
-    def _told(self, view: View, load: Load) -> str:
+    def _describe_load(self, view: View, load: Load) -> str:
         capacity = self._capacity(view, load)
         if math.isnan(load.true_rate) or math.isnan(capacity):
             return f"its rates are not known, it keeps parallelism {load.parallelism}"
-        able = "any rate" if math.isinf(load.true_rate) else f"{format_number(load.true_rate)} records/s"
+        true_rate = "any rate" if math.isinf(load.true_rate) else f"{format_number(load.true_rate)} records/s"
         return (
             f"{format_number(load.target.rate)} records/s need {format_number(capacity)} at "
             f"{self.utilization_target:.0%}, "
-            f"{load.parallelism} subtasks could process {able}"
+            f"{load.parallelism} subtasks could process {true_rate}"
         )
 
     def _too_much(self, view: View, measured: _Measured, changed: Mapping[str, int]) -> bool:
@@ -661,7 +664,7 @@ class FlinkOperator:
     # what is remembered
 
     def _follow(self, view: View, memory: dict[str, float]) -> None:
-        """Note a rescale that was asked for, and when the job ran again: `ScalingTracking`."""
+        """Note a rescale that was asked for, and when the job resumed: `ScalingTracking`."""
         rescale = view.rescale
         asked = memory.get("asked_at", -math.inf)
         if rescale is not None and rescale.cause is Cause.REQUEST and _epoch(rescale.at) > asked + 0.5:
@@ -791,12 +794,12 @@ def _whole(value: float) -> int:
 
 
 def _group(numbers: Mapping[str, float]) -> int:
-    """The slot sharing group of a vertex; where that is not told, there is one."""
+    """The slot sharing group of a vertex; where it is not reported, all share one."""
     return _whole(_positive(numbers.get("group", 0.0)))
 
 
 def _key_groups(numbers: Mapping[str, float]) -> int:
-    """The most subtasks that a vertex can have; where that is not told, any number, and never fewer than it has."""
+    """The most subtasks that a vertex can have; where it is not reported, any number; never fewer than it has."""
     most = _whole(_positive(numbers.get("max_parallelism", dataflow.NAN))) or MOST
     return max(most, _whole(_positive(numbers.get("parallelism", dataflow.NAN))))
 
@@ -856,7 +859,7 @@ def _delayed(memory: Mapping[str, float], vertex: str, parallelism: int, now: fl
 def _of_delayed(vertex: str, delayed: Delayed, most: int) -> dict[str, float]:
     wanted = list(delayed.wanted)
     while len(wanted) > most:
-        # The older of the two that differ least may stand for the younger: it is greater, and too many harm nobody.
+        # The older of the two that differ least may stand for the younger: it is greater, and too many do no harm.
         gaps = [before.parallelism - after.parallelism for before, after in pairwise(wanted[:-1])]
         first = gaps.index(min(gaps))
         older, younger = wanted[first : first + 2]

@@ -1,6 +1,6 @@
 """What Flink's autoscaler makes of what it has measured, as pure functions.
 
-`autoscaler.core.dataflow` says what the vertices of a job could do and must do; this says which parallelism they get.
+`autoscaler.core.dataflow` computes what the vertices of a job could do and must do; this, which parallelism they get.
 The rules are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler), number for number; each docstring
 names the class and method it follows. Numbers are doubles as in Java: what is not known is NaN, a comparison with NaN
 is false, and a division by zero gives an infinity or NaN. Times are seconds since 1970 where they are points in time.
@@ -123,7 +123,7 @@ class Load:
         target: records/s it must process.
         true_rate: records/s it could process with them; NaN: unknown.
         max_parallelism: its key groups.
-        partitions: of its source; 0: none, or it does not tell.
+        partitions: of its source; 0: none, or not reported.
         keyed: whether one of its inputs is distributed by key.
     """
 
@@ -169,7 +169,7 @@ class Delayed:
 
     Attributes:
         since: when it was wanted first.
-        wanted: what was wanted since, oldest first; only what was greater than all that came after it.
+        wanted: what was wanted since, oldest first; only what was greater than all that followed.
     """
 
     since: float
@@ -233,7 +233,7 @@ def aligned(
 ) -> int:
     """Bring a parallelism in line with key groups or partitions: `ParallelismAligner.align`.
 
-    Only sources that tell their partitions and vertices keyed by an input are aligned. The search goes up from the
+    Only sources that report their partitions and vertices keyed by an input are aligned. The search goes up from the
     target: to the limits when scaling up, no further than the present parallelism when scaling down. Where it finds
     nothing, the modes of today keep the target; the legacy ones go down to where the fullest subtask gets more, and
     block what would turn the direction round.

@@ -42,7 +42,7 @@ MOST_EVENTS = 100
 GAP = 2.5  # intervals without a recommendation after which what happened in between is unseen, as in the core
 
 USAGE, REQUEST, READY = "usage", "request", "ready"
-"""What `Reading.parts` says of a replica: usage and request in the same unit, and ready (1) or not (0)."""
+"""What `Reading.parts` has of a replica: usage and request in the same unit, and ready (1) or not (0)."""
 
 
 class MetricType(StrEnum):
@@ -115,7 +115,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class ScaleUp:
-    """What `behavior.scaleUp` of an HPA says.
+    """`behavior.scaleUp` of an HPA.
 
     Attributes:
         stabilization_window: up to the least that was asked for within it; default 0s.
@@ -134,7 +134,7 @@ class ScaleUp:
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
-    """What `behavior.scaleDown` of an HPA says.
+    """`behavior.scaleDown` of an HPA.
 
     Attributes:
         stabilization_window: down to the greatest that was asked for within it; default 5m.
@@ -153,7 +153,7 @@ class ScaleDown:
 
 @dataclass(frozen=True, slots=True)
 class Behavior:
-    """What `behavior` of an HPA says.
+    """`behavior` of an HPA.
 
     Attributes:
         scale_up: the way up; default that of an HPA.
@@ -180,7 +180,7 @@ class _Memory:
     Attributes:
         log: recommendations, oldest first; None: a controller that has just been started.
         events: changes of size, oldest first; signed, in replicas.
-        gap: whether so little has been seen lately that the recommendations tell nothing.
+        gap: whether too little was observed recently to use the recommendations.
     """
 
     log: tuple[Recommended, ...] | None
@@ -223,7 +223,7 @@ class Hpa:
         return self._turn(view)[0]
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size the HPA would set."""
+        """Ask for the size that the HPA would set."""
         return self._turn(view)[1]
 
     def _turn(self, view: View) -> tuple[Mapping[str, float], Recommendation]:
@@ -246,7 +246,7 @@ class Hpa:
                     words.append(f"{metric.metric}: {error}")
                 else:
                     inputs[metric.metric] = _shown(one)
-                    words.append(_told(view, metric, reading, one))
+                    words.append(_describe(view, metric, reading, one))
             found.append(one)
         proposals = [None if one is None else one.replicas for one in found]
         log = before.log
@@ -348,7 +348,7 @@ def _needed(log: Sequence[Recommended], up: timedelta, down: timedelta) -> list[
             kept.append(one)
     kept.reverse()
     while len(kept) > MOST_RECOMMENDATIONS:
-        # The greater one lives on a little longer: later down, sooner up.
+        # The greater one is kept a little longer: later down, earlier up.
         kept[:2] = [Recommended(max(kept[0].replicas, kept[1].replicas), kept[1].age)]
     return kept
 
@@ -388,27 +388,27 @@ def _units(number: float, scale: int) -> int:
 
 
 def _replicas(reading: Reading) -> Mapping[str, Mapping[str, float]]:
-    """What a reading tells of each replica; nothing where its parts are something else.
+    """What a reading has of each replica; nothing where its parts are something else.
 
-    Parts with requests and no usage are replicas of which nothing was read: the value of their reading tells nothing.
+    Parts with requests and no usage are replicas of which nothing was read: the value of their reading does not count.
     """
     return reading.parts if any(USAGE in part or REQUEST in part for part in reading.parts.values()) else {}
 
 
 def _silent(view: View, reading: Reading) -> int:
-    """How many replicas are up of which nothing was read."""
-    told = _replicas(reading)
-    if told:
-        up = [part for part in told.values() if part.get(READY, 1.0)]
+    """How many replicas are up without a reading."""
+    reported = _replicas(reading)
+    if reported:
+        up = [part for part in reported.values() if part.get(READY, 1.0)]
         return sum(USAGE not in part for part in up) + max(view.ready - len(up), 0)
     return max(view.ready - len(reading.value), 0) if isinstance(reading.value, tuple) else 0
 
 
 def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
-    """The replicas as pods: those that told something, those that are up and silent, those that are not up."""
-    told = _replicas(reading)
-    if told:
-        return _parts(view, told)
+    """The replicas as pods: those with a reading, those that are up without one, those that are not up."""
+    reported = _replicas(reading)
+    if reported:
+        return _parts(view, reported)
     request = scale
     if isinstance(reading.value, tuple):
         pods = [Pod(_units(number, scale), request) for number in reading.value]
@@ -421,25 +421,25 @@ def _pods(view: View, reading: Reading, scale: int) -> list[Pod]:
 
 
 def _complete(view: View, pods: list[Pod], silent: int, request: int | None) -> list[Pod]:
-    """The pods with those that are up and silent, and those that are coming up."""
+    """The pods, with those that are up without a reading and those that are starting."""
     if silent > 0:
         pods = [*pods, Pod(None, request, count=silent)]
-    coming = view.current - max(view.ready, sum(pod.count for pod in pods))
-    if coming > 0:
-        pods = [*pods, Pod(None, request, PodState.PENDING, coming)]
+    starting = view.current - max(view.ready, sum(pod.count for pod in pods))
+    if starting > 0:
+        pods = [*pods, Pod(None, request, PodState.PENDING, starting)]
     return pods
 
 
-def _parts(view: View, told: Mapping[str, Mapping[str, float]]) -> list[Pod]:
+def _parts(view: View, reported: Mapping[str, Mapping[str, float]]) -> list[Pod]:
     pods = [
         Pod(
             _units(part[USAGE], MILLI) if USAGE in part else None,
             _units(part[REQUEST], MILLI) if REQUEST in part else None,
             PodState.READY if part.get(READY, 1.0) else PodState.UNREADY,
         )
-        for part in told.values()
+        for part in reported.values()
     ]
-    # What nobody tells of a replica is taken as the greatest request: it weighs the more on the way down.
+    # An unknown request counts as the greatest one, which slows scaling down.
     request = max((pod.request for pod in pods if pod.request is not None), default=None)
     return _complete(view, pods, view.ready - sum(pod.state is PodState.READY for pod in pods), request)
 
@@ -449,9 +449,9 @@ def _shown(one: Sized) -> float:
     return float(one.utilization) if one.utilization is not None else one.usage / MILLI
 
 
-def _told(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
+def _describe(view: View, metric: Metric, reading: Reading, one: Sized) -> str:
     unit = "%" if one.utilization is not None else ""
-    said = f"{metric.metric} {format_number(_shown(one))}{unit} at target {format_number(metric.target)}{unit}"
+    text = f"{metric.metric} {format_number(_shown(one))}{unit} at target {format_number(metric.target)}{unit}"
     if metric.type in {MetricType.UTILIZATION, MetricType.AVERAGE_VALUE} and (silent := _silent(view, reading)):
-        said = f"{said}, {replicas(silent)} silent"
-    return f"{said}: {replicas(one.replicas)}"
+        text = f"{text}, {replicas(silent)} silent"
+    return f"{text}: {replicas(one.replicas)}"

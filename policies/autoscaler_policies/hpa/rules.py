@@ -5,7 +5,7 @@ direction): replica_calculator.go, metrics/utilization.go and horizontal.go; eac
 
 Values are whole thousandths (`milli`), as a Kubernetes quantity counts: 1.5 cores are 1500. Their division drops
 the fraction, and ratios are 64-bit floats, so that every rounding falls where it falls there. What happened before
-is told by its age; an age of nothing is now.
+is given by its age; an age of 0 is now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import StrEnum
 from autoscaler.policy_api import ZERO, ParameterError, Select
 
 MOST = 2**31 - 1
-"""The largest size Kubernetes knows (int32)."""
+"""The largest size Kubernetes allows (int32)."""
 
 MOST_USAGE = 2**63 - 1
 """The largest value a metric of Kubernetes can have (int64)."""
@@ -39,7 +39,7 @@ class PodState(StrEnum):
     """What a pod is taken as (groupPods)."""
 
     READY = "ready"
-    UNREADY = "unready"  # starting, so that its usage says nothing yet
+    UNREADY = "unready"  # starting, so that its usage does not count yet
     PENDING = "pending"  # not scheduled, or pulling images: taken as unready whatever is measured
     MISSING = "missing"  # it has no metric
     IGNORED = "ignored"  # failed, or being deleted
@@ -47,7 +47,7 @@ class PodState(StrEnum):
 
 
 class Condition(StrEnum):
-    """Why the size is what it is: the reasons of an HPA's condition ScalingLimited, and why it did not come to that."""
+    """Why the size is what it is: the reasons of an HPA's condition ScalingLimited, and why none was computed."""
 
     WITHIN = "DesiredWithinRange"
     TOO_FEW = "TooFewReplicas"
@@ -90,7 +90,7 @@ class ScalingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ScalingRules:
-    """What `behavior` says of one direction (HPAScalingRules).
+    """`behavior` of one direction (HPAScalingRules).
 
     Attributes:
         window: stabilization window.
@@ -208,7 +208,7 @@ class Outcome:
     Attributes:
         replicas: the size it sets.
         condition: why.
-        desired: what the metrics asked for; None where that was not looked at or cannot be told.
+        desired: what the metrics asked for; None where that was not computed or is not known.
         stabilized: whether a window changed that.
         log: the recommendations to keep.
     """
@@ -235,23 +235,23 @@ def utilization_ratio(current: int, target: int, pods: Sequence[Pod], tolerances
     Raises:
         MetricError: no metric, no pod or no request.
     """
-    told, unready, missing = _grouped(pods, "resource")
+    reported, unready, missing = _grouped(pods, "resource")
     if any(pod.request is None for pod in pods if pod.state is not PodState.UNLISTED):
         raise MetricError("missing request")
-    ratio, percent, usage = _utilization(told, target)
+    ratio, percent, usage = _utilization(reported, target)
     waiting = unready if ratio > 1.0 else []
-    ready = _count(pod for pod in told if pod.state is not PodState.UNLISTED)
+    ready = _count(pod for pod in reported if pod.state is not PodState.UNLISTED)
     if not waiting and not missing:
         size = current if tolerances.hold(ratio) else _size(ratio * ready)
         return Sized(size, usage, percent)
-    filled = [*told, *(replace(pod, usage=0) for pod in waiting)]
+    filled = [*reported, *(replace(pod, usage=0) for pod in waiting)]
     if ratio < 1.0:
         share = max(100, target)
         filled += [replace(pod, usage=(pod.request or 0) * share // 100) for pod in missing]
     elif ratio > 1.0:
         filled += [replace(pod, usage=0) for pod in missing]
-    again, _, _ = _utilization(filled, target)
-    return Sized(_rebalanced(current, ratio, again, _count(filled), tolerances), usage, percent)
+    filled_ratio, _, _ = _utilization(filled, target)
+    return Sized(_rebalanced(current, ratio, filled_ratio, _count(filled), tolerances), usage, percent)
 
 
 def pod_average_value(
@@ -272,19 +272,19 @@ def pod_average_value(
     Raises:
         MetricError: no metric, or no pod.
     """
-    told, unready, missing = _grouped(pods, api)
-    ratio, usage = _average(told, target)
+    reported, unready, missing = _grouped(pods, api)
+    ratio, usage = _average(reported, target)
     waiting = unready if ratio > 1.0 else []
     if not waiting and not missing:
-        ready = _count(pod for pod in told if pod.state is not PodState.UNLISTED)
+        ready = _count(pod for pod in reported if pod.state is not PodState.UNLISTED)
         return Sized(current if tolerances.hold(ratio) else _size(ratio * ready), usage)
-    filled = [*told, *(replace(pod, usage=0) for pod in waiting)]
+    filled = [*reported, *(replace(pod, usage=0) for pod in waiting)]
     if ratio < 1.0:
         filled += [replace(pod, usage=target) for pod in missing]
     elif ratio > 1.0:
         filled += [replace(pod, usage=0) for pod in missing]
-    again, _ = _average(filled, target)
-    return Sized(_rebalanced(current, ratio, again, _count(filled), tolerances), usage)
+    filled_ratio, _ = _average(filled, target)
+    return Sized(_rebalanced(current, ratio, filled_ratio, _count(filled), tolerances), usage)
 
 
 def object_or_external_value(
@@ -507,13 +507,13 @@ def controller(
     if desired is None:
         return Outcome(current, Condition.HOLD, None, stabilized=False, log=log)
     if behavior is None:
-        calm = stabilization_down_only(desired, LEGACY_WINDOW, log)
-        limited = legacy_rate_limit(current, calm.replicas, minimum, maximum)
+        stabilized = stabilization_down_only(desired, LEGACY_WINDOW, log)
+        limited = legacy_rate_limit(current, stabilized.replicas, minimum, maximum)
     else:
         up, down = behavior
-        calm = stabilization(current, desired, up.window, down.window, log)
-        limited = rate_limit(current, calm.replicas, minimum, maximum, up, down, ups, downs)
-    return Outcome(limited.replicas, limited.condition, desired, calm.replicas != desired, calm.log)
+        stabilized = stabilization(current, desired, up.window, down.window, log)
+        limited = rate_limit(current, stabilized.replicas, minimum, maximum, up, down, ups, downs)
+    return Outcome(limited.replicas, limited.condition, desired, stabilized.replicas != desired, stabilized.log)
 
 
 def _grouped(pods: Sequence[Pod], api: str) -> tuple[list[Pod], list[Pod], list[Pod]]:
@@ -522,7 +522,7 @@ def _grouped(pods: Sequence[Pod], api: str) -> tuple[list[Pod], list[Pod], list[
         raise MetricError(f"no metrics returned from {api} metrics API")
     if all(pod.state is PodState.UNLISTED for pod in pods):
         raise MetricError("no pods returned by selector while calculating replica count")
-    told, unready, missing = [], [], []
+    reported, unready, missing = [], [], []
     for pod in pods:
         if pod.state is PodState.IGNORED:
             continue
@@ -533,10 +533,10 @@ def _grouped(pods: Sequence[Pod], api: str) -> tuple[list[Pod], list[Pod], list[
         elif pod.state is PodState.UNREADY:
             unready.append(pod)
         else:
-            told.append(pod)
-    if not told:
+            reported.append(pod)
+    if not reported:
         raise MetricError("did not receive metrics for targeted pods (pods might be unready)")
-    return told, unready, missing
+    return reported, unready, missing
 
 
 def _count(pods: Iterable[Pod]) -> int:

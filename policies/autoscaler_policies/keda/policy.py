@@ -47,13 +47,13 @@ class Trigger:
         activation_lag_threshold: the trigger is active above so many records; default 0.
         name: what the formula calls it; default: the metric's name.
         offset_reset_policy: where a group without a committed offset begins: latest or earliest; default latest.
-            Read only where the source tells the offset and the end of each partition.
+            Read only where the source reports the offset and the end of each partition.
         scale_to_zero_on_invalid_offset: whether a partition without a committed offset has no lag; default false.
         allow_idle_consumers: whether there may be more replicas than partitions; default false.
         limit_to_partitions_with_lag: whether only partitions with lag count for that; default false.
         ensure_even_distribution_of_partitions: whether replicas must divide the partitions evenly; default false.
         exclude_persistent_lag: whether partitions whose offset stands still are left out of the size; default false.
-            Needs a source that tells offsets; without them nothing is left out.
+            Needs a source that reports offsets; without them nothing is left out.
         persistent_after: the offset must have stood still for so long; default 5m, as a job may commit only at its
             checkpoints; 0s: from one reading to the next, as KEDA does.
     """
@@ -151,7 +151,7 @@ class KedaLag:
     size = ceil(lag / threshold), at most one replica per partition, and no change within the tolerance. The largest
     size of all triggers counts, or what a formula makes of their lags.
 
-    Lag says nothing about load: see the documentation before you use this for a job that did not come from KEDA.
+    Lag is not a load metric: see the documentation before you use this for a job that did not come from KEDA.
 
     Attributes:
         triggers: what is read; at least one.
@@ -248,7 +248,7 @@ class KedaLag:
         return memory
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size the lag asks for."""
+        """Ask for the size of the lag."""
         found = self._read(view)
         failing = tuple(trigger for trigger in self.triggers if not found[trigger.label].complete)
         inputs = {label: finite(lag.lag) for label, lag in found.items() if lag.lag is not None}
@@ -380,7 +380,7 @@ def _bound(trigger: Trigger, partitions: int | None, with_lag: int | None) -> in
 
 
 def _part_lag(trigger: Trigger, numbers: Mapping[str, float]) -> float | None:
-    """The lag of one partition, from what the source tells of it."""
+    """The lag of one partition, from what the source reports of it."""
     if "lag" in numbers:
         return numbers["lag"] if numbers["lag"] >= 0 else None
     return safe_partition_lag(

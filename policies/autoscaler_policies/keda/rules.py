@@ -11,11 +11,11 @@ from enum import StrEnum
 NOTHING_COMMITTED = -1
 """The offset of a group that has not committed in a partition."""
 HPA_TOLERANCE = 0.1
-"""Share of the target that the HPA ignores, unless it is told otherwise."""
+"""Share of the target that the HPA ignores by default."""
 EXACT = 2.0**53
 """A number from here on has no thousandths, and a thousand times as much may be beyond all floats."""
 MOST = 2**31 - 1
-"""The largest size Kubernetes knows; a lag divided by a tiny threshold is not."""
+"""The largest size Kubernetes allows; a lag divided by a tiny threshold is not."""
 
 
 class Reset(StrEnum):

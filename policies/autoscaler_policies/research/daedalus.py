@@ -59,14 +59,14 @@ class Daedalus:
     until `optional_cooldown` after it only when the present size will not last the next interval.
 
     Attributes:
-        target_recovery: time within which everything that piled up in a rescale must be processed; default 10m.
+        target_recovery: time within which the backlog of a rescale must be processed; default 10m.
         checkpoint: interval of checkpoints; so much is processed again after a rescale; default 10s.
-        downtime_up: how long the job is taken to stand still when replicas come, until learned; default 30s.
+        downtime_up: how long the job is assumed to stand still when replicas are added, until learned; default 30s.
         downtime_down: the same when replicas go; default 15s.
         interval: time between two decisions, over which the readings should be averaged; default 60s.
         cooldown: after a rescale nothing is changed for so long; default 3m.
         optional_cooldown: after a rescale nothing is changed for so long that is not necessary; default 10m.
-        warm_up: readings within so long of a rescale or restart tell nothing about capacity; default 2m.
+        warm_up: readings within so long of a rescale or restart do not count for capacity; default 2m.
         horizon: how far ahead arrivals are forecast; default 15m.
         trend_window: the forecast is the straight line through the arrivals of so long; default 15m.
         max_forecast_error: a forecast that was wrong by at least this share (WAPE) is replaced by the straight line
@@ -129,7 +129,7 @@ class Daedalus:
         """How much past it needs: the time that the trend is measured over."""
         return self.trend_window
 
-    # what it knows
+    # learning
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Follow a rescale; at the end of an interval update capacity and forecast, and decide."""
@@ -138,7 +138,7 @@ class Daedalus:
         if "rescaled_at" not in memory:
             memory["rescaled_at"] = now - AT_START
         self._follow(view, memory, now)
-        # A look comes a little before or after it is due: half of the time between two is no reason to wait for one.
+        # A poll may be a little early or late: half an interval is not worth waiting for another one.
         due = memory.get("decided_at", -math.inf) + (self.interval - view.spec.interval / 2).total_seconds()
         if now < due or self._absent(view):
             return memory
@@ -146,7 +146,7 @@ class Daedalus:
         for name in ("size", "recovery", "capacity"):
             memory.pop(name, None)
         self._measure(view, memory, now)
-        line = self._told(view, memory) or self._forecast(view, memory, now)
+        line = self._external_forecast(view, memory) or self._forecast(view, memory, now)
         if line is None or now - memory["rescaled_at"] < self.cooldown.total_seconds() or moving(view):
             return memory
         self._plan(view, memory, line, now)
@@ -162,7 +162,7 @@ class Daedalus:
         memory["replicas"] = float(view.current)
         if rescale is None:
             if before != view.current:
-                # Over within the time between two looks, and seen only now.
+                # Over within the time between two polls, and seen only now.
                 self._begin(memory, now, view.current)
                 memory["stands_at"] = now - view.spec.interval.total_seconds()
                 memory["up"] = float(view.current > before)
@@ -227,8 +227,8 @@ class Daedalus:
                 since = max(since, engine.running_since.timestamp())
         return 0 < view.current == view.ready and not moving(view) and now - since >= self.warm_up.total_seconds()
 
-    def _told(self, view: View, memory: dict[str, float]) -> Curve | None:
-        """What somebody else forecasts."""
+    def _external_forecast(self, view: View, memory: dict[str, float]) -> Curve | None:
+        """The forecast of a metric, if there is one."""
         reading = None if self.forecast is None else view.metrics.get(self.forecast)
         if reading is None:
             return None
@@ -276,26 +276,30 @@ class Daedalus:
                 found.append((time, rate))
         return found
 
-    # what it does about it
+    # planning
 
     def _capacity(self, memory: Mapping[str, float], size: int) -> float:
         """Records/s of a size: as observed there, else in proportion to the present one (`get_capacity`)."""
-        able = memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
-        return min(max(able, 0.0), 1e300)
+        capacity = memory.get(f"capacity_{size}") or memory.get("each", 0.0) * size
+        return min(max(capacity, 0.0), 1e300)
 
     def _plan(self, view: View, memory: dict[str, float], line: Line | Curve, now: float) -> None:
         """Choose the size (`plan` and `determine_scaleout`)."""
         current = view.current
-        able = self._capacity(memory, current)
+        current_capacity = self._capacity(memory, current)
         arrivals, lag = total(view, self.arrivals) or 0.0, total(view, self.lag) or 0.0
-        if current and not able:
+        if current and not current_capacity:
             return
         if "each" not in memory:
             return
-        soon = now - memory["rescaled_at"] < self.optional_cooldown.total_seconds()
+        within_cooldown = now - memory["rescaled_at"] < self.optional_cooldown.total_seconds()
         memory["most"] = min(line.most(line.horizon), 1e300)
-        if soon and able > arrivals and able > line.most(self.interval.total_seconds()):
-            memory.update(size=float(current), capacity=able)
+        if (
+            within_cooldown
+            and current_capacity > arrivals
+            and current_capacity > line.most(self.interval.total_seconds())
+        ):
+            memory.update(size=float(current), capacity=current_capacity)
             return
         waiting = arrivals * self.checkpoint.total_seconds() + lag
         for size in range(max(view.limits.minimum, 1), view.limits.maximum + 1):
@@ -305,7 +309,7 @@ class Daedalus:
             recovery = recovery_time(line, capacity, waiting, self._downtime(memory, down=size < current))
             if not recovery <= self.target_recovery.total_seconds() or capacity < line.most(recovery):
                 continue
-            if size < current and able < lag:
+            if size < current and current_capacity < lag:
                 continue
             if size == current or capacity > line.most(line.horizon):
                 memory.update(size=float(size), capacity=capacity, recovery=recovery)
@@ -318,7 +322,7 @@ class Daedalus:
         return memory.get(name, getattr(self, name).total_seconds())
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size was chosen last, and from what."""
+        """Ask for the size that was chosen last."""
         absent = self._absent(view)
         if absent:
             return missing(view, *absent)

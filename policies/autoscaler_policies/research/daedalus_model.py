@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 SPREAD = 0.05
-"""A busy share that varied by less (standard deviation) says nothing about a slope: it is noise that is fitted."""
+"""A busy share that varied by less (standard deviation) gives no slope: it would fit noise."""
 
 REMEMBERED = 240.0
 """From so many samples on, each new one has the weight of this one: what is older fades. Four hours of minutes."""
@@ -99,7 +99,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Arrivals as somebody else forecasts them: a rate for each of the next minutes, the last of them from then on.
+    """Arrivals as an external forecast has them: a rate for each of the next minutes, the last of them from then on.
 
     Attributes:
         rates: records/s of each minute, 0 or more; at least one.
@@ -158,16 +158,16 @@ def wape(line: Line, points: Sequence[tuple[float, float]]) -> float:
 
     `points` are (time as the line counts it, records/s). Infinite where there is nothing to compare with.
     """
-    came = sum(rate for _, rate in points)
-    if not came > 0:
+    arrived = sum(rate for _, rate in points)
+    if not arrived > 0:
         return math.inf
-    return sum(abs(rate - line.at(time)) for time, rate in points) / came
+    return sum(abs(rate - line.at(time)) for time, rate in points) / arrived
 
 
 def recovery_time(line: Line | Curve, capacity: float, waiting: float, downtime: float) -> float:
     """Seconds from a rescale until nothing waits any more; infinite when not within the line's horizon.
 
-    The job is down for `downtime`, then works with `capacity`; what exceeds the arrivals goes off what has piled up:
+    The job is down for `downtime`, then works with `capacity`; what exceeds the arrivals reduces the backlog:
     what waits now (records to be processed again included) and what arrives during the downtime.
     """
     left = waiting + line.total(downtime)

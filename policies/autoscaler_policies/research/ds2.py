@@ -43,7 +43,7 @@ def optimal(
 ) -> dict[str, float]:
     """Instances that every operator needs, not rounded: one pass from the sources to the sinks.
 
-    An operator needs what comes in divided by the true processing rate of one instance. It gives out its true output
+    An operator needs its input rate divided by the true processing rate of one instance. It gives out its true output
     rate times what it needs over what it has, which is what comes in times true output rate over true processing rate.
     The recursion of the paper, and `evaluate_scaling_policy_at_epoch` in the code.
 
@@ -51,7 +51,7 @@ def optimal(
         graph: the operators and what sends to what.
         operators: what was measured of each. DS2 leaves sources as they are: give none for them.
         sources: records/s that each source is to give out.
-        ratios: records sent along each edge for one that comes in. None, as in the code: all that an operator gives
+        ratios: records sent along each edge for one that is received. None, as in the code: all that an operator gives
             out goes along each of its edges.
 
     Returns:
@@ -68,7 +68,7 @@ def optimal(
 
 
 def _given_out(operator: Operator | None, source: bool) -> float:
-    """Records given out for each that comes in; what a source gives out is what it is said to."""
+    """Records sent for each record received; a source sends what its rate gives."""
     if source:
         return 1.0
     return operator.output / operator.processing if operator is not None and operator.processing > 0 else math.nan
@@ -77,7 +77,7 @@ def _given_out(operator: Operator | None, source: bool) -> float:
 def instances(coming: float, processing: float, count: int) -> float:
     """Instances that process `coming` records/s where `count` of them have the true rate `processing` together.
 
-    NaN when a rate is not known: nobody knows what an operator could do that has done nothing.
+    NaN when a rate is not known: an operator that has processed nothing has no measured capacity.
     """
     if not coming:
         return 0.0
@@ -105,7 +105,7 @@ def true_rate(throughput: float, each_throughput: tuple[float, ...], shares: tup
 
 @dataclass(slots=True)
 class _Found:
-    """What one decision came to.
+    """The result of one decision.
 
     Attributes:
         slots: how many are needed.
@@ -120,7 +120,7 @@ class _Found:
 
 @dataclass(slots=True)
 class _Job:
-    """A job as the parts of a reading tell it; `groups` of its vertices (slot sharing groups) share no slots."""
+    """A job as the parts of a reading describe it; `groups` of its vertices (slot sharing groups) share no slots."""
 
     graph: dataflow.Graph
     operators: dict[str, Operator]
@@ -132,7 +132,7 @@ class _Job:
 def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | None:
     """Vertices, edges and rates from the metric `vertices` of Flink; None where they make no job.
 
-    What arrives is divided among the sources as they take it in now. A source that does not tell its true rate, as
+    What arrives is divided among the sources as they take it in now. A source that does not report its true rate, as
     legacy ones, is left as it is, as DS2 leaves all sources.
     """
     # A vertex is named by its name and its id, `Map (cbc357ccb763df2852fee8c4fc7d55f2)`; edges by ids alone.
@@ -234,7 +234,7 @@ class Ds2:
         if begin is None or begin < warm:
             begin = now if begin is None and not warm else warm
             known = {}
-        # A look comes a little before or after it is due: half of the time between two is no reason to wait for one.
+        # A poll may be a little early or late: half an interval is not worth waiting for another one.
         passed = now - begin + view.spec.interval.total_seconds() / 2
         interval = float(passed // self.interval.total_seconds())
         if interval <= known.get("intervals", 0.0):
@@ -252,7 +252,7 @@ class Ds2:
         }
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say what the last decision was, as a size."""
+        """Ask for the size of the last decision."""
         absent = self._absent(view)
         if absent:
             return missing(view, *absent)
@@ -275,7 +275,7 @@ class Ds2:
         return sized(view, size, inputs, f"{what}: {replicas(size)}")
 
     def _undecided(self, view: View) -> Recommendation:
-        """What is said without a decision: the first replica where there is none, else nothing."""
+        """The recommendation without a decision: the first replica where there is none, else nothing."""
         arrivals = total(view, self.arrivals) or 0.0
         if not view.current and arrivals:
             what = f"{format_number(arrivals)}/s arriving, nothing is processed by 0 replicas: one"
@@ -292,7 +292,7 @@ class Ds2:
         return [name for name, value in found.items() if value is None]
 
     def _decide(self, view: View) -> _Found | None:
-        """The slots that the job needs; None when that cannot be told from what is seen now."""
+        """The slots that the job needs; None when the readings do not suffice for it."""
         arrivals, throughput = total(view, self.arrivals), total(view, self.throughput)
         shares = busy(view, self.utilization)
         count = slots_in_use(view)
@@ -315,7 +315,7 @@ class Ds2:
         return _Found(level(needed, self.scaling_factor), arrivals, true)
 
     def _by_vertex(self, view: View, arrivals: float, count: int) -> _Found | None:
-        """The vertex that needs most, as all share slots; one that nobody knows keeps what the job has."""
+        """The vertex that needs most, as all share slots; one that is unknown keeps what the job has."""
         reading = view.metrics.get(self.vertices)
         job = None if reading is None else _job(reading.parts, arrivals)
         if job is None:

@@ -22,11 +22,11 @@ from autoscaler_policies.shared.recommend import LARGEST, finite, format_number,
 # A restart that takes more than a third of `drain_time` would need absurd sizes to be made good in time: the last
 # second before the restart is over costs infinitely many. At least two thirds of the time are for draining.
 RESTARTS = 3.0
-# While a rescale is on its way, its size stays unless it needs more than this many times the time allowed.
-PATIENCE = 2.0
+# While a rescale is in progress, its size stays unless it needs more than this many times the time allowed.
+RESCALE_TOLERANCE = 2.0
 # Arrivals are confirmed by earlier ones that differ by less than this factor: noise of 10 % both ways stays below.
 SAME = 1.25
-# The reading before the beginning of that time must still be in sight, at any usual interval.
+# The reading before the beginning of that time must still be in `past`, at any common interval.
 MARGIN = timedelta(minutes=5)
 
 
@@ -40,11 +40,11 @@ class _Load:
     partitions: int | None
     capacity: float
 
-    def able(self, size: int) -> float:
+    def capacity_at(self, size: int) -> float:
         """Records/s that a size can process."""
         return saturated_rate(self.view.learned, self.view.spec, size, self.partitions) or 0.0
 
-    def piled(self, working: float, seconds: float) -> float:
+    def backlog_after_rescale(self, working: float, seconds: float) -> float:
         """Records waiting after a change of so many seconds with `working` records/s processed meanwhile."""
         return max(0.0, self.lag + (self.arrivals - working) * seconds)
 
@@ -55,10 +55,10 @@ class _Load:
             return {name: finite(number) for name, number in numbers.items()}
         return numbers
 
-    def text(self, size: int, able: float) -> str:
+    def describe(self, size: int, rate: float) -> str:
         """Load and size in words, the beginning of a sentence."""
         load = f"lag {format_number(self.lag)} records at {format_number(self.arrivals)}/s arriving"
-        return f"{load}; {replicas(size)} ({format_number(able)}/s)"
+        return f"{load}; {replicas(size)} ({format_number(rate)}/s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class BacklogDrain:
     than `drain_time`: then the smallest size of which neither is true, counting what piles up until it works, or
     the greatest allowed. Fewer when arrivals are at most `down_utilization` of the smaller capacity, the
     present size works the backlog off within `down_backlog_time`, and the smaller one what piles up during the change
-    `drain_time`. Between these nothing changes. While a rescale is on its way, its size stays unless the backlog
+    `drain_time`. Between these nothing changes. While a rescale is in progress, its size stays unless the backlog
     takes twice as long as `drain_time`.
 
     With unknown capacity it abstains, except when the backlog is worth more than `drain_time` of the throughput
@@ -117,7 +117,7 @@ class BacklogDrain:
             raise ParameterError(
                 "down_utilization",
                 f"is {self.down_utilization}, expected above 0 and below utilization "
-                f"({self.utilization:g}), or the size swings to and fro",
+                f"({self.utilization:g}), or the size alternates",
             )
         for name in ("lag", "arrivals", "throughput"):
             if not getattr(self, name):
@@ -134,7 +134,7 @@ class BacklogDrain:
         return self.stable_time + MARGIN if self.stable_time else ZERO
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size keeps up and works off the backlog in time."""
+        """Ask for the size that keeps up and processes the backlog in time."""
         lag = total(view, self.lag)
         arrivals = total(view, self.arrivals)
         if lag is None or arrivals is None:
@@ -152,18 +152,19 @@ class BacklogDrain:
             other = self._unconfirmed(view, arrivals)
             if other is not None:
                 detail = (
-                    f"{load.text(view.current, capacity)}; arrivals were {format_number(other)}/s just before: waiting"
+                    f"{load.describe(view.current, capacity)}; "
+                    f"arrivals were {format_number(other)}/s just before: waiting"
                 )
                 return sized(view, view.current, load.inputs(before=other), detail)
-        patience = within if view.rescale is None else within * PATIENCE
-        if arrivals > capacity * self.utilization or lag > spare * patience:
+        allowed = within if view.rescale is None else within * RESCALE_TOLERANCE
+        if arrivals > capacity * self.utilization or lag > spare * allowed:
             return self._more(load, restart, within)
         if view.current > view.limits.minimum and lag <= spare * self.down_backlog_time.total_seconds():
             size = self._fewer(load)
             if size is not None:
                 return size
         fit = f"drain it in {format_number(lag / spare)} s" if lag else "fit"
-        return sized(view, view.current, load.inputs(), f"{load.text(view.current, capacity)} {fit}")
+        return sized(view, view.current, load.inputs(), f"{load.describe(view.current, capacity)} {fit}")
 
     def _unconfirmed(self, view: View, arrivals: float) -> float | None:
         """Arrivals of a reading within `stable_time`, or the one before it, that are not about the same; else None.
@@ -188,29 +189,30 @@ class BacklogDrain:
     def _more(self, load: _Load, restart: float, within: float) -> Recommendation:
         """The smallest size above the present one that does it, else the greatest there may be."""
         view, arrivals = load.view, load.arrivals
-        working = 0.0 if self.stops else load.able(min(view.ready, view.current))
-        piled = load.piled(working, restart)
+        working = 0.0 if self.stops else load.capacity_at(min(view.ready, view.current))
+        backlog = load.backlog_after_rescale(working, restart)
         left = within - restart
 
         def fits(size: int) -> bool:
-            able = load.able(size)
-            return arrivals <= able * self.utilization and piled <= (able - arrivals) * left
+            rate = load.capacity_at(size)
+            return arrivals <= rate * self.utilization and backlog <= (rate - arrivals) * left
 
         maximum = view.limits.maximum
         size = smallest(view.current + 1, max(maximum, view.current) + 1, fits)
         enough = size <= maximum
         if not enough:
             size = maximum
-        able = load.able(size)
-        inputs = load.inputs(able=able, restart=restart, piled=piled)
+        rate = load.capacity_at(size)
+        inputs = load.inputs(able=rate, restart=restart, piled=backlog)
         if not enough:
             detail = (
-                f"{load.text(size, able)}, the most allowed, cannot keep up and drain it in {format_number(within)} s"
+                f"{load.describe(size, rate)}, the most allowed, "
+                f"cannot keep up and drain it in {format_number(within)} s"
             )
         else:
-            seconds = restart + (piled / (able - arrivals) if piled else 0.0)
+            seconds = restart + (backlog / (rate - arrivals) if backlog else 0.0)
             detail = (
-                f"{load.text(size, able)} drain it in {format_number(seconds)} s, {format_number(restart)} s of "
+                f"{load.describe(size, rate)} drain it in {format_number(seconds)} s, {format_number(restart)} s of "
                 "it restart; "
                 f"{view.current} ({format_number(load.capacity)}/s) are short"
             )
@@ -223,17 +225,17 @@ class BacklogDrain:
         left = within - restart
 
         def fits(size: int) -> bool:
-            able = load.able(size)
-            if arrivals > able * self.down_utilization:
+            rate = load.capacity_at(size)
+            if arrivals > rate * self.down_utilization:
                 return False
-            return load.piled(0.0 if self.stops else able, restart) <= (able - arrivals) * left
+            return load.backlog_after_rescale(0.0 if self.stops else rate, restart) <= (rate - arrivals) * left
 
         if not fits(view.current - 1):
             return None
         size = smallest(view.limits.minimum, view.current - 1, fits)
-        able = load.able(size)
-        inputs = load.inputs(able=able, restart=restart)
-        return sized(view, size, inputs, f"{load.text(size, able)} would do, {view.current} there are")
+        rate = load.capacity_at(size)
+        inputs = load.inputs(able=rate, restart=restart)
+        return sized(view, size, inputs, f"{load.describe(size, rate)} would do, {view.current} there are")
 
     def _times(self, view: View, direction: Direction) -> tuple[float, float]:
         """Seconds a change in that direction takes, and seconds allowed for change and backlog together."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from autoscaler.policy_api import ParameterError, Reason, Recommendation, View
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
-MOST = 2**31 - 1  # the largest size Kubernetes knows; a ratio may be infinite, a size not
+MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size not
 
 
 class Mode(StrEnum):
@@ -62,7 +62,7 @@ class TargetTracking:
         return (self.metric,)
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size brings the metric to its target."""
+        """Ask for the size that brings the metric to its target."""
         reading = view.metrics.get(self.metric)
         if reading is None:
             return missing(view, self.metric)
@@ -101,14 +101,14 @@ class TargetTracking:
 
     def _fill(self, values: tuple[float, ...], current: int, ready: int) -> tuple[float, int]:
         """Ratio to the target and number of replicas it is an average of, silent replicas filled in."""
-        told = len(values)
+        reported = len(values)
         total = sum(values)
-        ratio = total / told / self.target
+        ratio = total / reported / self.target
         if ratio > 1:
-            count = max(told, ready, current)
+            count = max(reported, ready, current)
             filled = total / count / self.target
-            # more would turn into fewer: exactly at target says that the size stays
+            # more would turn into fewer: exactly at target keeps the size
             return (max(filled, 1.0), count)
-        if ready > told:
-            return ((total + (ready - told) * self.target) / ready / self.target, ready)
-        return (ratio, ready or told)
+        if ready > reported:
+            return ((total + (ready - reported) * self.target) / ready / self.target, ready)
+        return (ratio, ready or reported)

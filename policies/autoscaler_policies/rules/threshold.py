@@ -10,7 +10,7 @@ from enum import StrEnum
 from autoscaler.policy_api import ZERO, ParameterError, Reading, Reason, Recommendation, View
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
-# An observation at or before the beginning of a hold must still be in sight, at any usual interval.
+# An observation at or before the beginning of a hold must still be in `past`, at any common interval.
 MARGIN = timedelta(minutes=5)
 # Observations this many intervals apart leave nothing unseen: one tick may be skipped, another late.
 GAP = 2.5
@@ -98,10 +98,10 @@ class Rule:
     def held(self, view: View) -> bool:
         """Whether every observation of the last `hold` was beyond the bound, with nothing missing between.
 
-        Without a hold the present number is enough, which the caller has looked at.
+        Without a hold the present number is enough, which the caller has checked.
 
-        Observations further apart than a reading may be old, and than a tick that was late, leave a time nobody has
-        seen, so they begin anew.
+        Observations further apart than a reading may be old, and than a tick that was late, leave a time without
+        observations, so the hold starts again.
         """
         if not self.hold:
             return True
@@ -189,7 +189,7 @@ class Threshold:
         return longest + MARGIN if longest else ZERO
 
     def evaluate(self, view: View) -> Recommendation:
-        """Say which size the rules ask for."""
+        """Ask for the size of the rules."""
         inputs: dict[str, float] = {}
         absent: list[str] = []
         current = view.current
@@ -216,11 +216,11 @@ class Threshold:
             return missing(view, *dict.fromkeys(absent))
         if why:
             return sized(view, largest, inputs, f"{why}: {replicas(current)} - {current - largest}")
-        told = ", ".join(f"{name} {format_number(number)}" for name, number in inputs.items())
+        readings = ", ".join(f"{name} {format_number(number)}" for name, number in inputs.items())
         if self.down or waiting:
-            return sized(view, current, inputs, f"no rule fires: {told}")
-        # Who was only told when to ask for more must not hold up another policy that asks for fewer.
-        return Recommendation(None, Reason.ABSTAINED, inputs, f"no rule fires: {told}")
+            return sized(view, current, inputs, f"no rule fires: {readings}")
+        # Rules for scaling up alone must not hold back another policy that asks for fewer.
+        return Recommendation(None, Reason.ABSTAINED, inputs, f"no rule fires: {readings}")
 
     @staticmethod
     def _read(rule: Rule, view: View, inputs: dict[str, float], absent: list[str], ready: int = 0) -> float | None:

@@ -1,4 +1,4 @@
-"""Cron expressions: when one comes in a time zone, also where clocks are set forward or back.
+"""Cron expressions: when one is due in a time zone, also where clocks are set forward or back.
 
 Five fields (minute, hour, day of month, month, day of week) as in crontab(5) of Debian, by which this is held:
 https://manpages.debian.org/bookworm/cron/crontab.5.en.html and cron.8 for the change to daylight saving time.
@@ -32,13 +32,13 @@ _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _TERM = re.compile(r"(?:(?P<every>\*)|(?P<low>\w+)(?:-(?P<high>\w+))?)(?:/(?P<step>\w+))?", re.ASCII)
 _LONGEST = 200  # characters; a list of all minutes has 169
 
-# 29 February on a given weekday comes once in 28 years, once in 40 where a century has no leap day.
+# 29 February on a given weekday occurs once in 28 years, once in 40 where a century has no leap day.
 _YEARS = range(2000, 2041)
 
 Moment: TypeAlias = tuple[datetime, datetime]
-"""When a cron expression comes: the instant in UTC, and what a clock on the wall was meant to show.
+"""When a cron expression is due: the instant in UTC, and the local time it stands for.
 
-Two that fall into an hour that is skipped have the same instant; the wall tells which is first.
+Two that fall into an hour that is skipped have the same instant; the local time tells them apart.
 """
 
 _LAST_WALL = datetime.max  # noqa: DTZ901 - no clock on a wall shows it
@@ -84,7 +84,7 @@ class Cron:
         minutes, hours, days, months: the numbers that match, sorted.
         weekdays: likewise, Sunday is 0.
         either: whether a day of the month or of the week is enough, as where neither field begins with `*`.
-        floating: whether it follows the wall clock: not in a skipped hour, and twice in one that comes twice.
+        floating: whether it follows the wall clock: not in a skipped hour, and twice in one that is repeated.
     """
 
     minutes: tuple[int, ...]
@@ -96,7 +96,7 @@ class Cron:
     floating: bool
 
     def on(self, day: date) -> bool:
-        """Whether it comes on a day."""
+        """Whether it is due on a day."""
         if day.month not in self.months:
             return False
         by_month = day.day in self.days
@@ -109,7 +109,7 @@ def parse(text: str) -> Cron:
     """Read a cron expression.
 
     Raises:
-        ValueError: it is none, or it never comes; the message begins with the text and names the field.
+        ValueError: it is not a cron expression, or it is never due; the message begins with it and names the field.
     """
     shown = repr(text[:_LONGEST])
     if len(text) > _LONGEST:
@@ -142,7 +142,7 @@ def parse(text: str) -> Cron:
         floating=starred[0] or starred[1],
     )
     if not any(_days(cron, year) for year in _YEARS):
-        raise ValueError(f"{shown} never comes: no such day is in these months")
+        raise ValueError(f"{shown} is never due: no such day is in these months")
     return cron
 
 
@@ -174,7 +174,7 @@ def _numbers(field: _Field, text: str) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8192)
 def _days(cron: Cron, year: int) -> tuple[int, ...]:
-    """The days of a year on which it comes, as ordinals."""
+    """The days of a year on which it is due, as ordinals."""
     first = date(year, 1, 1).toordinal()
     last = date(year, 12, 31).toordinal()
     return tuple(ordinal for ordinal in range(first, last + 1) if cron.on(date.fromordinal(ordinal)))
@@ -182,7 +182,7 @@ def _days(cron: Cron, year: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def _moments(cron: Cron, zone: ZoneInfo, ordinal: int) -> tuple[Moment, ...]:
-    """When it comes on a day of the wall's calendar, in order."""
+    """When it is due on a day of the local calendar, in order."""
     day = date.fromordinal(ordinal)
     if not cron.on(day):
         return ()
@@ -199,7 +199,7 @@ def _moments(cron: Cron, zone: ZoneInfo, ordinal: int) -> tuple[Moment, ...]:
 
 
 def _real(wall: datetime, zone: ZoneInfo) -> list[datetime]:
-    """The instants at which a clock shows this: none in a skipped hour, two in one that comes twice."""
+    """The instants at which a clock shows this: none in a skipped hour, two in one that is repeated."""
     instants = {wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)}
     return sorted(instant for instant in instants if instant.astimezone(zone).replace(tzinfo=None) == wall)
 
@@ -214,12 +214,12 @@ def _resumed(wall: datetime, zone: ZoneInfo) -> datetime:
 
 
 def by(instant: datetime) -> Moment:
-    """The last moment that counts as come by an instant."""
+    """The last moment that counts as passed at an instant."""
     return (instant, _LAST_WALL)
 
 
 def after(cron: Cron, zone: ZoneInfo, moment: Moment) -> Moment:
-    """When it comes next after a moment."""
+    """When it is due next after a moment."""
     for ordinal in _ahead(cron, _ordinal(moment, zone) - 1):
         found = _moments(cron, zone, ordinal)
         if found and found[-1] > moment:
@@ -229,7 +229,7 @@ def after(cron: Cron, zone: ZoneInfo, moment: Moment) -> Moment:
 
 
 def before(cron: Cron, zone: ZoneInfo, moment: Moment) -> Moment:
-    """When it came last at or before a moment."""
+    """When it was due last at or before a moment."""
     for ordinal in _back(cron, _ordinal(moment, zone) + 1):
         found = _moments(cron, zone, ordinal)
         if found and found[0] <= moment:

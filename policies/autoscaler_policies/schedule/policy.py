@@ -21,7 +21,7 @@ _SPAN = 6 * 3600
 """Seconds for which the changes of a schedule are computed at once."""
 
 _JOINED = 40
-"""So many windows that follow each other at once are told as one."""
+"""So many windows that follow each other without a gap are reported as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class Exclusion:
 class Schedule:
     """Moves the bounds by the calendar, and asks for no size itself.
 
-    While a window is open its `min` and `max` stand in for the cluster's; of several that are open the greatest
+    While a window is open its `min` and `max` replace the cluster's; of several that are open the greatest
     `min` and the greatest `max` count. A minimum above the maximum raises the maximum. Exclusions go before
     everything: while one is open nothing is changed, not even where the bounds ask for it.
 
-    Daylight saving time: a time that is skipped comes when the clock goes on, one that the clock shows twice comes the
-    first time. Expressions whose minute or hour begins with `*` follow the clock instead, as in Debian's cron.
+    Daylight saving time: a time that is skipped is due when the clock goes on, one that is repeated is due the first
+    time. Expressions whose minute or hour begins with `*` follow the clock instead, as in Debian's cron.
 
     Attributes:
         windows: times with other bounds; default: none.
@@ -123,7 +123,7 @@ class Schedule:
         return Allowance(Limits(least, max(least, most)), state.excluded)
 
     def evaluate(self, view: View) -> Recommendation:
-        """Abstain, and tell which windows are open, until when."""
+        """Abstain, and report which windows are open, until when."""
         state = _state(self, view.now)
         limits = view.limits
         detail = f"{state.detail}; {limits.minimum} to {limits.maximum} is allowed"
@@ -135,7 +135,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a schedule says from a time on.
+    """The state of a schedule from a time on.
 
     Attributes:
         at: that time, in seconds since 1970.
@@ -188,7 +188,7 @@ class _Times:
 
 
 def _state(schedule: Schedule, now: datetime) -> _State:
-    """What a schedule says at a time."""
+    """The state of a schedule at a time."""
     seconds = now.timestamp()
     states = _states(schedule, int(seconds // _SPAN))
     found = states[0]
@@ -201,7 +201,7 @@ def _state(schedule: Schedule, now: datetime) -> _State:
 
 @lru_cache(maxsize=4096)
 def _states(schedule: Schedule, span: int) -> tuple[_State, ...]:
-    """What a schedule says within a span of time, from each change on."""
+    """The states of a schedule within a span of time, from each change on."""
     now = datetime.fromtimestamp(span * _SPAN, UTC)
     end = now + timedelta(seconds=_SPAN)
     states = []
@@ -212,12 +212,12 @@ def _states(schedule: Schedule, span: int) -> tuple[_State, ...]:
 
 
 def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
-    """What a schedule says from a time on, and until when at least."""
+    """The state of a schedule from a time on, and until when at least."""
     changes: list[datetime] = []
     upcoming: list[tuple[datetime, str]] = []
     least: list[int] = []
     most: list[int] = []
-    told: list[str] = []
+    parts: list[str] = []
     excluded: list[str] = []
     every: tuple[Window | Exclusion, ...] = (*schedule.windows, *schedule.exclude)
     for window in every:
@@ -233,21 +233,21 @@ def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
         if isinstance(window, Exclusion):
             excluded.append(f"{window.name} lasts until {_time(close, times.zone)}")
             continue
-        told.append(f"{window.name} is open until {_time(close, times.zone)}")
+        parts.append(f"{window.name} is open until {_time(close, times.zone)}")
         if window.min is not None:
             least.append(window.min)
         if window.max is not None:
             most.append(window.max)
     if excluded:
-        told.insert(0, f"nothing changes: {' and '.join(excluded)}")
-    if not told:
-        told.append(f"no window is open; {min(upcoming)[1]}")
+        parts.insert(0, f"nothing changes: {' and '.join(excluded)}")
+    if not parts:
+        parts.append(f"no window is open; {min(upcoming)[1]}")
     state = _State(
         now.timestamp(),
         max(least, default=None),
         max(most, default=None),
         " and ".join(excluded),
-        "; ".join(told),
+        "; ".join(parts),
     )
     return state, min(changes)
 

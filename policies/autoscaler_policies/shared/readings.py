@@ -1,4 +1,4 @@
-"""What a view tells of rates, busy shares and rescales, for policies that measure what a job could process."""
+"""Rates, busy shares and rescales of a view, for policies that measure what a job could process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from autoscaler.policy_api import PHASES, Phase, View
 from autoscaler_policies.shared.recommend import finite
 
 BUSIEST = 2.0
-"""A busy share above this is none: somebody reads percent. What is a little above 1 counts as 1."""
+"""A larger number is not a busy share: it may be in percent. One that is a little above 1 counts as 1."""
 
 
 def total(view: View, name: str) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from autoscaler.policy_api import Reason, Recommendation, View
 
 LARGEST = 1.7976931348623157e308  # the largest float: a sum of finite readings may overflow, an input must not
-SCIENTIFIC_FROM = 1e15  # nobody reads more digits
+SCIENTIFIC_FROM = 1e15  # more digits are hard to read
 
 
 def finite(value: float) -> float:
@@ -41,10 +41,10 @@ def sized(view: View, size: int, inputs: Mapping[str, float], detail: str) -> Re
 
 
 def missing(view: View, *names: str) -> Recommendation:
-    """Abstain because these metrics cannot be trusted now; says why where the observation knows."""
+    """Abstain because these metrics cannot be trusted now, with the reason where the observation has one."""
     why = view.past[-1].missing if view.past else {}
-    told = ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
-    return Recommendation(None, Reason.MISSING, {}, f"no trusted reading of {told}")
+    absent = ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
+    return Recommendation(None, Reason.MISSING, {}, f"no trusted reading of {absent}")
 
 
 def smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
