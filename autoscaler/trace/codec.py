@@ -88,9 +88,9 @@ VERSION = 1
 
 def dump_record(record: Record) -> bytes:
     """One record as a line of JSON, without the line's end."""
-    told = _fields(record.decision)
-    told["guards"], told["verdicts"] = shortened(told["verdicts"], told["proposed"])
-    decision = _Decision(**told)
+    values = _fields(record.decision)
+    values["guards"], values["verdicts"] = shortened(values["verdicts"], values["proposed"])
+    decision = _Decision(**values)
     line = _Line(record.observation, decision, record.version, record.dry_run, record.failed)
     return _lines.to_json(_Lines.model_construct(line), exclude_defaults=True, warnings=False)
 
@@ -103,9 +103,9 @@ def load_record(text: bytes | str) -> Record:
         raise ValueError(_first(error)) from error
     if line.version not in (VERSION, None):
         raise ValueError(f"version {line.version} of the trace format is not known, expected {VERSION}")
-    told = _fields(line.decision)
-    told["verdicts"] = restored(line.decision.guards, told["verdicts"], told["proposed"])
-    decision = Decision(**told)
+    values = _fields(line.decision)
+    values["verdicts"] = restored(line.decision.guards, values["verdicts"], values["proposed"])
+    decision = Decision(**values)
     return Record(line.observation, decision, VERSION, line.dry_run, line.failed)
 
 

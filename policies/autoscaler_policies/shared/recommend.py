@@ -43,8 +43,8 @@ def sized(view: View, size: int, inputs: Mapping[str, float], detail: str) -> Re
 def missing(view: View, *names: str) -> Recommendation:
     """Abstain because these metrics cannot be trusted now; says why where the observation knows."""
     why = view.past[-1].missing if view.past else {}
-    told = ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
-    return Recommendation(None, Reason.MISSING, {}, f"no trusted reading of {told}")
+    listed = ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
+    return Recommendation(None, Reason.MISSING, {}, f"no trusted reading of {listed}")
 
 
 def smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
