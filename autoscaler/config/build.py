@@ -10,7 +10,9 @@ accepted in some fields only. See docs/adr/0006-configuration-by-node.md.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import math
 import os
 import re
@@ -33,6 +35,8 @@ from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
 
 T = TypeVar("T")
+
+log = logging.getLogger("autoscaler.config")
 
 Reader: TypeAlias = Callable[[Node, str], Any]
 
@@ -160,12 +164,7 @@ class Builder:
             message = str(error) or "these values are refused without a reason"
             word = re.split(r"[\s:,=(]", message.lstrip("`'\""), maxsplit=1)[0].rstrip("`'\"")
             if word in mapping.entries:
-                warnings.warn(
-                    f"{cls.__qualname__} names a wrong parameter by the first word of a ValueError; "
-                    "raise autoscaler.policy_api.ParameterError(name, message) instead",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
+                _warn_of_first_word(cls)
                 message = message.removeprefix(f"{word}:").strip()  # the path has the name already
                 raise self.problems.fail(*mapping.place(word, path), message) from error
             raise self.fail(mapping, path, message) from error
@@ -372,6 +371,17 @@ _NAMES: abc.Mapping[Any, str] = {
     Secret: "a string or ${NAME}",
     Path: "a path",
 }
+
+
+def _warn_of_first_word(cls: type[Any]) -> None:
+    """Report to users, and to the author of the plug-in, that it should raise `ParameterError`."""
+    message = (
+        f"{cls.__qualname__} names a wrong parameter by the first word of a ValueError; "
+        "raise autoscaler.policy_api.ParameterError(name, message) instead"
+    )
+    log.warning("deprecated: %s", message)
+    with contextlib.suppress(DeprecationWarning):  # as an error it would hide the problem of the configuration
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
 
 
 def type_hints(cls: type[Any]) -> dict[str, Any]:

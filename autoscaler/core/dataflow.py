@@ -1,8 +1,8 @@
 """How records flow through the vertices of a job: what each takes, could take, and must take.
 
-The rules are those of the autoscaler of the Flink Kubernetes operator (flink-autoscaler), number for number; each
-docstring names the class and method it follows. Rates are records per second, busy and backpressured times are
-milliseconds per second (0 to 1000), times of samples are milliseconds.
+The rules are those of the autoscaler of a streaming engine's operator, number for number; each docstring names the
+class and method it follows, and the policy that uses them names the operator and its version. Rates are records per
+second, busy and backpressured times are milliseconds per second (0 to 1000), times of samples are milliseconds.
 
 What is not known is NaN: every function is total, NaN results where an input that matters is NaN, and infinity where
 a vertex takes no records and so shows no limit. Whoever makes a metric of a result must not let either through.
@@ -119,7 +119,7 @@ class JobRate:
 def rate(samples: Samples) -> float:
     """Growth of a counter per second, from its first to its last sample: `ScalingMetricEvaluator.getRate`.
 
-    Less than two samples give NaN. A counter that was reset gives a negative rate, as in Flink.
+    Less than two samples give NaN. A counter that was reset gives a negative rate, as there.
     """
     known = [(at, value) for at, value in in_order(samples) if not math.isnan(value)]
     if len(known) < 2:  # noqa: PLR2004 - a rate lies between two samples
@@ -246,7 +246,7 @@ def divided(dividend: float, divisor: float) -> float:
 def edge_rate(graph: Graph, rates: Mapping[str, Rates], start: str, end: str) -> float:
     """Records/s that flow along one edge: `ScalingMetricEvaluator.computeEdgeDataRate`.
 
-    Flink measures vertices, not edges. The input of `end` is the rate when it has no other input; else that input less
+    Engines measure vertices, not edges. The input of `end` is the rate when it has no other input; else that input less
     what the others send, when each of those sends nowhere else; else all that `start` sends.
     """
     others = [vertex for vertex in graph.inputs(end) if vertex != start]
@@ -329,8 +329,8 @@ def target_capacity(
         utilization: how busy that may make it, cut to 0..1; 0 gives infinity.
         catch_up: in what time the backlog of a restart is to be processed, in whole seconds; 0 asks for nothing on top.
         restart: how long a restart takes, in whole seconds; 0 leaves it out.
-        rounded_from: less than this is left as it is. Flink rounds everything, so that less than half a record a
-            second needs nothing.
+        rounded_from: less than this is left as it is. That operator rounds everything, so that less than half
+            a record a second needs nothing.
     """
     if math.isnan(target.catch_up) or math.isnan(target.rate):
         return NAN
@@ -387,8 +387,8 @@ def job_true_rate(graph: Graph, targets: Mapping[str, float], true_rates: Mappin
 def needed_parallelism(parallelism: int, true_rate: float, capacity: float, max_parallelism: int | None = None) -> int:
     """The parallelism at which a vertex can process `capacity`: `JobVertexScaler.computeScaleTargetParallelism`.
 
-    Capacity is taken to grow with parallelism. As in Flink, a vertex of which the rates are not known keeps what it
-    has. Alignment to key groups and limits on single steps are no part of this.
+    Capacity is taken to grow with parallelism. As there, a vertex of which the rates are not known keeps what it has.
+    Alignment to key groups and limits on single steps are no part of this.
 
     Args:
         parallelism: what it has.

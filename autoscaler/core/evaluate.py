@@ -26,7 +26,7 @@ def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) ->
 
     Each is shown the bounds that the one before it left.
     """
-    excluded = ""
+    excluded: str | None = None
     errors: dict[str, str] = {}
     for named in policies:
         if named.allow is None:
@@ -40,7 +40,7 @@ def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) ->
             errors[named.name] = problem
             continue
         limits = allowance.limits
-        excluded = excluded or allowance.excluded or ""
+        excluded = excluded or allowance.excluded or None
     return Allowance(limits, excluded), errors
 
 

@@ -1,11 +1,11 @@
-"""Expressions over named numbers: `combine` of a cluster, and the formula of the policy `keda-lag`.
+"""Expressions over named numbers: `combine` of a cluster, and formulas of policies.
 
     lag if urgent else max(capacity, cpu)
     trig_one > 2 ? trig_one + trig_two : 1
     count([trig_one, trig_two], {# > 1}) > 1 ? 5 : 0
 
-Conditions are written as in Python (`a if c else b`, `and`, `or`, `not`, `1 < a <= 8`) or as in expr-lang, which KEDA
-uses (`c ? a : b`, `&&`, `||`, `!`). From the loosest to the tightest: conditional, or, and, not, comparisons, `+ -`,
+Conditions are written as in Python (`a if c else b`, `and`, `or`, `not`, `1 < a <= 8`) or as in expr-lang
+(`c ? a : b`, `&&`, `||`, `!`). From the loosest to the tightest: conditional, or, and, not, comparisons, `+ -`,
 `* / %`, sign, `**`, `a ?? b` (b where a has no value). There are no strings, variables or loops: an expression can do
 nothing but compute, and does it at once. Numbers are floats; a number without a value is `nil`.
 """
@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import median
 from typing import NoReturn, TypeAlias
 
 from autoscaler.core.model import MAX_REPLICAS
@@ -33,8 +34,13 @@ CURRENT = "current"
 
 
 def _half_away(number: float) -> float:
-    """Go's math.Round: halves away from zero."""
+    """`math.Round` of Go, which expr-lang uses: halves away from zero."""
     return math.copysign(math.floor(abs(number) + 0.5), number)
+
+
+def _half_up(number: float) -> float:
+    """How sizes are rounded."""
+    return math.floor(number + 0.5)
 
 
 _ONE: Mapping[str, Callable[..., float]] = {
@@ -51,10 +57,10 @@ _MANY: Mapping[str, Callable[..., float]] = {
     "max": max,
     "min": min,
     "sum": math.fsum,
-    "mean": lambda numbers: math.fsum(numbers) / len(numbers),
-    "median": lambda numbers: (sorted(numbers)[(len(numbers) - 1) // 2] + sorted(numbers)[len(numbers) // 2]) / 2,
+    "mean": lambda numbers: math.fsum(numbers) / max(len(numbers), 1),
+    "median": lambda numbers: median(numbers) if numbers else 0,
 }
-"""Functions of several numbers, or of an array of them."""
+"""Functions of several numbers, or of an array of them; all but max and min give 0 for an empty array."""
 
 _TEST: Mapping[str, Callable[[Sequence[bool]], float | bool]] = {
     "count": sum,
@@ -135,7 +141,7 @@ class Expression:
         text: the expression.
         sizes: whether the names are policies and their numbers the sizes that they ask for, None where one abstains.
             Then a name is also a condition, true while that size is above `current`; max and min leave out policies
-            that abstain; and numbers go up to the largest size.
+            that abstain; round takes halves up, not away from zero; and numbers go up to the largest size.
 
     Raises:
         ValueError: it cannot be read; the message says at which column, and what was expected.
@@ -284,6 +290,8 @@ class _Parser:
             node = self.expression()
             self.expect(")")
             return node
+        if text == "[" and not self._sizes:
+            _refuse(at, "an array is the whole argument of a function; write c ? max([a]) : max([b]) to choose one")
         if text.isascii() and (text[:1].isdigit() or (text[:1] == "." and len(text) > 1)):
             number = float(text)
             if self._sizes and number > MAX_REPLICAS:
@@ -314,20 +322,23 @@ class _Parser:
             args = self._items("]")
             if self._peek() == ",":
                 self._take()
-                test = (self._test(),)
+                test = (self._test(condition=name != "sum"),)
             self.expect(")")
         else:
             args = self._items(")")
         if name in _TEST:
-            wrong, takes = not test or not args, "an array and a test"
+            wrong, takes = not test, "an array and a test"
         elif name in _ONE:
             wrong, takes = len(args) != 1 or array, "one number"
         else:
-            wrong, takes = bool(test) or not args or (array and name == "first"), "numbers"
+            empty = not args and (self._sizes or not array)
+            unlike = name == "first" and array and self._sizes  # elsewhere the first element, nil or not
+            wrong, takes = empty or unlike or (bool(test) and name != "sum"), "numbers"
         if wrong:
             usage = "([a, b], {# > 1})" if name in _TEST else "(a)" if name in _ONE else "(a, b)"
             _refuse(at, f"{name} takes {takes}, as in {name}{usage}")
-        return _Node("??" if name == "first" else name, at, (*args, *test), name in _TEST and name != "count")
+        how = "test" if test else "array" if array else ""
+        return _Node(name, at, (*args, *test), name in _TEST and name != "count", how)
 
     def _items(self, closing: str) -> tuple[_Node, ...]:
         """Numbers, separated by commas."""
@@ -339,13 +350,14 @@ class _Parser:
         self._take()
         return tuple(found)
 
-    def _test(self) -> _Node:
-        """What is asked of each element: `{# > 1}`, or without braces."""
+    def _test(self, *, condition: bool) -> _Node:
+        """What is asked of each element: `{# > 1}`, or without braces; of `sum` a number."""
         outer, self._in_test = self._in_test, True
         braces = self._peek() == "{"
         if braces:
             self._take()
-        node = self._condition(self.expression())
+        node = self.expression()
+        node = self._condition(node) if condition else self.number(node)
         if braces:
             self.expect("}")
         self._in_test = outer
@@ -381,14 +393,20 @@ def _evaluate(  # noqa: C901, PLR0912 - one case for each kind of node
         case "!":
             return not of(args[0])
         case "??":
-            for part in args[:-1]:
-                if not isinstance(found := of(part), _Missing):
-                    return found
-            return of(args[-1])
-    if kind in _TEST:
+            left = of(args[0])
+            return of(args[1]) if isinstance(left, _Missing) else left
+        case "first":
+            found = [of(part) for part in args]  # all: one that cannot be computed is an error wherever it stands
+            if node.name == "array":
+                return found[0] if found else _Missing("nil")
+            return next((value for value in found if not isinstance(value, _Missing)), found[-1])
+    if node.name == "test":
         *elements, test = args
-        found = _TEST[kind]([bool(_evaluate(test, values, sizes, of(each))) for each in elements])
-        return found if node.condition else float(found)
+        each = [_evaluate(test, values, sizes, of(part)) for part in elements]
+        if kind not in _TEST:
+            return _computed(node, each, sizes)
+        count = _TEST[kind]([bool(one) for one in each])
+        return count if node.condition else float(count)
     return _computed(node, [of(part) for part in args], sizes)
 
 
@@ -405,17 +423,23 @@ def _computed(node: _Node, args: list[_Value], sizes: bool) -> _Value:
         # Numbers are bounds of sizes: without the size of a policy they give none.
         if not any(isinstance(value, _Asked) for value in there):
             return missing
-    if kind in ("max", "min"):
+    if kind in ("max", "min") and there:
         return _MANY[kind](there)  # itself, so that a bound stays a bound
     if kind in _COMPARISONS:
         return _COMPARISONS[kind](*there)
     try:
-        found = float(_MANY[kind](there) if kind in _MANY else (_ONE.get(kind) or _ARITHMETIC[kind])(*there))
+        found = float(_MANY[kind](there) if kind in _MANY else _function(kind, sizes)(*there))
     except (ArithmeticError, ValueError) as error:
         raise ValueError(f"cannot compute {kind!r} at column {node.at}: {error}") from error
     if not math.isfinite(found):
         raise ValueError(f"cannot compute {kind!r} at column {node.at}: it gives {found}")
     return _Asked(found) if any(isinstance(value, _Asked) for value in there) else found
+
+
+def _function(kind: str, sizes: bool) -> Callable[..., float]:
+    if kind == "round" and sizes:
+        return _half_up
+    return _ONE.get(kind) or _ARITHMETIC[kind]
 
 
 def _needed(node: _Node, missing: _Missing, sizes: bool) -> str:

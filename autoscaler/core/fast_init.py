@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 Class = TypeVar("Class", bound=type)
 
 
-def fast_init(cls: Class) -> Class:
+def fast_init(cls: Class, former: Mapping[str, str] = MappingProxyType({})) -> Class:
     """Let a frozen dataclass with slots create its objects in a third of the time; nothing else differs.
 
     `dataclass` sets the fields of a frozen object through `object.__setattr__`, which finds each by its name. Here
     an object belongs to a class with the same slots that is not frozen until its fields are set. Without it a step
     takes a quarter more time.
+
+    Args:
+        cls: the dataclass.
+        former: former names of fields -> their names; they are accepted as keywords, also by `dataclasses.replace`.
     """
     slow_init = cls.__init__  # type: ignore[misc]
     known: dict[str, Any] = {
         "slow_init": slow_init,
         "frozen": cls,
         "Open": type(cls.__name__, (), {"__slots__": vars(cls)["__slots__"]}),
+        "unset": MISSING,
         "become": vars(object)["__class__"].__set__,
     }
     names, taken, set_all = [], [], []
@@ -36,7 +43,12 @@ def fast_init(cls: Class) -> Class:
         made = "{}" if make is dict else f"make_{name}()"
         value = name if make is MISSING else f"{made} if {name} is default_{name} else {name}"
         set_all.append(f"self.{name} = {value}")
+    if former and "*" not in taken:
+        taken.append("*")
+    taken += [f"{old}=unset" for old in former]
     lines = [
+        # First, as `replace` gives the present name too, with what it was.
+        *(f"if {old} is not unset: {name} = {old}" for old, name in former.items()),
         # A subclass may have more slots.
         f"if self.__class__ is not frozen: return slow_init(self, {', '.join(names)})",
         "become(self, Open)",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -306,7 +307,7 @@ class Allowance:
     """
 
     limits: Limits
-    excluded: str | None = ""
+    excluded: str | None = None
 
 
 class RateKind(StrEnum):
@@ -715,10 +716,10 @@ class ClusterState:
     learned: Learned = Learned()
 
 
-@fast_init
+@partial(fast_init, former={"warm_from": "disturbance_ended_at"})
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a policy is shown.
+    """What a policy is shown. `warm_from` is accepted as the former name of `disturbance_ended_at`.
 
     Attributes:
         now: the time of the observation.
@@ -769,6 +770,10 @@ class View:
             self.disturbance_ended_at,
             memory,
         )
+
+    def knowing(self, learned: Learned, memory: Mapping[str, float]) -> View:
+        """Deprecated: the former name of `with_learned`."""
+        return self.with_learned(learned, memory)
 
     def number(self, name: str) -> float | None:
         """A metric as one number (the mean, if it has one per replica), or None when it is not trusted."""

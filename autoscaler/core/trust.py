@@ -78,7 +78,7 @@ def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> T
         untrusted,
         _past(spec, state.past, observation),
         _watched_since(spec, state, at),
-        allowance.excluded or None,
+        allowance.excluded,
         policy_errors,
         notes,
     )

@@ -533,7 +533,7 @@ def _check_allowance(allowance: object, now: datetime) -> None:
     assert not inspect.isawaitable(allowance), "allow is asynchronous, expected a plain method"
     assert isinstance(allowance, Allowance), f"allows {allowance!r}, expected an Allowance"
     excluded: object = allowance.excluded
-    assert isinstance(excluded, str), f"{allowance}: excluded is {excluded!r}, expected a string"
+    assert isinstance(excluded, str | None), f"{allowance}: excluded is {excluded!r}, expected a string or None"
     limits: object = allowance.limits
     assert isinstance(limits, Limits), f"{allowance}: limits are {limits!r}, expected Limits"
     assert limits.minimum <= limits.maximum, f"at {now} the minimum is above the maximum: {limits}"

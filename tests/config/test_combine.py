@@ -69,6 +69,8 @@ def proposed(text: str, current: int = 4, **sizes: int | None) -> tuple[int, str
         ("floor((lag + cpu) / 2)", {"lag": 10, "cpu": 5}, 7),
         ("round(lag / 4)", {"lag": 10}, 3),
         ("round(lag / 4)", {"lag": 9}, 2),
+        ("round(lag - 4.5) + 5", {"lag": 2}, 3),  # -2.5 is rounded to -2: halves up
+        ("round(lag - 4.5) + 5", {"lag": 3}, 4),
         ("ceil(lag / 4) + 1", {"lag": 9}, 4),
         ("max(lag - 5, 1)", {"lag": 3}, 1),
         ("-lag + 10 - +2", {"lag": 3}, 5),
@@ -99,6 +101,8 @@ def test_where_all_that_are_named_abstain_the_size_stays(text: str) -> None:
         ("cpu if lag > 2 else 1", "the policy lag abstains"),
         ("cpu if 2 < cpu < lag else 1", "the policy lag abstains"),
         ("cpu / (cpu - 5)", "cannot compute '/' at column 1: float division by zero"),
+        ("first(cpu, cpu / 0)", "cannot compute '/' at column 12: float division by zero"),
+        ("first(lag, cpu, lag * 2)", "the policy lag abstains"),
         ("cpu - 10", "they give -5.0, expected 0 to 1000000"),
         ("cpu * 1000000", "they give 5000000"),
         ("cpu / 2 * 1000000", "they give 2500000.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -513,9 +514,23 @@ class TestWrongParameters:
     def test_a_parameter_that_is_not_in_the_file_is_named_in_the_message(self) -> None:
         assert self.read(ParameterError("other", "is missing")) == ["file.yaml:1: here: other: is missing"]
 
-    def test_the_first_word_of_a_value_error_still_names_the_parameter_with_a_deprecation_warning(self) -> None:
+    def test_the_first_word_of_a_value_error_still_names_the_parameter_with_a_deprecation_warning(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         with pytest.warns(DeprecationWarning, match="raise autoscaler.policy_api.ParameterError"):
             assert self.read(ValueError("size: must be 1")) == ["file.yaml:1: here.size: must be 1"]
+        [record] = caplog.records
+        assert (record.name, record.levelname) == ("autoscaler.config", "WARNING")
+        assert record.getMessage().startswith("deprecated: ")
+        assert "raise autoscaler.policy_api.ParameterError(name, message) instead" in record.getMessage()
+
+    def test_where_warnings_are_errors_the_problem_of_the_file_is_reported_all_the_same(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert self.read(ValueError("size: must be 1")) == ["file.yaml:1: here.size: must be 1"]
+        assert "names a wrong parameter by the first word of a ValueError" in caplog.text
 
     def test_a_value_error_that_names_no_parameter_is_reported_as_it_is(self) -> None:
         assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]

@@ -292,7 +292,9 @@ def test_a_good_policy_that_moves_the_bounds_passes() -> None:
         pytest.param(lambda _, limits: limits, "expected an Allowance", id="no-allowance"),
         pytest.param(lambda now, limits: None if now.weekday() else Allowance(limits), "allows None", id="nothing"),
         pytest.param(
-            lambda _, limits: Allowance(limits, cast("str", None)), "excluded is None, expected a string", id="no-text"
+            lambda _, limits: Allowance(limits, cast("str", 5)),
+            "excluded is 5, expected a string or None",
+            id="no-text",
         ),
         pytest.param(
             lambda _, limits: Allowance(Limits(limits.minimum, limits.maximum + 0.5)),

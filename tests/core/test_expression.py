@@ -84,6 +84,13 @@ def result(text: str) -> float | None:
         ("false || one > 0 ? 1 : 0", 1),
         ("first(none_yet, nil, two, five)", 2),
         ("first(one - 1, two)", 0),
+        ("first([two, five])", 2),
+        ("first([none_yet, five])", None),
+        ("first([])", None),
+        ("sum([]) + mean([]) + median([])", 0),
+        ("sum([one, two], {# * 3})", 9),
+        ("sum([], # * 3)", 0),
+        ("count([], # > 1)", 0),
         # a name may be that of a function
         ("count + 1", 8),
         ("nil", None),
@@ -105,7 +112,8 @@ def test_computes_what_expr_lang_computes(text: str, expected: float | None) -> 
         ("1 = 2", "column 3: expected an operator or the end, not '='"),
         (")", "column 1: expected a number, a name or '(', not ')'"),
         ("(1", "column 3: expected ')', not the end"),
-        ("[1, 2]", "column 1: expected a number, a name or '(', not '['"),
+        ("[1, 2]", "column 1: an array is the whole argument of a function"),
+        ("max(true ? [1] : [2])", "column 12: an array is the whole argument of a function; write c ? max([a]) : max("),
         ("max(1 2)", "column 7: expected ',' or ')', not '2'"),
         ("max([1 2])", "column 8: expected ',' or ']', not '2'"),
         ("max([1", "column 7: expected ',' or ']', not the end"),
@@ -130,12 +138,12 @@ def test_computes_what_expr_lang_computes(text: str, expected: float | None) -> 
         ("!one ? 1 : 2", "column 2: this is a number, expected a condition"),
         ("-true", "column 2: this is a condition, expected a number"),
         ("max([true])", "column 6: this is a condition, expected a number"),
-        ("max([[1]])", "column 6: expected a number, a name or '(', not '['"),
+        ("max([[1]])", "column 6: an array is the whole argument of a function"),
         ("max()", "column 1: max takes numbers, as in max(a, b)"),
-        ("max([])", "column 1: max takes numbers, as in max(a, b)"),
+        ("first()", "column 1: first takes numbers, as in first(a, b)"),
         ("max([1], 2)", "column 10: this is a number, expected a condition"),
         ("max([1], # > 2)", "column 1: max takes numbers, as in max(a, b)"),
-        ("first([1])", "column 1: first takes numbers, as in first(a, b)"),
+        ("sum([1], # > 2)", "column 10: this is a condition, expected a number"),
         ("abs(1, 2)", "column 1: abs takes one number, as in abs(a)"),
         ("abs([1])", "column 1: abs takes one number"),
         ("count([1])", "column 1: count takes an array and a test, as in count([a, b], {# > 1})"),
@@ -169,6 +177,10 @@ def test_reports_when_it_is_read_what_is_wrong_and_where(text: str, message: str
         ("10 ** 999", "cannot compute '\\*\\*' at column 1"),
         ("1e308 * 10", "cannot compute '\\*' at column 1: it gives inf"),
         ("sum([1e308, 1e308])", "cannot compute 'sum' at column 1"),
+        ("max([])", "cannot compute 'max' at column 1"),
+        ("sum([one, none_yet], # + 1)", "has nil in '\\+'"),
+        ("sum([1], none_yet)", "has nil in 'sum'"),
+        ("first([1, 1 / 0])", "cannot compute '/' at column 11"),
     ],
 )
 def test_reports_what_cannot_be_computed(text: str, message: str) -> None:
@@ -214,6 +226,12 @@ def test_among_sizes_numbers_go_up_to_the_largest_size_and_the_present_one_is_no
         Expression("lag + 1000001", sizes=True)
     with pytest.raises(ValueError, match="column 6: this is a number, expected a condition: a policy, true while"):
         Expression("1 if current else 2", sizes=True)
+
+
+@pytest.mark.parametrize("text", ["max([])", "sum([])", "first([lag, cpu])"])
+def test_among_sizes_functions_take_at_least_one_size_and_first_no_array(text: str) -> None:
+    with pytest.raises(ValueError, match=r"column 1: \w+ takes numbers, as in"):
+        Expression(text, sizes=True)
 
 
 def test_the_names_in_it_are_known_with_their_columns() -> None:

@@ -7,6 +7,7 @@ import inspect
 import pickle
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass, field, replace
+from functools import partial
 
 import pytest
 
@@ -99,3 +100,17 @@ def test_keyword_only_fields_stay_keyword_only() -> None:
     assert Named(name="a") == Named(size=1, name="a")
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
         Named("a")  # type: ignore[call-arg]
+
+
+def test_a_former_name_of_a_field_is_accepted_as_a_keyword() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Renamed:
+        name: str
+        size: int = 1
+
+    made = partial(fast_init, former={"width": "size"})(Renamed)
+    assert made("a", width=2) == made("a", 2)  # type: ignore[call-arg]
+    assert replace(made("a", 2), width=3) == made("a", 3)  # type: ignore[call-arg]
+    assert replace(made("a", 2), name="b") == made("b", 2)
+    with pytest.raises(TypeError, match="positional argument"):
+        made("a", 2, 3)  # type: ignore[call-arg]

@@ -128,7 +128,19 @@ def test_a_view_that_knows_something_else_shows_all_else_as_before() -> None:
         spec(), EngineStatus(JobState.RUNNING), begin(2, 3, T0, Cause.REQUEST), T0, {"ticks": 0.0},
     )  # fmt: skip
     assert view.with_learned(learned, memory) == replace(view, learned=learned, memory=memory)
+    assert view.knowing(learned, memory) == view.with_learned(learned, memory)
     assert all(getattr(view, item.name) not in (None, {}, ()) for item in fields(View))
+
+
+def test_a_view_accepts_the_former_name_of_when_the_last_disturbance_ended() -> None:
+    view = View(T0, 3, 3, {}, (), Limits(1, 5), Learned(), spec(), warm_from=T0)  # type: ignore[call-arg]
+    assert (view.disturbance_ended_at, view.warm_from) == (T0, T0)
+    assert replace(view, warm_from=at(15)) == replace(view, disturbance_ended_at=at(15))  # type: ignore[call-arg]
+    assert replace(view, warm_from=None).disturbance_ended_at is None  # type: ignore[call-arg]
+
+
+def test_an_empty_reason_to_change_nothing_is_none() -> None:
+    assert allowed(named(within(1, 5, "")), T0, Limits(1, 9))[0] == Allowance(Limits(1, 5), None)
 
 
 def test_policies_move_the_bounds_one_after_the_other() -> None:

@@ -626,9 +626,9 @@ def test_nothing_may_change_in_an_excluded_period() -> None:
     policy = FlinkOperator(excluded_periods=("13:00-14:00",), timezone="Europe/Berlin")
     limits = Limits(1, 5)
     assert policy.allow(START, limits).excluded == "13:00 is within excluded_periods"
-    assert policy.allow(START + timedelta(hours=2), limits).excluded == ""
+    assert policy.allow(START + timedelta(hours=2), limits).excluded is None
     assert policy.allow(START, limits).limits == limits
-    assert FlinkOperator().allow(START, limits).excluded == ""
+    assert FlinkOperator().allow(START, limits).excluded is None
 
 
 # what it remembers

@@ -1,9 +1,10 @@
 """What Flink's autoscaler makes of what it has measured, as pure functions.
 
 `autoscaler.core.dataflow` computes what the vertices of a job could do and must do; this, which parallelism they get.
-The rules are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler), number for number; each docstring
-names the class and method it follows. Numbers are doubles as in Java: what is not known is NaN, a comparison with NaN
-is false, and a division by zero gives an infinity or NaN. Times are seconds since 1970 where they are points in time.
+The rules of both are those of the Flink Kubernetes operator 1.16 (module flink-autoscaler), number for number; each
+docstring names the class and method it follows. Numbers are doubles as in Java: what is not known is NaN, a comparison
+with NaN is false, and a division by zero gives an infinity or NaN. Times are seconds since 1970 where they are points
+in time.
 """
 
 from __future__ import annotations

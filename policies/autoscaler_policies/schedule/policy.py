@@ -140,14 +140,14 @@ class _State:
     Attributes:
         at: that time, in seconds since 1970.
         least, most: the bounds of the open windows, None where they name none.
-        excluded: why nothing may change, or empty.
+        excluded: why nothing may change; None: it may.
         detail: what is open, for people.
     """
 
     at: float
     least: int | None
     most: int | None
-    excluded: str
+    excluded: str | None
     detail: str
 
 
@@ -246,7 +246,7 @@ def _state_from(schedule: Schedule, now: datetime) -> tuple[_State, datetime]:
         now.timestamp(),
         max(least, default=None),
         max(most, default=None),
-        " and ".join(excluded),
+        " and ".join(excluded) or None,
         "; ".join(parts),
     )
     return state, min(changes)
