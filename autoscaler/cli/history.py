@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, renamed
-from autoscaler.cli.output import complain, print_json, say, table
+from autoscaler.cli.output import FAILED, OK, complain, print_json, say, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
 from autoscaler.trace.format import COMPRESSED_SUFFIX, SUFFIX
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from autoscaler.history.ingest_records import Imported
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
-
-OK, FAILED = 0, 1
 
 LEDGER = "imported.json"
 _TAIL = 1 << 20

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, count
-from autoscaler.cli.output import complain, say
+from autoscaler.cli.output import INTERRUPTED, OK, complain, say
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from autoscaler.history.ingest_follow import Batch, Follower
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
-
-OK, INTERRUPTED = 0, 130
 
 EVERY = timedelta(minutes=1)
 FILES = 64

@@ -374,12 +374,13 @@ def build_case(
     """The simulated cluster for one of the history, and the rate of a worker with its origin, in words."""
     name = there.cluster
     cluster = given.read.clusters[given.names[name]]
-    told = plants.plant(options.plant)
+    described = plants.plant(options.plant)
     profile = given.profiles.get(name)
-    plant = replace(told.plant if profile is None else plant_from_profile(told.plant, profile), slo=given.slo[name])
+    plant = described.plant if profile is None else plant_from_profile(described.plant, profile)
+    plant = replace(plant, slo=given.slo[name])
     if plant.partitions is None:
         plant = replace(plant, partitions=cluster.spec.partitions)
-    one, why = _one(options, told, cluster.spec, profile, there.peak, plant.gamma)
+    one, why = _one(options, described, cluster.spec, profile, there.peak, plant.gamma)
     static = max(1, math.ceil(STATIC_HEADROOM * needed([there.peak * STEP], one, plant.gamma)[0]))
     others = _baseline_variants(policies, _stepped(cluster.spec, name), plant.slo, one, profile)
     return Case(plant, one, static, (*tried, *others), profile), f"{format_number(one)} records/s ({why})"
@@ -387,7 +388,7 @@ def build_case(
 
 def _one(
     options: argparse.Namespace,
-    told: plants.Described,
+    described: plants.Described,
     spec: ClusterSpec,
     profile: Profile | None,
     peak: float,
@@ -397,8 +398,8 @@ def _one(
         return profile.capacity.rate, "its profile"
     if options.rate_per_worker is not None:
         return options.rate_per_worker, "--rate-per-worker"
-    if told.rate_per_worker is not None:
-        return told.rate_per_worker, f"`rate_per_worker` of {options.plant}"
+    if described.rate_per_worker is not None:
+        return described.rate_per_worker, f"`rate_per_worker` of {options.plant}"
     if spec.capacity.per_replica is not None:
         return spec.capacity.per_replica, "capacity.per_replica of the configuration"
     workers = max(spec.limits.minimum, round(PEAK_SHARE * spec.limits.maximum), 1)

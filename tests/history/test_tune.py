@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from autoscaler import cli
 from autoscaler.cli.trials import combinations, path_of
-from autoscaler.cli.tune import Tuned, judge, patch, split
+from autoscaler.cli.tune import Tuned, patch, recommendation_for, split
 from autoscaler.history.backtest_job import Known
 from autoscaler.history.tune_search import Objective, best, means
 from tests.history import written
@@ -106,8 +106,8 @@ def test_the_last_third_of_the_days_is_held_back() -> None:
 
 
 def judged(chosen: Mapping[str, Any] | None, *then: Mapping[str, Any]) -> Tuned:
-    told = {"configured": row(0, 100), "chosen": chosen, "nearest": row(3, 110, violation=0.01)}
-    return judge("orders", DAYS[:6], DAYS[6:], told, dict(enumerate(then)), OBJECTIVE)
+    means_of = {"configured": row(0, 100), "chosen": chosen, "nearest": row(3, 110, violation=0.01)}
+    return recommendation_for("orders", DAYS[:6], DAYS[6:], means_of, dict(enumerate(then)), OBJECTIVE)
 
 
 def test_parameters_that_meet_the_objective_on_new_days_and_cost_less_are_recommended() -> None:
