@@ -18,6 +18,8 @@ from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
 from autoscaler.cli.output import OK, print_json, say, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
+from autoscaler.config import document
+from autoscaler.config.document import Problems
 from autoscaler.core.durations import format_duration
 from autoscaler.core.explain import count_of
 from autoscaler.core.model import ClusterSpec
@@ -365,10 +367,11 @@ def _days(days: Sequence[date]) -> str:
 
 
 def _nested(settings: Mapping[str, str], options: argparse.Namespace, name: str) -> dict[str, Any]:
-    policies = [named.name for named in configuration.load(options.config).clusters[name].spec.policies]
+    policies = configuration.load(options.config).clusters[name].spec.policies
+    root = document.read(options.config, Problems(str(options.config)))
     tree: dict[str, Any] = {}
     for key, value in settings.items():
-        *above, last = trials.path_of(key, name, policies)[2:]
+        *above, last = trials.setting_path(root, key, name, policies)[2:]
         place = tree
         for part in above:
             place = place.setdefault(part, {})
