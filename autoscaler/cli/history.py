@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, renamed
+from autoscaler.cli.options import Commands, Renamed, renamed
 from autoscaler.cli.output import FAILED, OK, complain, print_json, say, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -72,7 +72,10 @@ def _register_import(commands: Commands) -> None:
     add(
         "--reimport",
         "--again",
-        action="store_true",
+        action=Renamed,
+        nargs=0,
+        const=True,
+        default=False,
         help="also read files that were imported and have not changed since; --again is the old name",
     )
     add("--json", action="store_true", help="print JSON")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, count
+from autoscaler.cli.options import Commands, Renamed, count
 from autoscaler.cli.output import INTERRUPTED, OK, complain, say
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import count_of
@@ -67,7 +67,10 @@ def register(commands: Commands) -> None:
     add(
         "--uncompressed",
         "--plain",
-        action="store_true",
+        action=Renamed,
+        nargs=0,
+        const=True,
+        default=False,
         help="also import *.jsonl: such files must be complete when they appear; --plain is the old name",
     )
     add(

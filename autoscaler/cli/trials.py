@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rate-per-worker",
         "--one",
+        action=arguments.Renamed,
         type=arguments.above,
         metavar="RATE",
         help="records/s that one worker processes, if there is no profile; --one is the old name",
