@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import spark_options, trials
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import print_error, print_json, print_lines, table
-from autoscaler.cli.tables import DEFAULT_ROWS as FEW
-from autoscaler.cli.tables import omitted_rows as omitted
+from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
+from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, format_span
 from autoscaler.simulation.trial import MAX_GAP, Case
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from autoscaler.history.backtest_job import Known
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
-
-OK = 0
 
 Row = Mapping[str, Any]
 
@@ -160,20 +157,20 @@ def _no_days(
             for day, missing in one.left_out
         ]
         filled = f"up to {format_span(MAX_GAP.total_seconds())} are filled in"
-        return f"{options.dataset}: has no whole day of {asked}: {'; '.join(worst[:FEW])}; {filled}"
+        return f"{options.dataset}: has no whole day of {asked}: {'; '.join(worst[:DEFAULT_ROWS])}; {filled}"
     rows = open_dataset(options.dataset).read(spark, "observations", clusters=sorted(given.names))
     there = rows.where("arrivals is not null").selectExpr("min(date) as first", "max(date) as last").collect()[0]
     if there["first"] is not None:
         after = [f"{name}: {profile.end:%Y-%m-%d %H:%M}" for name, profile in sorted(given.profiles.items())]
-        made = (
-            f"; a profile is tried on days after those it was computed from ({', '.join(after[:FEW])})" if after else ""
-        )
+        listed = ", ".join(after[:DEFAULT_ROWS])
+        made = f"; a profile is tried on days after those it was computed from ({listed})" if after else ""
         return (
             f"{options.dataset}: has no arrivals of {asked} in this time, but from {there['first']} to "
             f"{there['last']}{made}"
         )
     some = open_dataset(options.dataset).read(spark, "observations").where("arrivals is not null")
-    names = [row["cluster"] for row in some.select("cluster").distinct().orderBy("cluster").limit(FEW).collect()]
+    first = some.select("cluster").distinct().orderBy("cluster").limit(DEFAULT_ROWS).collect()
+    names = [row["cluster"] for row in first]
     known = f"it has those of {', '.join(names)}" if names else "it has no arrivals of any cluster"
     return f"{options.dataset}: has no arrivals of {asked}; {known}"
 
@@ -193,7 +190,7 @@ def build_cases(
             continue
         case, size = trials.build_case(options, given, one, tried[one.cluster], policies)
         cases[one.cluster] = case
-        if len(notes) < FEW:
+        if len(notes) < DEFAULT_ROWS:
             plant = case.plant
             days = f"{count_of(len(one.days), 'day')} from {one.days[0]} to {one.days[-1]}"
             notes.append(
@@ -203,11 +200,15 @@ def build_cases(
             )
     absent = sorted(set(given.names) - {one.cluster for one in ready.known})
     if absent:
-        notes.append(f"The history has no arrivals of {', '.join(absent[:FEW])}{' ...' if len(absent) > FEW else ''}.")
+        notes.append(f"The history has no arrivals of {_shortened(absent)}.")
     without = sorted(set(cases) - set(given.profiles)) if options.profiles is not None else []
     if without:
-        notes.append(f"There is no profile of {', '.join(without[:FEW])}{' ...' if len(without) > FEW else ''}.")
+        notes.append(f"There is no profile of {_shortened(without)}.")
     return cases, notes
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:DEFAULT_ROWS])}{' ...' if len(names) > DEFAULT_ROWS else ''}"
 
 
 def print_left_out(known: Sequence[Known]) -> None:
@@ -220,7 +221,7 @@ def print_left_out(known: Sequence[Known]) -> None:
     if lines:
         few = format_span(MAX_GAP.total_seconds())
         print_error(f"{count_of(len(lines), 'day')} left out, with gaps of over {few}:")
-        print_error(*lines[:FEW], *omitted(lines[:FEW], lines, "days"))
+        print_error(*lines[:DEFAULT_ROWS], *omitted_rows(lines[:DEFAULT_ROWS], lines, "days"))
 
 
 def _left_out(known: Sequence[Known]) -> list[Row]:
@@ -290,7 +291,7 @@ def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace
             ],
         )
         print_lines("")
-    shown = rows if options.all else rows[:FEW]
+    shown = rows if options.all else rows[:DEFAULT_ROWS]
     seeds = options.seeds > 1
     table(
         ("cluster", "policy", "parameters", *(("seed",) if seeds else ()), *HEAD),
@@ -306,7 +307,7 @@ def _show(rows: Sequence[Row], fleet: Sequence[Row], options: argparse.Namespace
             for row in shown
         ],
     )
-    print_lines(*omitted(shown, rows, "rows"))
+    print_lines(*omitted_rows(shown, rows, "rows"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from autoscaler.cli.output import print_error, print_json, print_lines, progress, table
+from autoscaler.cli.output import FAILED, OK, USAGE, print_error, print_json, print_lines, progress, table
 from autoscaler.config import document
 from autoscaler.config.build import Builder, Plugin
 from autoscaler.core.durations import format_duration
@@ -46,8 +46,6 @@ from autoscaler.simulation.benchmark import (
 )
 from autoscaler.simulation.loads import SCENARIOS, SYNTHETIC, Load, LoadError, load_by_name
 from autoscaler.simulation.plant import PLANTS
-
-OK, FAILED, USAGE = 0, 1, 2
 
 METRICS = ("arrivals", "throughput", "lag", "utilization", "saturation", "cpu")
 SMALLEST, LARGEST = 1, 24

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, renamed
-from autoscaler.cli.output import print_error, print_json, print_lines, table
+from autoscaler.cli.options import Commands, Renamed, renamed
+from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
 from autoscaler.trace.format import COMPRESSED_SUFFIX, SUFFIX
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from autoscaler.history.ingest_records import Imported
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
-
-OK, FAILED = 0, 1
 
 LEDGER = "imported.json"
 _TAIL = 1 << 20
@@ -74,7 +72,10 @@ def _register_import(commands: Commands) -> None:
     add(
         "--reimport",
         "--again",
-        action="store_true",
+        action=Renamed,
+        nargs=0,
+        const=True,
+        default=False,
         help="also read files that were imported and have not changed since; --again is the old name",
     )
     add("--json", action="store_true", help="print JSON")

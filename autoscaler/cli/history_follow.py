@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, count
-from autoscaler.cli.output import print_error, print_lines
+from autoscaler.cli.options import Commands, Renamed, count
+from autoscaler.cli.output import INTERRUPTED, OK, print_error, print_lines
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from autoscaler.history.ingest_follow import Batch, Follower
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
-
-OK, INTERRUPTED = 0, 130
 
 EVERY = timedelta(minutes=1)
 FILES = 64
@@ -69,7 +67,10 @@ def register(commands: Commands) -> None:
     add(
         "--uncompressed",
         "--plain",
-        action="store_true",
+        action=Renamed,
+        nargs=0,
+        const=True,
+        default=False,
         help="also import *.jsonl: such files must be complete when they appear; --plain is the old name",
     )
     add(

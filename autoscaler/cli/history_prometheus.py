@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import above, moment
-from autoscaler.cli.output import print_error, print_json, print_lines, progress
+from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, progress
 from autoscaler.core.durations import format_duration, parse_duration
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError, UnavailableError
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from autoscaler.sources.prometheus import Prometheus, Query, Ranges, Series
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
-
-OK, FAILED = 0, 1
 
 TIMEOUT = 60.0
 """Seconds for an answer. The time-out of a source is for one instant, these queries are for hours."""

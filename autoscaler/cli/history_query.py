@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, count
-from autoscaler.cli.output import print_error, print_json, print_lines, table
+from autoscaler.cli.output import OK, print_error, print_json, print_lines, table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
-OK = 0
 LIMIT = 1000
 
 _USERS = ("0A", "21", "22", "42")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from autoscaler.cli.output import print_error
 from autoscaler.core.durations import parse_duration
 
 TRACES = "AUTOSCALER_TRACES"
@@ -31,6 +33,25 @@ def add_listing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="list everything, however long")
     parser.add_argument("--explain", action="store_true", help="explain each decision listed in full")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+class Renamed(argparse.Action):
+    """For `action=` of an option with old names after the present one: warns when an old one is used.
+
+    With `nargs=0` the option stores its `const`.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - of every action
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the value."""
+        if option_string is not None and option_string != self.option_strings[0]:
+            print_error(f"warning: {option_string} is now called {self.option_strings[0]}")
+        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 
 
 def count(text: str) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from autoscaler.cli.configuration import wrong
+from autoscaler.cli.output import print_error
 from autoscaler.config import document
 from autoscaler.config.build import Builder
 from autoscaler.config.document import Invalid, Node, Problems, Scalar, join
@@ -105,6 +106,8 @@ def _read(path: Path, problems: Problems) -> Described:
         base=base,
         readers=_numbers(build, PlantSpec) | {"scheduler": partial(_scheduler, build, checkpoint)},
     )
+    if OLD_RATE in mapping.entries:
+        _warn_once(f"warning: {path}:{mapping.entries[OLD_RATE].line}: {OLD_RATE} is now called {RATE}")
     besides: dict[str, Any] = {}
     for key, reader in own.items():
         if key in mapping.entries:
@@ -123,6 +126,12 @@ def _read(path: Path, problems: Problems) -> Described:
         # By default a rescale waits for a number of them.
         base = replace(base, scheduler=replace(rules, max_delay=default_max_delay(checkpoint)))
     return Described(build.construct(PlantSpec, mapping, "", read.values, base), **besides)
+
+
+@cache
+def _warn_once(line: str) -> None:
+    """Print a warning, but once only: some commands read the file several times."""
+    print_error(line)
 
 
 def _numbers(build: Builder, cls: type[Any]) -> dict[str, Callable[[Node, str], Any]]:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands, day, moment, renamed, span
-from autoscaler.cli.output import hang, print_error, print_json, print_lines, table
-from autoscaler.cli.tables import DEFAULT_ROWS as FEW
-from autoscaler.cli.tables import omitted_rows as omitted
+from autoscaler.cli.output import FAILED, OK, hang, print_error, print_json, print_lines, table
+from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, format_number
 from autoscaler.ports import AutoscalerError
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
 
-OK, FAILED = 0, 1
 ALL_FINDINGS = 5
 """The findings of this many clusters are all printed; of more, only the most expensive ones."""
 
@@ -162,7 +160,7 @@ def _no_observation(options: argparse.Namespace) -> str:
 
 
 def _show(kept: Sequence[Row], options: argparse.Namespace) -> None:
-    shown = kept if options.all else kept[:FEW]
+    shown = kept if options.all else kept[:DEFAULT_ROWS]
     table(
         (
             "cluster",
@@ -178,16 +176,16 @@ def _show(kept: Sequence[Row], options: argparse.Namespace) -> None:
         ),
         [_line(row) for row in shown],
     )
-    print_lines(*omitted(shown, kept, "clusters"))
+    print_lines(*omitted_rows(shown, kept, "clusters"))
     findings = [(row["cluster"], finding) for row in kept for finding in row["findings"]]
     if len(kept) > ALL_FINDINGS and not options.all:
         findings.sort(key=lambda each: -(each[1]["replica_hours"] or 0.0))
-        listed = findings[:FEW]
+        listed = findings[:DEFAULT_ROWS]
     else:
         listed = findings
     if listed:
         print_lines("", *(hang(f"{cluster}: ", f"{finding['kind']}: {finding['text']}") for cluster, finding in listed))
-        print_lines(*omitted(listed, findings, "findings"))
+        print_lines(*omitted_rows(listed, findings, "findings"))
     where = f" and {options.table}" if options.table else ""
     print_lines("", f"{count_of(len(kept), 'profile')} in {options.out}{where}")
 

@@ -61,6 +61,7 @@ def register(commands: Commands) -> None:
     add(
         "--rate-per-worker",
         "--one",
+        action=arguments.Renamed,
         type=arguments.above,
         metavar="RATE",
         help="records/s that one worker processes (default: `rate_per_worker` of the plant's file, "

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, timedelta
 from pathlib import Path
@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--rate-per-worker",
         "--one",
+        action=arguments.Renamed,
         type=arguments.above,
         metavar="RATE",
         help="records/s that one worker processes, if there is no profile; --one is the old name",
@@ -217,15 +218,38 @@ def path_of(key: str, name: str, policies: Sequence[str]) -> tuple[str, ...]:
     return ("clusters", name, *key.split("."))
 
 
+def setting_path(root: Node, key: str, name: str, policies: Sequence[NamedPolicy]) -> tuple[str, ...]:
+    """Like `path_of`; a policy's parameter gets the name that the file has it under, or else its present name."""
+    path = path_of(key, name, [named.name for named in policies])
+    match path:
+        case (_, _, "policies", policy, parameter, *rest):
+            classes = [type(named.policy) for named in policies if named.name == policy]
+        case _:
+            return path
+    aliases = {old: new for cls in classes for old, new in plugins.aliases(cls).items()}
+    present = aliases.get(parameter, parameter)
+    there = _keys(root, path[:4])
+    used = next((old for old, new in aliases.items() if new == present and old in there), present)
+    return (*path[:4], used, *rest)
+
+
+def _keys(node: Node, path: Sequence[str]) -> Iterable[str]:
+    for key in path:
+        if not isinstance(node, document.Mapping) or key not in node.entries:
+            return ()
+        node = node.entries[key].node
+    return node.entries if isinstance(node, document.Mapping) else ()
+
+
 def apply_settings(options: argparse.Namespace, read: Config, settings: Mapping[str, Mapping[str, str]]) -> Config:
     """The configuration with settings changed. (cluster -> key -> value, as given). Raises ConfigurationError."""
     root: Node = document.read(options.config, Problems(str(options.config)))
     for name, changes in settings.items():
-        policies = [named.name for named in read.clusters[name].spec.policies]
+        policies = read.clusters[name].spec.policies
         for key, text in changes.items():
             problems = Problems(f"--set {key}={text}")
             try:
-                root = document.put(root, path_of(key, name, policies), document.parse(text, problems))
+                root = document.put(root, setting_path(root, key, name, policies), document.parse(text, problems))
             except Invalid:
                 raise problems.error() from None
             except KeyError as error:
@@ -376,9 +400,8 @@ def build_case(
     cluster = given.read.clusters[given.names[name]]
     described = plants.plant(options.plant)
     profile = given.profiles.get(name)
-    plant = replace(
-        described.plant if profile is None else plant_from_profile(described.plant, profile), slo=given.slo[name]
-    )
+    plant = described.plant if profile is None else plant_from_profile(described.plant, profile)
+    plant = replace(plant, slo=given.slo[name])
     if plant.partitions is None:
         plant = replace(plant, partitions=cluster.spec.partitions)
     one, why = _one(options, described, cluster.spec, profile, there.peak, plant.gamma)

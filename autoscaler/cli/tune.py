@@ -16,9 +16,10 @@ from autoscaler.cli import configuration, spark_options, trials
 from autoscaler.cli.backtest import build_cases, parameters, prepare, print_left_out
 from autoscaler.cli.configuration import wrong
 from autoscaler.cli.options import Commands
-from autoscaler.cli.output import print_json, print_lines, table
-from autoscaler.cli.tables import DEFAULT_ROWS as FEW
-from autoscaler.cli.tables import omitted_rows as omitted
+from autoscaler.cli.output import OK, print_json, print_lines, table
+from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
+from autoscaler.config import document
+from autoscaler.config.document import Problems
 from autoscaler.core.durations import format_duration
 from autoscaler.core.explain import count_of
 from autoscaler.core.model import ClusterSpec
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from autoscaler.simulation.trial import Case, Variant
 
 # ruff: noqa: PLC0415 - PySpark is loaded when the command runs
-
-OK = 0
 
 HELD = 1 / 3
 """The share of a cluster's days, the last ones, that validate what was chosen on the others."""
@@ -193,8 +192,8 @@ def _tuned(
     whole = {name: both for name, both in halves.items() if name not in short}
     if not whole:
         raise wrong(
-            f"{options.dataset}: has one whole day of {', '.join(short[:FEW])}: two are needed, one to choose on and "
-            "one to validate on"
+            f"{options.dataset}: has one whole day of {', '.join(short[:DEFAULT_ROWS])}: two are needed, one to "
+            "choose on and one to validate on"
         )
     train = replace(ready, known=tuple(train for train, _ in whole.values()))
     tries = train.trials(cases, options.seeds)
@@ -216,12 +215,12 @@ def _tuned(
             for row in means(results(held.trials(validated, options.seeds))).collect():
                 then.setdefault(row["cluster"], {})[row["variant"]] = row.asDict()
     found = [
-        judge(name, whole[name][0].days, whole[name][1].days, chosen[name], then.get(name, {}), objective)
+        recommendation_for(name, whole[name][0].days, whole[name][1].days, chosen[name], then.get(name, {}), objective)
         for name in sorted(chosen)
     ]
     return found, [
         f"{name} has one whole day only: two are needed, one to choose on and one to validate on."
-        for name in short[:FEW]
+        for name in short[:DEFAULT_ROWS]
     ]
 
 
@@ -229,7 +228,7 @@ def _both(case: Case, number: int) -> tuple[Variant, ...]:
     return case.variants[0], case.variants[number]
 
 
-def judge(
+def recommendation_for(
     cluster: str,
     trained: tuple[date, ...],
     validated: tuple[date, ...],
@@ -288,14 +287,15 @@ def _show(found: Sequence[Tuned], objective: Objective) -> None:
     limit = "" if objective.rescales is None else f", at most {objective.rescales:g} rescales an hour"
     print_lines(f"Objective: too late for at most {objective.violation:.3g} of the time{limit}.", "")
     rows = []
-    for one in found[:FEW]:
+    shown = found[:DEFAULT_ROWS]
+    for one in shown:
         rows.append((one.cluster, "configured", "-", *_both_times(one.configured, one.configured_then)))
         if one.chosen is not None and one.chosen_then is not None:
             name = "recommended" if one.recommended else "refused"
             rows.append((one.cluster, name, parameters(one.chosen), *_both_times(one.chosen, one.chosen_then)))
     head = ("days", "replica-hours", "violation", "rescales/h")
     table(("cluster", "", "parameters", *head, *(f"then {name}" for name in head)), rows)
-    print_lines(*omitted(found[:FEW], found, "clusters"), "", *(f"{one.cluster}: {one.why}." for one in found[:FEW]))
+    print_lines(*omitted_rows(shown, found, "clusters"), "", *(f"{one.cluster}: {one.why}." for one in shown))
 
 
 def _both_times(now: Row, then: Row | None) -> tuple[str, ...]:
@@ -367,10 +367,11 @@ def _days(days: Sequence[date]) -> str:
 
 
 def _nested(settings: Mapping[str, str], options: argparse.Namespace, name: str) -> dict[str, Any]:
-    policies = [named.name for named in configuration.load(options.config).clusters[name].spec.policies]
+    policies = configuration.load(options.config).clusters[name].spec.policies
+    root = document.read(options.config, Problems(str(options.config)))
     tree: dict[str, Any] = {}
     for key, value in settings.items():
-        *above, last = trials.path_of(key, name, policies)[2:]
+        *above, last = trials.setting_path(root, key, name, policies)[2:]
         place = tree
         for part in above:
             place = place.setdefault(part, {})

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import copy
 import math
 import re
 import ssl
@@ -38,6 +37,7 @@ from tenacity import (
     wait_random,
 )
 
+from autoscaler.clients.shared_requests import cancel_all, one_line, outcome_of
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Secret, Shared, UnavailableError
 
@@ -46,11 +46,12 @@ T = TypeVar("T")
 AUTHORIZATION = "Authorization"
 FRESH = 0.5
 """Seconds for which an answer is kept by default: long enough for the metrics of one poll."""
+SHOWN = 120
+"""Characters of another system's text that go into a message."""
 
 _CONNECTIONS = 512  # of all clients together: below the 1,024 open files that a process usually may have
 _CONCURRENT = 8  # requests of one client at a time
 _CHUNK = 64 * 1024
-_EXCERPT = 120  # characters of a foreign text that go into a message
 _ANYTHING: type[Any] = object
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
@@ -247,9 +248,7 @@ class JsonClient:
 
     async def close(self) -> None:
         """Cancel the requests that are under way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
 
     def url(self, path: str) -> str:
         """The address of a path."""
@@ -307,29 +306,22 @@ class JsonClient:
         kept = self._kept.get(key)
         if kept is None or now >= kept.until:
             self._kept = {known: other for known, other in self._kept.items() if now < other.until}
-            kept = self._kept[key] = _Kept(asyncio.create_task(ask()))
+            kept = self._kept[key] = _Kept(asyncio.create_task(_returned(ask())))
             self._tasks.add(kept.task)
             kept.task.add_done_callback(lambda _, kept=kept: self._ended(kept, fresh))  # type: ignore[misc]
-        if not kept.task.done():
-            # Unlike awaiting the task, this does not cancel it for the others when this caller is cancelled.
-            await asyncio.wait((kept.task,))
-        if kept.task.cancelled():
-            raise UnavailableError(f"{self.endpoint.url}: the client was closed")
-        error = kept.task.exception()
-        if isinstance(error, EdgeError):
-            raise copy.copy(error)  # a shared exception would gather the tracebacks of all who raise it
-        answer: T = kept.task.result()
+        answer: T = await outcome_of(kept.task, f"{self.endpoint.url}: the client was closed")
         return answer
 
     def _ended(self, kept: _Kept, fresh: float) -> None:
         self._tasks.discard(kept.task)
-        failed = kept.task.cancelled() or kept.task.exception() is not None
+        task = kept.task
+        failed = task.cancelled() or task.exception() is not None or isinstance(task.result(), EdgeError)
         kept.until = time.monotonic() + (min(fresh, FRESH) if failed else fresh)
 
     def describe_error(self, body: bytes) -> str | None:
         """The server's own message in the body of an answer that is not 2xx, or None."""
         text = body[:1000].decode(errors="replace").strip()
-        return None if text.startswith("<") else excerpt(text) or None
+        return None if text.startswith("<") else one_line(text, SHOWN) or None
 
     def is_refusal(self, status: int, reason: str | None) -> bool:  # noqa: ARG002 - for systems whose statuses mislead
         """Whether a retry is useless, by the status and what `describe_error` made of the body."""
@@ -349,7 +341,7 @@ class JsonClient:
             first = error.errors(include_url=False, include_input=False)[0]
             where = f"{self.url(path)}: expected {expected or self.expected}"
             if first["type"] == "json_invalid":
-                begin = repr(excerpt(body[: 4 * _EXCERPT].decode(errors="replace")))
+                begin = repr(one_line(body[: 4 * SHOWN].decode(errors="replace"), SHOWN))
                 raise AnswerError(f"{where}, got {begin} ({first['msg']})") from None
             place = ".".join(map(str, first["loc"])) or "the answer"
             raise AnswerError(f"{where}, but {place}: {first['msg']}") from None
@@ -413,7 +405,7 @@ class JsonClient:
         status = response.status
         message = f"{url} answered {status} {response.reason}"
         if status // 100 == 3:  # noqa: PLR2004 - HTTP
-            there = excerpt(response.headers.get("Location", "").partition("?")[0])
+            there = one_line(response.headers.get("Location", "").partition("?")[0], SHOWN)
             return AnswerError(f"{message}: redirected to {there!r}; configure the final address (a login page?)")
         reason = self.describe_error(body)
         message += f": {reason}" if reason else ""
@@ -425,7 +417,9 @@ class JsonClient:
         return StatusError(message, status)
 
 
-def excerpt(text: str) -> str:
-    """The beginning of a foreign text, on one line, for a message."""
-    text = " ".join(text.split())
-    return text if len(text) <= _EXCERPT else text[: _EXCERPT - 1] + "…"
+async def _returned(request: Coroutine[Any, Any, T]) -> T | EdgeError:
+    """The result of a request, or its error, for `outcome_of`."""
+    try:
+        return await request
+    except EdgeError as error:
+        return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ async def outcome_of(request: asyncio.Future[T | EdgeError], closed: str) -> T:
         raise UnavailableError(closed)
     outcome = request.result()
     if isinstance(outcome, EdgeError):
-        raise type(outcome)(*outcome.args)
+        raise copy.copy(outcome)
     return outcome
 
 

@@ -25,7 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
 
-from autoscaler.clients.http import AUTHORIZATION, Endpoint, Fetched, JsonClient, excerpt
+from autoscaler.clients.http import AUTHORIZATION, SHOWN, Endpoint, Fetched, JsonClient
+from autoscaler.clients.shared_requests import one_line
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import install_hint
@@ -193,7 +194,7 @@ def _number(found: object, where: str) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise AnswerError(f"{where} gives {excerpt(json.dumps(found))!r}, expected a finite number")
+    raise AnswerError(f"{where} gives {one_line(json.dumps(found), SHOWN)!r}, expected a finite number")
 
 
 def _time(found: object, where: str) -> datetime:
@@ -209,7 +210,8 @@ def _time(found: object, where: str) -> datetime:
     except (ValueError, OverflowError, OSError):
         pass  # reported below
     raise AnswerError(
-        f"{where} gives {excerpt(json.dumps(found))!r}, expected unix seconds or milliseconds, or ISO 8601 with a zone"
+        f"{where} gives {one_line(json.dumps(found), SHOWN)!r}, expected unix seconds or milliseconds, or ISO 8601 "
+        "with a zone"
     )
 
 

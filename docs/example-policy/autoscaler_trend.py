@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.core.model import Observation, Reason, Recommendation, View
+from autoscaler.policy_api import Observation, ParameterError, Reason, Recommendation, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Trend:
     over: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
-        # The message begins with the parameter's name, so it is shown on that parameter's line of the file.
+        # Shown on the parameter's line of the file.
         if not (math.isfinite(self.per_replica) and self.per_replica > 0):
-            raise ValueError(f"per_replica must be above 0, not {self.per_replica}")
+            raise ParameterError("per_replica", f"must be above 0, not {self.per_replica}")
         if self.over <= timedelta(0):
-            raise ValueError("over must be above 0s")
+            raise ParameterError("over", "must be above 0s")
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -31,8 +31,7 @@ class Nomad:
 
     Attributes:
         url: address of a Nomad server or agent, such as http://nomad:4646.
-        job: id of the job.
-        group: the task group that is scaled.
+        job, group: id of the job, and its task group that is scaled.
         namespace: the job's namespace; default `default`.
         token: ACL token with `scale-job` and `read-job`; default: none.
     """
@@ -70,12 +69,10 @@ class TaskGroup:
 
     async def describe(self) -> TargetStatus:
         """The count that Nomad was asked for, and the allocations that run."""
-        scale = await self.client.get(self.path, Scale, expected="JSON of Nomad's REST API")
-        group = scale.groups.get(self.nomad.group)
+        groups = (await self.client.get(self.path, Scale, expected="JSON of Nomad's REST API")).groups
+        group = groups.get(self.nomad.group)
         if group is None:
-            raise AnswerError(
-                f"{self.client.url(self.path)}: no task group {self.nomad.group!r} in {list(scale.groups)}"
-            )
+            raise AnswerError(f"{self.client.url(self.path)}: no task group {self.nomad.group!r} in {list(groups)}")
         return TargetStatus(desired=group.desired, ready=group.running)
 
     async def scale(self, replicas: int) -> None:

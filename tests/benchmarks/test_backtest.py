@@ -2,7 +2,7 @@
 
 Printed beside what one process without Spark does at the same time, so that the machine's own speed cancels out.
 What it takes until Python's workers have started is told too. AUTOSCALER_BENCH_DAYS is how many days are tried (16 by
-default; 500 take some minutes). Where the wheel of `make compiled` is installed, its policies are what is measured.
+default; 500 take some minutes).
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from autoscaler.history.session import session
 from autoscaler.plugins import Kind, load
 from autoscaler.simulation.plant import PLANTS
 from autoscaler.simulation.trial import Case, Variant, day_load, run_trial
-from autoscaler_policies.adaptive import forecast
 
 DAYS = int(os.environ.get("AUTOSCALER_BENCH_DAYS", "16"))
 CLUSTERS = 4
@@ -87,11 +86,10 @@ def test_days_tried_in_a_minute_by_each_core() -> None:
     days = sum(len(one.days) for one in found)
     assert len(rows) == days >= DAYS
     assert [one["digest"] for one in same] == [done.digest], "with Spark and without it is the same"
-    kind = "interpreted" if str(forecast.__file__).endswith(".py") else "compiled"
     here = 60 / min(alone)
     there, cold = (60 / cores * many / seconds for many, seconds in ((days, took), (days + firsts, took + started)))
     print(  # noqa: T201 - a benchmark's result is what it prints
         f"\n{days} days of {len(found)} clusters on {cores} cores: {there:.0f} days a minute and core with Spark, "
         f"{cold:.0f} with the start of its workers (read in {read:.1f} s, {firsts} days tried first in "
-        f"{started:.1f} s, then all in {took:.1f} s), {here:.0f} in a process that has a core to itself, {kind}"
+        f"{started:.1f} s, then all in {took:.1f} s), {here:.0f} in a process that has a core to itself"
     )

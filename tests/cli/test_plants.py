@@ -46,6 +46,18 @@ def test_a_file_says_what_a_worker_processes_and_what_metrics_are_called(tmp_pat
         )
 
 
+def test_the_old_name_of_the_rate_is_reported_once_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _file(tmp_path, "rate_per_worker: 2\n")
+    plant(path)
+    assert capsys.readouterr().err == ""
+    _file(tmp_path, "gamma: 1\none: 2\n")
+    plant(path)
+    plant(path)
+    assert capsys.readouterr().err == f"warning: {path}:2: one is now called rate_per_worker\n"
+
+
 def test_a_file_says_by_which_rules_the_job_is_rescaled(tmp_path: Path) -> None:
     def scheduler(text: str) -> object:
         return plant(_file(tmp_path, text)).plant.scheduler

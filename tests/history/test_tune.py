@@ -14,8 +14,9 @@ import yaml
 from pyspark.sql import SparkSession
 
 from autoscaler import cli
-from autoscaler.cli.trials import combinations, path_of
-from autoscaler.cli.tune import Tuned, judge, patch, split
+from autoscaler.cli import configuration
+from autoscaler.cli.trials import apply_settings, combinations, path_of
+from autoscaler.cli.tune import HEADROOMS, Tuned, _grid, patch, recommendation_for, split
 from autoscaler.history.backtest_job import Known
 from autoscaler.history.tune_search import Objective, best, means
 from tests.history import written
@@ -106,8 +107,8 @@ def test_the_last_third_of_the_days_is_held_back() -> None:
 
 
 def judged(chosen: Mapping[str, Any] | None, *then: Mapping[str, Any]) -> Tuned:
-    told = {"configured": row(0, 100), "chosen": chosen, "nearest": row(3, 110, violation=0.01)}
-    return judge("orders", DAYS[:6], DAYS[6:], told, dict(enumerate(then)), OBJECTIVE)
+    means_of = {"configured": row(0, 100), "chosen": chosen, "nearest": row(3, 110, violation=0.01)}
+    return recommendation_for("orders", DAYS[:6], DAYS[6:], means_of, dict(enumerate(then)), OBJECTIVE)
 
 
 def test_parameters_that_meet_the_objective_on_new_days_and_cost_less_are_recommended() -> None:
@@ -184,6 +185,41 @@ def test_a_configuration_with_the_patch_is_accepted(tmp_path: Path, capsys: pyte
     assert "is valid" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("in_file", "set_to", "in_patch"),
+    [
+        ("reserve: 0.3", "headroom", "reserve"),
+        ("headroom: 0.3", "reserve", "headroom"),
+        ("objective: 60s", "reserve", "headroom"),
+    ],
+)
+def test_the_patch_has_the_name_of_a_parameter_that_the_file_has(
+    tmp_path: Path, in_file: str, set_to: str, in_patch: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.replace("objective: 60s", in_file))
+    options = argparse.Namespace(dataset="d", config=path)
+    good = judged({**row(1, 80), "parameters": {f"main.{set_to}": "0.1"}}, row(0, 50), row(1, 45))
+    text = patch(options, {"orders": "orders"}, {"orders": 60.0}, [good], OBJECTIVE)
+    assert text is not None
+    assert yaml.safe_load(text)["clusters"] == {"orders": {"policies": {"main": {in_patch: 0.1}}}}
+    path.write_text(yaml.safe_dump(merged(yaml.safe_load(path.read_text()), yaml.safe_load(text))))
+    assert configuration.load(path).clusters["orders"].spec.policies[0].policy.headroom == 0.1  # type: ignore[attr-defined]
+
+
+def test_without_settings_a_headroom_under_its_former_name_is_tried_too(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.replace("objective: 60s", "objective: 60s, reserve: 0.06"))
+    read = configuration.load(path)
+    options = argparse.Namespace(config=path, set=[])
+    configured, *grid = _grid(options, read.clusters["orders"].spec)
+    assert configured == {}
+    assert {changes["main.headroom"] for changes in grid} == set(HEADROOMS)
+    for changes in grid:
+        policy = apply_settings(options, read, {"orders": changes}).clusters["orders"].spec.policies[0].policy
+        assert policy.headroom == float(changes["main.headroom"])  # type: ignore[attr-defined]
+
+
 def test_a_name_that_looks_like_a_number_is_quoted(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
@@ -207,6 +243,24 @@ def test_a_key_is_of_a_policy_or_else_of_the_cluster() -> None:
     assert path_of("main.b.objective", "x", names) == ("clusters", "x", "policies", "main.b", "objective")
     assert path_of("down.window", "x", names) == ("clusters", "x", "down", "window")
     assert path_of("max", "x", names) == ("clusters", "x", "max")
+
+
+@pytest.mark.parametrize(("written", "set_to"), [("reserve", "headroom"), ("headroom", "reserve")])
+def test_a_setting_replaces_a_parameter_under_its_former_name_too(tmp_path: Path, written: str, set_to: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.replace("objective: 60s", f"{written}: 0.06"))
+    read = configuration.load(path)
+    found = apply_settings(argparse.Namespace(config=path), read, {"orders": {f"main.{set_to}": "0.1"}})
+    headrooms = {name: cluster.spec.policies[0].policy.headroom for name, cluster in found.clusters.items()}  # type: ignore[attr-defined]
+    assert headrooms == {"orders": 0.1, "2": 0.06}
+
+
+def test_of_two_names_of_a_parameter_the_later_setting_counts(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    changes = {"main.reserve": "0.1", "main.headroom": "0.2"}
+    found = apply_settings(argparse.Namespace(config=path), configuration.load(path), {"orders": changes})
+    assert found.clusters["orders"].spec.policies[0].policy.headroom == 0.2  # type: ignore[attr-defined]
 
 
 def test_every_combination_is_tried_and_what_is_configured_first() -> None:

@@ -73,7 +73,7 @@ def test_the_example_says_what_is_wrong_with_its_parameters(python: Path) -> Non
     (example / "bad.yaml").write_text(text.replace("per_replica: 100", "per_replica: 0"))
     line = text[: text.index("soon:")].count("\n") + 1
     where = f"bad.yaml:{line}: clusters.shop.policies.soon.per_replica"
-    assert run(python, "-P", "-c", REFUSED) == f"{where}: per_replica must be above 0, not 0.0\n"
+    assert run(python, "-P", "-c", REFUSED) == f"{where}: must be above 0, not 0.0\n"
 
 
 def test_the_example_is_not_installed_here() -> None:

@@ -98,7 +98,7 @@ class Dataset:
             clusters: only these.
 
         Raises:
-            DatasetError: there is no such table, or a file in question is evidently not a Parquet file. Within `reading`,
+            DatasetError: there is no such table, or a file of it is evidently not Parquet. Within `reading`,
                 also files that are damaged elsewhere, when Spark reads them.
         """
         if table not in TABLES:

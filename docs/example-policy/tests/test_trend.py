@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from autoscaler.core.model import ClusterSpec, Learned, Limits, Observation, Reading, Reason, View
+from autoscaler.policy_api import ClusterSpec, Learned, Limits, Observation, Reading, Reason, View
 from autoscaler.testing import PolicyContract
 
 from autoscaler_trend import Trend
@@ -58,5 +58,5 @@ def test_it_watches_before_it_speaks() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_replica_must_carry_something(wrong: float) -> None:
-    with pytest.raises(ValueError, match="per_replica must be above 0"):
+    with pytest.raises(ValueError, match="per_replica: must be above 0"):
         Trend(per_replica=wrong)
