@@ -14,6 +14,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from autoscaler.clients.aws import Aws, InvalidRequestError, Place, shared_aws
@@ -394,17 +395,17 @@ class Groups:
             return None
         now = asyncio.get_running_loop().time()
         if now - detail.at >= detail.max_age:
-            self._waiting.setdefault((detail.kind, name), (detail, lambda: request(name)))
+            self._waiting.setdefault((detail.kind, name), (detail, partial(request, name)))
         if self._waiting and now - self._last_detail >= DETAIL_INTERVAL:
-            kind, name = next(iter(self._waiting))
-            first, send = self._waiting.pop((kind, name))
+            kind, longest = next(iter(self._waiting))
+            first, send = self._waiting.pop((kind, longest))
             self._last_detail = first.at = now
             try:
                 async with asyncio.timeout_at(until):
                     first.remark = await send()
             except (EdgeError, TimeoutError) as error:
                 # The size is known without it, and the last answer holds.
-                self._failed(kind, str(error) or f"no time was left to request it for {name}")
+                self._failed(kind, str(error) or f"no time was left to request it for {longest}")
             else:
                 self.unreadable.pop(kind, None)
         return detail.remark
