@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from autoscaler.core.explain import DeferredVerdict, explain, format_number, readings
+from autoscaler.core.explain import DeferredVerdict, count_of, explain, format_number, readings
 from autoscaler.core.model import (
     Behaviour,
     Bound,
@@ -318,3 +318,7 @@ def test_numbers_that_are_not_finite_are_shown_as_they_are() -> None:
 
 def test_a_verdict_with_its_fact_differs_from_what_is_not_a_verdict() -> None:
     assert DeferredVerdict(Reason.CAP, 3, 2, Reason.CAP, "a reason") != ("cap", 3, 2, "cap", "a reason")
+
+
+def test_a_count_has_its_noun_in_the_singular_for_one_alone() -> None:
+    assert [count_of(amount, "cluster") for amount in (0, 1, 2)] == ["0 clusters", "1 cluster", "2 clusters"]

@@ -289,3 +289,8 @@ def test_gives_a_number_or_nil_or_a_value_error_and_nothing_else(text: str, valu
         assert str(error)  # noqa: PT017 - an error is as good as a number, if it says something
         return
     assert found is None or (type(found) is float and math.isfinite(found))
+
+
+def test_sizes_are_rounded_half_up_and_other_numbers_half_away_from_zero() -> None:
+    assert Expression("round(x - 1)", sizes=True).compute({"x": 0.5}) == 0
+    assert Expression("round(x - 1)").compute({"x": 0.5}) == -1
