@@ -372,7 +372,7 @@ def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
     assert "differ from what" not in capsys.readouterr().err
     assert import_(stub, tmp_path) == 0
     printed = capsys.readouterr()
-    assert "0 observations added, 242 known already" in printed.out
+    assert "0 observations added, 242 already known" in printed.out
     assert "242 observations of those differ from what Prometheus has now: other metrics or sizes" in printed.err
     assert imported(tmp_path, "orders")[0][0] == orders
 
