@@ -227,7 +227,7 @@ class _File:
         self._name(name, node, path)
         policy = self._build.plugin(Kind.POLICY, node, path)
         try:
-            reads, _ = _reads(policy), _lookback(policy)
+            reads, _, named = _reads(policy), _lookback(policy), NamedPolicy(name, policy)
         except Exception as error:
             message = f"{type(policy).__name__} failed: {type(error).__name__}: {error}"
             raise self._build.fail(node, path, message) from error
@@ -240,7 +240,7 @@ class _File:
             self._problems.add(line, where, message)
         if unknown:
             raise Invalid
-        return NamedPolicy(name, policy)
+        return named
 
 
 class _Settings:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from autoscaler.core.model import (
+    AMOUNT,
+    ANY,
+    SHARE,
     Behaviour,
     CapacitySpec,
     Cause,
@@ -21,6 +25,7 @@ from autoscaler.core.model import (
     Limits,
     Observation,
     Phase,
+    Range,
     Rate,
     RateKind,
     Reading,
@@ -117,6 +122,56 @@ def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(rea
     assert decision.desired == 4
     assert says in state.past[-1].missing["ask"]
     assert state.past[-1].metrics == {}
+
+
+@dataclass(frozen=True)
+class Ranged(Asks):
+    """A policy that knows what its metrics can be."""
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {"ask": AMOUNT, "busy": SHARE, "lag": Range(0.0, 10.0, "at most 10"), "throughput": ANY}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("ask", -500.0, "-500, expected 0 to below 2^63"),
+        ("ask", (1.0, -500.0, 2.0), "-500, expected 0 to below 2^63"),
+        ("ask", 1e308, "1e+308, expected 0 to below 2^63"),
+        ("busy", 70.0, "70, expected a share from 0 to 1"),
+        ("busy", (0.5, -0.1), "-0.1, expected a share from 0 to 1"),
+        ("saturation", 95.0, "95, expected a share from 0 to 1"),  # by `capacity`
+        ("lag", -1.0, "-1, expected at most 10"),  # by `settle`, and more narrowly by the policy
+        ("throughput", -1.0, "-1, expected 0 to below 2^63"),  # a policy makes no range wider
+        ("trend", -1e19, "-1e+19, expected a number of less than 2^63"),  # of which nothing is known
+        ("trend", 2.0**63, "9.22337e+18, expected a number of less than 2^63"),  # Java's greatest number: there is none
+    ],
+)
+def test_a_reading_outside_what_the_metric_can_be_is_missing(
+    name: str, value: float | tuple[float, ...], says: str
+) -> None:
+    observation = Observation(T0, 4, 4, {"ask": Reading(1.0, T0), name: Reading(value, T0)})
+    state, decision = step(spec(Ranged(), metrics=("ask",)), ClusterState(), observation)
+    assert decision.desired == 4
+    assert state.past[-1].missing == {name: says}
+    assert name not in state.past[-1].metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ask", 0.0), ("ask", 9e18), ("busy", 1.3), ("busy", (0.0, 1.0)), ("trend", -500.0), ("cores", 3.7)],
+)
+def test_a_reading_within_what_the_metric_can_be_is_used(name: str, value: float | tuple[float, ...]) -> None:
+    reading = Reading(value, T0, parts={"a": {"offset": -1.0}})
+    state, _ = step(spec(Ranged()), ClusterState(), Observation(T0, 4, 4, {name: reading}))
+    assert state.past[-1].metrics == {name: reading}
+
+
+def test_a_part_beyond_all_numbers_makes_the_reading_missing() -> None:
+    reading = Reading(1.0, T0, parts={"map": {"records_in": 1e308}})
+    state, _ = step(spec(Ranged()), ClusterState(), Observation(T0, 4, 4, {"ask": reading}))
+    assert state.past[-1].missing == {"ask": "a part of it is not a number of less than 2^63"}
 
 
 def test_a_metric_that_was_not_delivered_never_lowers_the_size() -> None:
