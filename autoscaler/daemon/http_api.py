@@ -17,7 +17,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
-from autoscaler.core.model import Learned, Rescale
+from autoscaler.core.model import Decision, Learned, Rescale
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.metrics import exposition
 from autoscaler.daemon.status import DaemonStatus, health
@@ -164,16 +164,17 @@ async def _cluster(request: web.Request) -> web.Response:
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=status.dry_run),
+        else explain(observation, decision, dry_run=status.dry_run, failed=_failure(controller, decision)),
     }
     return web.json_response(body)
 
 
 async def _decisions(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
-    name = _controller(status, request.match_info["name"]).name
-    records = await status.records(name, _limit(request), _until(request))
-    return web.json_response({"cluster": name, "decisions": [_record(record) for record in records]})
+    controller = _controller(status, request.match_info["name"])
+    records = await status.records(controller.name, _limit(request), _until(request))
+    decisions = [_record(record, _failure(controller, record.decision)) for record in records]
+    return web.json_response({"cluster": controller.name, "decisions": decisions})
 
 
 def _controller(status: DaemonStatus, name: str) -> Controller:
@@ -203,12 +204,18 @@ def _until(request: web.Request) -> datetime | None:
     return until if until.tzinfo else until.replace(tzinfo=UTC)
 
 
-def _record(record: Record) -> dict[str, object]:
+def _failure(controller: Controller, decision: Decision) -> str | None:
+    """Why the scale call of this decision failed, where it is the last one; the next decision says it of the others."""
+    rescale = None if controller.state is None else controller.state.rescale
+    return rescale.error if rescale is not None and rescale.at == decision.at else None
+
+
+def _record(record: Record, failed: str | None) -> dict[str, object]:
     return {
         "observation": to_json(record.observation),
         "decision": to_json(record.decision),
         "dry_run": record.dry_run,
-        "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
+        "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
     }
 
 

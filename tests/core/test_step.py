@@ -266,6 +266,66 @@ def test_a_size_changed_from_outside_is_settled_like_our_own() -> None:
     assert decision.desired == 4
 
 
+def test_while_no_replica_is_up_more_are_not_requested_until_one_is() -> None:
+    s = spec(limits=Limits(1, 20), settle=SettleSpec(ready=seconds(60)))
+    state, _ = decide(s, seen(0, 5, 5), seen(15, 5, 5))
+    # All five crash, and crash again for longer than their replacement is waited for.
+    for n in range(2, 20):
+        crashed = replace(seen(15.0 * n, 5, 20, ready=0), remarks=("5 pods are in CrashLoopBackOff",))
+        state, decision = step(s, state, crashed)
+        assert (decision.desired, decision.reason) == (5, Reason.SETTLING)
+        assert decision.verdicts[1].detail == (
+            "none of 5 replicas is up (5 pods are in CrashLoopBackOff): a step up waits until one is"
+        )
+    _, fewer = step(s, state, seen(300, 5, 2, ready=0))
+    assert fewer.desired == 2
+    _, decision = step(s, state, seen(300, 5, 20, ready=1))
+    assert decision.desired == 20
+
+
+def test_a_cluster_that_is_first_seen_with_nothing_up_waits_for_its_first_replica() -> None:
+    state, decision = decide(spec(), seen(0, 2, 8, ready=0))
+    assert decision.desired == 2
+    _, decision = step(spec(), state, seen(15, 2, 8, ready=1))
+    assert decision.desired == 8
+
+
+def test_a_start_from_zero_may_be_corrected_before_its_first_replica_is_up() -> None:
+    state, first = decide(spec(limits=Limits(0, 20)), seen(0, 0, 1))
+    state, second = step(spec(limits=Limits(0, 20)), state, seen(15, 1, 4, ready=0))
+    _, third = step(spec(limits=Limits(0, 20)), state, seen(30, 4, 9, ready=0))
+    assert (first.desired, second.desired, third.desired) == (1, 4, 4)
+
+
+def test_after_a_step_of_which_nothing_came_up_the_next_waits_as_long_again() -> None:
+    s = spec(limits=Limits(1, 20), settle=SettleSpec(ready=seconds(60)))
+    state, decision = decide(s, seen(0, 5, 5), seen(15, 5, 8))
+    assert decision.desired == 8
+    sizes = {}
+    for second in range(30, 151, 15):
+        state, decision = step(s, state, seen(second, 8, 8 if second < 100 else 9, ready=5))
+        sizes[second] = decision.desired
+    # Not up by 75 s, given up at 90 s: the next step is tried 60 s later, as these replicas may never come.
+    assert sizes == {**dict.fromkeys(range(30, 136, 15), 8), 150: 9}
+    state, _ = decide(s, seen(0, 5, 5), seen(15, 5, 8), *[seen(15.0 * n, 8, 8, ready=5) for n in range(2, 8)])
+    _, waits = step(s, state, seen(120, 8, 9, ready=5))
+    assert waits.verdicts[1].detail == (
+        "nothing of the rescale from 5 to 8 came up: the next step up waits until something does, or for 60 s; "
+        "30 s passed"
+    )
+    _, decision = step(s, state, seen(120, 8, 9, ready=6))
+    assert decision.desired == 9  # something of it came up
+    _, decision = step(s, state, seen(120, 8, 2, ready=5))
+    assert decision.desired == 2
+
+
+def test_a_replica_that_was_lost_and_does_not_come_back_keeps_nothing_from_being_added() -> None:
+    s = spec(settle=SettleSpec(ready=seconds(60)))
+    lost = [seen(15.0 * n, 5, 5, ready=4) for n in range(2, 8)]
+    _, decision = decide(s, seen(0, 5, 5), seen(15, 5, 5), *lost, seen(120, 5, 6, ready=4))
+    assert decision.desired == 6
+
+
 def test_scale_events_survive_and_hold_the_rate_limit() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 3, seconds(60)),))
     s = spec(Fixed(10), up=up)

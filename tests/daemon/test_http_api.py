@@ -24,7 +24,7 @@ from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
-from autoscaler.ports import ConfigurationError, UnavailableError
+from autoscaler.ports import ConfigurationError, RefusedError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 
 from .conftest import Moves, Remembers, make_cluster, make_config
@@ -460,6 +460,20 @@ async def test_status_of_a_cluster_of_which_nothing_is_known_reports_that(
     options = ["status", "--url", house.url, "--cluster", "nobody"]
     assert await asyncio.to_thread(cli.main, options) == 1
     assert "there is no cluster 'nobody'; there are: a, b" in capsys.readouterr().err
+
+
+async def test_a_change_that_the_target_refuses_is_not_explained_as_made(house: House) -> None:
+    await house.ready()
+    house.targets["a"].scale_failure = RefusedError("403 Forbidden")
+    house.source.values["load"] = 900.0
+
+    async def explained() -> bool:
+        latest = (await house.get("/api/v1/clusters/a"))["explanation"]
+        recorded = (await house.get("/api/v1/clusters/a/decisions?limit=1"))["decisions"][0]["explanation"]
+        texts = [latest.partition("\n")[0], recorded.partition("\n")[0]]
+        return all("403 Forbidden" in text and "is scaled" not in text for text in texts)
+
+    await house.until(explained)
 
 
 async def test_a_refused_reload_is_shown(house: House) -> None:
