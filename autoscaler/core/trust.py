@@ -24,7 +24,7 @@ Note = tuple[Reason, Fact]
 """What happened in a step besides the decision."""
 
 _GAP = 2.5
-"""Intervals without an observation after which what happened in between counts as unseen."""
+"""Intervals without a trusted observation after which a window has to be watched anew: one tick may be lost."""
 
 
 class Trusted(NamedTuple):
@@ -145,12 +145,11 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
 
 
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
-    """From when on the cluster has been watched; a gap longer than a few ticks and half a window starts anew.
+    """From when on the cluster has been watched; a gap longer than a lost tick starts anew.
 
     What could not be trusted was not watched: the gap counts from the last proposal that was.
     """
     if state.watched_since is None or not state.proposals:
         return at
     gap = at - state.proposals[-1].at
-    seen = gap <= spec.interval or gap <= max(spec.down.window / 2, spec.interval * _GAP)
-    return state.watched_since if seen else at
+    return state.watched_since if gap <= spec.interval or gap <= spec.interval * _GAP else at

@@ -146,7 +146,7 @@ def test_why_it_was_not_scaled_down_yet() -> None:
         at=NOW - 15 * SECOND,
         desired=3,
         watched_since=NOW - timedelta(hours=1),
-        proposals=(Proposal(NOW - timedelta(minutes=2), 3),),
+        proposals=(Proposal(NOW - timedelta(minutes=2), 3), Proposal(NOW - 15 * SECOND, 3)),
     )
     explained = explanation(a_spec, observation(), state)
     assert explained.startswith(

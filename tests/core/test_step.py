@@ -358,9 +358,21 @@ def test_time_in_which_nothing_could_be_trusted_was_not_watched(bad: Observation
     assert (after_an_outage.desired, after_an_outage.reason) == (4, Reason.LEARNING)
     _, watched = decide(s, *before, *blind, *[seen(300 + 15.0 * n, 4) for n in range(8)])
     assert watched.desired == 2
-    # A tick or two without a reading hide nothing.
-    _, seamless = decide(s, *before, *blind[:2], seen(30, 4))
+    # A tick without a reading hides nothing.
+    _, seamless = decide(s, *before, *blind[:1], seen(15, 4))
     assert seamless.desired == 2
+
+
+def test_half_a_window_that_was_not_watched_is_not_a_watched_one() -> None:
+    s = spec(Fixed(2), down=Behaviour(window=seconds(300)))
+    before = [seen(15.0 * n, 4) for n in range(20)]
+    _, seamless = decide(s, *before, seen(300, 4))
+    assert seamless.desired == 2
+    _, after = decide(s, *before, seen(330, 4))
+    assert (after.desired, after.reason) == (4, Reason.LEARNING)
+    later = [seen(330 + 15.0 * n, 4) for n in range(21)]
+    sizes = [decide(s, *before, *later[: n + 1])[1].desired for n in range(21)]
+    assert sizes == [4] * 20 + [2]
 
 
 def test_a_tick_slower_than_a_short_window_can_still_scale_down() -> None:
