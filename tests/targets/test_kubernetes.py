@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import re
@@ -324,7 +325,7 @@ async def test_a_scaled_object_of_keda_is_named_unless_it_is_paused(
 async def test_a_scaled_object_disappears_with_its_crd_also_while_no_watch_was_open(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.OPTIONAL_PAUSE", 0.1)
+    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.MAX_REFUSED_PAUSE", 0.1)
     cluster.server.kinds.append(SCALED_OBJECTS)
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
@@ -342,7 +343,7 @@ async def test_nothing_is_scaled_before_other_controllers_are_known(cluster: Clu
     await cluster.create(HPAS, {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}})
     busy = cluster.server.fault("list", "refuse", HPAS, refusal=Refusal(503, "ServiceUnavailable", "soon"), times=10**6)
     async with connected(cluster.target("tm")) as [target]:
-        with pytest.raises(UnavailableError, match="list on horizontalpodautoscalers"):
+        with pytest.raises(UnavailableError, match=r"another controller \(horizontalpodautoscalers"):
             await target.scale(3)
         busy.times = 0
         assert "by-cpu" in (await until(lambda: _describes(target))).floor.reason  # type: ignore[union-attr]
@@ -370,6 +371,92 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
     for text in errors:
         assert "this needs list on" in text
         assert "see deploy/kubernetes" in text
+
+
+def _hpa() -> Json:
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "tm"}
+    return {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}}
+
+
+def _forbidden(verb: str, kind: Kind, sub: str = "") -> Refusal:
+    """As RBAC words it."""
+    resource = f"{kind.plural}/{sub}" if sub else kind.plural
+    return Refusal(
+        403,
+        "Forbidden",
+        f'{kind} is forbidden: User "system:serviceaccount:jobs:autoscaler" cannot {verb} resource "{resource}" in API '
+        f'group "{kind.group}" in the namespace "jobs"',
+    )
+
+
+async def test_one_refusal_of_an_api_server_that_starts_is_retried_and_nothing_is_scaled_meanwhile(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    await cluster.create(HPAS, _hpa())
+    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=2)  # RBAC is not read yet
+    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+        async with connected(cluster.target("tm")) as [target]:
+            with pytest.raises(RefusedError, match="HorizontalPodAutoscaler by-cpu scales it too"):
+                await target.scale(8)
+            assert (await target.describe()).ceiling == Bound(2, "the HorizontalPodAutoscaler by-cpu scales it too")
+    assert not cluster.server.asked("patch")
+    assert len(cluster.server.asked("list", HPAS)) == 3
+    assert not [record for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
+
+
+async def test_an_hpa_that_is_created_while_the_api_server_restarts_is_noticed(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).floor is None
+        await watching(cluster, HPAS)
+        cluster.server.fault("watch", "refuse", HPAS, refusal=_forbidden("watch", HPAS))
+        cluster.server.cut_watches()
+        await cluster.create(HPAS, _hpa())
+        await shows(target, lambda status: status.floor is not None)
+
+
+async def test_refusals_in_a_row_are_a_missing_permission_that_is_reported_once_and_may_be_granted_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.MAX_REFUSED_PAUSE", 0.4)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    refused = [
+        cluster.server.fault(verb, "refuse", HPAS, refusal=_forbidden(verb, HPAS), times=10**6)
+        for verb in ("watch", "list")
+    ]
+    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+        async with connected(cluster.target("tm")) as [target]:
+            await target.scale(3)  # it goes on without
+            refused[1].times = 0  # a list alone is not enough
+            await until(lambda: _true(len(cluster.server.asked("watch", HPAS)) >= 3))
+            cluster.server.fault("list", "refuse", HPAS, refusal=Refusal(503, "ServiceUnavailable", "soon"))
+            await until(lambda: _true(len(cluster.server.asked("watch", HPAS)) >= 5))
+            await target.scale(4)
+            await cluster.create(HPAS, _hpa())
+            refused[0].times = 0
+            await shows(target, lambda status: status.floor is not None)
+            await watching(cluster, HPAS)
+            times = [asked.at for asked in cluster.server.requests if asked.kind is HPAS]
+    messages = [record.message for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
+    assert messages == ["cannot watch", "watch resumed"]
+    assert max(after - before for before, after in itertools.pairwise(times)) < 2  # it is tried again at this pace
+
+
+async def test_a_list_of_other_controllers_that_is_stale_says_nothing(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        await watching(cluster, HPAS)
+        cluster.server.fault("*", "drop", HPAS, times=10**6)
+        cluster.server.cut_watches(HPAS)
+        [_, hpas] = target._others
+        await until(lambda: _true(hpas.error is not None))
+        await target.describe()  # not for a short outage
+        assert hpas._updated_at is not None
+        hpas._updated_at -= 61.0
+        with pytest.raises(UnavailableError, match="is not known at present"):
+            await target.scale(3)
 
 
 # -- why pods do not come up

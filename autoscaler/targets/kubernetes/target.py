@@ -393,19 +393,21 @@ class Target:
         return sum(map(pods.is_ready, self._pods.objects.values()))
 
     async def _other(self) -> str | None:
-        """Another controller that scales the same object. A denied list was logged when it was denied.
+        """Another controller that scales the same object. That the list is denied was logged.
 
         Raises:
-            EdgeError: that is not known yet.
+            UnavailableError: that is not known at present.
         """
         kind = APPS.get(self._spec.resource) or self._objects.kind
         for others in self._others:
-            await others.attempted()
-            if not others.known:
-                request = others.scope.request("list")
-                raise UnavailableError(
-                    f"whether another controller scales {self._label} too is not known yet: {request}: {others.error}"
-                )
+            try:
+                await others.fresh()
+            except EdgeError as error:
+                if not others.denied:
+                    raise UnavailableError(
+                        f"whether another controller ({others.scope.resource}) scales {self._label} too is not known "
+                        f"at present: {error}"
+                    ) from error
             for other in others.find((self._key[0], self._spec.what.group, kind, self._key[1])):
                 name = other["metadata"]["name"]
                 return f"the {'KEDA ScaledObject' if others.scope.resource is SCALED_OBJECTS else others.kind} {name}"
