@@ -122,6 +122,22 @@ class Engine:
         raise RefusedError(f"{worker.id} stays")
 
 
+def _hpa() -> Json:
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "tm"}
+    return {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}}
+
+
+def _forbidden(verb: str, kind: Kind, sub: str = "") -> Refusal:
+    """As RBAC words it."""
+    resource = f"{kind.plural}/{sub}" if sub else kind.plural
+    return Refusal(
+        403,
+        "Forbidden",
+        f'{kind} is forbidden: User "system:serviceaccount:jobs:autoscaler" cannot {verb} resource "{resource}" in API '
+        f'group "{kind.group}" in the namespace "jobs"',
+    )
+
+
 # -- sizes
 
 
@@ -373,22 +389,6 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
         assert "see deploy/kubernetes" in text
 
 
-def _hpa() -> Json:
-    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "tm"}
-    return {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}}
-
-
-def _forbidden(verb: str, kind: Kind, sub: str = "") -> Refusal:
-    """As RBAC words it."""
-    resource = f"{kind.plural}/{sub}" if sub else kind.plural
-    return Refusal(
-        403,
-        "Forbidden",
-        f'{kind} is forbidden: User "system:serviceaccount:jobs:autoscaler" cannot {verb} resource "{resource}" in API '
-        f'group "{kind.group}" in the namespace "jobs"',
-    )
-
-
 async def test_one_refusal_of_an_api_server_that_starts_is_retried_and_nothing_is_scaled_meanwhile(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -560,7 +560,7 @@ async def test_pods_are_pods_listed_at_at_only_while_some_are_missing_and_not_at
 
 async def test_a_denied_list_of_pods_is_a_remark_and_not_a_failure(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
-    cluster.server.fault("list", "refuse", PODS, refusal=Refusal(403, "Forbidden", "no"))
+    cluster.server.fault("list", "refuse", PODS, refusal=_forbidden("list", PODS))
     async with connected(cluster.target("tm")) as [target]:
         status = await target.describe()
     assert (status.desired, status.ready) == (2, 0)
@@ -661,7 +661,7 @@ async def test_the_size_is_reached_also_when_pods_cannot_be_chosen(cluster: Clus
         case "strangers":
             engine = Engine(Worker("w", frozenset({"10.1.1.1"})))
         case "forbidden":
-            cluster.server.fault("patch", "refuse", PODS, refusal=Refusal(403, "Forbidden", "no"))
+            cluster.server.fault("patch", "refuse", PODS, refusal=_forbidden("patch", PODS))
         case "slow":
             cluster.server.fault("patch", "slow", PODS, seconds=5.0)
     async with connected(cluster.target("tm", choose_pods=True, timeout=SOON)) as [target]:
@@ -812,9 +812,60 @@ async def test_a_too_long_retry_after_is_not_waited_for(cluster: Cluster) -> Non
     async with connected(cluster.target("tm")) as [target]:
         await target.describe()
         cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=Refusal(429, "Busy", "later", retry_after=60))
-        with pytest.raises(UnavailableError, match="429, asks to wait 60 s"):
-            await target.scale(2)
+        for size in (2, 2, 3):  # as the next ticks would
+            with pytest.raises(UnavailableError, match="429, asks to wait 60 s"):
+                await target.scale(size)
         assert len(cluster.server.asked("patch")) == 1
+
+
+async def test_after_its_retry_after_a_request_is_sent_again(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=0.9))) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=Refusal(429, "Busy", "later", retry_after=1))
+
+        async def scaled() -> bool | None:
+            try:
+                await target.scale(2)
+            except UnavailableError:
+                return None
+            return True
+
+        await until(scaled)
+        first, second = cluster.server.asked("patch", DEPLOYMENTS)
+        assert second.at - first.at >= 1
+
+
+async def test_a_size_that_is_forbidden_is_requested_with_growing_pauses_and_another_one_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.clients.kubernetes.FIRST_HOLD", 0.1)
+    monkeypatch.setattr("autoscaler.clients.kubernetes.MAX_HOLD", 0.4)
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    denied = Refusal(403, "Forbidden", 'admission webhook "limits.example.com" denied the request: at most 5')
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        fault = cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=denied, times=5)
+
+        async def scaled() -> bool | None:
+            try:
+                await target.scale(8)
+            except RefusedError as error:
+                errors.add(str(error))
+                return None
+            return True
+
+        errors: set[str] = set()
+        await until(scaled)
+        assert len(errors) == 1  # also while it is not sent
+        times = [asked.at for asked in cluster.server.asked("patch")]
+        assert len(times) == 6
+        for pause, (before, after) in zip((0.1, 0.2, 0.4, 0.4, 0.4), itertools.pairwise(times), strict=True):
+            assert after - before >= pause
+        fault.times = 1
+        with pytest.raises(RefusedError):
+            await target.scale(9)
+        await target.scale(5)
 
 
 async def test_after_a_time_out_it_is_unknown_whether_the_size_was_accepted(cluster: Cluster) -> None:
@@ -866,9 +917,21 @@ async def test_a_size_read_after_a_conflict_is_shown_before_the_watch_has_it(clu
     [
         (Refusal(401, "Unauthorized", "Unauthorized"), RefusedError, "does not accept the credentials"),
         (
-            Refusal(403, "Forbidden", "no"),
+            _forbidden("patch", DEPLOYMENTS, "scale"),
             RefusedError,
             "needs patch on deployments.apps/scale named tm in namespace jobs: see deploy/kubernetes",
+        ),
+        *(
+            (
+                Refusal(403, "Forbidden", text),
+                RefusedError,
+                "scale named tm .* was denied, not for lack of a permission",
+            )
+            for text in (
+                'admission webhook "limits.example.com" denied the request: at most 5',
+                "ValidatingAdmissionPolicy 'limits' with binding 'all' denied request: at most 5",
+                'pods "tm-1" is forbidden: exceeded quota: small, requested: pods=1, used: pods=1, limited: pods=1',
+            )
         ),
         (Refusal(404, "NotFound", "gone"), RefusedError, "there is no tm"),
         (Refusal(422, "Invalid", "too many"), RefusedError, "finds the request invalid.*too many"),
@@ -1042,8 +1105,7 @@ async def test_a_revoked_permission_is_reported_once_the_size_is_stale(cluster: 
         await target.describe()
         await watching(cluster)
         for verb in ("watch", "list"):
-            refusal = Refusal(403, "Forbidden", "no more")
-            cluster.server.fault(verb, "refuse", DEPLOYMENTS, refusal=refusal, times=10**6)
+            cluster.server.fault(verb, "refuse", DEPLOYMENTS, refusal=_forbidden(verb, DEPLOYMENTS), times=10**6)
         cluster.server.cut_watches()
         await until(lambda: _true(target._objects.error is not None))
         assert (await target.describe()).desired == 1

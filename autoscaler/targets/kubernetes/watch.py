@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from autoscaler.clients.kubernetes import (
+    MAX_HOLD,
     Access,
     Api,
     BusyError,
@@ -40,7 +41,6 @@ MAX_REFUSED_PAUSE = 60.0  # seconds, when access is denied or there is no such r
 MAX_REFUSALS = 4  # in a row that mean that access is denied: an API server that starts refuses before it has read RBAC
 MAX_BUSY = 3  # answers of 5xx in a row before a new list: the server may have been restored to before our version
 POD_LIST_INTERVAL = 0.2  # seconds between two lists of pods for remarks, of all targets
-MAX_RETRY_AFTER = 60.0  # seconds
 
 Key = tuple[str, str]
 """Namespace and name."""
@@ -202,7 +202,7 @@ class Collection:
             times = max(self._failures, self._short_lived if error else 0)
         pause = min(longest, FIRST_PAUSE * 2.0 ** min(times - 1, 10)) * spread
         retry_after = (error.after or 0.0) if isinstance(error, BusyError) else 0.0
-        return max(pause, min(retry_after, MAX_RETRY_AFTER))
+        return max(pause, min(retry_after, MAX_HOLD))
 
     def _failed(self, error: EdgeError) -> None:
         # An overloaded server does not need a list on top.
@@ -249,7 +249,7 @@ class Collection:
         known = dict(self._written)  # a list that is requested from now on includes these
         while True:
             query = {"limit": PAGE_SIZE, **self.scope.query(), **({"continue": following} if following else {})}
-            answer = await self._api.call(self.scope.request("list"), query, limit=PAGE_TIMEOUT)
+            answer = await self._api.fetch(self.scope.request("list"), query, limit=PAGE_TIMEOUT)
             try:
                 for item in answer["items"] or ():
                     kept = self.scope.keep(item)
