@@ -449,6 +449,7 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
             config.load_incluster_config(client_configuration=settings)
             _reread_token(settings, config)
         else:
+            _check_exists(access.kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
             await config.load_kube_config(
                 config_file=access.kubeconfig or None,
                 context=access.context or None,
@@ -464,6 +465,12 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
             f"no credentials for Kubernetes ({where}{chosen}): {_redacted(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
         ) from None  # see _redacted
+
+
+def _check_exists(paths: str) -> None:
+    """Raise FileNotFoundError if no kubeconfig exists, of which the library says that `current-context` is missing."""
+    if not any(path and Path(path).expanduser().exists() for path in paths.split(os.pathsep)):
+        raise FileNotFoundError(f"the file {paths} does not exist")
 
 
 async def _run_plugin(plugin: Any) -> Any:  # noqa: ANN401 - see Api

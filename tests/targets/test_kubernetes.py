@@ -37,6 +37,7 @@ from tests.clients.kubernetes_cluster import SERVERS, Cluster, kubeconfig, open_
 from tests.clients.kubernetes_server import (
     COST,
     DEPLOYMENTS,
+    EVENTS,
     FLINK,
     HPAS,
     NAMESPACES,
@@ -538,6 +539,42 @@ async def test_an_old_failure_to_create_pods_is_not_reported_once_they_exist(clu
     assert len(cluster.server.asked("list", PODS)) == 1
 
 
+@pytest.mark.parametrize(("since", "reported"), [("2026-05-01T12:00:59Z", True), ("2026-05-01T12:01:01Z", False)])
+async def test_an_old_failure_to_create_pods_is_not_reported_once_one_was_created_since(
+    cluster: Cluster, since: str, *, reported: bool
+) -> None:
+    await cluster.workload(STATEFUL_SETS, "tm", 2)
+    first, second = await cluster.pods("tm", 2)  # the second is created when the first is ready
+    first["metadata"]["creationTimestamp"] = since
+    cluster.server.put(PODS, first)
+    cluster.server.put(PODS, second, "DELETED")
+    cluster.server._event(STATEFUL_SETS, "jobs", "tm", "create Pod tm-0 failed: exceeded quota: small")
+    [event] = cluster.server.objects[EVENTS].values()
+    event["lastTimestamp"] = "2026-05-01T12:01:00Z"
+    async with connected(cluster.target("tm", resource="statefulsets")) as [target]:
+        remarks = (await target.describe()).remarks
+    shown = "pods are not created: create Pod tm-0 failed: exceeded quota: small (at 12:01 UTC)"
+    assert remarks == ((shown,) if reported else ())
+
+
+async def test_a_slow_list_of_pods_does_not_delay_readings_and_is_shown_by_a_later_one(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    for pod in await cluster.pods("tm", 2):
+        waiting = {"name": "main", "image": "flink:9", "state": {"waiting": {"reason": "ErrImagePull"}}}
+        await cluster.pod_status(pod, {"phase": "Pending", "containerStatuses": [waiting]})
+    async with connected(cluster.target("tm")) as [target]:
+        await target._objects.attempted()
+        cluster.server.fault("list", "slow", PODS, seconds=1.0)
+        async with asyncio.timeout(0.9):
+            assert (await target.describe()).remarks == ()
+        await shows(target, lambda status: status.remarks != ())
+        assert len(cluster.server.asked("list", PODS)) == 1
+        cluster.server.fault("list", "slow", PODS, seconds=60.0)
+        target._pods_listed_at = -1e9
+        await target.describe()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("pods of")]
+
+
 async def test_pods_that_wait_for_the_same_image_are_one_remark_whatever_their_waiting_reason(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     for pod, why in zip(await cluster.pods("tm", 2), ("ErrImagePull", "ImagePullBackOff"), strict=True):
@@ -571,6 +608,7 @@ async def test_a_denied_list_of_pods_is_a_remark_and_not_a_failure(cluster: Clus
     ("status", "remark"),
     [
         ({"replicas": 4, "updatedReplicas": 1}, "a rollout is under way: 1 of 4 pods are of the newest version"),
+        ({"replicas": 4}, "a rollout is under way: 0 of 4 pods are of the newest version"),
         ({"replicas": 4, "updatedReplicas": 4}, None),
         ({"replicas": 4, "updatedReplicas": 1, "updateRevision": "2", "currentRevision": "1"}, "1 of 4 pods"),
         ({"replicas": 4, "updatedReplicas": 0, "updateRevision": "1", "currentRevision": "1"}, None),
@@ -583,6 +621,16 @@ async def test_a_rollout_is_reported_while_it_is_under_way(cluster: Cluster, sta
     async with connected(cluster.target("tm")) as [target]:
         remarks = (await target.describe()).remarks
     assert [remark is not None and remark in text for text in remarks] == ([True] if remark else [])
+
+
+async def test_a_paused_rollout_is_reported_as_paused(cluster: Cluster) -> None:
+    found = {**_bare("tm", 4), "metadata": {"name": "tm", "namespace": "jobs"}}
+    found["spec"]["paused"] = True
+    found["status"] = {"readyReplicas": 4, "replicas": 4}  # updatedReplicas is left out as it is 0
+    cluster.server.put(DEPLOYMENTS, found, "ADDED")
+    async with connected(cluster.target("tm")) as [target]:
+        remarks = (await target.describe()).remarks
+    assert remarks == ("a rollout is paused: 0 of 4 pods are of the newest version",)
 
 
 # -- which pod goes
@@ -703,6 +751,20 @@ async def test_a_custom_resource_is_scaled_and_its_pods_are_counted(flink: Clust
         await target.scale(3)
         assert (await target.describe()).desired == 3
         assert (await flink.get(FLINK, "clicks"))["spec"]["taskManager"]["replicas"] == 3
+
+
+async def test_who_has_changed_a_custom_resource_is_named_also_when_it_was_a_daemon(flink: Cluster) -> None:
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        await target.describe()
+        for size, who in ((5, "a-person"), (4, "reactive-autoscaler")):
+            await flink.patch(FLINK, "clicks", {"spec": {"taskManager": {"replicas": size}}}, by=who)
+            status = await shows(target, lambda status, size=size: status.desired == size)  # type: ignore[misc]
+            assert any(remark.endswith(f"to {size} by {who}") for remark in status.remarks)
+        await target.scale(3)
+        for _ in range(20):
+            assert not any("changed" in remark for remark in (await target.describe()).remarks)
+            await asyncio.sleep(0.02)
 
 
 async def test_pods_are_counted_once_the_custom_resource_has_a_selector(flink: Cluster) -> None:
@@ -1222,6 +1284,20 @@ async def test_a_missing_package_names_the_extra_to_install(monkeypatch: pytest.
                 pass
 
 
+async def test_a_kubeconfig_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubernetes_asyncio.config import kube_config  # noqa: PLC0415 - it belongs to an extra
+
+    path = tmp_path / "absent"
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{path}:{path}2")
+    async with LocalShared() as shared:
+        for plugin in (Kubernetes("tm", kubeconfig=str(path)), Kubernetes("tm")):
+            with pytest.raises(
+                PluginError, match=rf"the file {path}.* does not exist; give kubeconfig"
+            ):
+                async with plugin.connect(shared):
+                    pass
+
+
 @pytest.mark.parametrize("text", ["", "clusters: 3", "- a", "{"])
 async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config"
@@ -1463,6 +1539,28 @@ async def test_the_doctor_names_missing_permissions_and_other_controllers(cluste
         "error: the HorizontalPodAutoscaler by-cpu scales it too",
         "info: minReadySeconds is 30",
     ]
+
+
+async def test_the_doctor_names_all_missing_permissions_also_when_nothing_can_be_read(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        await cluster.workload(DEPLOYMENTS, name, 1)
+    config = kubeconfig(tmp_path / "limited", cluster.server, "limited", Grants([]))
+    async with connected(*(cluster.target(name, kubeconfig=config) for name in ("one", "two"))) as targets:
+        one, two = [await target.diagnose() for target in targets]
+    assert [finding.problem.removeprefix("no permission: ") for finding in one] == [
+        "list on deployments.apps named one in namespace jobs",
+        "watch on deployments.apps named one in namespace jobs",
+        "get on deployments.apps/scale named one in namespace jobs",
+        "patch on deployments.apps/scale named one in namespace jobs",
+        "list on pods in namespace jobs",
+        "list on scaledobjects.keda.sh in namespace jobs",
+        "watch on scaledobjects.keda.sh in namespace jobs",
+        "list on horizontalpodautoscalers.autoscaling in namespace jobs",
+        "watch on horizontalpodautoscalers.autoscaling in namespace jobs",
+    ]
+    assert set(one[4:]) == set(two[4:])  # equal, so that they can be shown once
 
 
 async def test_a_cancelled_list_of_pods_leaves_nothing_open(cluster: Cluster) -> None:
