@@ -1291,9 +1291,7 @@ async def test_a_kubeconfig_that_does_not_exist_is_named(tmp_path: Path, monkeyp
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{path}:{path}2")
     async with LocalShared() as shared:
         for plugin in (Kubernetes("tm", kubeconfig=str(path)), Kubernetes("tm")):
-            with pytest.raises(
-                PluginError, match=rf"the file {path}.* does not exist; give kubeconfig"
-            ):
+            with pytest.raises(PluginError, match=rf"the file {path}.* does not exist; give kubeconfig"):
                 async with plugin.connect(shared):
                     pass
 
