@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -36,6 +37,10 @@ INTERRUPTED = 130
 
 REPEATED_SIGNAL = 0.3
 """Seconds within which a second signal is a copy of the first: a wrapper forwards what its process group was sent."""
+
+
+CONFIG_POLL = 5.0
+"""Seconds after which it is checked again whether the path of the configuration leads to another file."""
 
 
 class Daemon:
@@ -220,7 +225,8 @@ class _Signals:
 async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = False) -> int:
     """Run a daemon in this process until a signal ends it.
 
-    SIGTERM and SIGINT stop it between ticks, a second one at once; SIGHUP reads the configuration again.
+    SIGTERM and SIGINT stop it between ticks, a second one at once; SIGHUP reads the configuration again, and so does a
+    link in its path that leads to another file, as when a mounted ConfigMap changes.
 
     Args:
         config: what to start with.
@@ -242,6 +248,7 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
     signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
+    following = asyncio.create_task(_follow(config.path, signals), name="configuration file")
     # The command line blocks them while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
@@ -251,9 +258,22 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
             raise
         return await _end(INTERRUPTED)
     finally:
+        following.cancel()
         for number in handlers:
             loop.remove_signal_handler(number)
     return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK)
+
+
+async def _follow(path: Path, signals: _Signals) -> None:
+    """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
+    before = await asyncio.to_thread(os.path.realpath, path)
+    while True:
+        await asyncio.sleep(CONFIG_POLL)
+        after = await asyncio.to_thread(os.path.realpath, path)
+        if after != before:
+            log.info("another configuration file", extra={"file": after})
+            before = after
+            signals.reload(signal.SIGHUP)
 
 
 async def _end(code: int) -> int:
