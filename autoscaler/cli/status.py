@@ -158,7 +158,7 @@ def _rescale(rescale: dict[str, Any] | None) -> str:
 
 def _problems(row: dict[str, Any]) -> str:
     found = [f"{name}: {why}" for name, why in row["missing"].items()]
-    if row["problem"]:
+    if row["problem"] and row["problem"] not in found:
         found.insert(0, row["problem"])
     return "; ".join(found)
 

@@ -20,7 +20,7 @@ from autoscaler.core.explain import explain
 from autoscaler.core.model import Learned, Rescale
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.metrics import exposition
-from autoscaler.daemon.status import DaemonStatus, health
+from autoscaler.daemon.status import DaemonStatus, health, trouble
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import to_json
 
@@ -123,7 +123,7 @@ async def _health(request: web.Request) -> web.Response:
 async def _ready(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
-    problems = {c.name: c.problem for c in status.controllers.values() if c.problem and c.decision is not None}
+    problems = {c.name: why for c in status.controllers.values() if c.decision is not None and (why := trouble(c))}
     ok = not (waiting or problems or status.store_failure)
     body = {
         "ok": ok,
@@ -230,7 +230,7 @@ def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
         "missing": {} if observation is None else dict(observation.missing),
-        "problem": controller.problem,
+        "problem": trouble(controller),
     }
 
 

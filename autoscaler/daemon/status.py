@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from autoscaler.daemon.connections import TARGET
 from autoscaler.daemon.controller import Controller
 from autoscaler.ports import Record
 
@@ -54,6 +55,22 @@ class DaemonStatus(Protocol):
         ...
 
 
+def trouble(controller: Controller) -> str | None:
+    """Why a cluster is not under control now, or None: nothing decided, its target does not answer or refuses."""
+    if controller.problem is not None:
+        return controller.problem
+    missing = {} if controller.observation is None else controller.observation.missing
+    if TARGET in missing:
+        return f"{TARGET}: {missing[TARGET]}"
+    refusal = controller.refusal
+    if refusal is None:
+        return None
+    return (
+        f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
+        f"the last one, to {refusal.replicas}: {refusal.error}"
+    )
+
+
 def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     """Whether the daemon is alive, and the state of the clusters in one line.
 
@@ -66,7 +83,7 @@ def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     controllers = status.controllers.values()
     overdue = {c.name for c in controllers if c.overdue(now)}
     waiting = {c.name for c in controllers if c.decision is None} - overdue
-    failing = sorted(overdue | {c.name for c in controllers if c.problem and c.name not in waiting})
+    failing = sorted(overdue | {c.name for c in controllers if trouble(c) and c.name not in waiting})
     parts = [f"{len(controllers)} cluster{'' if len(controllers) == 1 else 's'}"]
     if status.dry_run:
         parts[0] += " (dry run)"

@@ -24,7 +24,7 @@ from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
-from autoscaler.ports import ConfigurationError, UnavailableError
+from autoscaler.ports import ConfigurationError, RefusedError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 
 from .conftest import Moves, Remembers, make_cluster, make_config
@@ -460,6 +460,89 @@ async def test_status_of_a_cluster_of_which_nothing_is_known_reports_that(
     options = ["status", "--url", house.url, "--cluster", "nobody"]
     assert await asyncio.to_thread(cli.main, options) == 1
     assert "there is no cluster 'nobody'; there are: a, b" in capsys.readouterr().err
+
+
+async def problems_of(house: House) -> dict[str, str]:
+    async with house.session.get(house.url + "/readyz") as response:
+        body = await response.json()
+        assert (response.status == 200) == body["ok"]
+    return {} if body["not_observed"] else dict(body["problems"])
+
+
+async def test_refused_scale_calls_are_a_problem_until_one_succeeds_or_none_is_needed(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.ready()
+    await house.until(lambda: settled_at(house, 3))
+    house.targets["a"].scale_failure = RefusedError('403 Forbidden: cannot patch "deployments/scale"')
+    house.source.values["load"] = 500.0
+
+    async def refused() -> bool:
+        return "a" in await problems_of(house)
+
+    await house.until(refused)
+    problems = await problems_of(house)
+    assert list(problems) == ["a"]
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    why = rf'scale calls fail since {stamp}; the last one, to 5: 403 Forbidden: cannot patch "deployments/scale"'
+    assert re.fullmatch(why, problems["a"])
+    row = (await house.get("/api/v1/clusters"))["clusters"][0]
+    assert row["problem"] == problems["a"]
+    assert await asyncio.to_thread(cli.main, ["status", "--url", house.url]) == 0
+    shown_row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("a "))
+    assert problems["a"] in shown_row
+    since = house.daemon.controllers["a"].refusal
+    # The first of them counts, not the last one.
+    failed = house.daemon.controllers["a"].counters.failed_calls
+
+    async def refused_again() -> bool:
+        return house.daemon.controllers["a"].counters.failed_calls >= failed + 2
+
+    await house.until(refused_again)
+    assert (await problems_of(house))["a"] == problems["a"]
+    assert since is not None
+    house.targets["a"].scale_failure = None
+    await house.ready()
+    assert house.targets["a"].desired == 5
+
+
+async def test_refused_scale_calls_are_no_problem_any_more_when_the_present_size_is_right(house: House) -> None:
+    await house.ready()
+    await house.until(lambda: settled_at(house, 3))
+    house.targets["a"].scale_failure = RefusedError("no")
+    house.source.values["load"] = 500.0
+
+    async def refused() -> bool:
+        return "a" in await problems_of(house)
+
+    await house.until(refused)
+    # Nobody knows meanwhile whether another size is needed.
+    house.source.failures["load"] = UnavailableError("gone")
+    controller = house.daemon.controllers["a"]
+
+    async def unknown() -> bool:
+        return controller.observation is not None and "load" in controller.observation.missing
+
+    await house.until(unknown)
+    assert "a" in await problems_of(house)
+    house.source.failures.clear()
+    house.source.values["load"] = 300.0
+    await house.ready()
+    assert house.targets["a"].desired == 3
+
+
+async def test_a_target_that_cannot_be_asked_is_a_problem(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    await house.ready()
+    house.targets["a"].failure = UnavailableError("404: there is no Deployment jobs/taskmanager")
+
+    async def missing() -> bool:
+        return (await problems_of(house)) == {"a": "target: 404: there is no Deployment jobs/taskmanager"}
+
+    await house.until(missing)
+    assert await asyncio.to_thread(cli.main, ["status", "--url", house.url]) == 0
+    assert capsys.readouterr().out.count("there is no Deployment") == 1
+    house.targets["a"].failure = None
+    await house.ready()
 
 
 async def test_a_refused_reload_is_shown(house: House) -> None:
