@@ -6,7 +6,7 @@ import argparse
 import urllib.parse
 from pathlib import Path
 
-from autoscaler.cli.daemon_client import cluster_path, get, url_option
+from autoscaler.cli.daemon_client import cluster_path, find_daemon, get, url_option
 from autoscaler.cli.options import Commands, count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
 
@@ -32,7 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.at:
         query["until"] = arguments.at.isoformat()
     path = f"{cluster_path(arguments.cluster)}/decisions?{urllib.parse.urlencode(query)}"
-    answer = get(arguments, path, "decisions")
+    daemon = find_daemon(arguments)
+    answer = get(daemon, path, "decisions")
+    daemon.note_problems()
     if arguments.json:
         print_json(answer)
         return OK

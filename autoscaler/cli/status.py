@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autoscaler.cli.daemon_client import cluster_path, get, url_option
+from autoscaler.cli.daemon_client import cluster_path, find_daemon, get, url_option
 from autoscaler.cli.options import Commands, json_option
 from autoscaler.cli.output import OK, print_json, print_lines, table
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
@@ -28,20 +28,22 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
+    daemon = find_daemon(arguments)
     if arguments.cluster is None:
-        answer = get(arguments, "/api/v1/clusters", "clusters")
+        answer = get(daemon, "/api/v1/clusters", "clusters")
     else:
-        answer = get(arguments, cluster_path(arguments.cluster), "learned")
+        answer = get(daemon, cluster_path(arguments.cluster), "learned")
     if arguments.json:
         print_json(answer)
     elif arguments.cluster is None:
-        _show_clusters(answer["clusters"], dry_run=answer["dry_run"])
+        _show_clusters(answer, answer["clusters"])
     else:
         _show_cluster(answer)
+    daemon.note_problems()
     return OK
 
 
-def _show_clusters(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
+def _show_clusters(answer: dict[str, Any], clusters: Sequence[dict[str, Any]]) -> None:
     # A terminal has no room for whole sentences in a table of so many columns: they follow below it.
     wide = not sys.stdout.isatty()
     rows = [
@@ -63,12 +65,16 @@ def _show_clusters(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None
     table((*head, *(("problem",) if wide else ())), rows)
     if not wide:
         print_lines(*(f"\n{row['name']}: {_problems(row)}" for row in clusters if _problems(row)))
-    if dry_run:
+    if answer["dry_run"]:
         print_lines("", "This is a dry run: no target is called.")
+    # A daemon of an earlier version does not say.
+    if answer.get("reload", "ok") != "ok":
+        print_lines("", "The configuration was not reloaded, the previous one stays in use:")
+        print_lines(*(f"  {problem}" for problem in answer["reload"]))
 
 
 def _show_cluster(answer: dict[str, Any]) -> None:
-    _show_clusters([answer], dry_run=answer["dry_run"])
+    _show_clusters(answer, [answer])
     if answer["decision"] is not None:
         _show_recommendations(answer["decision"]["recommendations"])
     learned = answer["learned"] or {"capacity": (), "durations": {}, "memory": {}}

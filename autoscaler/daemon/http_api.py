@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from statistics import median
+from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -81,6 +82,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
     """The web application of a daemon."""
     app = web.Application(middlewares=[_json_errors])
     app[_STATUS], app[_REGISTRY] = status, registry
+    app.on_response_prepare.append(_name_config)
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -92,6 +94,11 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
         ]
     )
     return app
+
+
+async def _name_config(request: web.Request, response: web.StreamResponse) -> None:
+    """Say which configuration this daemon runs: who looks for another one's clusters must not take these for them."""
+    response.headers["Autoscaler-Config"] = quote(str(request.app[_STATUS].config_path))
 
 
 @web.middleware
@@ -131,7 +138,7 @@ async def _ready(request: web.Request) -> web.Response:
         "problems": problems,
         "store": status.store_failure or "ok",
         "history": status.history_failure or "ok",
-        "reload": list(status.reload_problems) or "ok",
+        "reload": _reload(status),
     }
     return web.json_response(body, status=200 if ok else 503)
 
@@ -145,7 +152,7 @@ async def _metrics(request: web.Request) -> web.Response:
 async def _clusters(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     rows = [_row(status, status.controllers[name]) for name in sorted(status.controllers)]
-    return web.json_response({"dry_run": status.dry_run, "clusters": rows})
+    return web.json_response({"dry_run": status.dry_run, "reload": _reload(status), "clusters": rows})
 
 
 async def _cluster(request: web.Request) -> web.Response:
@@ -154,6 +161,7 @@ async def _cluster(request: web.Request) -> web.Response:
     observation, decision, state = controller.observation, controller.decision, controller.state
     body = {
         **_row(status, controller),
+        "reload": _reload(status),
         "remarks": list(controller.remarks),
         "connections": {
             name: connection.problem or "ok" for name, connection in controller.connections.connections().items()
@@ -210,6 +218,10 @@ def _record(record: Record) -> dict[str, object]:
         "dry_run": record.dry_run,
         "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
     }
+
+
+def _reload(status: DaemonStatus) -> list[str] | str:
+    return list(status.reload_problems) or "ok"
 
 
 def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:

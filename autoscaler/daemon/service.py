@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -81,6 +82,11 @@ class Daemon:
     def controllers(self) -> dict[str, Controller]:
         """The controllers by the names of their clusters."""
         return self.fleet.controllers
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration file, as it was named at the start."""
+        return self._config.path.absolute()
 
     @property
     def store_failure(self) -> str | None:

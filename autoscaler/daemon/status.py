@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
 from autoscaler.daemon.connections import TARGET
@@ -24,6 +25,11 @@ class DaemonStatus(Protocol):
     @property
     def dry_run(self) -> bool:
         """Whether no target is called."""
+        ...
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration file."""
         ...
 
     @property

@@ -39,6 +39,7 @@ clusters:
 """
 
 BAD = """
+daemon: {listen: '127.0.0.1:9'}
 clusters:
   orders:
     targt: {type: advice}

@@ -9,13 +9,15 @@ import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,7 +26,7 @@ import pytest
 from autoscaler import cli
 
 CONFIG = """
-daemon: {directory: var, listen: '127.0.0.1:0', log: json}
+daemon: {directory: var, listen: '127.0.0.1:PORT', log: json}
 sources:
   prom: {type: prometheus, url: 'http://127.0.0.1:9', attempts: 1, timeout: 400ms}
 clusters:
@@ -40,14 +42,45 @@ clusters:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory: Path = tmp_path_factory.mktemp("daemon")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("daemon")) as found:
+        yield found
+
+
+@pytest.fixture
+def url(daemon: Running) -> str:
+    return daemon.url
+
+
+@dataclass
+class Running:
+    """A daemon and its files."""
+
+    process: subprocess.Popen[bytes]
+    config: Path
+    log: Path
+    url: str
+
+    def reload(self, text: str) -> None:
+        """Have it read other text as its configuration."""
+        self.config.write_text(text)
+        before = self.log.read_text().count("configuration ")
+        self.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self.log.read_text().count("configuration ") == before:
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Running]:
     config, log = directory / "config.yaml", directory / "log"
-    config.write_text(CONFIG)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config.write_text(CONFIG.replace("PORT", str(port)))
     with log.open("wb") as stderr:
         daemon = subprocess.Popen([sys.executable, "-m", "autoscaler", "run", str(config)], stderr=stderr)
     try:
-        yield started(log)
+        yield Running(daemon, config, log, started(log))
         daemon.send_signal(signal.SIGINT)
         assert daemon.wait(60) == 130
     finally:
@@ -104,6 +137,82 @@ def test_an_unknown_cluster_is_reported_with_those_there_are(url: str, capsys: p
 def test_something_else_at_the_url_is_reported(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--url", f"{url}/metrics?"]) == 1
     assert "answers, but not like an autoscaler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda text: text.replace("max: 5", "maxx: 5"),  # YAML, and not a configuration
+        lambda text: text + "  orders-2: {interval: [\n",  # not even YAML
+        lambda text: text.replace("daemon: {", "daemon: {logs: console, ").replace("min: 3", "min: no"),
+    ],
+)
+def test_status_finds_the_daemon_of_a_file_that_was_broken_since_and_shows_the_refused_reload(
+    daemon: Running, broken: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = daemon.config.read_text()
+    try:
+        daemon.reload(broken(good))
+        assert cli.main(["status", str(daemon.config)]) == 0
+        out, err = capsys.readouterr()
+        table, _, refused = out.partition("\n\n")
+        assert table.splitlines()[1].startswith("orders ")
+        title, *problems = refused.splitlines()
+        assert title == "The configuration was not reloaded, the previous one stays in use:"
+        assert problems
+        assert all(line.startswith(f"  {daemon.config}:") for line in problems)
+        assert f"`autoscaler check {daemon.config}` lists what is wrong with the file" in err
+        assert cli.main(["status", "--url", daemon.url, "--cluster", "orders"]) == 0
+        assert problems[0] in capsys.readouterr().out
+        assert cli.main(["status", "--url", daemon.url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["reload"] == [line.strip() for line in problems]
+        assert cli.main(["explain", "orders", "--config", str(daemon.config)]) == 0
+        out, err = capsys.readouterr()
+        assert "cluster orders" in out
+        assert "autoscaler check" in err
+    finally:
+        daemon.reload(good)
+    assert cli.main(["status", str(daemon.config)]) == 0
+    out, err = capsys.readouterr()
+    assert ("not reloaded" in out, err) == (False, "")
+
+
+def test_a_broken_file_without_a_daemon_gives_its_problems_and_where_none_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.replace("PORT", "9").replace("max: 5", "maxx: 5"))
+    assert cli.main(["status", str(config)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any("maxx" in line for line in lines)
+    assert lines[-1].startswith(f"{config}: no daemon answers at http://127.0.0.1:9 (")
+    config.write_text(CONFIG.replace("'127.0.0.1:PORT'", "8765"))
+    assert cli.main(["status", str(config)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"{config}: pass the URL of the daemon with --url"
+    assert cli.main(["status", str(tmp_path / "none.yaml")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_the_clusters_of_another_daemon_are_shown_only_where_it_is_asked_for_by_its_url(
+    daemon: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "ä config.yaml"
+    other.write_text(daemon.config.read_text())
+    for command in (["status", str(other)], ["explain", "ordres", "--config", str(other)]):
+        assert cli.main(command) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err == (
+            f"autoscaler: the daemon at {daemon.url} runs another configuration: {daemon.config}, not {other}. "
+            f"To ask it all the same, pass --url {daemon.url}\n"
+        )
+    assert cli.main(["status", str(other), "--url", daemon.url]) == 0
+    assert "orders" in capsys.readouterr().out
+    # The same file by another name is not another configuration.
+    link = tmp_path / "link.yaml"
+    link.symlink_to(daemon.config)
+    assert cli.main(["status", str(link)]) == 0
+    assert "orders" in capsys.readouterr().out
 
 
 def everything(terminal: io.RawIOBase) -> bytes:
