@@ -19,7 +19,6 @@ from autoscaler.ports import AutoscalerError, ConfigurationError
 
 URL = "http://127.0.0.1:8765"
 
-_CONFIG = "Autoscaler-Config"
 _LISTEN = re.compile(r"^daemon:(?:.|\n(?=[ \t#\n]))*?\blisten:\s*[\"']?([^\s\"',}#]+)", re.MULTILINE)
 _HOST_PORT = re.compile(r".+:\d{1,5}")
 
@@ -101,7 +100,12 @@ def _listen_in(path: Path, problems: Sequence[str]) -> str:
 
 
 def get(daemon: Address, path: str, key: str) -> Any:  # noqa: ANN401 - JSON
-    """The JSON object at a path of a daemon.
+    """The JSON object at a path of a daemon. Raises like `get_with_history`."""
+    return get_with_history(daemon, path, key)[0]
+
+
+def get_with_history(daemon: Address, path: str, key: str) -> tuple[dict[str, Any], Path | None]:
+    """The JSON object at a path of a daemon, and where its history is, on its machine; None: it does not say.
 
     Raises:
         AutoscalerError: there is no daemon, it runs another configuration, or the answer has not the key.
@@ -112,10 +116,11 @@ def get(daemon: Address, path: str, key: str) -> Any:  # noqa: ANN401 - JSON
     other = f"{url} answers, but not like an autoscaler"
     try:
         with opener.open(url + path, timeout=10) as response:
-            _check_config(daemon, response.headers.get(_CONFIG))
+            _check_config(daemon, response.headers.get("Autoscaler-Config"))
+            history = response.headers.get("Autoscaler-History")
             answer = json.load(response)
     except urllib.error.HTTPError as error:
-        _check_config(daemon, error.headers.get(_CONFIG))
+        _check_config(daemon, error.headers.get("Autoscaler-Config"))
         raise AutoscalerError(_error_of(error) or f"{other}: {error.code} {error.reason}") from error
     except http.client.HTTPException as error:
         raise AutoscalerError(f"{other}: {type(error).__name__}") from error
@@ -128,7 +133,7 @@ def get(daemon: Address, path: str, key: str) -> Any:  # noqa: ANN401 - JSON
         raise AutoscalerError(f"{other}: no JSON") from error
     if not isinstance(answer, dict) or key not in answer:
         raise AutoscalerError(f"{other}: there is no {key!r} in it")
-    return answer
+    return answer, None if history is None else Path(urllib.parse.unquote(history))
 
 
 def _check_config(daemon: Address, runs: str | None) -> None:

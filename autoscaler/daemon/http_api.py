@@ -82,7 +82,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
     """The web application of a daemon."""
     app = web.Application(middlewares=[_json_errors])
     app[_STATUS], app[_REGISTRY] = status, registry
-    app.on_response_prepare.append(_name_config)
+    app.on_response_prepare.append(_name_files)
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -96,9 +96,14 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
     return app
 
 
-async def _name_config(request: web.Request, response: web.StreamResponse) -> None:
-    """Say which configuration this daemon runs: who looks for another one's clusters must not take these for them."""
-    response.headers["Autoscaler-Config"] = quote(str(request.app[_STATUS].config_path))
+async def _name_files(request: web.Request, response: web.StreamResponse) -> None:
+    """Say which configuration this daemon runs, and where its history is.
+
+    Whoever looks for another daemon's clusters must not take these for them, and what is older is read from the files.
+    """
+    status = request.app[_STATUS]
+    response.headers["Autoscaler-Config"] = quote(str(status.config_path))
+    response.headers["Autoscaler-History"] = quote(str(status.history_directory))
 
 
 @web.middleware

@@ -89,6 +89,11 @@ class Daemon:
         return self._config.path.absolute()
 
     @property
+    def history_directory(self) -> Path:
+        """Where the history files are."""
+        return self.history.directory.absolute()
+
+    @property
     def store_failure(self) -> str | None:
         """Why the last state could not be persisted, or None."""
         return self.store.failure

@@ -33,6 +33,11 @@ class DaemonStatus(Protocol):
         ...
 
     @property
+    def history_directory(self) -> Path:
+        """Where the history files are."""
+        ...
+
+    @property
     def loaded_at(self) -> datetime:
         """When the configuration was last loaded."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import io
 import json
 import os
@@ -17,13 +18,15 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from autoscaler import cli
+from autoscaler.trace.codec import dump_record
+from autoscaler.trace.format import file_name, read
 
 CONFIG = """
 daemon: {directory: var, listen: '127.0.0.1:PORT', log: json}
@@ -213,6 +216,46 @@ def test_the_clusters_of_another_daemon_are_shown_only_where_it_is_asked_for_by_
     link.symlink_to(daemon.config)
     assert cli.main(["status", str(link)]) == 0
     assert "orders" in capsys.readouterr().out
+
+
+def test_explain_reads_what_the_daemon_does_not_keep_any_more_from_its_history(
+    daemon: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = daemon.config.parent / "var" / "history"
+    kept = next(read(history))
+    oldest = kept.decision.at - timedelta(hours=30)
+    written: list[Path] = []
+    for number in range(3):
+        at = oldest + number * timedelta(hours=10)
+        older = replace(kept, observation=replace(kept.observation, at=at), decision=replace(kept.decision, at=at))
+        written.append(history / f"{file_name(at)}.gz")
+        written[-1].write_bytes(gzip.compress(dump_record(older) + b"\n"))
+    explain = ["explain", "orders", "--url", daemon.url]
+    try:
+        asked = oldest + timedelta(hours=11)
+        assert cli.main([*explain, "--at", asked.isoformat()]) == 0
+        assert capsys.readouterr().out.startswith(f"{oldest + timedelta(hours=10):%Y-%m-%d %H:%M:%S} UTC: cluster orde")
+        assert cli.main([*explain, "--last", "10000", "--json"]) == 0
+        out, err = capsys.readouterr()
+        decisions = json.loads(out)["decisions"]
+        times = [datetime.fromisoformat(decision["decision"]["at"]) for decision in decisions]
+        assert times == sorted(set(times), reverse=True)
+        assert times[-4:] == [kept.decision.at, *(oldest + hours * timedelta(hours=1) for hours in (20, 10, 0))]
+        assert err == ""
+        assert [decision.keys() for decision in decisions[-4:]] == [decisions[0].keys()] * 4
+        assert cli.main([*explain, "--at", (oldest - timedelta(hours=1)).isoformat()]) == 1
+        assert "no decision about cluster orders is kept up to" in capsys.readouterr().err
+    finally:
+        for path in written:
+            path.unlink()
+    history.rename(history.with_name("elsewhere"))
+    try:
+        assert cli.main([*explain, "--at", asked.isoformat()]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert f"{history}: there is no such file or directory. Run this on the daemon's machine" in lines[0]
+        assert "no decision about cluster orders is kept up to" in lines[1]
+    finally:
+        history.with_name("elsewhere").rename(history)
 
 
 def everything(terminal: io.RawIOBase) -> bytes:
