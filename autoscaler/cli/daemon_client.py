@@ -99,7 +99,7 @@ def _listen_in(path: Path, problems: Sequence[str]) -> str:
     return listen
 
 
-def get(daemon: Address, path: str, key: str) -> Any:  # noqa: ANN401 - JSON
+def get(daemon: Address, path: str, key: str) -> dict[str, Any]:
     """The JSON object at a path of a daemon. Raises like `get_with_history`."""
     return get_with_history(daemon, path, key)[0]
 

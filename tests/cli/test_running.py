@@ -16,7 +16,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -267,18 +267,51 @@ def everything(terminal: io.RawIOBase) -> bytes:
     return b"".join(pieces)
 
 
-@pytest.mark.parametrize("columns", [50, 80, 200])
-def test_a_terminal_gets_whole_words_and_the_problems_below_the_table(url: str, columns: int) -> None:
+@contextmanager
+def terminal_of(arguments: Sequence[str], columns: int) -> Iterator[tuple[io.RawIOBase, subprocess.Popen[bytes]]]:
+    """A command in a terminal of its own."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    for name in ("COLUMNS", "LINES"):  # they would be believed before the terminal is
+        environment.pop(name, None)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
-        command = [sys.executable, "-m", "autoscaler", "status", "--url", url]
-        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-        for name in ("COLUMNS", "LINES"):  # they would be believed before the terminal is
-            environment.pop(name, None)
-        subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, timeout=60, check=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autoscaler", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+        )
         os.close(theirs)
+        try:
+            yield terminal, process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_status_is_drawn_again_until_ctrl_c(url: str) -> None:
+    with terminal_of(["status", "--url", url, "--watch"], 80) as (terminal, process):
+        shown = b""
+        while shown.count(b"Again every 2 s") < 2:
+            shown += terminal.read(65536) or b""
+        process.send_signal(signal.SIGINT)
+        shown += everything(terminal)
+        assert process.wait(60) == 0
+    frames = shown.decode().split("\x1b[H")[1:]
+    assert len(frames) >= 2
+    for frame in frames:
+        assert "orders" in frame
+        assert "cpu: " in frame
+    assert "Traceback" not in shown.decode()
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_a_terminal_gets_whole_words_and_the_problems_below_the_table(url: str, columns: int) -> None:
+    with terminal_of(["status", "--url", url], columns) as (terminal, process):
         shown = re.sub(r"\x1b\[\d*m", "", everything(terminal).decode())
+        assert process.wait(60) == 0
     head, row, *rest = shown.splitlines()
     assert head.split() == ["cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when"]
     assert row.split()[0] == "orders"

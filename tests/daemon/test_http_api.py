@@ -419,6 +419,12 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     # Nothing may be learned anew before it is shown.
     await house.daemon.fleet.stop()
     text = await shown(house, capsys)
+    # The numbers that the policies work with are for who develops or tunes one.
+    assert "300 needs 3" in text
+    assert "98765" in text
+    assert "until it runs" in text
+    assert not any(word in text for word in ("load 300", "adaptive", "What the policies have learned"))
+    text = await shown(house, capsys, "--verbose")
     lines = [re.split(r"  +", line) for line in text.splitlines()]
     assert lines[1][0] == "a"
     assert lines[1][5] == "1-10"
@@ -438,6 +444,36 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     answer = json.loads(await shown(house, capsys, "--json"))
     assert answer["learned"]["memory"]["adaptive"]["numbers"]["noise"] == 0.03
     assert answer["decision"]["recommendations"][0]["inputs"] == {"load": 300}
+
+
+async def test_status_shows_the_clusters_that_are_asked_for(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    await house.ready()
+    house.targets["b"].failure = UnavailableError("gone")
+
+    async def missing() -> bool:
+        return bool(await problems_of(house))
+
+    await house.until(missing)
+
+    async def names(*options: str) -> list[str]:
+        arguments = ["status", "--url", house.url, *options]
+        assert await asyncio.to_thread(cli.main, [*arguments, "--json"]) == 0
+        answered = [row["name"] for row in json.loads(capsys.readouterr().out)["clusters"]]
+        assert await asyncio.to_thread(cli.main, arguments) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        if not answered:
+            none = "No cluster is in trouble." if "--troubled" in options else "No cluster matches."
+            assert (head, rows) == (none, [])
+        else:
+            assert [row.split()[0] for row in rows] == answered
+        return answered
+
+    assert await names() == ["a", "b"]
+    assert await names("--troubled") == ["b"]
+    assert await names("--filter", "[a-x]*", "--filter", "nobody") == ["a", "b"]
+    assert await names("--filter", "a*") == ["a"]
+    assert await names("--filter", "a*", "--troubled") == []
+    assert await names("--filter", "c*") == []
 
 
 async def settled_at(house: House, size: int) -> bool:
