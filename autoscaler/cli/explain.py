@@ -11,6 +11,7 @@ from pathlib import Path
 from autoscaler.cli.daemon_client import cluster_path, find_daemon, get_with_history, url_option
 from autoscaler.cli.options import Commands, count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
+from autoscaler.core.explain import count_of, explain
 
 _MAX_DECISIONS = 10_000
 """Most decisions that a daemon gives in one answer."""
@@ -47,14 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     daemon.note_problems()
     decisions = answer["decisions"]
     if len(decisions) < wanted and history is not None:
-        before = datetime.fromisoformat(decisions[-1]["decision"]["at"]) if decisions else None
-        try:
-            decisions += _recorded(history, arguments.cluster, arguments.at, before, wanted - len(decisions))
-        except (OSError, ValueError) as error:
-            print_error(
-                f"autoscaler: older decisions are in the daemon's history, which cannot be read from here: {error}. "
-                "Run this on the daemon's machine, as its user"
-            )
+        oldest = datetime.fromisoformat(decisions[-1]["decision"]["at"]) if decisions else None
+        decisions += _recorded(history, arguments, oldest, wanted - len(decisions))
     if arguments.json:
         print_json(answer)
         return OK
@@ -67,26 +62,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _recorded(
-    history: Path, cluster: str, until: datetime | None, before: datetime | None, number: int
+    history: Path, arguments: argparse.Namespace, before: datetime | None, number: int
 ) -> list[dict[str, object]]:
-    """The newest decisions in the files of a history, as in an answer of the daemon.
+    """At most so many of the decisions that are asked for, as in an answer of the daemon, from its history.
 
     Args:
         history: the directory of the files.
-        cluster: the name of the cluster.
-        until: none later than this.
-        before: only those before this.
-        number: at most so many.
-
-    Raises:
-        OSError, TraceError: the files cannot be read.
+        arguments: of the command.
+        before: only older decisions.
+        number: how many.
     """
-    from autoscaler.core.explain import explain  # noqa: PLC0415 - most often the daemon keeps what is asked for
-    from autoscaler.trace.codec import to_json  # noqa: PLC0415
-    from autoscaler.trace.format import read_back  # noqa: PLC0415
+    from autoscaler.trace.codec import to_json  # noqa: PLC0415 - most often the daemon keeps what is asked for
+    from autoscaler.trace.format import TraceError, read_back  # noqa: PLC0415
 
-    records = read_back(history, cluster, until or before, print_error)
-    older = (record for record in records if before is None or record.decision.at < before)
+    try:
+        records = read_back(history, arguments.cluster, arguments.at or before, print_error)
+        older = list(islice((one for one in records if before is None or one.decision.at < before), number))
+    except (OSError, TraceError) as error:
+        print_error(
+            f"autoscaler: older decisions are in the daemon's history, which cannot be read from here: {error}. "
+            "Run this on the daemon's machine, as its user"
+        )
+        return []
+    if older:
+        # Said, as a daemon on another machine may have its history at the same place.
+        print_error(f"autoscaler: {count_of(len(older), 'decision')} read from {history} on this machine")
     return [
         {
             "observation": to_json(record.observation),
@@ -94,5 +94,5 @@ def _recorded(
             "dry_run": record.dry_run,
             "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
         }
-        for record in islice(older, number)
+        for record in older
     ]

@@ -241,7 +241,7 @@ def test_explain_reads_what_the_daemon_does_not_keep_any_more_from_its_history(
         times = [datetime.fromisoformat(decision["decision"]["at"]) for decision in decisions]
         assert times == sorted(set(times), reverse=True)
         assert times[-4:] == [kept.decision.at, *(oldest + hours * timedelta(hours=1) for hours in (20, 10, 0))]
-        assert err == ""
+        assert err == f"autoscaler: 3 decisions read from {history} on this machine\n"
         assert [decision.keys() for decision in decisions[-4:]] == [decisions[0].keys()] * 4
         assert cli.main([*explain, "--at", (oldest - timedelta(hours=1)).isoformat()]) == 1
         assert "no decision about cluster orders is kept up to" in capsys.readouterr().err
