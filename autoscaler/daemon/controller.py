@@ -121,7 +121,7 @@ class Refusal:
     def is_over(self, observation: Observation, decision: Decision) -> bool:
         """Whether the size is reached all the same, or known not to be needed any more."""
         return observation.desired == self.replicas or (
-            decision.proposed == decision.current and not observation.missing
+            decision.proposed == decision.desired == decision.current and not observation.missing
         )
 
 

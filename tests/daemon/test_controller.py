@@ -510,6 +510,22 @@ def test_refused_calls_are_remembered_from_the_first_on_across_a_reload_and_unti
     virtual_time.run(main())
 
 
+def test_refused_calls_for_the_least_size_are_one_trouble_too() -> None:
+    async def main() -> None:
+        world = World("a", limits=Limits(3, 10))
+        world.targets["a"].scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(100)
+        refusal = world.fleet.controllers["a"].refusal
+        await world.fleet.stop()
+        assert refusal is not None
+        assert (refusal.since - world.clock.start).total_seconds() == world.ticks("a")[0]
+        # The policies ask for what there is: only the bounds need another size.
+        assert {record.decision.proposed for record in world.store.records} == {1}
+
+    virtual_time.run(main())
+
+
 def test_a_refused_call_is_over_when_somebody_else_sets_the_size() -> None:
     async def main() -> None:
         world = World("a")
