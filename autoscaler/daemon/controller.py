@@ -104,6 +104,27 @@ class Counters:
     skipped: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Scale calls that fail.
+
+    Attributes:
+        since: when the first one failed.
+        replicas: the size that the last one asked for.
+        error: why the last one failed.
+    """
+
+    since: datetime
+    replicas: int
+    error: str
+
+    def is_over(self, observation: Observation, decision: Decision) -> bool:
+        """Whether the size is reached all the same, or known not to be needed any more."""
+        return observation.desired == self.replicas or (
+            decision.proposed == decision.desired == decision.current and not observation.missing
+        )
+
+
 def splay(name: str, interval: float) -> float:
     """The offset of a cluster's ticks within the interval, in seconds; the same in every process."""
     digest = hashlib.sha256(name.encode()).digest()
@@ -119,6 +140,7 @@ class Controller:
         status: the last status of the target.
         finished: loop time when the last tick ended without a failure, or when the controller was made.
         problem: why the last tick has no persisted decision, or None.
+        refusal: the scale calls that have failed since the last success, while another size is needed; or None.
     """
 
     def __init__(
@@ -144,6 +166,7 @@ class Controller:
         self.decision: Decision | None = None
         self.status: TargetStatus | None = None
         self.problem: str | None = "not observed yet"
+        self.refusal: Refusal | None = None
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
@@ -157,7 +180,7 @@ class Controller:
         """Continue where another controller of the same cluster has ended."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
-        self.status, self.problem = before.status, before.problem
+        self.status, self.problem, self.refusal = before.status, before.problem, before.refusal
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -221,10 +244,12 @@ class Controller:
         self._set_problem(None)
         self._report(state, after, observation, decision, status)
         self.state, self.observation, self.decision, self.status = after, observation, decision, status
+        if self.refusal is not None and self.refusal.is_over(observation, decision):
+            self.refusal = None
         # Concurrently: the decision is in the store, and no scale call waits for the sink's disk.
         written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:
-            await self._scale(decision.desired)
+            await self._scale(decision)
         await written
 
     async def _state(self) -> ClusterState:
@@ -242,26 +267,29 @@ class Controller:
         except StoreError:
             log.debug("record not written to the history", extra={"cluster": self.name})  # The sink has logged why.
 
-    async def _scale(self, replicas: int) -> None:
+    async def _scale(self, decision: Decision) -> None:
         self._scaling = True
         try:
             async with asyncio.timeout(SCALE_TIMEOUT):
-                await self.connections.target().scale(replicas)
+                await self.connections.target().scale(decision.desired)
         except TimeoutError:
-            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
+            await self._scale_failed(decision, f"no answer within {SCALE_TIMEOUT:g} s")
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise
-            await self._scale_failed(replicas, CANCELLED)
+            await self._scale_failed(decision, CANCELLED)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
-            await self._scale_failed(replicas, format_error(error))
+            await self._scale_failed(decision, format_error(error))
         else:
             self.logged.refused.clear()
+            self.refusal = None
         finally:
             self._scaling = False
 
-    async def _scale_failed(self, replicas: int, error: str) -> None:
+    async def _scale_failed(self, decision: Decision, error: str) -> None:
+        replicas = decision.desired
         self.counters.failed_calls += 1
+        self.refusal = Refusal(self.refusal.since if self.refusal else decision.at, replicas, error)
         if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
         assert self.state is not None  # noqa: S101 - there was a decision, so there is a state

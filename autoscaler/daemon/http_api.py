@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from statistics import median
+from urllib.parse import quote
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -20,7 +21,7 @@ from autoscaler.core.explain import explain
 from autoscaler.core.model import Decision, Learned, Rescale
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.metrics import exposition
-from autoscaler.daemon.status import DaemonStatus, health
+from autoscaler.daemon.status import DaemonStatus, health, trouble
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import to_json
 
@@ -81,6 +82,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
     """The web application of a daemon."""
     app = web.Application(middlewares=[_json_errors])
     app[_STATUS], app[_REGISTRY] = status, registry
+    app.on_response_prepare.append(_name_files)
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -92,6 +94,16 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
         ]
     )
     return app
+
+
+async def _name_files(request: web.Request, response: web.StreamResponse) -> None:
+    """Say which configuration this daemon runs, and where its history is.
+
+    Whoever looks for another daemon's clusters must not take these for them, and what is older is read from the files.
+    """
+    status = request.app[_STATUS]
+    response.headers["Autoscaler-Config"] = quote(str(status.config_path))
+    response.headers["Autoscaler-History"] = quote(str(status.history_directory))
 
 
 @web.middleware
@@ -123,7 +135,7 @@ async def _health(request: web.Request) -> web.Response:
 async def _ready(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
-    problems = {c.name: c.problem for c in status.controllers.values() if c.problem and c.decision is not None}
+    problems = {c.name: why for c in status.controllers.values() if c.decision is not None and (why := trouble(c))}
     ok = not (waiting or problems or status.store_failure)
     body = {
         "ok": ok,
@@ -131,7 +143,7 @@ async def _ready(request: web.Request) -> web.Response:
         "problems": problems,
         "store": status.store_failure or "ok",
         "history": status.history_failure or "ok",
-        "reload": list(status.reload_problems) or "ok",
+        "reload": _reload(status),
     }
     return web.json_response(body, status=200 if ok else 503)
 
@@ -145,7 +157,7 @@ async def _metrics(request: web.Request) -> web.Response:
 async def _clusters(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     rows = [_row(status, status.controllers[name]) for name in sorted(status.controllers)]
-    return web.json_response({"dry_run": status.dry_run, "clusters": rows})
+    return web.json_response({"dry_run": status.dry_run, "reload": _reload(status), "clusters": rows})
 
 
 async def _cluster(request: web.Request) -> web.Response:
@@ -154,6 +166,7 @@ async def _cluster(request: web.Request) -> web.Response:
     observation, decision, state = controller.observation, controller.decision, controller.state
     body = {
         **_row(status, controller),
+        "reload": _reload(status),
         "remarks": list(controller.remarks),
         "connections": {
             name: connection.problem or "ok" for name, connection in controller.connections.connections().items()
@@ -219,6 +232,10 @@ def _record(record: Record, failed: str | None) -> dict[str, object]:
     }
 
 
+def _reload(status: DaemonStatus) -> list[str] | str:
+    return list(status.reload_problems) or "ok"
+
+
 def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
     observation, decision, state = controller.observation, controller.decision, controller.state
     spec = controller.cluster.spec
@@ -237,7 +254,7 @@ def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
         "missing": {} if observation is None else dict(observation.missing),
-        "problem": controller.problem,
+        "problem": trouble(controller),
     }
 
 

@@ -88,6 +88,16 @@ class Daemon:
         return self.fleet.controllers
 
     @property
+    def config_path(self) -> Path:
+        """The configuration file, as it was named at the start."""
+        return self._config.path.absolute()
+
+    @property
+    def history_directory(self) -> Path:
+        """Where the history files are."""
+        return self.history.directory.absolute()
+
+    @property
     def store_failure(self) -> str | None:
         """Why the last state could not be persisted, or None."""
         return self.store.failure

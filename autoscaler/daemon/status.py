@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
+from autoscaler.daemon.connections import TARGET
 from autoscaler.daemon.controller import Controller
 from autoscaler.ports import Record
 
@@ -23,6 +25,16 @@ class DaemonStatus(Protocol):
     @property
     def dry_run(self) -> bool:
         """Whether no target is called."""
+        ...
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration file."""
+        ...
+
+    @property
+    def history_directory(self) -> Path:
+        """Where the history files are."""
         ...
 
     @property
@@ -54,6 +66,22 @@ class DaemonStatus(Protocol):
         ...
 
 
+def trouble(controller: Controller) -> str | None:
+    """Why a cluster is not under control now, or None: nothing decided, its target does not answer or refuses."""
+    if controller.problem is not None:
+        return controller.problem
+    missing = {} if controller.observation is None else controller.observation.missing
+    if TARGET in missing:
+        return f"{TARGET}: {missing[TARGET]}"
+    refusal = controller.refusal
+    if refusal is None:
+        return None
+    return (
+        f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
+        f"the last one, to {refusal.replicas}: {refusal.error}"
+    )
+
+
 def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     """Whether the daemon is alive, and the state of the clusters in one line.
 
@@ -66,7 +94,7 @@ def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     controllers = status.controllers.values()
     overdue = {c.name for c in controllers if c.overdue(now)}
     waiting = {c.name for c in controllers if c.decision is None} - overdue
-    failing = sorted(overdue | {c.name for c in controllers if c.problem and c.name not in waiting})
+    failing = sorted(overdue | {c.name for c in controllers if trouble(c) and c.name not in waiting})
     parts = [f"{len(controllers)} cluster{'' if len(controllers) == 1 else 's'}"]
     if status.dry_run:
         parts[0] += " (dry run)"

@@ -39,6 +39,7 @@ clusters:
 """
 
 BAD = """
+daemon: {listen: '127.0.0.1:9'}
 clusters:
   orders:
     targt: {type: advice}
@@ -242,6 +243,8 @@ def test_a_daemon_on_a_free_port_must_be_named_by_url(good: Path, capsys: pytest
         ["run"],
         ["explain", "a", "--last", "0"],
         ["explain", "a", "--at", "noon"],
+        ["status", "--cluster", "a", "--filter", "a*"],
+        ["status", "--watch", "--json"],
         ["explain", "a", "--last", "2", "--at", "2026-01-31T17:05:00Z"],
     ],
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 
 from autoscaler.core.model import Bound, EngineStatus, JobState, Limits, Phase, Reading, Reason
-from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, splay
+from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, Refusal, splay
 from autoscaler.ports import EdgeError, RefusedError, UnavailableError, Worker, Workforce
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeTarget
@@ -480,6 +481,67 @@ def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.L
         "1 to 3 was not accepted: no",
         "3 to 5 was not accepted: no",
     ]
+
+
+def test_refused_calls_are_remembered_from_the_first_on_across_a_reload_and_until_one_succeeds() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        world.source.values["load"] = 300.0
+        target.scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(100)
+        first = world.fleet.controllers["a"].refusal
+        assert first is not None
+        assert (first.replicas, first.error) == (3, "no")
+        assert (first.since - world.clock.start).total_seconds() == world.ticks("a")[0]
+        world.clusters["a"] = replace(world.clusters["a"], timeout=timedelta(seconds=3))
+        await world.start()
+        assert world.fleet.controllers["a"].refusal == first
+        world.source.values["load"] = 500.0
+        target.scale_failure = RefusedError("still no")
+        await world.until(200)
+        assert world.fleet.controllers["a"].refusal == Refusal(first.since, 5, "still no")
+        target.scale_failure = None
+        await world.until(220)
+        assert world.fleet.controllers["a"].refusal is None
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
+def test_refused_calls_for_the_least_size_are_one_trouble_too() -> None:
+    async def main() -> None:
+        world = World("a", limits=Limits(3, 10))
+        world.targets["a"].scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(100)
+        refusal = world.fleet.controllers["a"].refusal
+        await world.fleet.stop()
+        assert refusal is not None
+        assert (refusal.since - world.clock.start).total_seconds() == world.ticks("a")[0]
+        # The policies ask for what there is: only the bounds need another size.
+        assert {record.decision.proposed for record in world.store.records} == {1}
+
+    virtual_time.run(main())
+
+
+def test_a_refused_call_is_over_when_somebody_else_sets_the_size() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        world.source.values["load"] = 300.0
+        target.scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(100)
+        assert world.fleet.controllers["a"].refusal is not None
+        del world.source.values["load"]
+        target.desired = target.ready = 3
+        await world.until(120)
+        assert world.fleet.controllers["a"].refusal is None
+        await world.fleet.stop()
+
+    virtual_time.run(main())
 
 
 class Picky(FakeTarget):
