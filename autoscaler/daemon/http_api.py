@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from statistics import median
+from typing import Any, TypeVar
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -19,10 +21,13 @@ from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
 from autoscaler.core.model import Learned, Rescale
 from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.metrics import exposition
-from autoscaler.daemon.status import DaemonStatus, health
+from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import to_json
+
+T = TypeVar("T")
 
 log = logging.getLogger("autoscaler.daemon.http_api")
 
@@ -31,10 +36,10 @@ MAX_DECISIONS = 10_000
 
 _STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
+_CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
+_RENDERER: web.AppKey[_Renderer] = web.AppKey("renderer")
 
-# A client that does not speak HTTP gets an answer, and cannot fill the log.
-_protocol = logging.getLogger("autoscaler.daemon.http_api.protocol")
-_protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError)))
+_PART = 64 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,23 +55,27 @@ async def serve_http(status: DaemonStatus, registry: CollectorRegistry, listen: 
     Raises:
         ListenError: the address is in use, not of this machine or not an address.
     """
-    runner = web.AppRunner(
-        application(status, registry), access_log=None, logger=_protocol, handle_signals=False, shutdown_timeout=1.0
-    )
+    host, port = split_address(listen)
+    app = application(status, registry)
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
+    assert runner.server is not None  # noqa: S101 - there is one after setup
     try:
-        host, port = split_address(listen)
         try:
-            await web.TCPSite(runner, host, port).start()
+            listener = await app[_CONNECTIONS].listen(runner.server, host, port)
         except OSError as error:
             raise ListenError(
                 f"daemon.listen: {listen} cannot be listened on: {error.strerror or error}. "
                 "Is another autoscaler running? Choose another port, or 0 for a free one"
             ) from error
-        address, number = runner.addresses[0][:2]
-        yield f"http://{f'[{address}]' if ':' in address else address}:{number}"
+        try:
+            address, number = listener.sockets[0].getsockname()[:2]
+            yield f"http://{f'[{address}]' if ':' in address else address}:{number}"
+        finally:
+            listener.close()
     finally:
         await runner.cleanup()
+        app[_RENDERER].close()
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -79,8 +88,9 @@ def split_address(listen: str) -> tuple[str, int]:
 
 def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Application:
     """The web application of a daemon."""
-    app = web.Application(middlewares=[_json_errors])
+    app = web.Application(middlewares=[_send, _json_errors])
     app[_STATUS], app[_REGISTRY] = status, registry
+    app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -92,6 +102,42 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
         ]
     )
     return app
+
+
+class _Renderer:
+    """Renders in a thread of its own what takes longer than a tick may be late: plug-ins may fill those of the loop."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "http")
+        self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
+
+    async def render(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+    async def share(self, key: Hashable, function: Callable[[], T]) -> T:
+        """Like `render`, but whoever asks while it is under way gets the same."""
+        future = self._under_way.get(key)
+        if future is None:
+            future = self._under_way[key] = asyncio.ensure_future(self.render(function))
+            future.add_done_callback(lambda _: self._under_way.pop(key))
+        # A client that leaves must not cancel it for the others.
+        result: T = await asyncio.shield(future)
+        return result
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+@web.middleware
+async def _send(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer, and send the whole of it, within the time that a connection may take."""
+    with request.app[_CONNECTIONS].busy(request.protocol):
+        response = await handler(request)
+        await response.prepare(request)
+        await response.write_eof()
+        return response
 
 
 @web.middleware
@@ -137,43 +183,80 @@ async def _ready(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    # In a thread: the text of a thousand clusters takes longer than a tick may be late.
-    body = await asyncio.to_thread(exposition, request.app[_STATUS], request.app[_REGISTRY])
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    status, registry = request.app[_STATUS], request.app[_REGISTRY]
+    clusters = snapshot(status)
+    body = await request.app[_RENDERER].share("metrics", lambda: exposition(status, registry, clusters))
+    return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _clusters(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
-    rows = [_row(status, status.controllers[name]) for name in sorted(status.controllers)]
-    return web.json_response({"dry_run": status.dry_run, "clusters": rows})
+    dry_run, clusters, now = status.dry_run, snapshot(status), status.utc()
+    body = await request.app[_RENDERER].share(
+        "clusters", lambda: _json({"dry_run": dry_run, "clusters": [_row(c, now, dry_run=dry_run) for c in clusters]})
+    )
+    return web.Response(body=_parts(body), content_type="application/json")
 
 
 async def _cluster(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     controller = _controller(status, request.match_info["name"])
-    observation, decision, state = controller.observation, controller.decision, controller.state
-    body = {
-        **_row(status, controller),
-        "remarks": list(controller.remarks),
-        "connections": {
-            name: connection.problem or "ok" for name, connection in controller.connections.connections().items()
-        },
-        "learned": None if state is None else _learned(state.learned, status.utc()),
+    connections = {name: each.problem or "ok" for name, each in controller.connections.connections().items()}
+    cluster, now, dry_run = ClusterSnapshot.of(controller), status.utc(), status.dry_run
+    body = await request.app[_RENDERER].render(
+        lambda: _json(_details(cluster, list(controller.remarks), connections, now, dry_run=dry_run))
+    )
+    return web.Response(body=_parts(body), content_type="application/json")
+
+
+def _details(
+    cluster: ClusterSnapshot, remarks: list[str], connections: dict[str, str], now: datetime, *, dry_run: bool
+) -> dict[str, object]:
+    observation, decision, state = cluster.observation, cluster.decision, cluster.state
+    return {
+        **_row(cluster, now, dry_run=dry_run),
+        "remarks": remarks,
+        "connections": connections,
+        "learned": None if state is None else _learned(state.learned, now),
         "state": None if state is None else to_json(state),
         "observation": None if observation is None else to_json(observation),
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=status.dry_run),
+        else explain(observation, decision, dry_run=dry_run),
     }
-    return web.json_response(body)
 
 
 async def _decisions(request: web.Request) -> web.Response:
-    status = request.app[_STATUS]
+    status, renderer = request.app[_STATUS], request.app[_RENDERER]
     name = _controller(status, request.match_info["name"]).name
-    records = await status.records(name, _limit(request), _until(request))
-    return web.json_response({"cluster": name, "decisions": [_record(record) for record in records]})
+    pages = status.pages(name, _limit(request), _until(request))
+    # Before the answer begins: an error after that can only end the connection.
+    first: list[Record] = await anext(pages, [])
+    return web.Response(body=_decision_list(name, first, pages, renderer), content_type="application/json")
+
+
+async def _decision_list(
+    name: str, page: list[Record], pages: AsyncIterator[list[Record]], renderer: _Renderer
+) -> AsyncIterator[bytes]:
+    yield f'{{"cluster": {json.dumps(name)}, "decisions": ['.encode()
+    separator = ""
+    while page:
+        text = await renderer.render(lambda page=page: ", ".join(json.dumps(_record(r)) for r in page))  # type: ignore[misc]
+        yield f"{separator}{text}".encode()
+        separator = ", "
+        page = await anext(pages, [])
+    yield b"]}"
+
+
+async def _parts(body: bytes) -> AsyncIterator[bytes]:
+    """A long answer in parts: of what a client has not read yet, only the next is copied for it."""
+    for start in range(0, len(body), _PART):
+        yield body[start : start + _PART]
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document).encode()
 
 
 def _controller(status: DaemonStatus, name: str) -> Controller:
@@ -212,15 +295,15 @@ def _record(record: Record) -> dict[str, object]:
     }
 
 
-def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
-    observation, decision, state = controller.observation, controller.decision, controller.state
-    spec = controller.cluster.spec
+def _row(cluster: ClusterSnapshot, now: datetime, *, dry_run: bool) -> dict[str, object]:
+    observation, decision, state = cluster.observation, cluster.decision, cluster.state
+    spec = cluster.cluster.spec
     limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
     return {
-        "name": controller.name,
-        "dry_run": status.dry_run,
+        "name": cluster.name,
+        "dry_run": dry_run,
         "at": None if decision is None else decision.at.isoformat(),
-        "age": None if decision is None else (status.utc() - decision.at).total_seconds(),
+        "age": None if decision is None else (now - decision.at).total_seconds(),
         "min": limits.minimum,
         "max": limits.maximum,
         "current": None if decision is None or observation is None else observation.desired,
@@ -230,7 +313,7 @@ def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
         "missing": {} if observation is None else dict(observation.missing),
-        "problem": controller.problem,
+        "problem": cluster.problem,
     }
 
 

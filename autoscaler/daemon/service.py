@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry
@@ -92,9 +92,9 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
-    async def records(self, cluster: str, limit: int, until: datetime | None) -> list[Record]:
-        """The last decisions of a cluster, newest first. Raises StoreError."""
-        return await self.store.records(cluster, limit, until)
+    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncIterator[list[Record]]:
+        """The last decisions of a cluster, newest first, some at a time. Raises StoreError."""
+        return self.store.pages(cluster, limit, until)
 
     def stop(self) -> None:
         """Ask it to end, between ticks."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
-from autoscaler.daemon.controller import Controller
+from autoscaler.config.model import Cluster
+from autoscaler.core.model import ClusterState, Decision, Observation
+from autoscaler.daemon.controller import Controller, Counters
 from autoscaler.ports import Record
 
 _MAX_NAMED = 5
@@ -49,9 +51,31 @@ class DaemonStatus(Protocol):
         """The time."""
         ...
 
-    async def records(self, cluster: str, limit: int, until: datetime | None) -> list[Record]:
-        """The last decisions of a cluster, newest first. Raises StoreError."""
+    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncIterator[list[Record]]:
+        """The last decisions of a cluster, newest first, some at a time. Raises StoreError."""
         ...
+
+
+class ClusterSnapshot(NamedTuple):
+    """What is known of a cluster, of one tick: it can be read in another thread. The counters go on counting."""
+
+    name: str
+    cluster: Cluster
+    observation: Observation | None
+    decision: Decision | None
+    state: ClusterState | None
+    problem: str | None
+    counters: Counters
+
+    @classmethod
+    def of(cls, c: Controller) -> Self:
+        """That of a controller, which is in the loop's thread."""
+        return cls(c.name, c.cluster, c.observation, c.decision, c.state, c.problem, c.counters)
+
+
+def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:
+    """All clusters, by their names."""
+    return [ClusterSnapshot.of(controller) for _, controller in sorted(status.controllers.items())]
 
 
 def health(status: DaemonStatus, now: float) -> tuple[bool, str]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -20,11 +21,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler import cli
 from autoscaler.config.model import Config
 from autoscaler.core.model import Direction, Limits, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
+from autoscaler.daemon import http_api, http_connections, state_store
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
+from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
-from autoscaler.ports import ConfigurationError, UnavailableError
+from autoscaler.ports import ConfigurationError, Record, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 
 from .conftest import Moves, Remembers, make_cluster, make_config
@@ -546,3 +549,148 @@ async def test_warnings_of_the_configuration_are_logged(house: House, caplog: py
         return "config.yaml:7: clusters.a: beware" in [record.message for record in caplog.records]
 
     await house.until(warned)
+
+
+async def connected(house: House, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(house.url.rpartition(":")[2]))
+    writer.write(sent)
+    return reader, writer
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    """Whether the server ends the connection; it may be reset."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while await reader.read(1 << 20):
+                pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: local", b"GET /healthz HTTP/1.1\r\n\r\n"]
+)
+async def test_a_client_that_sends_nothing_more_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.2)
+    reader, writer = await connected(house, sent)
+    assert await closed(reader)
+    writer.close()
+
+
+async def test_a_client_that_sends_its_request_byte_by_byte_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.2)
+    reader, writer = await connected(house, b"GET /healthz HTTP/1.1\r\nX: ")
+
+    async def trickle() -> None:
+        while True:
+            writer.write(b"a")
+            await asyncio.sleep(0.01)
+
+    trickling = asyncio.create_task(trickle())
+    assert await closed(reader)
+    trickling.cancel()
+    writer.close()
+
+
+async def test_a_client_that_does_not_read_its_answer_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = Connections()
+    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_api, "Connections", lambda: connections)
+    monkeypatch.setattr(http_api, "exposition", lambda *_: b"x" * 64_000_000)
+    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url, asyncio.timeout(PATIENCE):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while not connections._busy:  # noqa: ASYNC110 - the other side of TCP
+            await asyncio.sleep(0.001)
+        while connections._busy or connections._idle:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        writer.close()
+
+
+async def test_clients_that_do_nothing_do_not_keep_others_out(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url:
+        idle = [await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2])) for _ in range(50)]
+        async with house.session.get(f"{url}/healthz") as response:
+            assert response.status == 200
+        # A quarter of the descriptors; the request above has one of them.
+        ended = [asyncio.create_task(closed(reader)) for reader, _ in idle]
+        async with asyncio.timeout(PATIENCE):
+            while sum(task.done() for task in ended) < 50 - 7:  # noqa: ASYNC110 - the other side of TCP
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert sum(task.done() for task in ended) == 50 - 7
+        for task in ended:
+            task.cancel()
+        for _, writer in idle:
+            writer.close()
+    assert [record.message for record in caplog.records].count("too many HTTP connections: idle ones are closed") == 1
+
+
+async def test_metrics_are_rendered_in_another_thread_once_for_all_that_wait(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, go = [], threading.Event()
+
+    def slow(*_: object) -> bytes:
+        threads.append(threading.current_thread())
+        go.wait(PATIENCE)
+        return b"x" * 1_000_000
+
+    async def scraped() -> bytes:
+        async with house.session.get(house.url + "/metrics") as response:
+            return await response.read()
+
+    monkeypatch.setattr(http_api, "exposition", slow)
+    scrapes = [asyncio.create_task(scraped()) for _ in range(5)]
+    while not threads:  # noqa: ASYNC110 - the other side of HTTP
+        await asyncio.sleep(0.01)
+    # One that leaves does not take it from the others; the rest of the daemon is not held up.
+    scrapes.pop(0).cancel()
+    await house.ready()
+    go.set()
+    assert {len(body) for body in await asyncio.gather(*scrapes)} == {1_000_000}
+    assert len(threads) < 5
+    assert threading.main_thread() not in threads
+
+
+async def test_decisions_are_read_and_sent_some_at_a_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    await house.ready()
+
+    async def decided() -> bool:
+        return len((await house.get("/api/v1/clusters/a/decisions?limit=10"))["decisions"]) >= 5
+
+    await house.until(decided)
+    await house.daemon.fleet.stop()
+    whole = await house.get("/api/v1/clusters/a/decisions?limit=10000")
+    monkeypatch.setattr(state_store, "PAGE", 1)
+    pages = [page async for page in house.daemon.pages("a", 10_000, None)]
+    assert [len(page) for page in pages] == [1] * len(whole["decisions"])
+    assert await house.get("/api/v1/clusters/a/decisions?limit=10000") == whole
+    assert (await house.get("/api/v1/clusters/a/decisions?limit=3"))["decisions"] == whole["decisions"][:3]
+    assert (await house.get("/api/v1/clusters/a/decisions?until=2000-01-01"))["decisions"] == []
+
+
+async def test_an_answer_that_cannot_be_completed_is_not_taken_for_a_complete_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.ready()
+
+    async def pages(*_: object) -> AsyncIterator[list[Record]]:
+        yield await house.daemon.store.records("a", 1)
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(house.daemon, "pages", pages)
+    async with house.session.get(house.url + "/api/v1/clusters/a/decisions") as response:
+        assert response.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
