@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any, TypeVar
@@ -24,8 +26,8 @@ from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.metrics import exposition
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot
-from autoscaler.ports import AutoscalerError, Record, StoreError
-from autoscaler.trace.codec import to_json
+from autoscaler.ports import AutoscalerError, StoreError
+from autoscaler.trace.codec import load_record, to_json
 
 T = TypeVar("T")
 
@@ -74,8 +76,8 @@ async def serve_http(status: DaemonStatus, registry: CollectorRegistry, listen: 
         finally:
             listener.close()
     finally:
-        await runner.cleanup()
         app[_RENDERER].close()
+        await runner.cleanup()
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -105,15 +107,20 @@ def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Applic
 
 
 class _Renderer:
-    """Renders in a thread of its own what takes longer than a tick may be late: plug-ins may fill those of the loop."""
+    """Renders in a thread of its own what takes longer than a tick may be late: plug-ins may fill those of the loop.
+
+    After each it rests twice as long as that took: the loop keeps most of the interpreter, however much is asked.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "http")
         self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
+        self._rested_at = 0.0
+        self._closed = threading.Event()
 
     async def render(self, function: Callable[[], T]) -> T:
         """Call a function in the thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
 
     async def share(self, key: Hashable, function: Callable[[], T]) -> T:
         """Like `render`, but whoever asks while it is under way gets the same."""
@@ -127,7 +134,17 @@ class _Renderer:
 
     def close(self) -> None:
         """End the thread."""
+        self._closed.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        if self._closed.wait(max(0.0, self._rested_at - time.monotonic())):
+            raise CancelledError
+        begun = time.thread_time()
+        try:
+            return function()
+        finally:
+            self._rested_at = time.monotonic() + 2 * (time.thread_time() - begun)
 
 
 @web.middleware
@@ -230,23 +247,29 @@ def _details(
 async def _decisions(request: web.Request) -> web.Response:
     status, renderer = request.app[_STATUS], request.app[_RENDERER]
     name = _controller(status, request.match_info["name"]).name
-    pages = status.pages(name, _limit(request), _until(request))
+    parts = _decision_list(name, status.pages(name, _limit(request), _until(request)), renderer)
     # Before the answer begins: an error after that can only end the connection.
-    first: list[Record] = await anext(pages, [])
-    return web.Response(body=_decision_list(name, first, pages, renderer), content_type="application/json")
+    first = await anext(parts)
+    return web.Response(body=_joined(first, parts), content_type="application/json")
 
 
 async def _decision_list(
-    name: str, page: list[Record], pages: AsyncIterator[list[Record]], renderer: _Renderer
-) -> AsyncIterator[bytes]:
-    yield f'{{"cluster": {json.dumps(name)}, "decisions": ['.encode()
-    separator = ""
-    while page:
-        text = await renderer.render(lambda page=page: ", ".join(json.dumps(_record(r)) for r in page))  # type: ignore[misc]
-        yield f"{separator}{text}".encode()
-        separator = ", "
-        page = await anext(pages, [])
-    yield b"]}"
+    name: str, pages: AsyncGenerator[list[bytes], None], renderer: _Renderer
+) -> AsyncGenerator[bytes, None]:
+    before = f'{{"cluster": {json.dumps(name)}, "decisions": ['
+    async with aclosing(pages):
+        async for page in pages:
+            text = await renderer.render(lambda page=page: ", ".join(map(_record, page)))  # type: ignore[misc]
+            yield f"{before}{text}".encode()
+            before = ", "
+    yield f"{'' if before == ', ' else before}]}}".encode()
+
+
+async def _joined(first: bytes, parts: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async with aclosing(parts):
+        yield first
+        async for part in parts:
+            yield part
 
 
 async def _parts(body: bytes) -> AsyncIterator[bytes]:
@@ -286,13 +309,19 @@ def _until(request: web.Request) -> datetime | None:
     return until if until.tzinfo else until.replace(tzinfo=UTC)
 
 
-def _record(record: Record) -> dict[str, object]:
-    return {
-        "observation": to_json(record.observation),
-        "decision": to_json(record.decision),
-        "dry_run": record.dry_run,
-        "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
-    }
+def _record(line: bytes) -> str:
+    try:
+        record = load_record(line)
+    except ValueError as error:
+        raise StoreError(f"a decision cannot be read: {error}") from error
+    return json.dumps(
+        {
+            "observation": to_json(record.observation),
+            "decision": to_json(record.decision),
+            "dry_run": record.dry_run,
+            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
+        }
+    )
 
 
 def _row(cluster: ClusterSnapshot, now: datetime, *, dry_run: bool) -> dict[str, object]:

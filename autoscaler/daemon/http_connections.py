@@ -25,12 +25,16 @@ ANSWER_TIMEOUT = 30.0
 MAX_CONNECTIONS = 256
 """Open connections, and never more than a quarter of the descriptors that the process may have."""
 
-BACKLOG = 64
-"""Connections that are accepted at once, before any of them counts."""
+ACCEPTED = 16
+"""Connections that are accepted at a time, before any of them counts; more wait in the kernel."""
 
-# A client that does not speak HTTP gets an answer, and cannot fill the log.
+_BACKLOG = 1024
+
+# A client that does not speak HTTP gets an answer; neither that one nor one that leaves can fill the log.
 _protocol = logging.getLogger("autoscaler.daemon.http_api.protocol")
-_protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError)))
+_protocol.addFilter(
+    lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError | ConnectionError))
+)
 
 
 class Connections:
@@ -50,12 +54,16 @@ class Connections:
     async def listen(self, server: web.Server, host: str, port: int) -> asyncio.Server:
         """Accept connections. Raises OSError."""
         loop = asyncio.get_running_loop()
-        return await loop.create_server(
+        listener = await loop.create_server(
             lambda: _Connection(self, server, loop=loop, access_log=None, logger=_protocol),
             host,
             port,
-            backlog=BACKLOG,
+            backlog=ACCEPTED,
         )
+        for each in listener.sockets:
+            with each.dup() as copy:
+                copy.listen(_BACKLOG)
+        return listener
 
     @contextmanager
     def busy(self, connection: web.RequestHandler) -> Iterator[None]:

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry
@@ -25,7 +25,7 @@ from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, registry
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
-from autoscaler.ports import ConfigurationError, Record
+from autoscaler.ports import ConfigurationError
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -92,8 +92,12 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
-    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncIterator[list[Record]]:
-        """The last decisions of a cluster, newest first, some at a time. Raises StoreError."""
+    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
+        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
         return self.store.pages(cluster, limit, until)
 
     def stop(self) -> None:

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -53,7 +53,7 @@ _SPAN = 2**32
 
 _PRUNE_EVERY = 16
 
-PAGE = 256 * 1024
+PAGE = 64 * 1024
 """Bytes of decisions that are read at once."""
 
 
@@ -109,10 +109,11 @@ class SqliteStateStore:
 
     async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
         """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        return [record async for page in self.pages(cluster, limit, until) for record in page]
+        with _store_errors(self.path, f"the decisions of cluster {cluster!r}"):
+            return [load_record(text) async for page in self.pages(cluster, limit, until) for text in page]
 
-    async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncIterator[list[Record]]:
-        """Like `records`, some at a time: neither memory nor the writer's thread is taken by all of them."""
+    async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
+        """Like `records`, as they are stored and some at a time: what all of them take may be more than there is."""
         before = math.inf
         while limit > 0:
             page, before = await self._read(
@@ -312,7 +313,7 @@ def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
 
 def _page(
     connection: sqlite3.Connection, cluster: str, limit: int, until: datetime | None, before: float
-) -> tuple[list[Record], float]:
+) -> tuple[list[bytes], float]:
     """Decisions with an id below `before`, newest first, and the id of the last one."""
     rows = connection.execute(
         "SELECT decision.id, record "
@@ -320,10 +321,10 @@ def _page(
         "WHERE name = ? AND at <= ? AND decision.id < ? ORDER BY decision.id DESC LIMIT ?",
         (_SPAN, _SPAN, cluster, math.inf if until is None else until.timestamp(), before, limit),
     )
-    page: list[Record] = []
+    page: list[bytes] = []
     size = 0
     for identity, record in rows:
-        page.append(load_record(record))
+        page.append(record)
         size, before = size + len(record), identity
         if size >= PAGE:
             break

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple, Protocol, Self
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.model import ClusterState, Decision, Observation
 from autoscaler.daemon.controller import Controller, Counters
-from autoscaler.ports import Record
 
 _MAX_NAMED = 5
 
@@ -51,8 +50,12 @@ class DaemonStatus(Protocol):
         """The time."""
         ...
 
-    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncIterator[list[Record]]:
-        """The last decisions of a cluster, newest first, some at a time. Raises StoreError."""
+    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
+        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
         ...
 
 

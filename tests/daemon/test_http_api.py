@@ -27,8 +27,9 @@ from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
-from autoscaler.ports import ConfigurationError, Record, StoreError, UnavailableError
+from autoscaler.ports import ConfigurationError, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
+from autoscaler.trace.codec import dump_record
 
 from .conftest import Moves, Remembers, make_cluster, make_config
 
@@ -685,8 +686,8 @@ async def test_an_answer_that_cannot_be_completed_is_not_taken_for_a_complete_on
 ) -> None:
     await house.ready()
 
-    async def pages(*_: object) -> AsyncIterator[list[Record]]:
-        yield await house.daemon.store.records("a", 1)
+    async def pages(*_: object) -> AsyncIterator[list[bytes]]:
+        yield [dump_record((await house.daemon.store.records("a", 1))[0])]
         raise StoreError("the disk is gone")
 
     monkeypatch.setattr(house.daemon, "pages", pages)
@@ -694,3 +695,20 @@ async def test_an_answer_that_cannot_be_completed_is_not_taken_for_a_complete_on
         assert response.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):
             await response.read()
+
+
+async def test_a_client_that_leaves_in_the_middle_is_not_logged(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connections = Connections()
+    monkeypatch.setattr(http_api, "Connections", lambda: connections)
+    monkeypatch.setattr(http_api, "exposition", lambda *_: b"x" * 64_000_000)
+    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readline()
+        writer.transport.abort()
+        while connections._busy or connections._idle:  # noqa: ASYNC110 - the other side of TCP
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
