@@ -7,12 +7,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from statistics import median
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -38,8 +40,12 @@ MAX_DECISIONS = 10_000
 
 _STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
+_HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
 _CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
 _RENDERER: web.AppKey[_Renderer] = web.AppKey("renderer")
+
+_LOCAL = (".localhost", ".svc", ".svc.cluster.local")
+"""Ends of names of this machine and of Kubernetes services."""
 
 _PART = 64 * 1024
 
@@ -51,14 +57,22 @@ class ListenError(AutoscalerError):
 
 
 @asynccontextmanager
-async def serve_http(status: DaemonStatus, registry: CollectorRegistry, listen: str) -> AsyncIterator[str]:
+async def serve_http(
+    status: DaemonStatus, registry: CollectorRegistry, listen: str, hosts: Sequence[str] = ()
+) -> AsyncIterator[str]:
     """Serve the endpoints on `host:port` and give their URL; port 0 takes a free one.
+
+    Args:
+        status: of the daemon.
+        registry: its metrics.
+        listen: where.
+        hosts: further names under which clients may reach it.
 
     Raises:
         ListenError: the address is in use, not of this machine or not an address.
     """
     host, port = split_address(listen)
-    app = application(status, registry)
+    app = application(status, registry, {*hosts, host})
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - there is one after setup
@@ -88,9 +102,10 @@ def split_address(listen: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Application:
+def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterable[str]) -> web.Application:
     """The web application of a daemon."""
-    app = web.Application(middlewares=[_send, _json_errors])
+    app = web.Application(middlewares=[_send, _json_errors, _check_host])
+    app[_HOSTS] = frozenset(map(_name, hosts))
     app[_STATUS], app[_REGISTRY] = status, registry
     app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
     app.add_routes(
@@ -171,6 +186,39 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except Exception:
         log.exception("HTTP request failed", extra={"path": request.path})
         return web.json_response({"error": "internal error; the daemon's log has it"}, status=500)
+
+
+@web.middleware
+async def _check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a name of somebody else's: a page of that name, loaded in a browser here, could read everything."""
+    host = request.headers.get("Host")
+    if host is not None and not _is_ours(host, request.app[_HOSTS]):
+        raise web.HTTPMisdirectedRequest(
+            text=f"the Host header says {host[:100]!r}, which is not a name of this daemon; if it is, "
+            "add it to daemon.hosts"
+        )
+    return await handler(request)
+
+
+def _is_ours(host: str, hosts: frozenset[str]) -> bool:
+    """Whether it is an address, configured, or a name that nobody can own in the public DNS."""
+    try:
+        name = _name(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+    return name in hosts or (bool(name) and "." not in name) or name.endswith(_LOCAL) or _is_address(name)
+
+
+def _name(host: str) -> str:
+    return host.lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -112,13 +112,14 @@ class Daemon:
     async def run(self) -> None:
         """Control the clusters until it is stopped. Raises ListenError when its address cannot be listened on."""
         try:
-            async with serve_http(self, self.registry, self._config.daemon.listen) as self.url:
+            daemon = self._config.daemon
+            async with serve_http(self, self.registry, daemon.listen, daemon.hosts) as self.url:
                 log.info(
                     "started",
                     extra={
                         "url": self.url,
                         "clusters": len(self._config.clusters),
-                        "directory": str(self._config.daemon.directory),
+                        "directory": str(daemon.directory),
                         "dry_run": self.dry_run,
                     },
                 )
@@ -159,8 +160,8 @@ class Daemon:
             return
         _warn(config)
         old, new = self._config.daemon, config.daemon
-        if (old.directory, old.listen) != (new.directory, new.listen):
-            log.warning("changes of daemon.directory and daemon.listen take effect after a restart")
+        if (old.directory, old.listen, old.hosts) != (new.directory, new.listen, new.hosts):
+            log.warning("changes of daemon.directory, daemon.listen and daemon.hosts take effect after a restart")
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions

@@ -712,3 +712,38 @@ async def test_a_client_that_leaves_in_the_middle_is_not_logged(
             await asyncio.sleep(0.01)
         await asyncio.sleep(0)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8765", 200),
+        ("127.0.0.1:8765", 200),
+        ("10.244.3.7", 200),
+        ("[::1]:8765", 200),
+        ("autoscaler", 200),
+        ("autoscaler.streaming.svc:8765", 200),
+        ("autoscaler.streaming.svc.cluster.local", 200),
+        ("scaler.example.com", 200),
+        ("Scaler.Example.com.:8765", 200),
+        ("rebound.example.com:8765", 421),
+        ("127.0.0.1.example.com", 421),
+        ("localhost.example.com", 421),
+        ("[::1", 421),
+        ("", 421),
+    ],
+)
+async def test_a_name_that_is_not_ours_is_refused(house: House, host: str, status: int) -> None:
+    async with (
+        serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0", hosts=("scaler.example.com",)) as url,
+        house.session.get(f"{url}/healthz", headers={"Host": host}) as response,
+    ):
+        assert response.status == status
+        if status != 200:
+            assert "add it to daemon.hosts" in (await response.json())["error"]
+
+
+async def test_a_client_of_before_there_were_names_is_answered(house: House) -> None:
+    reader, writer = await connected(house, b"GET /healthz HTTP/1.0\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    writer.close()
