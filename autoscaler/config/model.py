@@ -29,6 +29,8 @@ class DaemonSpec:
     Attributes:
         directory: where state, decisions and history are kept; relative to the configuration file.
         listen: address and port of the HTTP endpoints, `host:port`; port 0 takes a free one.
+        hosts: further names under which clients reach the HTTP endpoints, such as that of a reverse proxy. Addresses,
+            names without a dot and those of Kubernetes services need none; all others are refused.
         log: format of the log lines.
         decisions: how many decisions of each cluster are kept for the API and `explain`.
         history: how long the hourly history files are kept.
@@ -37,6 +39,7 @@ class DaemonSpec:
 
     directory: Path
     listen: str = "127.0.0.1:8765"
+    hosts: tuple[str, ...] = ()
     log: LogFormat = LogFormat.CONSOLE
     decisions: int = 500
     history: timedelta = timedelta(days=7)

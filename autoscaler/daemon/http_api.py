@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
+from ipaddress import ip_address
 from statistics import median
-from urllib.parse import quote
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
-from autoscaler.core.model import Decision, Learned, Rescale
+from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
 from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.metrics import exposition
-from autoscaler.daemon.status import DaemonStatus, health, trouble
-from autoscaler.ports import AutoscalerError, Record, StoreError
-from autoscaler.trace.codec import to_json
+from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot, trouble
+from autoscaler.ports import AutoscalerError, StoreError
+from autoscaler.trace.codec import load_record, to_json
+
+T = TypeVar("T")
 
 log = logging.getLogger("autoscaler.daemon.http_api")
 
@@ -32,10 +41,14 @@ MAX_DECISIONS = 10_000
 
 _STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
+_HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
+_CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
+_RENDERER: web.AppKey[_Renderer] = web.AppKey("renderer")
 
-# A client that does not speak HTTP gets an answer, and cannot fill the log.
-_protocol = logging.getLogger("autoscaler.daemon.http_api.protocol")
-_protocol.addFilter(lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError)))
+_LOCAL = (".localhost", ".svc", ".svc.cluster.local")
+"""Ends of names of this machine and of Kubernetes services."""
+
+_PART = 64 * 1024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,28 +58,40 @@ class ListenError(AutoscalerError):
 
 
 @asynccontextmanager
-async def serve_http(status: DaemonStatus, registry: CollectorRegistry, listen: str) -> AsyncIterator[str]:
+async def serve_http(
+    status: DaemonStatus, registry: CollectorRegistry, listen: str, hosts: Sequence[str] = ()
+) -> AsyncIterator[str]:
     """Serve the endpoints on `host:port` and give their URL; port 0 takes a free one.
+
+    Args:
+        status: of the daemon.
+        registry: its metrics.
+        listen: where.
+        hosts: further names under which clients may reach it.
 
     Raises:
         ListenError: the address is in use, not of this machine or not an address.
     """
-    runner = web.AppRunner(
-        application(status, registry), access_log=None, logger=_protocol, handle_signals=False, shutdown_timeout=1.0
-    )
+    host, port = split_address(listen)
+    app = application(status, registry, {*hosts, host})
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
+    assert runner.server is not None  # noqa: S101 - there is one after setup
     try:
-        host, port = split_address(listen)
         try:
-            await web.TCPSite(runner, host, port).start()
+            listener = await app[_CONNECTIONS].listen(runner.server, host, port)
         except OSError as error:
             raise ListenError(
                 f"daemon.listen: {listen} cannot be listened on: {error.strerror or error}. "
                 "Is another autoscaler running? Choose another port, or 0 for a free one"
             ) from error
-        address, number = runner.addresses[0][:2]
-        yield f"http://{f'[{address}]' if ':' in address else address}:{number}"
+        try:
+            address, number = listener.sockets[0].getsockname()[:2]
+            yield f"http://{f'[{address}]' if ':' in address else address}:{number}"
+        finally:
+            listener.close()
     finally:
+        app[_RENDERER].close()
         await runner.cleanup()
 
 
@@ -78,11 +103,13 @@ def split_address(listen: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def application(status: DaemonStatus, registry: CollectorRegistry) -> web.Application:
+def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterable[str]) -> web.Application:
     """The web application of a daemon."""
-    app = web.Application(middlewares=[_json_errors])
+    app = web.Application(middlewares=[_send, _json_errors, _check_host])
+    app[_HOSTS] = frozenset(map(_name, hosts))
     app[_STATUS], app[_REGISTRY] = status, registry
     app.on_response_prepare.append(_name_files)
+    app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
     app.add_routes(
         [
             web.get("/healthz", _health),
@@ -106,6 +133,57 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["Autoscaler-History"] = quote(str(status.history_directory))
 
 
+class _Renderer:
+    """Renders in a thread of its own what takes longer than a tick may be late: plug-ins may fill those of the loop.
+
+    After each it rests twice as long as that took: the loop keeps most of the interpreter, however much is asked.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "http")
+        self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
+        self._rested_at = 0.0
+        self._closed = threading.Event()
+
+    async def render(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
+
+    async def share(self, key: Hashable, function: Callable[[], T]) -> T:
+        """Like `render`, but whoever asks while it is under way gets the same."""
+        future = self._under_way.get(key)
+        if future is None:
+            future = self._under_way[key] = asyncio.ensure_future(self.render(function))
+            future.add_done_callback(lambda _: self._under_way.pop(key))
+        # A client that leaves must not cancel it for the others.
+        result: T = await asyncio.shield(future)
+        return result
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        if self._closed.wait(max(0.0, self._rested_at - time.monotonic())):
+            raise CancelledError
+        begun = time.thread_time()
+        try:
+            return function()
+        finally:
+            self._rested_at = time.monotonic() + 2 * (time.thread_time() - begun)
+
+
+@web.middleware
+async def _send(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer, and send the whole of it, within the time that a connection may take."""
+    with request.app[_CONNECTIONS].busy(request.protocol):
+        response = await handler(request)
+        await response.prepare(request)
+        await response.write_eof()
+        return response
+
+
 @web.middleware
 async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -120,6 +198,39 @@ async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResp
     except Exception:
         log.exception("HTTP request failed", extra={"path": request.path})
         return web.json_response({"error": "internal error; the daemon's log has it"}, status=500)
+
+
+@web.middleware
+async def _check_host(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a name of somebody else's: a page of that name, loaded in a browser here, could read everything."""
+    host = request.headers.get("Host")
+    if host is not None and not _is_ours(host, request.app[_HOSTS]):
+        raise web.HTTPMisdirectedRequest(
+            text=f"the Host header says {host[:100]!r}, which is not a name of this daemon; if it is, "
+            "add it to daemon.hosts"
+        )
+    return await handler(request)
+
+
+def _is_ours(host: str, hosts: frozenset[str]) -> bool:
+    """Whether it is an address, configured, or a name that nobody can own in the public DNS."""
+    try:
+        name = _name(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+    return name in hosts or (bool(name) and "." not in name) or name.endswith(_LOCAL) or _is_address(name)
+
+
+def _name(host: str) -> str:
+    return host.lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -149,45 +260,91 @@ async def _ready(request: web.Request) -> web.Response:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    # In a thread: the text of a thousand clusters takes longer than a tick may be late.
-    body = await asyncio.to_thread(exposition, request.app[_STATUS], request.app[_REGISTRY])
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    status, registry = request.app[_STATUS], request.app[_REGISTRY]
+    clusters = snapshot(status)
+    body = await request.app[_RENDERER].share("metrics", lambda: exposition(status, registry, clusters))
+    return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _clusters(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
-    rows = [_row(status, status.controllers[name]) for name in sorted(status.controllers)]
-    return web.json_response({"dry_run": status.dry_run, "reload": _reload(status), "clusters": rows})
+    dry_run, reload, clusters, now = status.dry_run, _reload(status), snapshot(status), status.utc()
+
+    def rendered() -> bytes:
+        rows = [_row(cluster, now, dry_run=dry_run) for cluster in clusters]
+        return _json({"dry_run": dry_run, "reload": reload, "clusters": rows})
+
+    body = await request.app[_RENDERER].share("clusters", rendered)
+    return web.Response(body=_parts(body), content_type="application/json")
 
 
 async def _cluster(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     controller = _controller(status, request.match_info["name"])
-    observation, decision, state = controller.observation, controller.decision, controller.state
-    body = {
-        **_row(status, controller),
-        "reload": _reload(status),
-        "remarks": list(controller.remarks),
-        "connections": {
-            name: connection.problem or "ok" for name, connection in controller.connections.connections().items()
-        },
-        "learned": None if state is None else _learned(state.learned, status.utc()),
+    connections = {name: each.problem or "ok" for name, each in controller.connections.connections().items()}
+    cluster, now, dry_run = ClusterSnapshot.of(controller), status.utc(), status.dry_run
+    known = {"reload": _reload(status), "remarks": list(controller.remarks), "connections": connections}
+    body = await request.app[_RENDERER].render(lambda: _json(_details(cluster, known, now, dry_run=dry_run)))
+    return web.Response(body=_parts(body), content_type="application/json")
+
+
+def _details(
+    cluster: ClusterSnapshot, known: Mapping[str, object], now: datetime, *, dry_run: bool
+) -> dict[str, object]:
+    observation, decision, state = cluster.observation, cluster.decision, cluster.state
+    return {
+        **_row(cluster, now, dry_run=dry_run),
+        **known,
+        "learned": None if state is None else _learned(state.learned, now),
         "state": None if state is None else to_json(state),
         "observation": None if observation is None else to_json(observation),
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=status.dry_run, failed=_failure(controller, decision)),
+        else explain(observation, decision, dry_run=dry_run, failed=_failure(state, decision)),
     }
-    return web.json_response(body)
 
 
 async def _decisions(request: web.Request) -> web.Response:
-    status = request.app[_STATUS]
+    status, renderer = request.app[_STATUS], request.app[_RENDERER]
     controller = _controller(status, request.match_info["name"])
-    records = await status.records(controller.name, _limit(request), _until(request))
-    decisions = [_record(record, _failure(controller, record.decision)) for record in records]
-    return web.json_response({"cluster": controller.name, "decisions": decisions})
+    pages = status.pages(controller.name, _limit(request), _until(request))
+    parts = _decision_list(controller.name, controller.state, pages, renderer)
+    # Before the answer begins: an error after that can only end the connection.
+    first = await anext(parts)
+    return web.Response(body=_joined(first, parts), content_type="application/json")
+
+
+async def _decision_list(
+    name: str, state: ClusterState | None, pages: AsyncGenerator[list[bytes], None], renderer: _Renderer
+) -> AsyncGenerator[bytes, None]:
+    def rendered(page: list[bytes]) -> str:
+        return ", ".join(_record(line, state) for line in page)
+
+    before = f'{{"cluster": {json.dumps(name)}, "decisions": ['
+    async with aclosing(pages):
+        async for page in pages:
+            text = await renderer.render(partial(rendered, page))
+            yield f"{before}{text}".encode()
+            before = ", "
+    yield f"{'' if before == ', ' else before}]}}".encode()
+
+
+async def _joined(first: bytes, parts: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    async with aclosing(parts):
+        yield first
+        async for part in parts:
+            yield part
+
+
+async def _parts(body: bytes) -> AsyncIterator[bytes]:
+    """A long answer in parts: of what a client has not read yet, only the next is copied for it."""
+    for start in range(0, len(body), _PART):
+        yield body[start : start + _PART]
+
+
+def _json(document: object) -> bytes:
+    return json.dumps(document).encode()
 
 
 def _controller(status: DaemonStatus, name: str) -> Controller:
@@ -217,34 +374,41 @@ def _until(request: web.Request) -> datetime | None:
     return until if until.tzinfo else until.replace(tzinfo=UTC)
 
 
-def _failure(controller: Controller, decision: Decision) -> str | None:
+def _failure(state: ClusterState | None, decision: Decision) -> str | None:
     """Why the scale call of this decision failed, where it is the last one; the next decision says it of the others."""
-    rescale = None if controller.state is None else controller.state.rescale
+    rescale = None if state is None else state.rescale
     return rescale.error if rescale is not None and rescale.at == decision.at else None
 
 
-def _record(record: Record, failed: str | None) -> dict[str, object]:
-    return {
-        "observation": to_json(record.observation),
-        "decision": to_json(record.decision),
-        "dry_run": record.dry_run,
-        "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
-    }
+def _record(line: bytes, state: ClusterState | None) -> str:
+    try:
+        record = load_record(line)
+    except ValueError as error:
+        raise StoreError(f"a decision cannot be read: {error}") from error
+    failed = _failure(state, record.decision)
+    return json.dumps(
+        {
+            "observation": to_json(record.observation),
+            "decision": to_json(record.decision),
+            "dry_run": record.dry_run,
+            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
+        }
+    )
 
 
 def _reload(status: DaemonStatus) -> list[str] | str:
     return list(status.reload_problems) or "ok"
 
 
-def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
-    observation, decision, state = controller.observation, controller.decision, controller.state
-    spec = controller.cluster.spec
+def _row(cluster: ClusterSnapshot, now: datetime, *, dry_run: bool) -> dict[str, object]:
+    observation, decision, state = cluster.observation, cluster.decision, cluster.state
+    spec = cluster.cluster.spec
     limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
     return {
-        "name": controller.name,
-        "dry_run": status.dry_run,
+        "name": cluster.name,
+        "dry_run": dry_run,
         "at": None if decision is None else decision.at.isoformat(),
-        "age": None if decision is None else (status.utc() - decision.at).total_seconds(),
+        "age": None if decision is None else (now - decision.at).total_seconds(),
         "min": limits.minimum,
         "max": limits.maximum,
         "current": None if decision is None or observation is None else observation.desired,
@@ -254,7 +418,7 @@ def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
         "missing": {} if observation is None else dict(observation.missing),
-        "problem": trouble(controller),
+        "problem": cluster.trouble,
     }
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from importlib.metadata import version
 from itertools import islice
 from statistics import median
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from autoscaler.core.capacity import restart_time
-from autoscaler.core.model import MOST_LEARNED, Learned, Reading, Recommendation
-from autoscaler.daemon.controller import Controller
-from autoscaler.daemon.status import DaemonStatus
+from autoscaler.core.model import MOST_LEARNED, Reading, SizeCapacity
+from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -53,38 +54,26 @@ def registry() -> CollectorRegistry:
     return registry
 
 
-def exposition(status: DaemonStatus, registry: CollectorRegistry) -> bytes:
+def exposition(status: DaemonStatus, registry: CollectorRegistry, clusters: list[ClusterSnapshot]) -> bytes:
     """All metrics as Prometheus text. It may run in another thread than the daemon."""
-    text = "".join(_numbers(_in_order(status), status.utc()))
-    return generate_latest(registry) + text.encode(errors="replace")
+    now = status.utc()
+    return generate_latest(registry) + b"".join(family.text(clusters, now) for family in _FAMILIES)
 
 
 class DaemonCollector(Collector):
-    """The metrics of the clusters, except for what was learned. It may run in another thread than the daemon."""
+    """The metrics of the daemon as a whole. It may run in another thread than the daemon."""
 
     def __init__(self, status: DaemonStatus) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """Produce all families."""
-        controllers = _in_order(self._status)
-        yield from self._of_daemon(len(controllers))
-        yield from _of_sizes(controllers)
-        yield from self._of_readings(controllers)
-        yield from _of_counts(controllers)
-        yield from _of_rescales(controllers)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: `collect` gives the families."""
-        return ()
-
-    def _of_daemon(self, clusters: int) -> Iterator[Metric]:
         status = self._status
         info = GaugeMetricFamily("autoscaler_build_info", "Always 1; the version is the label.", labels=["version"])
         info.add_metric([version("reactive-autoscaler")], 1)
         yield info
         for name, text, value in (
-            ("clusters", "Clusters under control.", clusters),
+            ("clusters", "Clusters under control.", len(status.controllers)),
             ("dry_run", "1 when the targets are not called.", status.dry_run),
             ("store_ok", "1 when the last state was persisted; at 0 nothing is scaled.", status.store_failure is None),
             ("history_ok", "1 when the last decision was written to the history.", status.history_failure is None),
@@ -93,190 +82,277 @@ class DaemonCollector(Collector):
         ):
             yield GaugeMetricFamily(f"autoscaler_{name}", text, value=float(value))
 
-    def _of_readings(self, controllers: list[Controller]) -> Iterator[Metric]:
-        now = self._status.utc()
-        value = GaugeMetricFamily(
-            "autoscaler_metric_value",
-            "The last value of a metric; the mean, if it has one number per replica.",
-            labels=["cluster", "metric"],
+    def describe(self) -> Iterable[Metric]:
+        """Nothing in advance: `collect` gives the families."""
+        return ()
+
+
+_Samples = Iterable[tuple[str, float]]
+"""Further labels, such as `,metric="lag"`, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A metric of the clusters, written without the library, which takes ten times as long."""
+
+    name: str
+    kind: str
+    help: str | None
+    samples: Callable[[ClusterSnapshot, datetime], _Samples]
+    suffix: str = ""
+
+    def text(self, clusters: list[ClusterSnapshot], now: datetime) -> bytes:
+        name, samples = self.name + self.suffix, self.samples
+        lines = "".join(
+            f'{name}{{cluster="{_escaped(cluster.name)}"{labels}}} {float(value)!r}\n'
+            for cluster in clusters
+            for labels, value in samples(cluster, now)
         )
-        age = GaugeMetricFamily(
-            "autoscaler_metric_age_seconds",
-            "How long ago the value was true at its origin.",
-            labels=["cluster", "metric"],
-        )
-        missing = GaugeMetricFamily(
-            "autoscaler_reading_missing",
-            "1 when a metric, the engine or the target could not be read last time.",
-            labels=["cluster", "reading"],
-        )
-        for controller in controllers:
-            observation = controller.observation
-            if observation is None:
-                continue
-            for name, reading in observation.metrics.items():
-                value.add_metric([controller.name, name], _mean(reading))
-                age.add_metric([controller.name, name], (now - reading.at).total_seconds())
-            for name in ("target", *(("engine",) if controller.cluster.engine else ()), *controller.cluster.metrics):
-                missing.add_metric([controller.name, name], float(name in observation.missing))
-        yield value
-        yield age
-        yield missing
+        # A summary has two kinds of samples under one head.
+        head = "" if self.help is None else f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
+        return f"{head}{lines}".encode(errors="replace")
 
 
-def _in_order(status: DaemonStatus) -> list[Controller]:
-    return sorted(status.controllers.values(), key=lambda controller: controller.name)
+def _single(value: Callable[[ClusterSnapshot], float | None]) -> Callable[[ClusterSnapshot, datetime], _Samples]:
+    """One sample for each cluster that has the value."""
+
+    def samples(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+        del now
+        number = value(cluster)
+        return () if number is None else (("", number),)
+
+    return samples
 
 
-def _of_sizes(controllers: list[Controller]) -> Iterator[Metric]:
-    current = GaugeMetricFamily(
-        "autoscaler_current_replicas", "The size that the target was last set to.", labels=["cluster"]
-    )
-    ready = GaugeMetricFamily("autoscaler_ready_replicas", "Replicas that are up.", labels=["cluster"])
-    proposed = GaugeMetricFamily(
-        "autoscaler_proposed_replicas", "What the policies together asked for.", labels=["cluster"]
-    )
-    desired = GaugeMetricFamily("autoscaler_desired_replicas", "What was decided.", labels=["cluster"])
-    at = GaugeMetricFamily(
-        "autoscaler_last_decision_timestamp_seconds", "When the last decision was made.", labels=["cluster"]
-    )
-    for controller in controllers:
-        observation, decision = controller.observation, controller.decision
-        label = [controller.name]
-        if observation is not None and observation.desired is not None:
-            current.add_metric(label, observation.desired)
-        if observation is not None and observation.ready is not None:
-            ready.add_metric(label, observation.ready)
-        if decision is not None:
-            proposed.add_metric(label, decision.proposed)
-            desired.add_metric(label, decision.desired)
-            at.add_metric(label, decision.at.timestamp())
-    yield from (current, ready, proposed, desired, at)
+def _values(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for name, reading in cluster.observation.metrics.items() if cluster.observation else ():
+        yield f',metric="{_escaped(name)}"', _mean(reading)
 
 
-def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
-    decisions = CounterMetricFamily("autoscaler_decisions", "Decisions by reason.", labels=["cluster", "reason"])
-    errors = CounterMetricFamily(
-        "autoscaler_read_errors",
-        "Readings that failed; source is the name of the metric's source, or target or engine.",
-        labels=["cluster", "source", "reading"],
-    )
-    skipped = CounterMetricFamily(
-        "autoscaler_ticks_skipped", "Ticks left out because the one before took too long.", labels=["cluster"]
-    )
-    calls = CounterMetricFamily("autoscaler_scale_call_failures", "Scale calls that failed.", labels=["cluster"])
-    for controller in controllers:
-        counters = controller.counters
-        # Copies: the loop continues counting while another thread reads.
-        for reason, number in counters.decisions.copy().items():
-            decisions.add_metric([controller.name, reason.value], number)
-        for name, number in counters.errors.copy().items():
-            metric = controller.cluster.metrics.get(name)
-            errors.add_metric([controller.name, metric.source if metric else name, name], number)
-        skipped.add_metric([controller.name], counters.skipped)
-        calls.add_metric([controller.name], counters.failed_calls)
-    yield from (decisions, errors, skipped, calls)
+def _value_ages(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    for name, reading in cluster.observation.metrics.items() if cluster.observation else ():
+        yield f',metric="{_escaped(name)}"', (now - reading.at).total_seconds()
 
 
-def _of_rescales(controllers: list[Controller]) -> Iterator[Metric]:
-    flying = GaugeMetricFamily("autoscaler_rescale_in_flight", "1 while a rescale is in progress.", labels=["cluster"])
-    rescales = CounterMetricFamily("autoscaler_rescales", "Rescales requested.", labels=["cluster", "direction"])
-    phases = SummaryMetricFamily(
-        "autoscaler_rescale_phase_seconds",
-        "How long the phases of settled rescales took, each from the end of the one before.",
-        labels=["cluster", "direction", "phase"],
-    )
-    for controller in controllers:
-        if controller.state is not None:
-            flying.add_metric([controller.name], float(controller.state.rescale is not None))
-        for direction, number in controller.counters.rescales.copy().items():
-            rescales.add_metric([controller.name, direction.value], number)
-        for (direction, phase), (count, total) in controller.counters.phases.copy().items():
-            phases.add_metric([controller.name, direction.value, phase.value], count, total)
-    yield from (flying, rescales, phases)
+def _missing(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    if cluster.observation is not None:
+        missing = cluster.observation.missing
+        for name in ("target", *(("engine",) if cluster.cluster.engine else ()), *cluster.cluster.metrics):
+            yield f',reading="{_escaped(name)}"', name in missing
 
 
-_LEARNED = {
-    "autoscaler_learned_capacity_records_per_second": "What a size was seen to process when busy.",
-    "autoscaler_learned_capacity_age_seconds": "How long ago that was seen last.",
-    "autoscaler_learned_capacity_samples": "How often it was seen.",
-    "autoscaler_learned_phase_seconds": "How long a phase takes by the last few rescales: their median.",
-    "autoscaler_learned_restart_seconds": "How long the last few rescales took from the request until the job ran.",
-    "autoscaler_learned": "A number that a policy has learned.",
-    "autoscaler_learned_age_seconds": "How long ago a time is that a policy has learned.",
-    "autoscaler_recommendation_input": "A number that the last recommendation of a policy is based on.",
-}
+# Copies of counters: the loop continues counting while another thread reads.
+def _decisions(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for reason, number in cluster.counters.decisions.copy().items():
+        yield f',reason="{reason.value}"', number
 
 
-def _numbers(controllers: list[Controller], now: datetime) -> Iterator[str]:
-    """What was learned, and the inputs of recommendations, as Prometheus text.
-
-    Without the library, which takes about ten times as long: there may be a hundred thousand of these.
-    """
-    families: dict[str, list[str]] = {name: [] for name in _LEARNED}
-    for controller in controllers:
-        state, decision = controller.state, controller.decision
-        cluster = f'{{cluster="{_escaped(controller.name)}"'
-        if state is not None:
-            _add_learned(families, cluster, state.learned, now)
-        if decision is not None:
-            for recommendation in decision.recommendations:
-                _add_inputs(families, cluster, recommendation)
-    for name, lines in families.items():
-        yield f"# HELP {name} {_LEARNED[name]}\n# TYPE {name} gauge\n"
-        yield from lines
+def _read_errors(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for name, number in cluster.counters.errors.copy().items():
+        metric = cluster.cluster.metrics.get(name)
+        source = metric.source if metric else name
+        yield f',reading="{_escaped(name)}",source="{_escaped(source)}"', number
 
 
-def _add_learned(families: dict[str, list[str]], cluster: str, learned: Learned, now: datetime) -> None:
-    rates, ages, samples, phases, restarts, numbers, times, _ = families.items()
-    for size, seen in learned.capacity.items():
-        labels = f'{cluster},replicas="{size}"}}'
-        for (name, lines), value in (
-            (rates, seen.rate),
-            (ages, (now - seen.at).total_seconds()),
-            (samples, seen.samples),
-        ):
-            lines.append(f"{name}{labels} {float(value)!r}\n")
-    for direction, durations in learned.durations.items():
-        labels = f'{cluster},direction="{direction}"'
-        name, lines = phases
-        lines += [f'{name}{labels},phase="{phase}"}} {median(last)!r}\n' for phase, last in durations.items() if last]
-        restart = restart_time(learned, direction)
+def _rescales(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for direction, number in cluster.counters.rescales.copy().items():
+        yield f',direction="{direction.value}"', number
+
+
+def _phase_counts(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for (direction, phase), (count, _) in cluster.counters.phases.copy().items():
+        yield f',direction="{direction.value}",phase="{phase.value}"', count
+
+
+def _phase_sums(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for (direction, phase), (_, total) in cluster.counters.phases.copy().items():
+        yield f',direction="{direction.value}",phase="{phase.value}"', total
+
+
+def _capacity(
+    value: Callable[[SizeCapacity, datetime], float],
+) -> Callable[[ClusterSnapshot, datetime], _Samples]:
+    """One sample for each size whose capacity was learned."""
+
+    def samples(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+        for size, seen in cluster.state.learned.capacity.items() if cluster.state else ():
+            yield f',replicas="{size}"', value(seen, now)
+
+    return samples
+
+
+def _phase_medians(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for direction, durations in cluster.state.learned.durations.items() if cluster.state else ():
+        for phase, last in durations.items():
+            if last:
+                yield f',direction="{direction.value}",phase="{phase.value}"', median(last)
+
+
+def _restarts(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for direction in cluster.state.learned.durations if cluster.state else ():
+        restart = restart_time(cluster.state.learned, direction)  # type: ignore[union-attr]  # without, there is none
         if restart is not None:
-            name, lines = restarts
-            lines.append(f"{name}{labels}}} {float(restart)!r}\n")
+            yield f',direction="{direction.value}"', restart
+
+
+def _learned(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for policy, memory in cluster.state.learned.memory.items() if cluster.state else ():
+        labels = f',policy="{_escaped(policy)}",name="'
+        for key, number in memory.items():
+            if not key.endswith("_at"):
+                yield f'{labels}{_escaped(key)}"', number
+
+
+def _learned_ages(cluster: ClusterSnapshot, now: datetime) -> _Samples:
     seconds = now.timestamp()
-    for policy, memory in learned.memory.items():
-        labels = f'{cluster},policy="{_escaped(policy)}",name="'
-        name, lines = numbers
-        lines += _joined(
-            f'{name}{labels}{_escaped(key)}"}} {float(number)!r}\n'
-            for key, number in memory.items()
-            if not key.endswith("_at")
-        )
-        name, lines = times
-        lines += _joined(
-            f'{name}{labels}{_escaped(key.removesuffix("_at"))}"}} {seconds - float(number)!r}\n'
-            for key, number in memory.items()
-            if key.endswith("_at")
-        )
+    for policy, memory in cluster.state.learned.memory.items() if cluster.state else ():
+        labels = f',policy="{_escaped(policy)}",name="'
+        for key, number in memory.items():
+            if key.endswith("_at"):
+                yield f'{labels}{_escaped(key.removesuffix("_at"))}"', seconds - number
 
 
-def _add_inputs(families: dict[str, list[str]], cluster: str, recommendation: Recommendation) -> None:
-    name = "autoscaler_recommendation_input"
-    labels = f'{cluster},policy="{_escaped(recommendation.policy)}",name="'
-    # A policy may use any number of inputs: the size of the text is limited.
-    families[name] += _joined(
-        f'{name}{labels}{_escaped(str(key))}"}} {float(number)!r}\n'
-        for key, number in islice(recommendation.inputs.items(), MOST_LEARNED)
-    )
+def _inputs(cluster: ClusterSnapshot, now: datetime) -> _Samples:
+    del now
+    for recommendation in cluster.decision.recommendations if cluster.decision else ():
+        labels = f',policy="{_escaped(recommendation.policy)}",name="'
+        # A policy may use any number of inputs: the size of the text is limited.
+        for key, number in islice(recommendation.inputs.items(), MOST_LEARNED):
+            yield f'{labels}{_escaped(str(key))}"', number
 
 
-def _joined(lines: Iterable[str]) -> tuple[str]:
-    """As one string: a hundred thousand short ones would double the memory."""
-    return ("".join(lines),)
+_FAMILIES = (
+    _Family(
+        "autoscaler_current_replicas",
+        "gauge",
+        "The size that the target was last set to.",
+        _single(lambda c: c.observation.desired if c.observation else None),
+    ),
+    _Family(
+        "autoscaler_ready_replicas",
+        "gauge",
+        "Replicas that are up.",
+        _single(lambda c: c.observation.ready if c.observation else None),
+    ),
+    _Family(
+        "autoscaler_proposed_replicas",
+        "gauge",
+        "What the policies together asked for.",
+        _single(lambda c: c.decision.proposed if c.decision else None),
+    ),
+    _Family(
+        "autoscaler_desired_replicas",
+        "gauge",
+        "What was decided.",
+        _single(lambda c: c.decision.desired if c.decision else None),
+    ),
+    _Family(
+        "autoscaler_last_decision_timestamp_seconds",
+        "gauge",
+        "When the last decision was made.",
+        _single(lambda c: c.decision.at.timestamp() if c.decision else None),
+    ),
+    _Family(
+        "autoscaler_metric_value",
+        "gauge",
+        "The last value of a metric; the mean, if it has one number per replica.",
+        _values,
+    ),
+    _Family("autoscaler_metric_age_seconds", "gauge", "How long ago the value was true at its origin.", _value_ages),
+    _Family(
+        "autoscaler_reading_missing",
+        "gauge",
+        "1 when a metric, the engine or the target could not be read last time.",
+        _missing,
+    ),
+    _Family("autoscaler_decisions_total", "counter", "Decisions by reason.", _decisions),
+    _Family(
+        "autoscaler_read_errors_total",
+        "counter",
+        "Readings that failed; source is the name of the metric's source, or target or engine.",
+        _read_errors,
+    ),
+    _Family(
+        "autoscaler_ticks_skipped_total",
+        "counter",
+        "Ticks left out because the one before took too long.",
+        _single(lambda c: c.counters.skipped),
+    ),
+    _Family(
+        "autoscaler_scale_call_failures_total",
+        "counter",
+        "Scale calls that failed.",
+        _single(lambda c: c.counters.failed_calls),
+    ),
+    _Family(
+        "autoscaler_rescale_in_flight",
+        "gauge",
+        "1 while a rescale is in progress.",
+        _single(lambda c: c.state.rescale is not None if c.state else None),
+    ),
+    _Family("autoscaler_rescales_total", "counter", "Rescales requested.", _rescales),
+    _Family(
+        "autoscaler_rescale_phase_seconds",
+        "summary",
+        "How long the phases of settled rescales took, each from the end of the one before.",
+        _phase_counts,
+        "_count",
+    ),
+    _Family("autoscaler_rescale_phase_seconds", "summary", None, _phase_sums, "_sum"),
+    _Family(
+        "autoscaler_learned_capacity_records_per_second",
+        "gauge",
+        "What a size was seen to process when busy.",
+        _capacity(lambda seen, _: seen.rate),
+    ),
+    _Family(
+        "autoscaler_learned_capacity_age_seconds",
+        "gauge",
+        "How long ago that was seen last.",
+        _capacity(lambda seen, now: (now - seen.at).total_seconds()),
+    ),
+    _Family(
+        "autoscaler_learned_capacity_samples",
+        "gauge",
+        "How often it was seen.",
+        _capacity(lambda seen, _: seen.samples),
+    ),
+    _Family(
+        "autoscaler_learned_phase_seconds",
+        "gauge",
+        "How long a phase takes by the last few rescales: their median.",
+        _phase_medians,
+    ),
+    _Family(
+        "autoscaler_learned_restart_seconds",
+        "gauge",
+        "How long the last few rescales took from the request until the job ran.",
+        _restarts,
+    ),
+    _Family("autoscaler_learned", "gauge", "A number that a policy has learned.", _learned),
+    _Family(
+        "autoscaler_learned_age_seconds", "gauge", "How long ago a time is that a policy has learned.", _learned_ages
+    ),
+    _Family(
+        "autoscaler_recommendation_input",
+        "gauge",
+        "A number that the last recommendation of a policy is based on.",
+        _inputs,
+    ),
+)
 
 
+@lru_cache(maxsize=65536)
 def _escaped(value: str) -> str:
     """A label's value, escaped for the text format."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

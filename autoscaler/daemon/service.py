@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, registry
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
-from autoscaler.ports import ConfigurationError, Record
+from autoscaler.ports import ConfigurationError
 
 log = logging.getLogger("autoscaler.daemon")
 
@@ -107,9 +107,13 @@ class Daemon:
         """Why the last decision could not be written to the history, or None."""
         return self.history.failure
 
-    async def records(self, cluster: str, limit: int, until: datetime | None) -> list[Record]:
-        """The last decisions of a cluster, newest first. Raises StoreError."""
-        return await self.store.records(cluster, limit, until)
+    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
+        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
+        return self.store.pages(cluster, limit, until)
 
     def stop(self) -> None:
         """Ask it to end, between ticks."""
@@ -123,13 +127,14 @@ class Daemon:
     async def run(self) -> None:
         """Control the clusters until it is stopped. Raises ListenError when its address cannot be listened on."""
         try:
-            async with serve_http(self, self.registry, self._config.daemon.listen) as self.url:
+            daemon = self._config.daemon
+            async with serve_http(self, self.registry, daemon.listen, daemon.hosts) as self.url:
                 log.info(
                     "started",
                     extra={
                         "url": self.url,
                         "clusters": len(self._config.clusters),
-                        "directory": str(self._config.daemon.directory),
+                        "directory": str(daemon.directory),
                         "dry_run": self.dry_run,
                     },
                 )
@@ -170,8 +175,8 @@ class Daemon:
             return
         _warn(config)
         old, new = self._config.daemon, config.daemon
-        if (old.directory, old.listen) != (new.directory, new.listen):
-            log.warning("changes of daemon.directory and daemon.listen take effect after a restart")
+        if (old.directory, old.listen, old.hosts) != (new.directory, new.listen, new.hosts):
+            log.warning("changes of daemon.directory, daemon.listen and daemon.hosts take effect after a restart")
         if old.log is not new.log:
             setup(new.log)
         self.store.decisions = new.decisions

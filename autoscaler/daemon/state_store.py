@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -52,6 +52,9 @@ _SPAN = 2**32
 """Decision number n of cluster c has the id c * 2^32 + n: next to each other, in a tree whose pages hold them whole."""
 
 _PRUNE_EVERY = 16
+
+PAGE = 64 * 1024
+"""Bytes of decisions that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +109,21 @@ class SqliteStateStore:
 
     async def records(self, cluster: str, limit: int, until: datetime | None = None) -> list[Record]:
         """The last decisions of a cluster, up to a time if one is given, newest first. Raises StoreError."""
-        return await self._read(
-            lambda: [load_record(text) for text in _records(self._connection, cluster, limit, until)],
-            f"the decisions of cluster {cluster!r}",
-        )
+        with _store_errors(self.path, f"the decisions of cluster {cluster!r}"):
+            return [load_record(text) async for page in self.pages(cluster, limit, until) for text in page]
+
+    async def pages(self, cluster: str, limit: int, until: datetime | None = None) -> AsyncGenerator[list[bytes], None]:
+        """Like `records`, as they are stored and some at a time: what all of them take may be more than there is."""
+        before = math.inf
+        while limit > 0:
+            page, before = await self._read(
+                lambda limit=limit, before=before: _page(self._connection, cluster, limit, until, before),  # type: ignore[misc]
+                f"the decisions of cluster {cluster!r}",
+            )
+            if not page:
+                return
+            yield page
+            limit -= len(page)
 
     async def call(self, function: Callable[[sqlite3.Connection], R]) -> R:
         """Call something with the connection, in the writer's thread."""
@@ -297,13 +311,24 @@ def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:
     return past
 
 
-def _records(connection: sqlite3.Connection, cluster: str, limit: int, until: datetime | None) -> list[bytes]:
+def _page(
+    connection: sqlite3.Connection, cluster: str, limit: int, until: datetime | None, before: float
+) -> tuple[list[bytes], float]:
+    """Decisions with an id below `before`, newest first, and the id of the last one."""
     rows = connection.execute(
-        "SELECT record FROM cluster JOIN decision ON decision.id BETWEEN cluster.id * ? AND cluster.id * ? + last "
-        "WHERE name = ? AND at <= ? ORDER BY decision.id DESC LIMIT ?",
-        (_SPAN, _SPAN, cluster, math.inf if until is None else until.timestamp(), limit),
+        "SELECT decision.id, record "
+        "FROM cluster JOIN decision ON decision.id BETWEEN cluster.id * ? AND cluster.id * ? + last "
+        "WHERE name = ? AND at <= ? AND decision.id < ? ORDER BY decision.id DESC LIMIT ?",
+        (_SPAN, _SPAN, cluster, math.inf if until is None else until.timestamp(), before, limit),
     )
-    return [record for (record,) in rows]
+    page: list[bytes] = []
+    size = 0
+    for identity, record in rows:
+        page.append(record)
+        size, before = size + len(record), identity
+        if size >= PAGE:
+            break
+    return page, before
 
 
 def _owner(lock: int) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
+from autoscaler.config.model import Cluster
+from autoscaler.core.model import ClusterState, Decision, Observation
 from autoscaler.daemon.connections import TARGET
-from autoscaler.daemon.controller import Controller
-from autoscaler.ports import Record
+from autoscaler.daemon.controller import Controller, Counters
 
 _MAX_NAMED = 5
 
@@ -61,8 +62,12 @@ class DaemonStatus(Protocol):
         """The time."""
         ...
 
-    async def records(self, cluster: str, limit: int, until: datetime | None) -> list[Record]:
-        """The last decisions of a cluster, newest first. Raises StoreError."""
+    def pages(self, cluster: str, limit: int, until: datetime | None) -> AsyncGenerator[list[bytes], None]:
+        """The last decisions of a cluster as lines of the trace format, newest first, some at a time.
+
+        Raises:
+            StoreError: they cannot be read.
+        """
         ...
 
 
@@ -80,6 +85,29 @@ def trouble(controller: Controller) -> str | None:
         f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
         f"the last one, to {refusal.replicas}: {refusal.error}"
     )
+
+
+class ClusterSnapshot(NamedTuple):
+    """What is known of a cluster, of one tick: it can be read in another thread. The counters go on counting."""
+
+    name: str
+    cluster: Cluster
+    observation: Observation | None
+    decision: Decision | None
+    state: ClusterState | None
+    problem: str | None
+    trouble: str | None
+    counters: Counters
+
+    @classmethod
+    def of(cls, c: Controller) -> Self:
+        """That of a controller, which is in the loop's thread."""
+        return cls(c.name, c.cluster, c.observation, c.decision, c.state, c.problem, trouble(c), c.counters)
+
+
+def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:
+    """All clusters, by their names."""
+    return [ClusterSnapshot.of(controller) for _, controller in sorted(status.controllers.items())]
 
 
 def health(status: DaemonStatus, now: float) -> tuple[bool, str]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -20,12 +21,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler import cli
 from autoscaler.config.model import Config
 from autoscaler.core.model import Direction, Limits, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
+from autoscaler.daemon import http_api, http_connections, state_store
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
+from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
-from autoscaler.ports import ConfigurationError, RefusedError, UnavailableError
+from autoscaler.ports import ConfigurationError, RefusedError, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
+from autoscaler.trace.codec import dump_record
 
 from .conftest import Moves, Remembers, make_cluster, make_config
 
@@ -498,6 +502,20 @@ async def test_status_of_a_cluster_of_which_nothing_is_known_reports_that(
     assert "there is no cluster 'nobody'; there are: a, b" in capsys.readouterr().err
 
 
+async def test_a_change_that_the_target_refuses_is_not_explained_as_made(house: House) -> None:
+    await house.ready()
+    house.targets["a"].scale_failure = RefusedError("403 Forbidden")
+    house.source.values["load"] = 900.0
+
+    async def explained() -> bool:
+        latest = (await house.get("/api/v1/clusters/a"))["explanation"]
+        recorded = (await house.get("/api/v1/clusters/a/decisions?limit=1"))["decisions"][0]["explanation"]
+        texts = [latest.partition("\n")[0], recorded.partition("\n")[0]]
+        return all("403 Forbidden" in text and "is scaled" not in text for text in texts)
+
+    await house.until(explained)
+
+
 async def problems_of(house: House) -> dict[str, str]:
     async with house.session.get(house.url + "/readyz") as response:
         body = await response.json()
@@ -579,3 +597,286 @@ async def test_a_target_that_cannot_be_asked_is_a_problem(house: House, capsys: 
     assert capsys.readouterr().out.count("there is no Deployment") == 1
     house.targets["a"].failure = None
     await house.ready()
+
+
+async def test_a_refused_reload_is_shown(house: House) -> None:
+    await house.ready()
+    house.daemon.reload()
+
+    async def refused() -> bool:
+        return bool((await house.get("/readyz"))["reload"] != "ok")
+
+    await house.until(refused)
+    assert (await house.get("/readyz"))["reload"] == ["config.yaml:1: nonsense"]
+    assert (await house.samples())[("autoscaler_last_reload_successful",)] == 0
+
+
+async def test_a_taken_port_is_a_clear_error(house: House) -> None:
+    taken = house.url.removeprefix("http://")
+    with pytest.raises(ListenError, match=f"{taken} cannot be listened on"):
+        async with serve_http(house.daemon, house.daemon.registry, taken):
+            pass
+
+
+async def test_a_stop_is_clean_when_nothing_was_observed_yet(tmp_path: Path) -> None:
+    config = make_config({}, Fake(FakeSource()), tmp_path)
+    async with open_state_store(tmp_path, decisions=100) as store:
+        history = History(tmp_path / "history", timedelta(days=1))
+        daemon = Daemon(replace(config, clusters={}), lambda: config, store, history)
+        daemon.stop()
+        await daemon.run()
+        await history.close()
+
+
+def test_addresses_are_taken_apart() -> None:
+    assert split_address("127.0.0.1:8765") == ("127.0.0.1", 8765)
+    assert split_address("[::1]:0") == ("::1", 0)
+    for bad in ("8765", "localhost", "localhost:", ":8765", "host:port"):
+        with pytest.raises(ListenError, match="expected host:port"):
+            split_address(bad)
+
+
+async def test_what_is_not_http_is_refused_and_does_not_fill_the_log(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = int(house.url.rpartition(":")[2])
+    for garbage in (
+        b"\x16\x03\x01\x02\x00\x01",
+        b"SSH-2.0-x\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(garbage)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING and record.exc_info]
+
+
+async def test_a_reload_that_fails_for_another_reason_keeps_the_old_configuration(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    await house.ready()
+
+    def fail() -> Config:
+        raise RecursionError("a plug-in's own affair")
+
+    house.daemon._load = fail
+    house.daemon.reload()
+
+    async def refused() -> bool:
+        return bool((await house.get("/readyz"))["reload"] != "ok")
+
+    await house.until(refused)
+    assert (await house.get("/readyz"))["reload"] == ["RecursionError: a plug-in's own affair"]
+    assert any("the previous one stays" in record.message for record in caplog.records)
+
+
+async def test_warnings_of_the_configuration_are_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    await house.ready()
+    house.daemon._load = lambda: replace(house.config, warnings=("config.yaml:7: clusters.a: beware",))
+    house.daemon.reload()
+
+    async def warned() -> bool:
+        return "config.yaml:7: clusters.a: beware" in [record.message for record in caplog.records]
+
+    await house.until(warned)
+
+
+async def connected(house: House, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(house.url.rpartition(":")[2]))
+    writer.write(sent)
+    return reader, writer
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    """Whether the server ends the connection; it may be reset."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while await reader.read(1 << 20):
+                pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: local", b"GET /healthz HTTP/1.1\r\n\r\n"]
+)
+async def test_a_client_that_sends_nothing_more_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.2)
+    reader, writer = await connected(house, sent)
+    assert await closed(reader)
+    writer.close()
+
+
+async def test_a_client_that_sends_its_request_byte_by_byte_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.2)
+    reader, writer = await connected(house, b"GET /healthz HTTP/1.1\r\nX: ")
+
+    async def trickle() -> None:
+        while True:
+            writer.write(b"a")
+            await asyncio.sleep(0.01)
+
+    trickling = asyncio.create_task(trickle())
+    assert await closed(reader)
+    trickling.cancel()
+    writer.close()
+
+
+async def test_a_client_that_does_not_read_its_answer_is_disconnected(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = Connections()
+    monkeypatch.setattr(http_connections, "ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_api, "Connections", lambda: connections)
+    monkeypatch.setattr(http_api, "exposition", lambda *_: b"x" * 64_000_000)
+    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url, asyncio.timeout(PATIENCE):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while not connections._busy:  # noqa: ASYNC110 - the other side of TCP
+            await asyncio.sleep(0.001)
+        while connections._busy or connections._idle:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.01)
+        writer.close()
+
+
+async def test_clients_that_do_nothing_do_not_keep_others_out(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url:
+        idle = [await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2])) for _ in range(50)]
+        async with house.session.get(f"{url}/healthz") as response:
+            assert response.status == 200
+        # A quarter of the descriptors; the request above has one of them.
+        ended = [asyncio.create_task(closed(reader)) for reader, _ in idle]
+        async with asyncio.timeout(PATIENCE):
+            while sum(task.done() for task in ended) < 50 - 7:  # noqa: ASYNC110 - the other side of TCP
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert sum(task.done() for task in ended) == 50 - 7
+        for task in ended:
+            task.cancel()
+        for _, writer in idle:
+            writer.close()
+    assert [record.message for record in caplog.records].count("too many HTTP connections: idle ones are closed") == 1
+
+
+async def test_metrics_are_rendered_in_another_thread_once_for_all_that_wait(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, go = [], threading.Event()
+
+    def slow(*_: object) -> bytes:
+        threads.append(threading.current_thread())
+        go.wait(PATIENCE)
+        return b"x" * 1_000_000
+
+    async def scraped() -> bytes:
+        async with house.session.get(house.url + "/metrics") as response:
+            return await response.read()
+
+    monkeypatch.setattr(http_api, "exposition", slow)
+    scrapes = [asyncio.create_task(scraped()) for _ in range(5)]
+    while not threads:  # noqa: ASYNC110 - the other side of HTTP
+        await asyncio.sleep(0.01)
+    # One that leaves does not take it from the others; the rest of the daemon is not held up.
+    scrapes.pop(0).cancel()
+    await house.ready()
+    go.set()
+    assert {len(body) for body in await asyncio.gather(*scrapes)} == {1_000_000}
+    assert len(threads) < 5
+    assert threading.main_thread() not in threads
+
+
+async def test_decisions_are_read_and_sent_some_at_a_time(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    await house.ready()
+
+    async def decided() -> bool:
+        return len((await house.get("/api/v1/clusters/a/decisions?limit=10"))["decisions"]) >= 5
+
+    await house.until(decided)
+    await house.daemon.fleet.stop()
+    whole = await house.get("/api/v1/clusters/a/decisions?limit=10000")
+    monkeypatch.setattr(state_store, "PAGE", 1)
+    pages = [page async for page in house.daemon.pages("a", 10_000, None)]
+    assert [len(page) for page in pages] == [1] * len(whole["decisions"])
+    assert await house.get("/api/v1/clusters/a/decisions?limit=10000") == whole
+    assert (await house.get("/api/v1/clusters/a/decisions?limit=3"))["decisions"] == whole["decisions"][:3]
+    assert (await house.get("/api/v1/clusters/a/decisions?until=2000-01-01"))["decisions"] == []
+
+
+async def test_an_answer_that_cannot_be_completed_is_not_taken_for_a_complete_one(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await house.ready()
+
+    async def pages(*_: object) -> AsyncIterator[list[bytes]]:
+        yield [dump_record((await house.daemon.store.records("a", 1))[0])]
+        raise StoreError("the disk is gone")
+
+    monkeypatch.setattr(house.daemon, "pages", pages)
+    async with house.session.get(house.url + "/api/v1/clusters/a/decisions") as response:
+        assert response.status == 200
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.read()
+
+
+async def test_a_client_that_leaves_in_the_middle_is_not_logged(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connections = Connections()
+    monkeypatch.setattr(http_api, "Connections", lambda: connections)
+    monkeypatch.setattr(http_api, "exposition", lambda *_: b"x" * 64_000_000)
+    async with serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0") as url, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readline()
+        writer.transport.abort()
+        while connections._busy or connections._idle:  # noqa: ASYNC110 - the other side of TCP
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8765", 200),
+        ("127.0.0.1:8765", 200),
+        ("10.244.3.7", 200),
+        ("[::1]:8765", 200),
+        ("autoscaler", 200),
+        ("autoscaler.streaming.svc:8765", 200),
+        ("autoscaler.streaming.svc.cluster.local", 200),
+        ("scaler.example.com", 200),
+        ("Scaler.Example.com.:8765", 200),
+        ("rebound.example.com:8765", 421),
+        ("127.0.0.1.example.com", 421),
+        ("localhost.example.com", 421),
+        ("[::1", 421),
+        ("", 421),
+    ],
+)
+async def test_a_name_that_is_not_ours_is_refused(house: House, host: str, status: int) -> None:
+    async with (
+        serve_http(house.daemon, house.daemon.registry, "127.0.0.1:0", hosts=("scaler.example.com",)) as url,
+        house.session.get(f"{url}/healthz", headers={"Host": host}) as response,
+    ):
+        assert response.status == status
+        if status != 200:
+            assert "add it to daemon.hosts" in (await response.json())["error"]
+
+
+async def test_a_client_of_before_there_were_names_is_answered(house: House) -> None:
+    reader, writer = await connected(house, b"GET /healthz HTTP/1.0\r\n\r\n")
+    assert b" 200 " in await reader.readline()
+    writer.close()

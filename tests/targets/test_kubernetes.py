@@ -411,9 +411,7 @@ async def test_what_is_refused_for_longer_than_the_time_out_is_not_known_and_say
     cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=3)
     cluster.server.fault("list", "slow", HPAS, seconds=60.0, times=99)
     async with connected(cluster.target("tm", timeout=timedelta(seconds=1))) as [target]:
-        with pytest.raises(
-            UnavailableError, match=r"\(horizontal.* is not known at present: this needs list"
-        ):
+        with pytest.raises(UnavailableError, match=r"\(horizontal.* is not known at present: this needs list"):
             await target.describe()
 
 

@@ -1,0 +1,122 @@
+"""The connections of the HTTP server: how many there may be, and how long each may take.
+
+A client that sends nothing, half a request, or does not read its answer holds a descriptor that the sources need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+log = logging.getLogger("autoscaler.daemon.http_connections")
+
+IDLE_TIMEOUT = 30.0
+"""Seconds within which a client must have sent a whole request, from its connection or from the last answer on."""
+
+ANSWER_TIMEOUT = 30.0
+"""Seconds from a request until the client must have read the whole answer."""
+
+MAX_CONNECTIONS = 256
+"""Open connections, and never more than a quarter of the descriptors that the process may have."""
+
+ACCEPTED = 16
+"""Connections that are accepted at a time, before any of them counts; more wait in the kernel."""
+
+_BACKLOG = 1024
+
+# A client that does not speak HTTP gets an answer; neither that one nor one that leaves can fill the log.
+_protocol = logging.getLogger("autoscaler.daemon.http_api.protocol")
+_protocol.addFilter(
+    lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError | ConnectionError))
+)
+
+
+class Connections:
+    """All open connections.
+
+    Above the limit the connection that has waited longest for a request is closed: a probe gets its answer however many
+    clients do nothing. While all others have a request, it is the new one.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        self._busy: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        self._full = False
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.limit = MAX_CONNECTIONS if descriptors < 0 else max(1, min(MAX_CONNECTIONS, descriptors // 4))
+
+    async def listen(self, server: web.Server, host: str, port: int) -> asyncio.Server:
+        """Accept connections. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: _Connection(self, server, loop=loop, access_log=None, logger=_protocol),
+            host,
+            port,
+            backlog=ACCEPTED,
+        )
+        for each in listener.sockets:
+            with each.dup() as copy:
+                copy.listen(_BACKLOG)
+        return listener
+
+    @contextmanager
+    def busy(self, connection: web.RequestHandler) -> Iterator[None]:
+        """While a request is answered."""
+        self.forget(connection)
+        self._add(self._busy, connection, ANSWER_TIMEOUT)
+        try:
+            yield
+        finally:
+            # It is not there when it was closed or lost meanwhile.
+            if connection in self._busy:
+                self.forget(connection)
+                self._add(self._idle, connection, IDLE_TIMEOUT)
+
+    def opened(self, connection: web.RequestHandler) -> None:
+        """Count a new one."""
+        self._add(self._idle, connection, IDLE_TIMEOUT)
+        number = len(self._idle) + len(self._busy)
+        if number > self.limit:
+            if not self._full:
+                log.warning("too many HTTP connections: idle ones are closed", extra={"limit": self.limit})
+            self._full = True
+            self._close(next(iter(self._idle)))
+        elif number < self.limit // 2:
+            self._full = False
+
+    def forget(self, connection: web.RequestHandler) -> None:
+        """Count one no more."""
+        timer = self._idle.pop(connection, None) or self._busy.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _add(self, to: dict[web.RequestHandler, asyncio.TimerHandle], connection: web.RequestHandler, s: float) -> None:
+        to[connection] = asyncio.get_running_loop().call_later(s, self._close, connection)
+
+    def _close(self, connection: web.RequestHandler) -> None:
+        self.forget(connection)
+        # Not close(): that waits until the client has read what was written.
+        if isinstance(connection.transport, asyncio.WriteTransport):
+            connection.transport.abort()
+
+
+class _Connection(web.RequestHandler):
+    __slots__ = ("_connections",)
+
+    def __init__(self, connections: Connections, server: web.Server, **options: object) -> None:
+        super().__init__(server, **options)  # type: ignore[arg-type]  # those of `listen`
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connections.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.forget(self)
+        super().connection_lost(exc)
