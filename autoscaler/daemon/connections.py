@@ -85,6 +85,7 @@ class Connection:
         self._error = "not connected yet"
         self._tried = asyncio.Event()
         self._stop = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None
         self._task = asyncio.create_task(self._hold(), name=f"connection {self.name}")
 
     @property
@@ -110,6 +111,8 @@ class Connection:
     async def close(self) -> None:
         """Close it. One that does not end when it is cancelled is abandoned."""
         self._stop.set()
+        if not self._connected:
+            expire(self._limit)  # Nothing is lost: it has not connected.
         _, hanging = await asyncio.wait((self._task,), timeout=2 * CLOSE_TIMEOUT)
         if hanging:
             log.warning("plug-in does not close", extra={"plugin": self.name})
@@ -131,7 +134,8 @@ class Connection:
         """Hold the connection until it is released. Returns why it could not be opened or kept."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT) as limit, self.plugin.connect(self._shared) as live:
+            async with asyncio.timeout(CONNECT_TIMEOUT) as self._limit, self.plugin.connect(self._shared) as live:
+                limit = self._limit
                 limit.reschedule(None)
                 if self._error != "not connected yet":
                     log.info("plug-in connected", extra={"plugin": self.name})
@@ -150,6 +154,8 @@ class Connection:
             return CANCELLED
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
             return format_error(error)
+        finally:
+            self._limit = None
         return None
 
 
@@ -318,6 +324,12 @@ class ClusterConnections:
     async def release(self) -> None:
         """Return them."""
         await asyncio.gather(*(self._connections.release(connection) for connection in self.connections().values()))
+
+
+def expire(limit: asyncio.Timeout | None) -> None:
+    """Have a time-out that is waited under expire now."""
+    if limit is not None and not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time())
 
 
 async def sleep_until_stopped(stop: asyncio.Event, seconds: float) -> bool:

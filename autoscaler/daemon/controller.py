@@ -27,6 +27,7 @@ from autoscaler.daemon.connections import (
     CANCELLED,
     ClusterConnections,
     cancelled_itself,
+    expire,
     format_error,
     sleep_until_stopped,
 )
@@ -152,6 +153,7 @@ class Controller:
         self._observer = Observer(cluster, connections, utc)
         self._logged_problem: str | None = None
         self._scaling = False
+        self._observing: asyncio.Timeout | None = None
 
     def adopt_state_of(self, before: Controller) -> None:
         """Continue where another controller of the same cluster has ended."""
@@ -169,8 +171,12 @@ class Controller:
         limit = (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
         return now - self.finished > limit + (SCALE_TIMEOUT if self._scaling else 0.0)
 
+    def interrupt(self) -> None:
+        """Drop the observation under way, which nothing depends on yet: a stop does not wait for what hangs."""
+        expire(self._observing)
+
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick until stopped, which takes effect between two ticks.
+        """Tick until stopped, which takes effect between two ticks; see also `interrupt`.
 
         Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
         takes, and those that were missed are skipped.
@@ -205,7 +211,13 @@ class Controller:
         """
         try:
             state = await self._state()
-            observation = await self._observer.observe()
+            try:
+                async with asyncio.timeout(None) as self._observing:
+                    observation = await self._observer.observe()
+            except TimeoutError:  # `interrupt`: the observer raises nothing
+                return
+            finally:
+                self._observing = None
             status = self._observer.status
             after, decision = self._decide(self.cluster.spec, state, observation)
             # As the core trusted it: a stale reading is missing wherever the observation is shown.

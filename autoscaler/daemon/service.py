@@ -8,6 +8,8 @@ import logging
 import math
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 
@@ -237,6 +239,7 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     notifier = Notifier.from_environment(os.environ)
     signals = _Signals()
     handlers = {signal.SIGTERM: signals.stop, signal.SIGINT: signals.stop, signal.SIGHUP: signals.reload}
+    threads = frozenset(threading.enumerate())
     loop = asyncio.get_running_loop()
     # From before anything is opened until everything is closed.
     for number, act in handlers.items():
@@ -249,15 +252,15 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     except asyncio.CancelledError:
         if not signals.stops:
             raise
-        return await _end(INTERRUPTED)
+        return await _end(INTERRUPTED, threads)
     finally:
         for number in handlers:
             loop.remove_signal_handler(number)
-    return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK)
+    return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK, threads)
 
 
-async def _end(code: int) -> int:
-    """Cancel the tasks that plug-ins have left; if one does not end, end the process at once."""
+async def _end(code: int, before: frozenset[threading.Thread]) -> int:
+    """Cancel the tasks that plug-ins have left; if one does not end, or a thread, end the process at once."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -265,6 +268,13 @@ async def _end(code: int) -> int:
         _, left = await asyncio.wait(left, timeout=CANCEL_TIMEOUT)
     if left:
         log.warning("tasks of plug-ins do not end", extra={"tasks": sorted(task.get_name() for task in left)})
+        os._exit(code)
+    # Python waits for a thread that hangs in a name's resolution or in a foreign library, however long that takes.
+    until = time.monotonic() + CANCEL_TIMEOUT
+    threads = [each for each in threading.enumerate() if not each.daemon and each not in before]
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
         os._exit(code)
     return code
 
