@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, cast
 
 from autoscaler.config.model import Cluster, Config
+from autoscaler.core.foreign import foreign_text, format_exception
 from autoscaler.core.model import EngineStatus, Reading
 from autoscaler.ports import (
     EdgeError,
@@ -53,11 +54,23 @@ class Plugin(Protocol):
 
 
 def format_error(error: BaseException) -> str:
-    """An error on one line: our own by their message, others with their type."""
-    text = " ".join(str(error).split())
-    if isinstance(error, EdgeError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """An error on one line, cut: our own by their message, others with their type. It never raises."""
+    return (isinstance(error, EdgeError) and foreign_text(error)) or format_exception(error)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Make an ordinary error of what a plug-in raises to end the process: in a task it would end the loop.
+
+    Raises:
+        RuntimeError: it raised SystemExit, KeyboardInterrupt or another exception that is no `Exception`.
+    """
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the plug-in raised {format_exception(error)}") from error
 
 
 CANCELLED = "the plug-in cancelled itself"
@@ -134,18 +147,19 @@ class Connection:
         """Hold the connection until it is released. Returns why it could not be opened or kept."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT) as self._limit, self.plugin.connect(self._shared) as live:
-                limit = self._limit
-                limit.reschedule(None)
-                if self._error != "not connected yet":
-                    log.info("plug-in connected", extra={"plugin": self.name})
-                self._live, self._connected, self._error = live, True, "closed"
-                self._tried.set()
-                try:
-                    await self._stop.wait()
-                finally:
-                    self._connected = False
-                    limit.reschedule(loop.time() + CLOSE_TIMEOUT)
+            with contained():
+                async with asyncio.timeout(CONNECT_TIMEOUT) as self._limit, self.plugin.connect(self._shared) as live:
+                    limit = self._limit
+                    limit.reschedule(None)
+                    if self._error != "not connected yet":
+                        log.info("plug-in connected", extra={"plugin": self.name})
+                    self._live, self._connected, self._error = live, True, "closed"
+                    self._tried.set()
+                    try:
+                        await self._stop.wait()
+                    finally:
+                        self._connected = False
+                        limit.reschedule(loop.time() + CLOSE_TIMEOUT)
         except TimeoutError:
             return f"not connected within {CONNECT_TIMEOUT:.0f} s"
         except asyncio.CancelledError:
@@ -242,9 +256,10 @@ class _Holder:
 
     async def _hold(self) -> None:
         try:
-            async with self._factory() as live:
-                self.live.set_result(live)
-                await self._stop.wait()
+            with contained():
+                async with self._factory() as live:
+                    self.live.set_result(live)
+                    await self._stop.wait()
         except asyncio.CancelledError:
             inside = cancelled_itself()
             if inside and not self.live.done():

@@ -27,12 +27,13 @@ from autoscaler.daemon.connections import (
     CANCELLED,
     ClusterConnections,
     cancelled_itself,
+    contained,
     expire,
     format_error,
     sleep_until_stopped,
 )
 from autoscaler.daemon.observer import Observer
-from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus
+from autoscaler.ports import DecisionSink, EdgeError, Record, StateStore, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -94,6 +95,7 @@ class Counters:
         phases: direction and phase -> number and total seconds.
         errors: reading that was missing -> how often.
         failed_calls: scale calls that failed.
+        unexpected: errors of its plug-ins that are no failures of another system but defects.
         skipped: ticks that were skipped because the one before took too long.
     """
 
@@ -102,6 +104,7 @@ class Counters:
     phases: dict[tuple[Direction, Phase], tuple[int, float]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     failed_calls: int = 0
+    unexpected: int = 0
     skipped: int = 0
 
 
@@ -192,10 +195,15 @@ class Controller:
             begun = loop.time()
             try:
                 await self.tick()
-            except Exception as error:
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:
                 # A failure of one cluster, even a defect of ours, must not end the others.
-                self.problem = format_error(error)
-                log.exception("tick failed", extra={"cluster": self.name})
+                self.counters.unexpected += 1
+                problem = format_error(error)
+                if problem != self.problem:
+                    log.exception("tick failed", extra={"cluster": self.name})
+                self.problem = problem
             else:
                 self.finished = loop.time()
             ended = loop.time()
@@ -219,6 +227,7 @@ class Controller:
             finally:
                 self._observing = None
             status = self._observer.status
+            self.counters.unexpected += self._observer.unexpected
             after, decision = self._decide(self.cluster.spec, state, observation)
             # As the core trusted it: a stale reading is missing wherever the observation is shown.
             observation = after.past[-1]
@@ -257,8 +266,9 @@ class Controller:
     async def _scale(self, replicas: int) -> None:
         self._scaling = True
         try:
-            async with asyncio.timeout(SCALE_TIMEOUT):
-                await self.connections.target().scale(replicas)
+            with contained():
+                async with asyncio.timeout(SCALE_TIMEOUT):
+                    await self.connections.target().scale(replicas)
         except TimeoutError:
             await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
         except asyncio.CancelledError:
@@ -266,6 +276,7 @@ class Controller:
                 raise
             await self._scale_failed(replicas, CANCELLED)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
+            self.counters.unexpected += not isinstance(error, EdgeError)
             await self._scale_failed(replicas, format_error(error))
         else:
             self.logged.refused.clear()

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from itertools import islice
 from statistics import median
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -42,6 +42,13 @@ class TickHistograms:
         """Record one tick."""
         self._late.observe(max(0.0, late))
         self._took.observe(took)
+
+
+def loop_stalls(registry: CollectorRegistry) -> Counter:
+    """The counter of stalls of the event loop."""
+    return Counter(
+        "autoscaler_loop_stalls", "How often the event loop did nothing for a second or more.", registry=registry
+    )
 
 
 def registry() -> CollectorRegistry:
@@ -165,6 +172,11 @@ def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
         "autoscaler_ticks_skipped", "Ticks left out because the one before took too long.", labels=["cluster"]
     )
     calls = CounterMetricFamily("autoscaler_scale_call_failures", "Scale calls that failed.", labels=["cluster"])
+    unexpected = CounterMetricFamily(
+        "autoscaler_unexpected_errors",
+        "Errors of the cluster's plug-ins that are no failures of another system but defects.",
+        labels=["cluster"],
+    )
     for controller in controllers:
         counters = controller.counters
         # Copies: the loop continues counting while another thread reads.
@@ -175,7 +187,8 @@ def _of_counts(controllers: list[Controller]) -> Iterator[Metric]:
             errors.add_metric([controller.name, metric.source if metric else name, name], number)
         skipped.add_metric([controller.name], counters.skipped)
         calls.add_metric([controller.name], counters.failed_calls)
-    yield from (decisions, errors, skipped, calls)
+        unexpected.add_metric([controller.name], counters.unexpected)
+    yield from (decisions, errors, skipped, calls, unexpected)
 
 
 def _of_rescales(controllers: list[Controller]) -> Iterator[Metric]:

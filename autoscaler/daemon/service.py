@@ -17,15 +17,16 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config
 from autoscaler.core.step import Decide, step
-from autoscaler.daemon.connections import format_error
+from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.logging import setup
-from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, registry
+from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
+from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
 from autoscaler.ports import ConfigurationError, Record
 
@@ -46,6 +47,7 @@ class Daemon:
     Attributes:
         store, history: where decisions are kept.
         registry: its metrics.
+        stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
         loaded_at: when the configuration was last loaded.
         url: of its HTTP endpoints, once they listen.
@@ -68,6 +70,7 @@ class Daemon:
         self.utc = utc
         self.dry_run = dry_run
         self.registry: CollectorRegistry = registry()
+        self.stalls = loop_stalls(self.registry)
         self.reload_problems: tuple[str, ...] = ()
         self.loaded_at = utc()
         self.url: str | None = None
@@ -143,7 +146,8 @@ class Daemon:
     async def _reload_config(self) -> None:
         try:
             # In a thread: reading the configuration of a thousand clusters takes longer than a tick may be late.
-            config = await asyncio.to_thread(self._load)
+            with contained():
+                config = await asyncio.to_thread(self._load)
         except ConfigurationError as error:
             self.reload_problems = error.problems
             log.error(NOT_RELOADED, extra={"problems": len(error.problems)})  # noqa: TRY400 - the problems follow
@@ -291,6 +295,7 @@ async def _serve(
             # What is there now stays: scanning it at every full collection makes ticks late by 0.1 s and more.
             gc.collect()
             gc.freeze()
-            await daemon.run()
+            with StallWatch(daemon.stalls.inc):
+                await daemon.run()
         finally:
             await history.close()
