@@ -27,11 +27,13 @@ from autoscaler.daemon.connections import (
     CANCELLED,
     ClusterConnections,
     cancelled_itself,
+    contained,
+    expire,
     format_error,
     sleep_until_stopped,
 )
 from autoscaler.daemon.observer import Observer
-from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus
+from autoscaler.ports import DecisionSink, EdgeError, Record, StateStore, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -93,6 +95,7 @@ class Counters:
         phases: direction and phase -> number and total seconds.
         errors: reading that was missing -> how often.
         failed_calls: scale calls that failed.
+        unexpected: errors of its plug-ins that are no failures of another system but defects.
         skipped: ticks that were skipped because the one before took too long.
     """
 
@@ -101,6 +104,7 @@ class Counters:
     phases: dict[tuple[Direction, Phase], tuple[int, float]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     failed_calls: int = 0
+    unexpected: int = 0
     skipped: int = 0
 
 
@@ -175,6 +179,7 @@ class Controller:
         self._observer = Observer(cluster, connections, utc)
         self._logged_problem: str | None = None
         self._scaling = False
+        self._observing: asyncio.Timeout | None = None
 
     def adopt_state_of(self, before: Controller) -> None:
         """Continue where another controller of the same cluster has ended."""
@@ -192,8 +197,12 @@ class Controller:
         limit = (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
         return now - self.finished > limit + (SCALE_TIMEOUT if self._scaling else 0.0)
 
+    def interrupt(self) -> None:
+        """Drop the observation under way, which nothing depends on yet: a stop does not wait for what hangs."""
+        expire(self._observing)
+
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick until stopped, which takes effect between two ticks.
+        """Tick until stopped, which takes effect between two ticks; see also `interrupt`.
 
         Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
         takes, and those that were missed are skipped.
@@ -209,10 +218,15 @@ class Controller:
             begun = loop.time()
             try:
                 await self.tick()
-            except Exception as error:
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:
                 # A failure of one cluster, even a defect of ours, must not end the others.
-                self.problem = format_error(error)
-                log.exception("tick failed", extra={"cluster": self.name})
+                self.counters.unexpected += 1
+                problem = format_error(error)
+                if problem != self.problem:
+                    log.exception("tick failed", extra={"cluster": self.name})
+                self.problem = problem
             else:
                 self.finished = loop.time()
             ended = loop.time()
@@ -228,8 +242,15 @@ class Controller:
         """
         try:
             state = await self._state()
-            observation = await self._observer.observe()
+            try:
+                async with asyncio.timeout(None) as self._observing:
+                    observation = await self._observer.observe()
+            except TimeoutError:  # `interrupt`: the observer raises nothing
+                return
+            finally:
+                self._observing = None
             status = self._observer.status
+            self.counters.unexpected += self._observer.unexpected
             after, decision = self._decide(self.cluster.spec, state, observation)
             # As the core trusted it: a stale reading is missing wherever the observation is shown.
             observation = after.past[-1]
@@ -270,8 +291,9 @@ class Controller:
     async def _scale(self, decision: Decision) -> None:
         self._scaling = True
         try:
-            async with asyncio.timeout(SCALE_TIMEOUT):
-                await self.connections.target().scale(decision.desired)
+            with contained():
+                async with asyncio.timeout(SCALE_TIMEOUT):
+                    await self.connections.target().scale(decision.desired)
         except TimeoutError:
             await self._scale_failed(decision, f"no answer within {SCALE_TIMEOUT:g} s")
         except asyncio.CancelledError:
@@ -279,6 +301,7 @@ class Controller:
                 raise
             await self._scale_failed(decision, CANCELLED)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
+            self.counters.unexpected += not isinstance(error, EdgeError)
             await self._scale_failed(decision, format_error(error))
         else:
             self.logged.refused.clear()

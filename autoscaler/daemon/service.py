@@ -8,6 +8,8 @@ import logging
 import math
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from pathlib import Path
@@ -16,15 +18,16 @@ from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config
 from autoscaler.core.step import Decide, step
-from autoscaler.daemon.connections import format_error
+from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.logging import setup
-from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, registry
+from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
+from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
 from autoscaler.ports import ConfigurationError
 
@@ -49,6 +52,7 @@ class Daemon:
     Attributes:
         store, history: where decisions are kept.
         registry: its metrics.
+        stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
         loaded_at: when the configuration was last loaded.
         url: of its HTTP endpoints, once they listen.
@@ -71,6 +75,7 @@ class Daemon:
         self.utc = utc
         self.dry_run = dry_run
         self.registry: CollectorRegistry = registry()
+        self.stalls = loop_stalls(self.registry)
         self.reload_problems: tuple[str, ...] = ()
         self.loaded_at = utc()
         self.url: str | None = None
@@ -161,7 +166,8 @@ class Daemon:
     async def _reload_config(self) -> None:
         try:
             # In a thread: reading the configuration of a thousand clusters takes longer than a tick may be late.
-            config = await asyncio.to_thread(self._load)
+            with contained():
+                config = await asyncio.to_thread(self._load)
         except ConfigurationError as error:
             self.reload_problems = error.problems
             log.error(NOT_RELOADED, extra={"problems": len(error.problems)})  # noqa: TRY400 - the problems follow
@@ -258,6 +264,7 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     notifier = Notifier.from_environment(os.environ)
     signals = _Signals()
     handlers = {signal.SIGTERM: signals.stop, signal.SIGINT: signals.stop, signal.SIGHUP: signals.reload}
+    threads = frozenset(threading.enumerate())
     loop = asyncio.get_running_loop()
     # From before anything is opened until everything is closed.
     for number, act in handlers.items():
@@ -271,12 +278,12 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     except asyncio.CancelledError:
         if not signals.stops:
             raise
-        return await _end(INTERRUPTED)
+        return await _end(INTERRUPTED, threads)
     finally:
         following.cancel()
         for number in handlers:
             loop.remove_signal_handler(number)
-    return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK)
+    return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK, threads)
 
 
 async def _follow(path: Path, signals: _Signals) -> None:
@@ -291,8 +298,8 @@ async def _follow(path: Path, signals: _Signals) -> None:
             signals.reload(signal.SIGHUP)
 
 
-async def _end(code: int) -> int:
-    """Cancel the tasks that plug-ins have left; if one does not end, end the process at once."""
+async def _end(code: int, before: frozenset[threading.Thread]) -> int:
+    """Cancel the tasks that plug-ins have left; if one does not end, or a thread, end the process at once."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -300,6 +307,13 @@ async def _end(code: int) -> int:
         _, left = await asyncio.wait(left, timeout=CANCEL_TIMEOUT)
     if left:
         log.warning("tasks of plug-ins do not end", extra={"tasks": sorted(task.get_name() for task in left)})
+        os._exit(code)
+    # Python waits for a thread that hangs in a name's resolution or in a foreign library, however long that takes.
+    until = time.monotonic() + CANCEL_TIMEOUT
+    threads = [each for each in threading.enumerate() if not each.daemon and each not in before]
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
         os._exit(code)
     return code
 
@@ -316,6 +330,7 @@ async def _serve(
             # What is there now stays: scanning it at every full collection makes ticks late by 0.1 s and more.
             gc.collect()
             gc.freeze()
-            await daemon.run()
+            with StallWatch(daemon.stalls.inc):
+                await daemon.run()
         finally:
             await history.close()

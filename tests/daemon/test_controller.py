@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_missing_with_its_reason() -> None:
         world.engines["a"].delay = 60.0
         world.source.failures["load"] = KeyError("surprise")
         await world.start()
-        await world.until(10)
+        await world.until(15)
         await world.fleet.stop()
         record = world.store.records[0]
         assert record.observation.missing == {
