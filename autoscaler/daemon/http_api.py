@@ -164,7 +164,7 @@ async def _cluster(request: web.Request) -> web.Response:
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=status.dry_run, failed=_failure(controller, decision)),
+        else explain(observation, decision, dry_run=controller.dry_run, failed=_failure(controller, decision)),
     }
     return web.json_response(body)
 
@@ -225,7 +225,7 @@ def _row(status: DaemonStatus, controller: Controller) -> dict[str, object]:
     limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
     return {
         "name": controller.name,
-        "dry_run": status.dry_run,
+        "dry_run": controller.dry_run,
         "at": None if decision is None else decision.at.isoformat(),
         "age": None if decision is None else (status.utc() - decision.at).total_seconds(),
         "min": limits.minimum,
