@@ -162,7 +162,7 @@ class Controller:
         self.cluster = cluster
         self.name = cluster.spec.name
         self.connections = connections
-        self.dry_run = dry_run
+        self.dry_run = dry_run or getattr(cluster.target, "advisory", False) is True
         self.counters = Counters()
         self.logged = LogState()
         self.state: ClusterState | None = None

@@ -271,7 +271,7 @@ async def _clusters(request: web.Request) -> web.Response:
     dry_run, reload, clusters, now = status.dry_run, _reload(status), snapshot(status), status.utc()
 
     def rendered() -> bytes:
-        rows = [_row(cluster, now, dry_run=dry_run) for cluster in clusters]
+        rows = [_row(cluster, now) for cluster in clusters]
         return _json({"dry_run": dry_run, "reload": reload, "clusters": rows})
 
     body = await request.app[_RENDERER].share("clusters", rendered)
@@ -282,18 +282,16 @@ async def _cluster(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     controller = _controller(status, request.match_info["name"])
     connections = {name: each.problem or "ok" for name, each in controller.connections.connections().items()}
-    cluster, now, dry_run = ClusterSnapshot.of(controller), status.utc(), status.dry_run
+    cluster, now = ClusterSnapshot.of(controller), status.utc()
     known = {"reload": _reload(status), "remarks": list(controller.remarks), "connections": connections}
-    body = await request.app[_RENDERER].render(lambda: _json(_details(cluster, known, now, dry_run=dry_run)))
+    body = await request.app[_RENDERER].render(lambda: _json(_details(cluster, known, now)))
     return web.Response(body=_parts(body), content_type="application/json")
 
 
-def _details(
-    cluster: ClusterSnapshot, known: Mapping[str, object], now: datetime, *, dry_run: bool
-) -> dict[str, object]:
+def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetime) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
     return {
-        **_row(cluster, now, dry_run=dry_run),
+        **_row(cluster, now),
         **known,
         "learned": None if state is None else _learned(state.learned, now),
         "state": None if state is None else to_json(state),
@@ -301,7 +299,7 @@ def _details(
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=dry_run, failed=_failure(state, decision)),
+        else explain(observation, decision, dry_run=cluster.dry_run, failed=_failure(state, decision)),
     }
 
 
@@ -400,13 +398,13 @@ def _reload(status: DaemonStatus) -> list[str] | str:
     return list(status.reload_problems) or "ok"
 
 
-def _row(cluster: ClusterSnapshot, now: datetime, *, dry_run: bool) -> dict[str, object]:
+def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
     spec = cluster.cluster.spec
     limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
     return {
         "name": cluster.name,
-        "dry_run": dry_run,
+        "dry_run": cluster.dry_run,
         "at": None if decision is None else decision.at.isoformat(),
         "age": None if decision is None else (now - decision.at).total_seconds(),
         "min": limits.minimum,

@@ -92,6 +92,7 @@ class ClusterSnapshot(NamedTuple):
 
     name: str
     cluster: Cluster
+    dry_run: bool
     observation: Observation | None
     decision: Decision | None
     state: ClusterState | None
@@ -102,7 +103,7 @@ class ClusterSnapshot(NamedTuple):
     @classmethod
     def of(cls, c: Controller) -> Self:
         """That of a controller, which is in the loop's thread."""
-        return cls(c.name, c.cluster, c.observation, c.decision, c.state, c.problem, trouble(c), c.counters)
+        return cls(c.name, c.cluster, c.dry_run, c.observation, c.decision, c.state, c.problem, trouble(c), c.counters)
 
 
 def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:

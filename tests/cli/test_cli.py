@@ -201,7 +201,7 @@ def test_the_keys_of_a_plugin_are_printed_as_markdown(capsys: pytest.CaptureFixt
         "| key | default | takes | meaning |\n"
         "|---|---|---|---|\n"
         "| `size` | `1` | whole number | the number of replicas there are, 0 or more |\n"
-        "| `follow` | `true` | true or false | whether advice counts as followed |\n"
+        "| `follow` | `false` | true or false | whether advice counts as acted on |\n"
     )
     assert cli.main(["plugins", "flink", "--markdown"]) == 0
     source, engine = capsys.readouterr().out.split("\n\nThe engine `flink`:\n\n")

@@ -36,7 +36,7 @@ clusters:
   orders:
     interval: 500ms
     timeout: 400ms
-    target: {type: advice, size: 2}
+    target: {type: advice, size: 2, follow: true}
     min: 3
     max: 5
     metrics: {cpu: {source: prom, query: cpu}}

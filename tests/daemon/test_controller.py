@@ -11,9 +11,21 @@ from itertools import pairwise
 
 import pytest
 
-from autoscaler.core.model import Bound, EngineStatus, JobState, Limits, Phase, Reading, Reason
+from autoscaler.core.model import (
+    Behaviour,
+    Bound,
+    EngineStatus,
+    JobState,
+    Limits,
+    NamedPolicy,
+    Phase,
+    Reading,
+    Reason,
+)
 from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, Refusal, splay
+from autoscaler.plugins import Kind, load
 from autoscaler.ports import EdgeError, RefusedError, UnavailableError, Worker, Workforce
+from autoscaler.targets.advice import Advice
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeTarget
 
@@ -336,6 +348,31 @@ def test_in_a_dry_run_everything_is_kept_and_nothing_is_called() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("workers", [None, 4])
+def test_advice_that_nobody_follows_does_not_add_up(workers: int | None) -> None:
+    async def main() -> None:
+        world = World("a")
+        tracking = NamedPolicy("cpu", load(Kind.POLICY, "target-tracking")(metric="load", target=0.7))
+        engine = None if workers is None else Fake(Counted(workers))
+        world.clusters["a"] = make_cluster(
+            "a", Advice(size=3), engine, policies=(tracking,), limits=Limits(1, 20), down=Behaviour()
+        )
+        world.source.values["load"] = 0.9
+        await world.start()
+        await world.until(600)
+        assert {(record.decision.current, record.decision.desired) for record in world.store.records} == (
+            {(3, 4)} if workers is None else {(4, 6)}
+        )
+        assert all(record.dry_run for record in world.store.records)
+        # What was advised is compared with what there is.
+        world.source.values["load"] = 0.7
+        await world.until(700)
+        await world.fleet.stop()
+        assert world.store.records[-1].decision.desired == (workers or 3)
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(days=400), -timedelta(hours=1), -timedelta(days=400)])
 def test_a_clock_jump_neither_stops_the_ticks_nor_scales_down(jump: timedelta) -> None:
     async def main() -> None:
@@ -582,6 +619,17 @@ class Staffed(FakeEngine):
 
     async def drain(self, worker: Worker) -> None:
         raise RefusedError(f"{worker.id} stays")
+
+
+class Counted(Staffed):
+    """An engine with so many workers."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    async def workers(self) -> Sequence[Worker]:
+        return [Worker(f"w-{number}", frozenset()) for number in range(self.count)]
 
 
 @pytest.mark.parametrize(
