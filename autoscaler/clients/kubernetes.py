@@ -336,6 +336,7 @@ class Api:
 
 def refusal(request: Request, code: int, message: str, server: str, after: float | None = None) -> Exception:
     """The error for a status of the API server, with what to do."""
+    unauthorized = _UNAUTHORIZED.search(message)
     message = one_line(message)
     match code:
         case 401:
@@ -344,11 +345,11 @@ def refusal(request: Request, code: int, message: str, server: str, after: float
                 "kubeconfig, or the pod's service account and its token"
             )
         case 403:
-            if _UNAUTHORIZED.search(message):
+            if unauthorized:
                 return ForbiddenError(f"this needs {request}: see deploy/kubernetes for the Role (403: {message})")
             return ForbiddenError(
-                f"{request} was denied, not for lack of a permission: change the admission policy, webhook or quota "
-                f"that the message names, or stay within it (403: {message})"
+                f"{request} was denied, not for lack of a permission: see the admission policy, webhook, quota or "
+                f"proxy that denies it (403: {message})"
             )
         case 404:
             what = f"{request.resource} in {request.resource.group or 'core'}/{request.resource.version}"

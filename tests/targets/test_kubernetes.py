@@ -406,6 +406,15 @@ async def test_one_refusal_of_an_api_server_that_starts_is_retried_and_nothing_i
     assert not [record for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
 
 
+async def test_what_is_refused_for_longer_than_the_time_out_is_not_known_and_says_why(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=3)
+    cluster.server.fault("list", "slow", HPAS, seconds=60.0, times=99)
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=1))) as [target]:
+        with pytest.raises(UnavailableError, match=r"\(horizontal.* is not known at present: this needs list"):
+            await target.describe()
+
+
 async def test_an_hpa_that_is_created_while_the_api_server_restarts_is_noticed(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     async with connected(cluster.target("tm")) as [target]:

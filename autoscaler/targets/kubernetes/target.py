@@ -441,10 +441,12 @@ class Target:
         if self._listing is None and now - self._pods_listed_at >= POD_LIST_INTERVAL and self._watches.may_list_pods():
             self._pods_listed_at = now
             self._listing = asyncio.create_task(self._list_reasons(found, desired), name=f"pods of {self._label}")
-        if self._listing is not None:
-            await asyncio.wait((self._listing,), timeout=POD_LIST_WAIT)
-            if self._listing.done():
-                self._reasons, self._listing = self._listing.result(), None
+        listing = self._listing
+        if listing is not None:
+            await asyncio.wait((listing,), timeout=POD_LIST_WAIT)
+            if listing.done():
+                self._listing = None
+                self._reasons = listing.result()
         return (*([] if created is None else [created]), *self._reasons)
 
     async def _list_reasons(self, found: Json, desired: int) -> tuple[str, ...]:

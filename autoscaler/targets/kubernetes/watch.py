@@ -122,7 +122,7 @@ class Collection:
         """Wait for the first list, whether it succeeds or not; if it is optional, for more than one refusal.
 
         Raises:
-            EdgeTimeoutError: that takes longer than the time-out.
+            EdgeError: that takes longer than the time-out.
         """
         if self._attempted.is_set():
             return
@@ -130,7 +130,7 @@ class Collection:
             async with asyncio.timeout(self._api.access.timeout):
                 await self._attempted.wait()
         except TimeoutError as error:
-            raise EdgeTimeoutError(
+            raise self.error or EdgeTimeoutError(
                 f"the API server {self._api.server} did not answer within {self._api.access.timeout:g} s: "
                 f"{self.scope.request('list')}"
             ) from error
