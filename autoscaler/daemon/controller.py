@@ -270,7 +270,7 @@ class Controller:
         # Concurrently: the decision is in the store, and no scale call waits for the sink's disk.
         written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:
-            await self._scale(decision)
+            await self._scale(decision.desired)
         await written
 
     async def _state(self) -> ClusterState:
@@ -288,34 +288,33 @@ class Controller:
         except StoreError:
             log.debug("record not written to the history", extra={"cluster": self.name})  # The sink has logged why.
 
-    async def _scale(self, decision: Decision) -> None:
+    async def _scale(self, replicas: int) -> None:
         self._scaling = True
         try:
             with contained():
                 async with asyncio.timeout(SCALE_TIMEOUT):
-                    await self.connections.target().scale(decision.desired)
+                    await self.connections.target().scale(replicas)
         except TimeoutError:
-            await self._scale_failed(decision, f"no answer within {SCALE_TIMEOUT:g} s")
+            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise
-            await self._scale_failed(decision, CANCELLED)
+            await self._scale_failed(replicas, CANCELLED)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
             self.counters.unexpected += not isinstance(error, EdgeError)
-            await self._scale_failed(decision, format_error(error))
+            await self._scale_failed(replicas, format_error(error))
         else:
             self.logged.refused.clear()
             self.refusal = None
         finally:
             self._scaling = False
 
-    async def _scale_failed(self, decision: Decision, error: str) -> None:
-        replicas = decision.desired
+    async def _scale_failed(self, replicas: int, error: str) -> None:
         self.counters.failed_calls += 1
-        self.refusal = Refusal(self.refusal.since if self.refusal else decision.at, replicas, error)
         if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
-        assert self.state is not None  # noqa: S101 - there was a decision, so there is a state
+        assert self.state is not None and self.decision is not None  # noqa: S101, PT018 - it is made after a decision
+        self.refusal = Refusal(self.refusal.since if self.refusal else self.decision.at, replicas, error)
         self.state = call_failed(self.state, error)
         try:
             await self._store.save(self.name, self.state, None)
