@@ -40,6 +40,8 @@ log = logging.getLogger("autoscaler.daemon.controller")
 SCALE_TIMEOUT = 30.0
 """Seconds a scale call may take before it is unknown whether it was accepted."""
 
+NOT_OBSERVED = "not observed yet"
+
 UNANSWERED = "the daemon was stopped before the scale call was answered"
 
 _TICKS_UNTIL_BACK = 3
@@ -169,7 +171,7 @@ class Controller:
         self.observation: Observation | None = None
         self.decision: Decision | None = None
         self.status: TargetStatus | None = None
-        self.problem: str | None = "not observed yet"
+        self.problem: str | None = NOT_OBSERVED
         self.refusal: Refusal | None = None
         self.finished = asyncio.get_running_loop().time()
         self._store = store

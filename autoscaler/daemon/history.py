@@ -56,6 +56,7 @@ class History:
         self._near: tuple[str, ...] = ()
         self._hour = ""
         self._file = -1
+        self._path = directory
         self._batcher: WriteBatcher[_Line] = WriteBatcher("history", self._append)
 
     async def start(self) -> None:
@@ -117,13 +118,22 @@ class History:
             raise
 
     def _open_file(self, hour: str) -> None:
-        if hour == self._hour:
+        if hour == self._hour and self._is_there():
             return
         self._close_file()
-        path = next(name for name in names(self.directory, hour) if self._may_grow(name))
+        # It may have been deleted meanwhile.
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = path = next(name for name in names(self.directory, hour) if self._may_grow(name))
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._hour = hour
         self._remove_old(hour)
+
+    def _is_there(self) -> bool:
+        """Whether the open file is still the one of its name: what is written into a deleted one is lost."""
+        try:
+            return os.path.samestat(os.fstat(self._file), self._path.stat())
+        except FileNotFoundError:
+            return False
 
     def _may_grow(self, path: Path) -> bool:
         # In this order: the compressed file exists before the compressor forgets the plain one.

@@ -25,7 +25,7 @@ from autoscaler.core.capacity import restart_time
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
 from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
-from autoscaler.daemon.controller import Controller
+from autoscaler.daemon.controller import NOT_OBSERVED, Controller
 from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.metrics import exposition
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot, trouble
@@ -246,7 +246,7 @@ async def _health(request: web.Request) -> web.Response:
 async def _ready(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
-    problems = {c.name: why for c in status.controllers.values() if c.decision is not None and (why := trouble(c))}
+    problems = {c.name: why for c in status.controllers.values() if (why := trouble(c)) not in (None, NOT_OBSERVED)}
     ok = not (waiting or problems or status.store_failure)
     body = {
         "ok": ok,

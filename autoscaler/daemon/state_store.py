@@ -6,17 +6,16 @@ of power may lose the last moments but leaves the file intact. One thread writes
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import logging
 import math
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass, fields, is_dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +52,12 @@ _SPAN = 2**32
 
 _PRUNE_EVERY = 16
 
+MAX_BYTES = 16 * 2**20
+"""Bytes of decisions of one cluster that are kept, except for those that its state needs."""
+
+_TIMES = (datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC))
+"""The range of times in a sound state."""
+
 PAGE = 64 * 1024
 """Bytes of decisions that are read at once."""
 
@@ -74,11 +79,13 @@ class SqliteStateStore:
         decisions: how many decisions of each cluster are kept.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, decisions: int) -> None:
+    def __init__(self, path: Path, decisions: int) -> None:
         self.path = path
         self.decisions = decisions
         self.failure: str | None = None
-        self._connection = connection
+        self._connection: sqlite3.Connection
+        self._lock = -1
+        self._file: tuple[int, int] | None = None
         self._batcher: WriteBatcher[_Save] = WriteBatcher("state-store", self._commit)
         self._numbers: dict[str, tuple[int, int]] = {}
 
@@ -97,8 +104,8 @@ class SqliteStateStore:
         )
         try:
             await self._batcher.put(save)
-        except sqlite3.Error as error:
-            message = _message(error, self.path)
+        except (sqlite3.Error, StoreError) as error:
+            message = str(error) if isinstance(error, StoreError) else _message(error, self.path)
             if self.failure is None:
                 log.error("cannot persist state", extra={"error": message})  # noqa: TRY400 - the message is complete
             self.failure = message
@@ -129,15 +136,48 @@ class SqliteStateStore:
         """Call something with the connection, in the writer's thread."""
         return await self._batcher.call(lambda: function(self._connection))
 
+    async def open(self) -> None:
+        """Open the file. Raises StoreError."""
+        try:
+            await self._batcher.call(self._open)
+        except BaseException:
+            await self._batcher.close(self._unlock)
+            raise
+
     async def close(self) -> None:
         """Write what waits and close the file."""
         await self._batcher.close(self._connection.close)
+        self._unlock()
 
     async def _read(self, read: Callable[[], R], what: str) -> R:
         with _store_errors(self.path, what):
             return await self._batcher.call(read)
 
+    def _open(self) -> None:
+        # Before: our own on the same file would keep us out.
+        self._unlock()
+        self._lock = _lock(self.path.parent)
+        self._connection = _open(self.path)
+        self._file = _identity(self.path)
+        self._numbers.clear()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _reopen_if_gone(self) -> None:
+        """Open another file where ours was deleted or replaced: what is written into it would be lost."""
+        if self._file is not None and self._file == _identity(self.path):
+            return
+        if self._file is not None:
+            log.error("the state file was deleted or replaced: state is written anew", extra={"path": str(self.path)})
+        self._file = None
+        self._connection.close()
+        self._open()
+
     def _commit(self, saves: Sequence[_Save]) -> None:
+        self._reopen_if_gone()
         connection = self._connection
         numbers: dict[str, tuple[int, int]] = {}
         try:
@@ -168,16 +208,22 @@ class SqliteStateStore:
                 "INSERT INTO decision VALUES (?, ?, ?)", (identity * _SPAN + number, save.at, save.record)
             )
             if number % _PRUNE_EVERY == 0:
-                kept = max(self.decisions, save.past)
-                connection.execute(
-                    "DELETE FROM decision WHERE id BETWEEN ? AND ?",
-                    (identity * _SPAN, identity * _SPAN + number - kept),
-                )
+                self._prune(identity * _SPAN, identity * _SPAN + number, save.past)
         connection.execute(
             "UPDATE cluster SET state = ?, past = ?, last = ? WHERE id = ?",
             (save.state, save.past, number, identity),
         )
         return identity, number
+
+    def _prune(self, first: int, last: int, past: int) -> None:
+        """Delete decisions above the limits of number and size, and never the past of the state."""
+        (large,) = self._connection.execute(
+            "SELECT MAX(id) FROM (SELECT id, SUM(LENGTH(record)) OVER (ORDER BY id DESC) AS size "
+            "FROM decision WHERE id BETWEEN ? AND ?) WHERE size > ?",
+            (first, last, MAX_BYTES),
+        ).fetchone()
+        until = min(max(last - self.decisions, large or first), last - past)
+        self._connection.execute("DELETE FROM decision WHERE id BETWEEN ? AND ?", (first, until))
 
 
 @asynccontextmanager
@@ -187,7 +233,16 @@ async def open_state_store(directory: Path, *, decisions: int) -> AsyncIterator[
     Raises:
         StoreError: the directory or the file cannot be used; the message says why and what to do.
     """
-    path = directory / FILE
+    store = SqliteStateStore(directory / FILE, decisions)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _lock(directory: Path) -> int:
+    """Lock the directory, which is created if needed, for this process."""
     lock = _open_lock(directory)
     try:
         try:
@@ -200,13 +255,19 @@ async def open_state_store(directory: Path, *, decisions: int) -> AsyncIterator[
                 "or give this one its own daemon.directory"
             ) from error
         _write_owner(lock, directory)
-        store = SqliteStateStore(await asyncio.to_thread(_open, path), path, decisions)
-        try:
-            yield store
-        finally:
-            await store.close()
-    finally:
+    except BaseException:
         os.close(lock)
+        raise
+    return lock
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What file there is, or None."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_lock(directory: Path) -> int:
@@ -296,7 +357,24 @@ def _load(connection: sqlite3.Connection, cluster: str) -> ClusterState | None:
         "SELECT record FROM decision WHERE id BETWEEN ? AND ? ORDER BY id",
         (identity * _SPAN + last - past + 1, identity * _SPAN + last),
     )
-    return replace(load_state(text), past=_past(load_record(record).observation for (record,) in rows))
+    state, past = load_state(text), tuple(load_record(record).observation for (record,) in rows)
+    for time in _times((state, past)):
+        # With others the core cannot calculate.
+        if time.tzinfo is None or not _TIMES[0] <= time < _TIMES[1]:
+            raise ValueError(f"it has the time {time.isoformat()}, expected one of this century, with its zone")
+    return replace(state, past=_past(past))
+
+
+def _times(thing: object) -> Iterator[datetime]:
+    """All times in a state."""
+    if isinstance(thing, datetime):
+        yield thing
+    elif is_dataclass(thing):
+        for field in fields(thing):
+            yield from _times(getattr(thing, field.name))
+    elif isinstance(thing, Mapping | tuple):
+        for part in thing.values() if isinstance(thing, Mapping) else thing:
+            yield from _times(part)
 
 
 def _past(observations: Iterable[Observation]) -> tuple[Observation, ...]:

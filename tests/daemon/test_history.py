@@ -8,6 +8,7 @@ import asyncio
 import gzip
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -303,3 +304,16 @@ def test_packing_that_is_given_up_leaves_the_plain_file_alone(tmp_path: Path) ->
     ending.set()
     compress(path, ending)
     assert named(tmp_path) == [path.name]
+
+
+async def test_a_deleted_directory_is_made_again(tmp_path: Path) -> None:
+    directory = tmp_path / "var" / "history"
+    history = History(directory, timedelta(days=7))
+    await history.start()
+    await history.write(a_record(AT))
+    shutil.rmtree(directory.parent)
+    await history.write(a_record(AT))
+    assert history.failure is None
+    await history.close()
+    (file,) = directory.iterdir()
+    assert file.read_bytes().count(b"\n") == 1

@@ -10,7 +10,7 @@ import resource
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler import cli
 from autoscaler.config.model import Config
-from autoscaler.core.model import Direction, Limits, NamedPolicy, Phase, Reason, Recommendation, SizeCapacity
+from autoscaler.core.model import (
+    ClusterState,
+    Direction,
+    Limits,
+    NamedPolicy,
+    Phase,
+    Reason,
+    Recommendation,
+    SizeCapacity,
+)
 from autoscaler.daemon import http_api, http_connections, state_store
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
@@ -880,3 +889,29 @@ async def test_a_client_of_before_there_were_names_is_answered(house: House) -> 
     reader, writer = await connected(house, b"GET /healthz HTTP/1.0\r\n\r\n")
     assert b" 200 " in await reader.readline()
     writer.close()
+
+
+async def test_a_state_that_cannot_be_read_is_reported_from_the_first_tick_on(tmp_path: Path) -> None:
+    target = FakeTarget()
+    cluster = make_cluster("a", Fake(target), interval=TICK, timeout=TIMEOUT)
+    config = make_config({"a": cluster}, Fake(FakeSource({"load": 300.0})), tmp_path)
+    async with open_state_store(tmp_path, decisions=100) as store, aiohttp.ClientSession() as session:
+        await store.save("a", ClusterState(at=datetime(9999, 12, 31, tzinfo=UTC)), None)
+        history = History(tmp_path / "history", timedelta(days=1))
+        await history.start()
+        daemon = Daemon(config, lambda: config, store, history)
+        work = asyncio.create_task(daemon.run())
+        while not daemon.url:  # noqa: ASYNC110 - the URL is only logged
+            await asyncio.sleep(0.001)
+        house = House(daemon, config, session, FakeSource(), {})
+
+        async def told() -> bool:
+            async with session.get(f"{daemon.url}/readyz") as response:
+                return "a" in (await response.json())["problems"]
+
+        await house.until(told)
+        assert "the state of cluster 'a' cannot be read" in (await house.get("/readyz", 503))["problems"]["a"]
+        assert target.desired == 1
+        daemon.stop()
+        await work
+        await history.close()

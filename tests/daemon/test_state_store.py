@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import sqlite3
 import stat
 from contextlib import closing, nullcontext
@@ -37,6 +38,7 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.state import rebase
 from autoscaler.core.step import step
+from autoscaler.daemon import state_store
 from autoscaler.daemon.state_store import FILE, SqliteStateStore, open_state_store, read_state
 from autoscaler.ports import Record, StoreError
 from autoscaler.trace.codec import dump_record, dump_state, load_record, load_state, to_json
@@ -407,3 +409,85 @@ def test_what_json_has_no_number_for_is_a_text_in_the_api() -> None:
 def test_a_state_is_kept_without_the_past_which_is_in_the_records() -> None:
     state = replace(a_state(), past=(a_record().observation,) * 3)
     assert load_state(dump_state(state)) == replace(state, past=())
+
+
+@pytest.mark.parametrize("gone", ["directory", "file"])
+async def test_a_deleted_state_is_noticed_and_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gone: str
+) -> None:
+    directory = tmp_path / "var"
+    async with open_state_store(directory, decisions=5) as store:
+        await store.save("a", a_state(), a_record())
+        if gone == "directory":
+            shutil.rmtree(directory)
+        else:
+            (directory / FILE).unlink()
+        await store.save("a", a_state(), a_record())
+        assert store.failure is None
+        assert read_state(directory, "a") == a_state()
+        assert len(await store.records("a", 10)) == 1
+        with pytest.raises(StoreError, match="in use by another autoscaler"):
+            async with open_state_store(directory, decisions=5):
+                pass
+    assert [record.message for record in caplog.records] == [
+        "the state file was deleted or replaced: state is written anew"
+    ]
+
+
+async def test_nothing_is_kept_until_a_deleted_directory_can_be_made_again(tmp_path: Path) -> None:
+    directory = tmp_path / "volume" / "var"
+    async with open_state_store(directory, decisions=5) as store:
+        await store.save("a", a_state(), a_record())
+        shutil.rmtree(directory.parent)
+        directory.parent.write_text("not a directory")
+        for _ in range(3):
+            with pytest.raises(StoreError, match="cannot be used for state: Not a directory"):
+                await store.save("a", a_state(), a_record())
+        assert "cannot be used for state" in str(store.failure)
+        directory.parent.unlink()
+        await store.save("a", a_state(), a_record())
+        assert store.failure is None
+    assert read_state(directory, "a") == a_state()
+
+
+async def test_another_daemon_that_took_a_deleted_directory_keeps_it(tmp_path: Path) -> None:
+    directory = tmp_path / "var"
+    async with open_state_store(directory, decisions=5) as store:
+        await store.save("a", a_state(), a_record())
+        shutil.rmtree(directory)
+        async with open_state_store(directory, decisions=5) as other:
+            with pytest.raises(StoreError, match="in use by another autoscaler"):
+                await store.save("a", a_state(), a_record())
+            await other.save("b", a_state(), a_record())
+        await store.save("a", a_state(), a_record())
+    assert read_state(directory, "b") == read_state(directory, "a") == a_state()
+
+
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-01-01T00:00:00"])
+async def test_a_state_with_a_time_that_cannot_be_is_damaged(tmp_path: Path, time: str) -> None:
+    for name in ("at", "since"):
+        directory = tmp_path / name
+        async with open_state_store(directory, decisions=5) as store:
+            await store.save("a", a_state(), a_record())
+
+            def damage(connection: sqlite3.Connection, name: str = name) -> None:
+                text = json.loads(connection.execute("SELECT state FROM cluster").fetchone()[0])
+                text[name] = time
+                connection.execute("UPDATE cluster SET state = ?", (json.dumps(text).encode(),))
+
+            await store.call(damage)
+            with pytest.raises(StoreError, match="the state of cluster 'a' cannot be read: it has the time"):
+                await store.load("a")
+
+
+async def test_decisions_are_pruned_by_their_size_but_not_those_that_the_state_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(dump_record(a_record()))
+    monkeypatch.setattr(state_store, "MAX_BYTES", 10 * size)
+    async with open_state_store(tmp_path, decisions=500) as store:
+        for _ in range(64):
+            await store.save("a", a_state(), a_record())
+            await store.save("b", replace(a_state(), past=(a_record().observation,) * 20), a_record())
+        assert len(await store.records("a", 1000)) == 10
+        assert len(await store.records("b", 1000)) == 20
