@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -78,7 +79,8 @@ class LogState:
     beyond_use: int | None = None
 
     def is_new_refusal(self, why: str) -> bool:
-        """Whether this was not logged yet."""
+        """Whether this was not logged yet, apart from its numbers: a text may have the id of the request."""
+        why = re.sub(r"\S*\d\S*", "", why)
         if why in self.refused:
             return False
         if len(self.refused) >= _MAX_REFUSALS:
@@ -306,6 +308,8 @@ class Controller:
             self.counters.unexpected += not isinstance(error, EdgeError)
             await self._scale_failed(replicas, format_error(error))
         else:
+            if self.logged.refused:
+                log.info("scale calls succeed again", extra={"cluster": self.name, "replicas": replicas})
             self.logged.refused.clear()
             self.refusal = None
         finally:
@@ -340,7 +344,13 @@ class Controller:
     ) -> None:
         """Count the decision, and log what differs from the one before."""
         self._report_readings(observation, status)
+        settled = any(reason is Reason.SETTLED for reason, _ in decision.notes)
+        rescale = before.rescale
+        at_once = settled and rescale is not None and rescale.at == before.past[-1].at
         for reason, text in decision.notes:
+            # One line for a rescale whose last steps were seen together, none for one that was done at the next tick.
+            if settled and (reason is Reason.SETTLING or (reason is Reason.SETTLED and at_once)):
+                continue
             if reason is Reason.UNCONFIRMED and not self.logged.is_new_refusal(text):
                 continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
@@ -375,10 +385,15 @@ class Controller:
         if decision.rescale:
             direction = Direction.UP if decision.desired > decision.current else Direction.DOWN
             counters.rescales[direction] = counters.rescales.get(direction, 0) + 1
+            if logged.refused:
+                return  # Calls fail, which is logged: as long as they do, every tick requests it anew.
         sizes = (decision.current, decision.desired)
         if sizes != logged.sizes:
+            arrived = logged.sizes is not None and sizes == 2 * logged.sizes[1:]
             logged.sizes = sizes
             logged.reasons.clear()
+            if arrived:  # No news: it is what was decided.
+                logged.reasons.add(decision.reason)
         if decision.reason not in logged.reasons:
             logged.reasons.add(decision.reason)
             what = "rescale" if decision.rescale else "decision"
