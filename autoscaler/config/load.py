@@ -42,19 +42,20 @@ _MOST_REPLICAS = 100_000
 _ZERO = timedelta(0)
 
 
-def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Config:
+def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, offline: bool = False) -> Config:
     """Read and validate a configuration file.
 
     Args:
         path: the YAML file. Relative paths in it are relative to its directory.
-        environ: what `${NAME}` in secrets may name, normally `os.environ`.
+        environ: what `${NAME}` may name, normally `os.environ`.
         root: the content of the file, where it was read before and changed (`document.put`).
+        offline: whether nothing is connected to: then secrets may name variables that are not set.
 
     Raises:
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
     """
     problems = Problems(str(path))
-    file = _File(path, environ, problems)
+    file = _File(path, problems, Builder(problems, path.parent.absolute(), environ, offline=offline))
     try:
         config = file.read(document.read(path, problems) if root is None else root)
     except Invalid:
@@ -67,11 +68,10 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Co
 class _File:
     """Reads one file, every section as far as possible, so that all problems are reported together."""
 
-    def __init__(self, path: Path, environ: Mapping[str, str], problems: Problems) -> None:
+    def __init__(self, path: Path, problems: Problems, build: Builder) -> None:
         self._path = path
         self._problems = problems
-        self._directory = path.parent.absolute()
-        self._build = Builder(problems, self._directory, environ)
+        self._build = build
         # Source name -> its class, to check metrics against; None when it could not be loaded.
         self._sources: dict[str, type[Any] | None] = {}
         self._targets: list[tuple[Any, str]] = []
@@ -85,7 +85,7 @@ class _File:
         root = build.mapping(node, "", FileSections)
         own = tuple(key for key in root.entries if key.startswith(OWN))
         self._sources = self._source_classes(root)
-        default = DaemonSpec(directory=self._directory / DIRECTORY)
+        default = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
         readers = {
             "daemon": lambda node, path: build.dataclass(DaemonSpec, node, path, default),
             "sources": lambda node, path: build.entries(node, path, self._source),
@@ -339,11 +339,11 @@ class _Settings:
         for section, key in _METRIC_NAMES:
             node = self._mapping.entries[section].node if section in self._mapping.entries else None
             inner = node.entries.get(key) if isinstance(node, document.Mapping) else None
-            if inner is None or not isinstance(inner.node, document.Scalar) or inner.node.text in metrics:
+            if inner is None or not isinstance(inner.node, document.Scalar):
                 continue
-            if isinstance(inner.node.value, str):
-                message = f"the cluster has no metric {inner.node.text!r}{_suggest(inner.node.text, metrics)}"
-                self._reject(message, section, inside=key)
+            metric = getattr(self._values.get(section), key, inner.node.value)
+            if isinstance(metric, str) and metric not in metrics:
+                self._reject(f"the cluster has no metric {metric!r}{_suggest(metric, metrics)}", section, inside=key)
 
     def _check_combine(self) -> None:
         expression: str | None = self["combine"]

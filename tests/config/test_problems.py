@@ -61,7 +61,16 @@ POLICY = "{type: stub-policy, within: 60s"
         ("max: 4", "max: 4.5", ["7: clusters.demo.max: expected a whole number, not the number 4.5"]),
         ("max: 4", "max:", ["7: clusters.demo.max: expected a whole number, not nothing"]),
         ("max: 4", "max: {a: 1}", ["7: clusters.demo.max: expected a whole number, not a mapping"]),
-        ("max: 4", "max: ${MAX}", ["7: clusters.demo.max: ${...} is for secrets only; write the value itself here"]),
+        (
+            "max: 4",
+            "max: ${MAX}",
+            ["7: clusters.demo.max: the environment variable MAX is not set; set it for this process"],
+        ),
+        (
+            "max: 4",
+            "max: ${HOME",
+            ["7: clusters.demo.max: only ${NAME} is understood, with letters, digits and _ in the name"],
+        ),
         (TARGET, TARGET + ", share: '0.5'", ["5: clusters.demo.target.share: expected a number, not a string"]),
         (TARGET, TARGET + ", share: true", ["5: clusters.demo.target.share: expected a number, not true"]),
         (
@@ -77,7 +86,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             TARGET,
             TARGET + ", name: 'a${B}'",
-            [("5: clusters.demo.target.name: ${...} is for secrets only; write the value itself here")],
+            ["5: clusters.demo.target.name: the environment variable B is not set; set it for this process"],
         ),
         (
             TARGET,
@@ -443,6 +452,35 @@ class TestSecrets:
         assert refused(text) == [
             "2: sources.main.token: the environment variable NO_SUCH is not set; set it for this process"
         ]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "problem"),
+        [
+            ("max: 4", "max: ${V}", "7: clusters.demo.max: expected a whole number, not a string"),
+            ("15s", "${V}", "8: clusters.demo.interval: expected a duration like 30s"),
+            (
+                "lag: {source: main",
+                "lag: {source: '${V}'",
+                "10: clusters.demo.metrics.lag.source: unknown source 'four'",
+            ),
+            ("type: stub-policy", "type: '${V}'", "12: clusters.demo.policies.calm.type: unknown policy 'four'"),
+            (
+                "{type: stub-target}",
+                "{type: stub-target, either: '${W}'}",
+                "5: clusters.demo.target.either: the environment ",
+            ),
+            (
+                "max: 4",
+                "max: 4\n    settle: {lag: '${V}'}",
+                "8: clusters.demo.settle.lag: the cluster has no metric 'four'",
+            ),
+        ],
+    )
+    def test_the_value_of_a_variable_is_judged_like_one_in_the_file(
+        self, refused: Refused, good: str, old: str, new: str, problem: str
+    ) -> None:
+        (found,) = refused(good.replace(old, new), {"V": "four"})
+        assert found.startswith(problem)
 
     def test_an_empty_variable_is_no_secret(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${VOID}',")
