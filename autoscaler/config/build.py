@@ -85,7 +85,8 @@ class Builder:
         problems: where problems are recorded.
         directory: what relative paths are relative to.
         environ: the variables that `${NAME}` may name.
-        offline: whether nothing is connected to: then variables of secrets need not be set.
+        offline: whether nothing is connected to: then variables of secrets need not be set, and packages that plug-ins
+            need to connect need not be installed.
 
     Attributes:
         warnings: where former names that are still used, and secrets in clear text, are recorded.
@@ -241,6 +242,8 @@ class Builder:
         if key not in self._classes:
             try:
                 found = usable(plugins.load(kind, chosen.text), kind)
+                if not self._offline:
+                    plugins.require_packages(kind, chosen.text, found)
                 self._classes[key] = found, plugins.current_name(kind, chosen.text)
             except PluginError as error:
                 self._classes[key] = error, chosen.text

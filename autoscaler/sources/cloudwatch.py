@@ -143,6 +143,7 @@ class CloudWatch:
     """
 
     Query: ClassVar[type] = Query
+    packages: ClassVar[tuple[str, ...]] = ("boto3",)
 
     region: str
     _: KW_ONLY

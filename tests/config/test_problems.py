@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 
 from autoscaler import plugins
 from autoscaler.config import build, document
+from autoscaler.config.model import Config
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
 
@@ -427,6 +429,55 @@ def test_a_hundred_problems_are_enough(refused: Refused) -> None:
 def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: str, type_: str, problem: str) -> None:
     text = good.replace("stub-policy, within: 60s", type_)
     assert refused(text) == [f"12: clusters.demo.policies.calm: {problem}"]
+
+
+def test_a_plug_in_whose_extra_is_not_installed_is_refused(refused: Refused, good: str) -> None:
+    assert refused(good.replace("type: stub-policy", "type: needs-package")) == [
+        (
+            "12: clusters.demo.policies.calm.type: the policy 'needs-package' needs the package no_such_cloud, "
+            "which is not installed; install it with: pip install 'autoscaler-stub-plugins[cloud]'"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "package", "extra"),
+    [
+        ("{type: aws-asg, group: g, region: eu-central-1}", "boto3", "aws"),
+        ("{type: kubernetes, name: n}", "kubernetes_asyncio", "kubernetes"),
+    ],
+)
+def test_targets_of_ours_name_their_extra(
+    refused: Refused, good: str, monkeypatch: pytest.MonkeyPatch, target: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    (problem,) = refused(good.replace("{type: stub-target}", target))
+    assert f"needs the package {package}, which is not installed; install it with: pip install '.[{extra}]'" in problem
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "extra"),
+    [
+        ("{type: cloudwatch, region: eu-central-1}", "boto3", "aws"),
+        ('{type: kafka, bootstrap_servers: "127.0.0.1:9092"}', "aiokafka", "kafka"),
+        ('{type: http, url: "http://127.0.0.1"}', "jmespath", "http"),
+    ],
+)
+def test_sources_of_ours_name_their_extra_unless_nothing_is_connected(
+    refused: Refused,
+    accepted: Callable[..., Config],
+    good: str,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    package: str,
+    extra: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    text = good.replace("sources:", f"sources:\n  other: {source}")
+    (problem,) = refused(text)
+    assert problem.startswith(f"2: sources.other.type: the source {text.split('type: ')[1].split(',')[0]!r} needs ")
+    assert f"{package}, which is not installed; install it with: pip install '.[{extra}]' in a clone, or " in problem
+    assert accepted(text, offline=True).sources
 
 
 @pytest.mark.parametrize(
