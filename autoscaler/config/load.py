@@ -40,6 +40,8 @@ _METRIC_NAMES = (
 _SHORTEST_INTERVAL = timedelta(milliseconds=100)
 _MOST_REPLICAS = 100_000
 _ZERO = timedelta(0)
+# A metric of such a name may be a share from 0 to 1, or a percentage.
+_SHARE_NAME = re.compile(r"cpu|utili[sz]ation|saturation|busy|share", re.IGNORECASE)
 
 
 def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, offline: bool = False) -> Config:
@@ -150,6 +152,7 @@ class _File:
             # A missing key keeps its default, also when another key of `down` is set.
             spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
         metrics: Mapping[str, Metric] = read.values.get("metrics", {})
+        self._check_levels(spec, metrics, mapping.entries["policies"].node, mapping.place("policies", path)[1])
         return Cluster(
             spec=spec,
             target=settings["target"],
@@ -158,6 +161,28 @@ class _File:
             interval=settings["interval"],
             timeout=settings.timeout,
         )
+
+    def _check_levels(self, spec: ClusterSpec, metrics: Mapping[str, Metric], section: Node, path: str) -> None:
+        """Find what policies compare a share with that is meant as a percentage."""
+        shares = {
+            name: getattr(metric.query, "share", None if _SHARE_NAME.search(name) else False)
+            for name, metric in metrics.items()
+        }
+        shares[spec.capacity.saturation] = True
+        nodes = self._build.mapping(section, path).entries
+        for named in spec.policies:
+            for metric, level in getattr(named.policy, "levels", ()):
+                share, per_hundred = shares.get(metric, False), level / 100
+                if level <= 1 or share is False or (share is None and per_hundred > 1):
+                    continue
+                node, where = nodes[named.name].node, join(path, named.name)
+                place = _parameter_with(level, node, where) or (node.line, where)
+                if share:
+                    write = f"{per_hundred:g}" if per_hundred <= 1 else "at most 1"
+                    message = f"{level:g} for the metric {metric}, which is a share from 0 to 1; write {write}"
+                    raise self._problems.fail(*place, message)
+                message = f"{level:g} for the metric {metric}: if that is a share, write {per_hundred:g}"
+                self._build.warnings.add(*place, message)
 
     def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
         """Refuse a target that another cluster has."""
@@ -402,14 +427,14 @@ def _lookback(policy: object) -> timedelta:
     return span
 
 
-def _parameter_with(metric: str, node: Node, path: str) -> tuple[int, str] | None:
-    """Where the parameters of a policy name a metric; None when the name is a default."""
+def _parameter_with(value: str | float, node: Node, path: str) -> tuple[int, str] | None:
+    """Where the parameters of a policy have this value, such as the name of a metric; None when it is a default."""
     if isinstance(node, document.Scalar):
-        return (node.line, path) if node.value == metric else None
+        return (node.line, path) if node.value == value else None
     inner: Iterable[tuple[str | int, Node]]
     if isinstance(node, document.Mapping):
         inner = [(key, entry.node) for key, entry in node.entries.items() if key != "type"]
     else:
         inner = enumerate(node.items)
-    found = (_parameter_with(metric, child, join(path, key)) for key, child in inner)
+    found = (_parameter_with(value, child, join(path, key)) for key, child in inner)
     return next((place for place in found if place), None)

@@ -623,3 +623,75 @@ class TestWrongParameters:
 
     def test_a_value_error_that_names_no_parameter_is_reported_as_it_is(self) -> None:
         assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]
+
+
+class TestShares:
+    """Of a share from 0 to 1, 70 is never reached; of what may be a percentage it can be right."""
+
+    TEXT = """\
+sources:
+  job: &job {type: flink, url: "http://127.0.0.1:8081"}
+  prom: {type: prometheus, url: "http://127.0.0.1:9090"}
+  aws: {type: cloudwatch, region: eu-central-1}
+clusters:
+  demo:
+    target: {type: advice}
+    max: 4
+    metrics:
+      busy: {source: job, metric: busy}
+      lag: {source: job, metric: lag}
+      cpu: {source: prom, query: node_cpu}
+      aws-cpu: {source: aws, metric: CPUUtilization, namespace: AWS/EC2}
+    max_age: 10m
+    policies:
+      p:
+        POLICY
+"""
+
+    @pytest.mark.parametrize(
+        ("policy", "line"),
+        [
+            ("type: target-tracking\n        metric: busy\n        target: 70", "19: clusters.demo.policies.p.target"),
+            (
+                (
+                    "type: threshold\n        up: [{metric: lag, above: 9}]\n        "
+                    "down:\n        - {metric: busy, below: 70}"
+                ),
+                "20: clusters.demo.policies.p.down[0].below",
+            ),
+            (
+                "type: hpa\n        metrics:\n          - {type: average_value, metric: busy, target: 70}",
+                "19: clusters.demo.policies.p.metrics[0].target",
+            ),
+        ],
+    )
+    def test_a_percentage_of_a_share_is_refused(self, refused: Refused, policy: str, line: str) -> None:
+        assert refused(self.TEXT.replace("POLICY", policy)) == [
+            f"{line}: 70 for the metric busy, which is a share from 0 to 1; write 0.7"
+        ]
+
+    def test_so_is_one_of_the_metric_that_capacity_is_learned_with(self, refused: Refused) -> None:
+        text = self.TEXT.replace("POLICY", "{type: target-tracking, metric: cpu, target: 250}")
+        assert refused(text.replace("max_age: 10m", "max_age: 10m\n    capacity: {saturation: cpu}")) == [
+            "18: clusters.demo.policies.p.target: 250 for the metric cpu, which is a share from 0 to 1; write at most 1"
+        ]
+
+    @pytest.mark.parametrize(
+        ("policy", "warning"),
+        [
+            (
+                "{type: target-tracking, metric: cpu, target: 70}",
+                "70 for the metric cpu: if that is a share, write 0.7",
+            ),
+            ("{type: target-tracking, metric: aws-cpu, target: 70}", ""),
+            ("{type: target-tracking, metric: lag, target: 70}", ""),
+            ("{type: target-tracking, metric: cpu, target: 700}", ""),
+            ("{type: target-tracking, metric: cpu, target: 0.7}", ""),
+            ("{type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}", ""),
+        ],
+    )
+    def test_what_may_be_a_share_is_warned_of(self, accepted: Callable[..., Config], policy: str, warning: str) -> None:
+        warnings = accepted(self.TEXT.replace("POLICY", policy)).warnings
+        assert [one.partition(".yaml:")[2] for one in warnings] == (
+            [f"17: clusters.demo.policies.p.target: {warning}"] if warning else []
+        )
