@@ -237,6 +237,11 @@ class Hpa:
         """Remember what is recommended now, and by how much the size has changed."""
         return self._turn(view)[0]
 
+    @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metrics with; targets of utilization are percentages of shares."""
+        return tuple((one.metric, one.target) for one in self.metrics if one.type is not MetricType.UTILIZATION)
+
     def evaluate(self, view: View) -> Recommendation:
         """Ask for the size that the HPA would set."""
         return self._turn(view)[1]

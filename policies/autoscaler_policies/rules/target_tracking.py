@@ -58,6 +58,11 @@ class TargetTracking:
                 raise ParameterError(name, f"is {value}, expected a finite number of 0 or more")
 
     @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metric with."""
+        return ((self.metric, self.target),)
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it reads."""
         return (self.metric,)

@@ -178,6 +178,11 @@ class Threshold:
                     )
 
     @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metrics with."""
+        return tuple((rule.metric, rule.bound) for rule in (*self.up, *self.down))
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it reads."""
         return tuple(dict.fromkeys(rule.metric for rule in (*self.up, *self.down)))
