@@ -60,11 +60,6 @@ def register(commands: Commands) -> None:
         default=os.environ.get(arguments.TRACES),
         help="where the recorded loads are (default: $AUTOSCALER_TRACES; without it only the synthetic ones run)",
     )
-    add(
-        "--validate",
-        action="store_true",
-        help="compare the simulation with published measurements of a real Flink instead; needs --traces",
-    )
     add("--guarded", action="store_true", help="run third-party rules with the guards of this project, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
     add(
@@ -94,9 +89,9 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         print_error(f"autoscaler: {error}")
         return 1
-    from autoscaler.cli import benchmark_run
+    from autoscaler.cli.benchmark_run import benchmark
 
-    return benchmark_run.validate(options) if options.validate else benchmark_run.benchmark(options)
+    return benchmark(options)
 
 
 def policy(text: str) -> tuple[str, Baseline]:

@@ -106,24 +106,6 @@ def benchmark(options: argparse.Namespace) -> int:
     return max(_write(options, rows, lines), _compare(options, before, rows))
 
 
-def validate(options: argparse.Namespace) -> int:
-    """Compare the simulation with published measurements. Returns the exit code."""
-    from autoscaler.cli import benchmark_validation  # noqa: PLC0415 - rarely used
-    from autoscaler.simulation.validation import HPA, PLANT  # noqa: PLC0415
-
-    if options.traces is None:
-        print_error("autoscaler: --validate: needs the recorded loads: use --traces DIR, or set AUTOSCALER_TRACES")
-        return USAGE
-    seeds = range(1, (options.seeds or 3) + 1)
-    try:
-        spec = cluster("hpa", HPA, PLANT.slo, 1.0)
-        benchmark_validation.validate(spec, Path(options.traces), seeds, json=options.json)
-    except LoadError as error:
-        print_error(f"autoscaler: {error}")
-        return USAGE
-    return OK
-
-
 def _prepare(options: argparse.Namespace) -> None:
     """Make sure at the beginning that the output can be written.
 
