@@ -1,4 +1,4 @@
-"""`autoscaler benchmark`: policies against loads, plants and seeds, with the exact optimum; tables, pictures, gate."""
+"""`autoscaler benchmark`: policies against loads, plants and seeds, with the exact optimum; tables, a picture, gate."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def register(commands: Commands) -> None:
         "--processes", type=arguments.count, metavar="N", default=os.cpu_count() or 1, help="default: one for each core"
     )
     add("--cache", type=Path, metavar="DIR", help="keep optima there, and take them from there")
-    add("--out", type=Path, metavar="DIR", help="write figures, table and pictures there (extra plot)")
     add("--plot", type=Path, metavar="FILE", help="draw cost against violation into this file (extra plot)")
     add("--record", type=Path, metavar="FILE", help=f"keep the figures of {DEFAULT} there, for --against")
     add("--against", type=Path, metavar="FILE", help="fail if they are worse than kept there")
@@ -84,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from autoscaler.simulation import optimum  # noqa: F401 - it needs an extra: report that at once
 
-        if options.out is not None or options.plot is not None:
+        if options.plot is not None:
             from autoscaler.cli import benchmark_plot  # noqa: F401 - likewise
     except ModuleNotFoundError as error:
         print_error(f"autoscaler: {error}")
