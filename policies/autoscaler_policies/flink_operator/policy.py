@@ -30,13 +30,11 @@ from autoscaler.policy_api import (
 from autoscaler_policies.flink_operator import excluded_periods as periods
 from autoscaler_policies.flink_operator.scaling import (
     MOST,
-    Alignment,
     Delayed,
     Job,
     Load,
     Settings,
     Summary,
-    Utilization,
     Wanted,
     exceeds_quota,
     job_changes,
@@ -100,9 +98,6 @@ _CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 """What parameters must be: names, a test, and what is expected."""
 
-ROUNDED_FROM = 100.0
-"""Records/s. Flink rounds every capacity to a whole number, so that a job of 0.4 records/s would need none."""
-
 _QUEUE = 60
 """So many lower parallelisms are remembered of a vertex that waits, and fewer where there are many such vertices."""
 
@@ -111,7 +106,7 @@ _SHORTEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FlinkOperator:
+class FlinkOperator(Settings):
     """The rule of Flink's own autoscaler: as many subtasks as bring every vertex to its utilization.
 
     For each vertex parallelism x (lag / catch-up + rate x restart / catch-up + rate / utilization) / true rate, where
@@ -174,27 +169,14 @@ class FlinkOperator:
             the lag grows by; default arrivals.
     """
 
+    rounded_from = 100.0
+    """Flink rounds every capacity to a whole number, so that a job of 0.4 records/s would need none."""
+
     vertices: str | None = None
-    utilization_target: float = 0.7
-    target_utilization_boundary: float = 0.3
-    utilization_max: float | None = None
-    utilization_min: float | None = None
-    catch_up_duration: timedelta = timedelta(minutes=30)
     restart_time: timedelta = timedelta(minutes=5)
     restart_time_tracking_enabled: bool = False
     restart_time_tracking_limit: timedelta = timedelta(minutes=15)
-    scale_down_interval: timedelta = timedelta(hours=1)
-    scale_down_max_factor: float = 0.6
-    scale_up_max_factor: float = 100_000.0
-    vertex_min_parallelism: int = 1
-    vertex_max_parallelism: int = 200
     vertex_exclude_ids: tuple[str, ...] = ()
-    scaling_parallelism_alignment_mode: Alignment = Alignment.BALANCED
-    scaling_effectiveness_detection_enabled: bool = False
-    scaling_effectiveness_threshold: float = 0.1
-    observed_scalability_enabled: bool = False
-    observed_scalability_min_observations: int = 3
-    observed_scalability_coefficient_min: float = 0.5
     history_max_count: int = 3
     history_max_age: timedelta = timedelta(hours=24)
     metrics_window: timedelta = timedelta(minutes=15)
@@ -530,29 +512,6 @@ class FlinkOperator:
         """Whether past steps count for anything."""
         return self.scaling_effectiveness_detection_enabled or self.observed_scalability_enabled
 
-    def _settings(self) -> Settings:
-        return Settings(
-            utilization=Utilization(
-                self.utilization_target,
-                self.target_utilization_boundary,
-                self.utilization_max,
-                self.utilization_min,
-            ),
-            catch_up=self.catch_up_duration,
-            scale_down_interval=self.scale_down_interval,
-            max_scale_down=self.scale_down_max_factor,
-            max_scale_up=self.scale_up_max_factor,
-            vertex_min=self.vertex_min_parallelism,
-            vertex_max=self.vertex_max_parallelism,
-            alignment=self.scaling_parallelism_alignment_mode,
-            block_ineffective=self.scaling_effectiveness_detection_enabled,
-            effectiveness=self.scaling_effectiveness_threshold,
-            observed_scalability=self.observed_scalability_enabled,
-            observations=self.observed_scalability_min_observations,
-            least_coefficient=self.observed_scalability_coefficient_min,
-            rounded_from=ROUNDED_FROM,
-        )
-
     def _restart(self, memory: Mapping[str, float]) -> timedelta:
         return restart_time(
             [seconds for _, seconds in _restarts(memory)],
@@ -568,7 +527,7 @@ class FlinkOperator:
         waiting = {vertex: _delayed(memory, vertex, load.parallelism, now) for vertex, load in measured.loads.items()}
         return job_changes(
             measured.loads,
-            self._settings(),
+            self,
             self._restart(memory),
             histories=history,
             delayed={vertex: delayed for vertex, delayed in waiting.items() if delayed is not None},
@@ -624,7 +583,7 @@ class FlinkOperator:
         return {name: finite(value) for name, value in inputs.items() if not math.isnan(value)}
 
     def _capacity(self, view: View, load: Load) -> float:
-        return needed_capacity(load.target, self._settings(), self._restart(view.memory))
+        return needed_capacity(load.target, self, self._restart(view.memory))
 
     def _short(self, view: View, load: Load) -> float:
         """How much of what it needs a vertex is short of: to name the neediest of several with equal parallelism."""
