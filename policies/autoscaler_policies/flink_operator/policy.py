@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from autoscaler.policy_api import (
@@ -44,10 +43,10 @@ from autoscaler_policies.flink_operator.scaling import (
     recent,
     restart_time,
 )
+from autoscaler_policies.shared.checks import ABOVE_0, ABOVE_0S, FROM_0, FROM_0S, METRIC, SHARE, Check, at_least, check
 from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
-ZERO = timedelta(0)
 NOTHING: Mapping[str, float] = MappingProxyType({})
 JOB = "job"
 """The vertex that a job is seen as by metrics of the whole."""
@@ -55,48 +54,23 @@ MOST_STEPS = 20
 """So many past steps may be remembered of a vertex: what is learned must stay small."""
 
 
-def _number(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
-
-
-_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("utilization_target observed_scalability_coefficient_min", lambda value: 0 < value <= 1, "above 0 to 1"),
-    ("scale_down_max_factor", lambda value: 0 <= value <= 1, "0 to 1"),
-    (
-        (
-            "target_utilization_boundary scale_up_max_factor scaling_effectiveness_threshold "
-            "observed_true_processing_rate_switch_threshold"
-        ),
-        _number,
-        "a finite number of 0 or more",
-    ),
-    (
-        (
-            "vertex_min_parallelism vertex_max_parallelism observed_scalability_min_observations history_max_count "
-            "observed_true_processing_rate_min_observations"
-        ),
-        lambda value: value >= 1,
-        "1 or more",
-    ),
-    ("history_max_count", lambda value: value <= MOST_STEPS, f"{MOST_STEPS} at most"),
-    (
-        (
-            "catch_up_duration restart_time restart_time_tracking_limit scale_down_interval stabilization_interval "
-            "history_max_age backlog_processing_lag_threshold observed_true_processing_rate_lag_threshold"
-        ),
-        lambda value: value >= ZERO,
-        "0s or more",
-    ),
-    ("metrics_window", lambda value: value > ZERO, "more than 0s"),
-    (
-        "quota_cpu quota_memory worker_cpu worker_memory",
-        lambda value: value is None or (math.isfinite(value) and value > 0),
-        "a finite number above 0",
-    ),
-    ("lag throughput busy arrivals vertices", lambda value: value != "", "the name of a metric"),
-    ("vertex_exclude_ids", all, "ids or parts of names, none of them empty"),
+_CHECKS: tuple[tuple[str, Check], ...] = (
+    ("utilization_target observed_scalability_coefficient_min", SHARE),
+    ("scale_down_max_factor", (lambda value: 0 <= value <= 1, "0 to 1")),
+    ("target_utilization_boundary scale_up_max_factor scaling_effectiveness_threshold", FROM_0),
+    ("observed_true_processing_rate_switch_threshold", FROM_0),
+    ("vertex_min_parallelism vertex_max_parallelism observed_scalability_min_observations", at_least(1)),
+    ("history_max_count observed_true_processing_rate_min_observations", at_least(1)),
+    ("history_max_count", (lambda value: value <= MOST_STEPS, f"{MOST_STEPS} at most")),
+    ("catch_up_duration restart_time restart_time_tracking_limit scale_down_interval history_max_age", FROM_0S),
+    ("stabilization_interval backlog_processing_lag_threshold", FROM_0S),
+    ("observed_true_processing_rate_lag_threshold", FROM_0S),
+    ("metrics_window", ABOVE_0S),
+    ("quota_cpu quota_memory worker_cpu worker_memory", ABOVE_0),
+    ("lag throughput busy arrivals vertices", METRIC),
+    ("vertex_exclude_ids", (all, "ids or parts of names, none of them empty")),
 )
-"""What parameters must be: names, a test, and what is expected."""
+"""What parameters must be."""
 
 _QUEUE = 60
 """So many lower parallelisms are remembered of a vertex that waits, and fewer where there are many such vertices."""
@@ -197,11 +171,8 @@ class FlinkOperator(Settings):
     arrivals: str = "arrivals"
 
     def __post_init__(self) -> None:
-        for names, good, expected in _CHECKS:
-            for name in names.split():
-                value = getattr(self, name)
-                if not good(value):
-                    raise ParameterError(name, f"is {value!s:.60}, expected {expected}")
+        for names, expected in _CHECKS:
+            check(self, names, *expected)
         target, most, least = self.utilization_target, self.utilization_max, self.utilization_min
         if most is not None and not target <= most <= 1:
             raise ParameterError("utilization_max", f"is {most}, expected utilization_target ({target}) to 1")
