@@ -35,7 +35,7 @@ sources:
   job: &job {type: spark, app: lab, report: "http://report", timeout: 6s}
 clusters:
   prom:
-    target: {type: null, size: 5}
+    target: {type: advice, size: 5, follow: true}
     min: 1
     max: 10
     timeout: 8s
@@ -43,7 +43,7 @@ clusters:
     policies: &policies {t: {type: threshold, down: [{metric: lag, below: 1e6, replicas: 1}]}}
     down: &down {window: 0s}
   spark:
-    target: {type: null, size: 5}
+    target: {type: advice, size: 5, follow: true}
     engine: *job
     min: 1
     max: 10
