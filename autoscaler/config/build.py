@@ -188,7 +188,9 @@ class Builder:
                 message = message.removeprefix(f"{word}:").strip()  # the path has the name already
                 raise self.problems.fail(*mapping.place(word, path), message) from error
             raise self.fail(mapping, path, message) from error
-        except Exception as error:  # a plug-in may fail in any way
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plug-in may fail in any way
             raise self.fail(mapping, path, f"{cls.__name__} failed: {format_exception(error)}") from error
 
     def mapping(self, node: Node, path: str, cls: type[Any] | None = None) -> Mapping:

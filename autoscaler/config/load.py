@@ -193,7 +193,9 @@ class _File:
         try:
             subject = (type(target), getattr(target, "subject", target))
             owner = next((owner for other, owner in self._targets if other == subject), None)
-        except Exception as error:  # foreign code: its failure must name it instead of ending us
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code: its failure must name it instead of ending us
             message = f"{type(target).__name__} failed: {format_exception(error)}"
             raise self._problems.fail(line, path, message) from error
         if owner is not None:
@@ -256,7 +258,9 @@ class _File:
         policy = self._build.plugin(Kind.POLICY, node, path)
         try:
             reads, _, named = _reads(policy), _lookback(policy), NamedPolicy(name, policy)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             message = f"{type(policy).__name__} failed: {format_exception(error)}"
             raise self._build.fail(node, path, message) from error
         unknown = [metric for metric in reads if metric not in known]

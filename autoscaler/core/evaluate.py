@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
-from autoscaler.core.foreign import format_exception
+from autoscaler.core.foreign import format_exception, shorten
 from autoscaler.core.model import (
     MAX_REPLICAS,
     Allowance,
@@ -43,7 +43,7 @@ def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) ->
             errors[named.name] = problem
             continue
         limits = allowance.limits
-        excluded = excluded or allowance.excluded or None
+        excluded = excluded or shorten(allowance.excluded or "") or None
     return Allowance(limits, excluded), errors
 
 
@@ -90,7 +90,7 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
         return _failed(named, f"raised {format_exception(error)}")
     if problem is not None:
         return _failed(named, problem)
-    return Recommendation(answer.replicas, answer.reason, answer.inputs, answer.detail, named.name)
+    return Recommendation(answer.replicas, answer.reason, answer.inputs, shorten(answer.detail), named.name)
 
 
 def _failed(named: NamedPolicy, detail: str) -> Recommendation:

@@ -276,6 +276,8 @@ class _Holder:
     async def close(self) -> None:
         """Close it. One that does not end when it is cancelled is abandoned."""
         self._stop.set()
+        if not self.live.done():
+            self._task.cancel()  # Nothing is lost: it has not opened.
         _, hanging = await asyncio.wait((self._task,), timeout=CLOSE_TIMEOUT)
         if hanging:
             log.warning("shared client does not close")

@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 from autoscaler.clients import aws
 from autoscaler.clients.shared_requests import cancel_all, one_line, outcome_of
+from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -340,7 +341,7 @@ class Source:
         except Exception as error:
             # Callers wait for an outcome, whatever happened.
             log.exception("an unexpected error", extra={"region": self._aws.place.region})
-            outcomes = [AnswerError(f"{self._name}: {type(error).__name__}: {error}")] * len(batch)
+            outcomes = [AnswerError(f"{self._name}: {format_exception(error)}")] * len(batch)
         for entry, outcome in zip(batch, outcomes, strict=True):
             if entry.request is not None and not entry.request.done():
                 entry.request.set_result(outcome)

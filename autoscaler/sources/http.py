@@ -182,6 +182,12 @@ def _numbers(found: object, where: str) -> float | tuple[float, ...]:
     if isinstance(found, list):
         if not found:
             raise AnswerError(f"{where} gives an empty list, expected a number or a list of numbers")
+        try:
+            # All at once: there may be hundreds of thousands, and every cluster waits meanwhile.
+            if set(map(type, found)) <= {int, float} and all(map(math.isfinite, found)):
+                return tuple(map(float, found))
+        except OverflowError:
+            pass  # reported below
         return tuple(_number(each, where) for each in found)
     return _number(found, where)
 

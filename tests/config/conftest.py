@@ -22,6 +22,7 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "policies": {
                 "stub-policy": f"{module}:StubPolicy",
                 "crashing-policy": f"{module}:CrashingPolicy",
+                "exiting-policy": f"{module}:ExitingPolicy",
                 "failing-metrics": f"{module}:FailingMetrics",
                 "one-name": f"{module}:OneName",
                 "odd-lookback": f"{module}:OddLookback",

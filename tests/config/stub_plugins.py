@@ -183,6 +183,17 @@ class CrashingPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ExitingPolicy:
+    """A policy that would end the process."""
+
+    def __post_init__(self) -> None:
+        raise SystemExit(0)
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
 class FailingMetrics:
     """A policy with a bug where it names its metrics."""
 

@@ -165,6 +165,11 @@ POLICY = "{type: stub-policy, within: 60s"
             "crashing-policy",
             [("12: clusters.demo.policies.calm: CrashingPolicy failed: KeyError: 'oops'")],
         ),
+        (
+            "stub-policy, within: 60s",
+            "exiting-policy",
+            ["12: clusters.demo.policies.calm: ExitingPolicy failed: SystemExit: 0"],
+        ),
         # durations
         (
             "60s",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autoscaler.core.foreign import MAX_TEXT, foreign_text, format_exception
+from autoscaler.core.model import Allowance, Reason, Recommendation
 
 from .build import Fixed, seen, spec
 from .test_policy_hooks import Allows, Combines, Learns, decide
@@ -29,6 +30,13 @@ def test_a_long_text_is_cut_and_one_that_cannot_be_shown_is_said_to_be_so() -> N
     assert len(text) == MAX_TEXT
     assert text.endswith("x…")
     assert format_exception(Unspeakable()) == "Unspeakable: its text cannot be shown: SystemExit"
+
+
+def test_what_a_policy_says_is_cut() -> None:
+    decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, {}, "x" * 1_000_000))), seen(0, 2))
+    assert len(decision.recommendations[0].detail) == MAX_TEXT
+    closed = Allows(lambda _, limits: Allowance(limits, "y" * 1_000_000))
+    assert len(decide(spec(closed, Fixed(3)), seen(0, 2)).verdicts[-1].detail) < 2 * MAX_TEXT
 
 
 def raises(error: BaseException) -> Callable[..., Any]:

@@ -57,7 +57,19 @@ class Unconnectable(Fake[FakeSource]):
         yield self.live
 
 
-@pytest.mark.parametrize("hanging", ["source", "target", "connect"])
+@dataclass(frozen=True, eq=False)
+class SharesUnconnectable(Fake[FakeSource]):
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[FakeSource]:
+        @asynccontextmanager
+        async def client() -> AsyncIterator[FakeSource]:
+            await asyncio.sleep(1e9)
+            yield self.live
+
+        yield await shared.enter("client", client)
+
+
+@pytest.mark.parametrize("hanging", ["source", "target", "connect", "shared"])
 def test_neither_a_stop_nor_a_reload_waits_for_what_hangs_in_an_observation(hanging: str) -> None:
     async def main() -> None:
         world = World("a")
@@ -66,7 +78,8 @@ def test_neither_a_stop_nor_a_reload_waits_for_what_hangs_in_an_observation(hang
         elif hanging == "target":
             world.targets["a"].delay = 1e9
         else:
-            world.source_plugin = Unconnectable(world.source)
+            kind = Unconnectable if hanging == "connect" else SharesUnconnectable
+            world.source_plugin = kind(world.source)
         await world.start()
         await world.until(splay("a", 10.0) + 1)
         world.clusters["a"] = make_cluster("a", world.plugins["a"], limits=Limits(2, 10))

@@ -526,7 +526,7 @@ HANGING = """
 """
 SOURCES = {
     "http": ("type: http, url: 'http://{name}.hang.test'", "path: load"),
-    "flink": ("type: flink, url: 'http://{name}.hang.test:8081'", "metric: busy"),
+    "flink": ("type: flink, url: 'http://{name}.hang.test:8081'", "metric: throughput"),
     "kafka": ("type: kafka, bootstrap_servers: '{name}.hang.test:9092'", "metric: arrivals, topics: [t]"),
     "prometheus": ("type: prometheus, url: 'http://{name}.hang.test:9090'", "query: up"),
 }

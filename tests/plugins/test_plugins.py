@@ -146,6 +146,7 @@ def test_one_distribution_found_twice_is_not_a_clash(install: Install) -> None:
     [
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemError('boom')", "SystemError: boom"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
         ("def (", "SyntaxError"),
         ("", "AttributeError: module 'tried_broken' has no attribute 'Broken'"),
     ],
