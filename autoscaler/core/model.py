@@ -686,6 +686,7 @@ class Rescale:
         deadlines: what the engine's own settings allow the phases, as last seen.
         replaced: the one on its way that this request gave way to, until this one is confirmed: where it is not
             accepted, that one is followed on.
+        earlier: sizes requested here before it that the target may show first.
     """
 
     before: int
@@ -699,6 +700,7 @@ class Rescale:
     durations: Mapping[Phase, float] = field(default_factory=dict)
     deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
     replaced: Rescale | None = None
+    earlier: tuple[int, ...] = ()
 
     @property
     def direction(self) -> Direction:
