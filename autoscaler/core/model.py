@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -644,6 +644,13 @@ class ClusterSpec:
             for metric, found in known.items():
                 ranges[metric] = min(found, ranges.get(metric, found), key=lambda each: each.most - each.least)
         object.__setattr__(self, "ranges", ranges)
+
+    def with_limits(self, limits: Limits) -> ClusterSpec:
+        """The same with other limits, as a schedule moves them at every step. `dataclasses.replace` checks all anew."""
+        other = object.__new__(type(self))
+        for each in fields(self):
+            object.__setattr__(other, each.name, limits if each.name == "limits" else getattr(self, each.name))
+        return other
 
     @property
     def stabilized(self) -> bool:

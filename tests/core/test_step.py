@@ -528,6 +528,14 @@ def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], says: st
         spec(**changes)
 
 
+def test_a_spec_with_other_limits_is_otherwise_the_same() -> None:
+    s = spec(Ranged(), slots_per_replica=2)
+    other = s.with_limits(Limits(2, 3))
+    assert other == replace(s, limits=Limits(2, 3))
+    assert other.ranges == s.ranges
+    assert s.limits == Limits(1, 10)
+
+
 @pytest.mark.parametrize("name", ["sustained", "warmup"])
 def test_capacity_spec_refuses_negative_spans(name: str) -> None:
     with pytest.raises(ValueError, match=name):
