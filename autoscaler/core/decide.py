@@ -19,7 +19,7 @@ from autoscaler.core.model import (
     ScaleEvent,
     Verdict,
 )
-from autoscaler.core.rescale import Settled, begin
+from autoscaler.core.rescale import MAX_EARLIER, Settled, begin
 from autoscaler.core.trust import Trusted
 
 
@@ -39,9 +39,12 @@ def decide(
         if rescale is not None:
             fact = Fact("gives_way", {"before": rescale.before, "to": rescale.to, "wanted": wanted})
             notes = (*notes, (Reason.SUPERSEDED, fact))
-        under_way = rescale if rescale is None or rescale.confirmed else rescale.replaced
+        under_way = rescale
+        earlier: tuple[int, ...] = ()
+        if rescale is not None and not rescale.confirmed:
+            under_way, earlier = rescale.replaced, (*rescale.earlier, rescale.to)[-MAX_EARLIER:]
         # From the size that is shown: a request before this one may not have arrived yet.
-        rescale = replace(begin(settled.desired, wanted, at, Cause.REQUEST), replaced=under_way)
+        rescale = replace(begin(settled.desired, wanted, at, Cause.REQUEST), replaced=under_way, earlier=earlier)
         events = (*events, ScaleEvent(at, wanted - current))
     decision = Decision(
         cluster=spec.name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -654,6 +654,13 @@ class ClusterSpec:
                 ranges[metric] = min(found, ranges.get(metric, found), key=lambda each: each.most - each.least)
         object.__setattr__(self, "ranges", ranges)
 
+    def with_limits(self, limits: Limits) -> ClusterSpec:
+        """The same with other limits, as a schedule moves them at every step. `dataclasses.replace` checks all anew."""
+        other = object.__new__(type(self))
+        for each in fields(self):
+            object.__setattr__(other, each.name, limits if each.name == "limits" else getattr(self, each.name))
+        return other
+
     @property
     def stabilized(self) -> bool:
         """Whether all policies that ask for sizes evaluate the past themselves."""
@@ -695,6 +702,7 @@ class Rescale:
         deadlines: what the engine's own settings allow the phases, as last seen.
         replaced: the one on its way that this request gave way to, until this one is confirmed: where it is not
             accepted, that one is followed on.
+        earlier: sizes requested here before it that the target may show first.
     """
 
     before: int
@@ -708,6 +716,7 @@ class Rescale:
     durations: Mapping[Phase, float] = field(default_factory=dict)
     deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
     replaced: Rescale | None = None
+    earlier: tuple[int, ...] = ()
 
     @property
     def direction(self) -> Direction:

@@ -29,6 +29,9 @@ from autoscaler.core.model import (
 )
 from autoscaler.core.trust import Note, Trusted
 
+MAX_EARLIER = 8
+"""So many sizes are known that were requested in a row while the target showed none of them."""
+
 MAX_OVERRIDES = 3
 """So many times at which a requested size was changed from outside are kept."""
 
@@ -298,11 +301,12 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
         rescale = replace(rescale, deadlines=observation.engine.deadlines)
     if desired == rescale.to:
         if not rescale.confirmed:
-            rescale = replace(rescale, confirmed=True, error="", replaced=None)
-    elif not rescale.confirmed and rescale.error and desired == rescale.before:
-        fact = Fact("not_accepted", {"before": rescale.before, "to": rescale.to, "error": rescale.error})
-        return Settling(dropped=rescale, notes=((Reason.UNCONFIRMED, fact),))
-    elif rescale.confirmed or desired != rescale.before:
+            rescale = replace(rescale, confirmed=True, error="", replaced=None, earlier=())
+    elif not rescale.confirmed and (desired == rescale.before or desired in rescale.earlier):
+        if rescale.error:
+            fact = Fact("not_accepted", {"before": rescale.before, "to": rescale.to, "error": rescale.error})
+            return Settling(dropped=rescale, notes=((Reason.UNCONFIRMED, fact),))
+    else:
         assert desired is not None  # noqa: S101 - the caller has checked; for the type checker
         return Settling(
             rescale=begin(rescale.to if rescale.confirmed else rescale.before, desired, at, Cause.EXTERNAL),

@@ -68,7 +68,7 @@ def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> T
         state = rebase(state, at - state.at)
     allowance, policy_errors = allowed(spec.policies, at, spec.limits)
     if allowance.limits is not spec.limits:
-        spec = replace(spec, limits=allowance.limits)
+        spec = spec.with_limits(allowance.limits)
     metrics, untrusted = trusted(spec, observation)
     if untrusted:
         observation = replace(observation, metrics=metrics, missing=untrusted)

@@ -315,6 +315,20 @@ def test_law_3_a_scale_down_happens_only_with_every_replica_ready_and_the_last_r
 
 
 @lives
+def test_law_3_while_no_replica_is_up_more_are_not_requested(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    for before, observation, _, decision in live(spec, history, start):
+        rescale = before.rescale
+        from_nothing = before.desired == 0 or (
+            rescale is not None and (0 in (rescale.before, rescale.to) or rescale.replaced is not None)
+        )
+        if observation.ready == 0 and observation.desired and not from_nothing:
+            # Only the user's own minimum may do that.
+            assert decision.desired <= max(decision.current, spec.limits.minimum)
+
+
+@lives
 def test_law_4_every_decision_has_its_whole_contiguous_trail(
     spec: ClusterSpec, history: list[Moment], start: int
 ) -> None:

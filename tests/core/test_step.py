@@ -326,6 +326,26 @@ def test_a_replica_that_was_lost_and_does_not_come_back_keeps_nothing_from_being
     assert decision.desired == 6
 
 
+def test_a_request_that_the_target_shows_late_is_not_told_as_a_change_from_outside() -> None:
+    s = spec(limits=Limits(1, 20))
+    state, first = decide(s, seen(0, 3, 5))
+    state, second = step(s, state, seen(15, 3, 8))  # the target still shows the size from before the first request
+    assert (first.desired, second.desired) == (5, 8)
+    # It shows the first request, then the second; the third is refused meanwhile.
+    state, late = step(s, state, seen(30, 5, 8, ready=3))
+    assert late.notes == ()
+    assert late.desired == 8
+    state, third = step(s, state, seen(45, 5, 12, ready=3))
+    assert third.desired == 12
+    state, refused = step(s, call_failed(state, "no"), seen(60, 8, 8, ready=3))
+    assert [reason for reason, _ in refused.notes] == [Reason.UNCONFIRMED, Reason.SETTLING]
+    assert (refused.current, refused.desired, state.override_times) == (8, 8, ())
+    # A size that was never requested here is another one's.
+    state, _ = decide(s, seen(0, 3, 5), seen(15, 3, 8))
+    _, foreign = step(s, state, seen(30, 4, 8, ready=3))
+    assert foreign.notes[0] == (Reason.SUPERSEDED, "8 was replaced by 4 from outside")
+
+
 def test_scale_events_survive_and_hold_the_rate_limit() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 3, seconds(60)),))
     s = spec(Fixed(10), up=up)
@@ -506,6 +526,14 @@ def test_policies_see_the_trusted_past_and_the_mean_of_replicas() -> None:
 def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         spec(**changes)
+
+
+def test_a_spec_with_other_limits_is_otherwise_the_same() -> None:
+    s = spec(Ranged(), slots_per_replica=2)
+    other = s.with_limits(Limits(2, 3))
+    assert other == replace(s, limits=Limits(2, 3))
+    assert other.ranges == s.ranges
+    assert s.limits == Limits(1, 10)
 
 
 @pytest.mark.parametrize("name", ["sustained", "warmup"])
