@@ -24,7 +24,7 @@ def test_make_says_which_python_is_needed(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{PRETEND}exec(sys.argv[1])" "$2"\n')
     python.chmod(0o755)
     (tmp_path / "pyproject.toml").touch()
-    command = ["make", "--no-print-directory", "-f", ROOT / "Makefile", f"PYTHON={python}", "test"]
+    command = ["make", "--no-print-directory", "-f", str(ROOT / "Makefile"), f"PYTHON={python}", "test"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     first, *_ = done.stderr.splitlines()
