@@ -10,8 +10,8 @@ WORKERS := -n logical --maxprocesses 4
 .PHONY: demo test e2e bench lint docs clean
 
 $(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "needs Python 3.11 or newer, not %s; say make PYTHON=/path/to/it" % sys.version.split()[0])'
 	@echo "==> making $(VENV) and installing into it (the first time takes a minute or two)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; say make PYTHON=/path/to/it")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -e '.[dev]'
 	@touch $@

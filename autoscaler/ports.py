@@ -198,7 +198,8 @@ class SourcePlugin(Protocol):
     """Parameters of a source; `Query` is the frozen dataclass of one metric's parameters.
 
     A query may have an attribute `share`: whether its value is a share from 0 to 1. If it is not known, leave it out.
-    It may have a property `ages`, two `timedelta`: the least and the greatest age of its newest value just before
+    It may have a property `doubts`: pairs of a key and what is probably wrong with its value, shown as warnings; and a
+    property `ages`, two `timedelta`: the least and the greatest age of its newest value just before
     the next one arrives. A cluster whose `max_age` is not above the least is refused; the greatest is suggested.
     """
 

@@ -282,7 +282,7 @@ def _show(rows: Sequence[Row], *, each: bool) -> None:
             )
             print_lines("")
         table(
-            ("policy", *COLUMNS, "violation under 1 %"),
+            ("policy", *COLUMNS, "under 1 %"),
             [(one.policy, *cells(one), f"{one.low} of {one.of}") for one in means(here)],
         )
         better = outperformed(here, DEFAULT, [name for name, baseline in BASELINES.items() if baseline.oracle])

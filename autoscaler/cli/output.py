@@ -21,6 +21,9 @@ WATCH_INTERVAL = 2.0
 """Seconds between two drawings of `watch`."""
 
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
+WIDTH = 100
+"""Columns of what is printed, where it can be chosen."""
+
 _GAP = 2  # spaces between two columns of a table
 
 
@@ -36,6 +39,7 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     from rich.text import Text  # noqa: PLC0415
 
     console = Console(highlight=False)
+    head = _folded(head, rows, console.width if console.is_terminal else WIDTH)
     widths = _widths(head, rows, console.width) if console.is_terminal else None
     if widths is None:
         console = Console(highlight=False, width=1_000_000)
@@ -50,12 +54,22 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
     return [line.rstrip() for line in written.get().splitlines()]
 
 
+def _folded(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Sequence[str]:
+    """The titles, broken at their spaces where the table fits into the room only so."""
+    cells = [max((len(row[number]) for row in rows), default=0) for number in range(len(head))]
+    least = [max(1, width, *map(len, title.split())) for title, width in zip(head, cells, strict=True)]
+    gaps = _GAP * (len(head) - 1)
+    if sum(map(max, map(len, head), cells)) + gaps <= room or sum(least) + gaps > room:
+        return head
+    return [textwrap.fill(title, width, break_on_hyphens=False) for title, width in zip(head, least, strict=True)]
+
+
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
     """The least widths of columns: of their longest words, or of their titles where there is no room for that.
 
     None when there is no room for the titles: then whole lines read better, wherever the terminal breaks them.
     """
-    titles = [len(title) for title in head]
+    titles = [max(map(len, title.split("\n"))) for title in head]
     words = [
         max(titles[number], *(len(word) for row in rows for word in row[number].split()), 0)
         for number in range(len(head))
@@ -66,7 +80,7 @@ def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> li
 
 def hang(label: str, text: str) -> str:
     """A label and a paragraph with a hanging indent."""
-    return textwrap.fill(text, 100, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
+    return textwrap.fill(text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_long_words=False)
 
 
 def print_json(value: object) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
+from textwrap import shorten
 from typing import Any
 
 from autoscaler import plugins
 from autoscaler.cli.options import Commands, json_option
-from autoscaler.cli.output import FAILED, OK, print_json, print_lines, table
+from autoscaler.cli.output import FAILED, OK, WIDTH, print_json, print_lines, table
 from autoscaler.cli.plugins_markdown import markdown
 from autoscaler.config.build import usable
 from autoscaler.config.keys import Key, keys
@@ -46,21 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
             print_lines(*([""] if number else []))
             _show(plugin)
     else:
-        rows = [
-            (
-                plugin.kind.noun,
-                plugin.name,
-                f"{plugin.package} {plugin.version}",
-                plugin.problem or plugin.summary,
-                ", ".join(
-                    parameter.name if parameter.default is None else f"{parameter.name}={parameter.default}"
-                    for parameter in plugin.parameters
-                )
-                or "-",
-            )
-            for plugin in found
-        ]
-        table(("kind", "name", "package", "what it does", "parameters"), rows)
+        width = max((len(plugin.name) for plugin in found), default=0)
+        for plugin in found:
+            head = f"{plugin.kind.noun:6}  {plugin.name:{width}}  "
+            text = shorten(plugin.summary, WIDTH - len(head), placeholder=" ...")
+            print_lines(head + (plugin.problem or text))
+        print_lines("", "autoscaler plugins NAME describes one, with its package and all its keys.")
     return FAILED if any(plugin.problem for plugin in found) else OK
 
 

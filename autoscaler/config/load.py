@@ -248,7 +248,10 @@ class _File:
         read = build.fields(cls.Query, mapping, path, taken=("source",))
         if not read.complete:
             raise Invalid
-        return Metric(source, build.construct(cls.Query, mapping, path, read.values))
+        query = build.construct(cls.Query, mapping, path, read.values)
+        for key, message in getattr(query, "doubts", ()):
+            build.warnings.add(*mapping.place(key, path), message)
+        return Metric(source, query)
 
     def _source_names(self) -> str:
         return ", ".join(self._sources) or "none are defined"

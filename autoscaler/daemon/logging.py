@@ -66,11 +66,11 @@ class JsonFormatter(_Formatter):
 
 
 class ConsoleFormatter(_Formatter):
-    """Time, level, message, then the extra fields as `name=value`."""
+    """Time in UTC, level, message, then the extra fields as `name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="seconds")
         text = f"{time} {record.levelname.lower():7} {record.getMessage()}"
         extra = " ".join(f"{key}={_quoted(value)}" for key, value in fields(record).items())
         if extra:

@@ -245,7 +245,8 @@ class Runner:
                     lag=self._lag() if self._start else 0,
                     desired=cluster.get("current"),
                     ready=cluster.get("ready"),
-                    decision=_describe_decision(cluster, decision),
+                    # Before the load nothing is up yet, and the daemon says so of everything that it cannot reach.
+                    decision=_describe_decision(cluster, decision) if self._start else "no load yet",
                     events=tuple(self._observed.events),
                 )
             )
@@ -337,10 +338,24 @@ class Runner:
             print_line(f"  picture: {self._output / 'plot.png'}")
         if result["ok"]:
             print_line("success: it scaled up, drained the backlog, scaled down, and each record arrived exactly once")
+            print_line("")
+            for text in _next_steps(self._output / "autoscaler.yaml"):
+                print_line(text)
         for reason in result["reasons"]:
             print_line(f"failed: {reason}")
         if result["reasons"]:
             print_line(f"the logs are in {self._processes.logs}")
+
+
+def _next_steps(file: Path) -> tuple[str, ...]:
+    """What to do after the demo."""
+    return (
+        "what to do next:",
+        f"  read the configuration of this run: {file}",
+        "  write one for a cluster of your own: docs/configuration.md; autoscaler plugins lists what can be connected",
+        "  autoscaler check CONFIG --online      connects everything, and changes nothing",
+        "  autoscaler run CONFIG --dry-run       decides, and changes nothing; autoscaler explain CLUSTER says why",
+    )
 
 
 def _describe_decision(cluster: dict[str, Any], decision: dict[str, Any]) -> str:

@@ -143,7 +143,7 @@ def geometric(values: Sequence[float]) -> float:
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
-COLUMNS = ("cost", "violation", "rescales/h", "J", "p99 s", "worst s", "stopped", "under", "over", "cost/demand")
+COLUMNS = ("cost", "too late", "rescales per h", "J", "p99 s", "worst s", "stopped", "under", "over", "cost / demand")
 """The columns of `cells`."""
 
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib
 import json
 import math
 import re
@@ -150,6 +151,20 @@ class Query:
         object.__setattr__(self, "match", dict(sorted(self.match.items())))
         object.__setattr__(self, "many", Many(self.many))
         object.__setattr__(self, "empty", Empty(self.empty))
+
+    @property
+    def doubts(self) -> Iterator[tuple[str, str]]:
+        """Keys whose expression does not parse, with the reason; none where promql-parser is not installed."""
+        try:
+            parser = importlib.import_module("promql_parser")
+        except ImportError:
+            return
+        for key, expression in (("query", self.query), ("age", self.age)):
+            try:
+                parser.parse(expression or "0")
+            except ValueError as error:
+                message = f"does not parse as PromQL: {error}"
+                yield key, f"{message}; ignore this if the server takes more, as VictoriaMetrics does"
 
     @cached_property
     def over(self) -> timedelta:

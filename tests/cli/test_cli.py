@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler import cli, config
+from autoscaler import cli, config, plugins
 
 GOOD = """
 daemon: {directory: var, listen: '127.0.0.1:0', log: json}
@@ -155,11 +155,13 @@ clusters:
     assert "Kubernetes cannot be connected" in done.stdout
 
 
-def test_plugins_are_listed_whole_when_the_output_is_not_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_are_listed_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plugins"]) == 0
-    out = capsys.readouterr().out
-    assert "…" not in out
-    words = [line.split()[:2] for line in out.splitlines()]
+    *lines, empty, hint = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert (empty, hint.startswith("autoscaler plugins NAME ")) == ("", True)
+    words = [line.split()[:2] for line in lines]
+    assert words == [[plugin.kind.noun, plugin.name] for plugin in plugins.installed()]
     for kind, name in (
         ("policy", "backlog-drain"),
         ("source", "prometheus"),

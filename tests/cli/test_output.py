@@ -10,6 +10,7 @@ import pytest
 from autoscaler.cli import output as terminal
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
+from autoscaler.simulation.benchmark import COLUMNS
 
 
 class _Terminal(io.StringIO):
@@ -95,3 +96,17 @@ def test_what_is_watched_on_a_terminal_is_drawn_in_place_and_fits(monkeypatch: p
         *(head, "", "a: " + "word " * 10 + "word", "word " * 8 + "word"),
         *(*foot, ""),
     ]
+
+
+def test_the_table_of_the_benchmark_fits_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    row = ("daedalus-oracle", "2.920", "12.98%", "39.04", "5.036", "110", "157", "12.88%", "0.035", "2.55", "2.803")
+    terminal.table(("policy", *COLUMNS, "under 1 %"), [(*row, "4 of 4")])
+    above, titles, cells = capsys.readouterr().out.splitlines()
+    assert max(map(len, (above, titles, cells))) <= 100
+    assert titles.split()[:3] == ["policy", "cost", "late"]
+    assert tuple(cells.split()[: len(row)]) == row
+
+
+def test_titles_stay_on_a_line_where_there_is_room(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.table(("two words", "b"), [("1", "2")])
+    assert capsys.readouterr().out.splitlines() == ["two words  b", "1          2"]

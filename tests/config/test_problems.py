@@ -631,6 +631,28 @@ class TestWrongParameters:
         assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]
 
 
+@pytest.mark.parametrize(
+    ("metric", "key", "message"),
+    [
+        ("query: 'sum(lag'", "query", "unclosed left parenthesis"),
+        ("query: 'rate(lag)'", "query", "expected type matrix in call to function 'rate', got vector"),
+        ("query: lag, age: 'timestamp(lag'", "age", "unclosed left parenthesis"),
+        ("query: 'sum by (a) (rate(lag{b=~\"c.*\"}[5m])) > 0', age: 'timestamp(lag)'", "", ""),
+    ],
+)
+def test_promql_that_does_not_parse_is_warned_of_where_the_parser_is_installed(
+    accepted: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, metric: str, key: str, message: str
+) -> None:
+    text = TestShares.TEXT.replace("POLICY", "{type: target-tracking, metric: cpu, target: 1}")
+    text = text.replace("query: node_cpu", metric)
+    found = [one.partition(".yaml:")[2] for one in accepted(text).warnings]
+    assert [one.partition(";")[0] for one in found] == (
+        [f"12: clusters.demo.metrics.cpu.{key}: does not parse as PromQL: {message}"] if message else []
+    )
+    monkeypatch.setitem(sys.modules, "promql_parser", None)
+    assert accepted(text).warnings == ()
+
+
 class TestShares:
     """Of a share from 0 to 1, 70 is never reached; of what may be a percentage it can be right."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -15,12 +16,15 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from autoscaler.demo import add_arguments, run
+from autoscaler.cli import COMMANDS
+from autoscaler.demo import add_arguments, run, runner
 from autoscaler.demo.config import configuration
 from autoscaler.demo.environment import Environment
 from autoscaler.demo.flink.environment import FlinkEnvironment
-from autoscaler.demo.live_view import Status, line, live_view, table
+from autoscaler.demo.live_view import LiveView, Status, line, live_view, table
+from autoscaler.demo.load import surge
 from autoscaler.demo.processes import DemoError, Processes
+from autoscaler.demo.runner import Runner, _Observed
 from autoscaler.demo.spark.environment import SparkEnvironment
 from autoscaler.ports import AutoscalerError
 from autoscaler_policies.adaptive.policy import Adaptive
@@ -209,3 +213,34 @@ def test_the_facts_are_asked_for_until_all_are_there(answers: list[dict[str, Any
 def test_what_an_engine_does_not_say_is_not_waited_for_for_ever() -> None:
     environment = cast("Environment", SimpleNamespace(facts=lambda: {"restarts": None}))
     assert Environment.wait_for_facts(environment, 0.05, every=0.01) == {"restarts": None}
+
+
+def bare_runner(console: Console, tmp_path: Path, **attributes: Any) -> Runner:
+    """A runner that has started nothing."""
+    made = object.__new__(Runner)
+    processes = SimpleNamespace(check=lambda: None, logs=tmp_path)
+    given = {"_console": console, "_processes": processes, "_load": surge(), "_output": tmp_path, "_listen": "x:1"}
+    for name, value in {**given, "_start": 0.0, "_observed": _Observed(), **attributes}.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_the_first_lines_are_free_of_what_is_not_up_yet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(runner, "get", lambda *_: {"problem": "engine: Cannot connect to host 127.0.0.1:4040"})
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    console = Console(file=io.StringIO(), width=200)
+    bare_runner(console, tmp_path)._poll(LiveView(console, None), "starting")
+    assert cast("io.StringIO", console.file).getvalue().rstrip().endswith("starting: no load yet")
+
+
+def test_the_last_lines_say_what_to_do_next(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    made = bare_runner(console, tmp_path, _options=parsed("--no-plot"))
+    result = {"rescales": [], "first_scale_up_after_s": 1, "lag_back_after_s": 1, "simulated": None, "reasons": []}
+    counts = dict.fromkeys(("peak_lag", "offered", "processed", "lost", "duplicated"), 0)
+    made._print_summary(cast("Any", SimpleNamespace(facts={})), {**result, **counts, "ok": True})
+    _, next_steps = cast("io.StringIO", console.file).getvalue().split("what to do next:\n")
+    assert str(tmp_path / "autoscaler.yaml") in next_steps
+    commands = re.findall(r"autoscaler (\w+) ", next_steps)
+    assert commands == ["plugins", "check", "run", "explain"]
+    assert set(commands) <= COMMANDS.keys()

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import configparser
+import ctypes.util
+import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -79,11 +88,89 @@ def test_the_check_would_find_something(analyze: str, installed: Path) -> None:
     assert any("Restrat" in line for line in about(installed, output))
 
 
-def test_the_unit_is_not_exposed_more_than_now(analyze: str, installed: Path) -> None:
-    code, output = run(analyze, "security", "--offline=true", "--threshold=50", "--no-pager", installed)
+def test_the_unit_is_exposed_little(analyze: str, installed: Path) -> None:
+    code, output = run(analyze, "security", "--offline=true", "--threshold=15", "--no-pager", installed)
     if "unrecognized option" in output:  # before systemd 250
         pytest.skip("this systemd-analyze cannot judge a unit offline")
-    assert code == 0, output
+    level = re.search(r"Overall exposure level for autoscaler\.service: (\d+\.\d)", output)
+    assert level, output
+    assert (code, float(level[1]) <= 1.5) == (0, True), output
+
+
+CONFIG = """\
+daemon: {directory: state, listen: "127.0.0.1:0", log: json}
+sources:
+  prom: {type: prometheus, url: "http://localhost:PORT", fresh: 0s}
+clusters:
+  orders:
+    target: {type: advice}
+    max: 5
+    interval: 1s
+    metrics: {lag: {source: prom, query: lag}}
+    policies: {p: {type: target-tracking, metric: lag, target: 1}}
+"""
+
+
+class Prometheus(BaseHTTPRequestHandler):
+    """Answers every query with 1."""
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        value = {"metric": {}, "value": [time.time(), "1"]}
+        text = json.dumps({"status": "success", "data": {"resultType": "vector", "result": [value]}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def prometheus() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Prometheus) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_the_daemon_works_under_the_filters_of_the_unit(analyze: str, tmp_path: Path, prometheus: int) -> None:
+    """It resolves, asks, decides, stores, serves, reloads, and says so to systemd."""
+    if not ctypes.util.find_library("seccomp"):
+        pytest.skip("libseccomp is not installed")
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.replace("PORT", str(prometheus)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, (tmp_path / "log").open("wb") as log:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        service = settings(UNIT)
+        restrict = [analyze, *service["RestrictAddressFamilies"].split()]
+        daemon = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("restricted.py"), DEPLOY / UNIT, *restrict, "--", config],
+            env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")},
+            stderr=log,
+        )
+        try:
+
+            def told(what: bytes) -> None:
+                while what not in manager.recv(4096):
+                    pass
+
+            told(b"READY=1")
+            told(b"STATUS=1 cluster")
+            daemon.send_signal(signal.SIGHUP)
+            told(b"RELOADING=1")
+            told(b"READY=1")
+            daemon.send_signal(signal.SIGTERM)
+            told(b"STOPPING=1")
+            assert daemon.wait(30) == 0
+        finally:
+            daemon.kill()
+    assert "not permitted" not in (tmp_path / "log").read_text()
+    assert list((tmp_path / "state" / "history").iterdir())
 
 
 class Unit(configparser.RawConfigParser):
@@ -121,8 +208,10 @@ def test_what_the_daemon_needs_of_the_unit_is_there() -> None:
     assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     # 2: the configuration is not usable.
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", "2")
-    # Workers of the target `local` outlive the daemon, and keep their user and files.
+    # Java makes code while it runs, and the workers are part of the unit.
     local = settings("local-workers.conf")
+    assert (local["MemoryDenyWriteExecute"], local["MemoryMax"], local["PrivateUsers"]) == ("no", "infinity", "no")
+    # Workers of the target `local` outlive the daemon, and keep their user and files.
     assert (local["KillMode"], local["DynamicUser"], local["PrivateTmp"]) == ("process", "no", "no")
 
 
