@@ -23,6 +23,7 @@ from importlib.metadata import Distribution, EntryPoint, entry_points, version
 from typing import Any
 
 from autoscaler.core.durations import format_duration
+from autoscaler.core.foreign import format_exception
 from autoscaler.ports import PluginError
 
 
@@ -163,11 +164,34 @@ def installed() -> list[Description]:
                 )
             except PluginError as error:
                 description = dataclasses.replace(description, problem=str(error))
-            except Exception as error:  # noqa: BLE001 - the default of a foreign parameter may fail in any way
-                problem = f"it cannot be described: {type(error).__name__}: {error}"
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - the default of a foreign parameter may fail in any way
+                problem = f"it cannot be described: {format_exception(error)}"
                 description = dataclasses.replace(description, problem=problem)
             descriptions.append(description)
     return descriptions
+
+
+def plugin_of(stack: Iterable[tuple[str | None, str]]) -> str | None:
+    """The plug-in whose code is the innermost in a stack of (module, qualified name), innermost first; None: none."""
+    points = [(kind, point) for kind in Kind for point in entry_points(group=kind.group)]
+    for module, code in stack:
+        found = [
+            (kind, point)
+            for kind, point in points
+            if module == point.module or (module or "").partition(".")[0] == _foreign_package(point)
+        ]
+        if found:
+            # One module may have several: that of the class, if a method of one is called.
+            kind, point = min(found, key=lambda pair: pair[1].attr != code.partition(".")[0])
+            return f"the {kind.noun} {point.name!r} of {_owner(point)}"
+    return None
+
+
+def _foreign_package(point: EntryPoint) -> str | None:
+    """The package of a plug-in that is not one of ours."""
+    return None if _package(point)[0] == _OWN else point.module.partition(".")[0]
 
 
 def _former_names(cls: type[Any]) -> tuple[str, ...]:
@@ -288,8 +312,10 @@ def _checked(kind: Kind, point: EntryPoint) -> type[Any]:
     title = f"the {kind.noun} {point.name!r} of {_owner(point)}"
     try:
         plugin = point.load()
-    except Exception as error:  # a foreign module may raise anything while it is imported
-        cause = f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a foreign module may raise anything while it is imported
+        cause = format_exception(error)
         raise PluginError(f"{title} cannot be imported: {cause}{_extra_for(point, error)}") from error
     fault = _fault(kind, plugin)
     if fault is not None:
@@ -326,7 +352,7 @@ def _dataclass_fault(plugin: object, reserved: str) -> str | None:
     return None
 
 
-def _extra_for(point: EntryPoint, error: Exception) -> str:
+def _extra_for(point: EntryPoint, error: BaseException) -> str:
     """How to install what is missing, when the package of the plug-in has an extra for it."""
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     dist: Distribution | None = point.dist

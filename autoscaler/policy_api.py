@@ -1,16 +1,19 @@
 """What the author of a policy imports: the model that policies see, and `ParameterError` for a wrong parameter.
 
 A policy is a frozen dataclass with the method of `Policy`. Optional hooks are declared by `Learner` (it learns),
-`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `LookingBack` (reads the past) and
-`Requiring` (it cannot do without some metrics). A policy has a hook when it has the attribute; nothing is registered.
+`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `LookingBack` (reads the past),
+`Requiring` (it cannot do without some metrics) and `Ranging` (it knows what they can be). A policy has a hook when it
+has the attribute; nothing is registered.
 """
 
 from autoscaler.core import dataflow, expression
 from autoscaler.core.capacity import effective_slots, restart_time, source_partitions
 from autoscaler.core.capacity import rate as saturated_rate
 from autoscaler.core.model import (
+    AMOUNT,
     MOST_LEARNED,
     PHASES,
+    SHARE,
     ZERO,
     Allowance,
     Bounding,
@@ -26,6 +29,8 @@ from autoscaler.core.model import (
     Observation,
     Phase,
     Policy,
+    Range,
+    Ranging,
     Reading,
     Reason,
     Recommendation,
@@ -38,8 +43,10 @@ from autoscaler.core.model import (
 from autoscaler.core.parameters import ParameterError
 
 __all__ = [
+    "AMOUNT",
     "MOST_LEARNED",
     "PHASES",
+    "SHARE",
     "ZERO",
     "Allowance",
     "Bounding",
@@ -56,6 +63,8 @@ __all__ = [
     "ParameterError",
     "Phase",
     "Policy",
+    "Range",
+    "Ranging",
     "Reading",
     "Reason",
     "Recommendation",

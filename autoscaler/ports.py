@@ -220,7 +220,8 @@ class TargetPlugin(Protocol):
 
     Two clusters may not have equal targets, as each would undo the changes of the other. If some parameters do not
     identify the target, a property `subject`, any value that can be compared, identifies it. If every connection has a
-    size of its own, the class attribute `shareable = True` allows equal targets.
+    size of its own, the class attribute `shareable = True` allows equal targets. Of one whose attribute `advisory` is
+    true no size is requested: its cluster is decided about as in a dry run.
     """
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[ScaleTarget]:

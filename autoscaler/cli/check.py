@@ -12,8 +12,10 @@ from autoscaler.cli.output import FAILED, OK, USAGE, hang, log_nothing, print_js
 from autoscaler.config.model import Config
 from autoscaler.core.explain import count_of, readings
 from autoscaler.daemon.one_shot import Checked, check
-from autoscaler.ports import ConfigurationError, Severity
+from autoscaler.ports import ConfigurationError, Finding, Severity
 from autoscaler.trace.codec import to_json
+
+MAX_NAMED = 5  # clusters that have the same finding
 
 
 def register(commands: Commands) -> None:
@@ -80,20 +82,24 @@ def _show(config: Config, checked: Checked) -> None:
                 rows.append((name, what, "not yet" if what in awaited else "failed", why))
         rows.extend((name, "target", "remark", remark) for remark in checked.remarks[name])
     table(("cluster", "what", "result", ""), rows)
+    clusters: dict[tuple[str, Finding | str], list[str]] = {}  # what is equal for several clusters is shown once
     for examined in checked.examined:
-        if examined.error:
-            print_lines(
-                "", f"ERROR: {examined.part} of cluster {examined.cluster} could not be examined: {examined.error}"
-            )
-        for finding in examined.findings:
+        for found in (*([examined.error] if examined.error else ()), *examined.findings):
+            clusters.setdefault((examined.part, found), []).append(examined.cluster)
+    for (part, found), names in clusters.items():
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        where = f"{part} of cluster{'' if len(names) == 1 else 's'} {', '.join(names[:MAX_NAMED])}{more}"
+        if isinstance(found, str):
+            print_lines("", f"ERROR: {where} could not be examined: {found}")
+        else:
             print_lines(
                 "",
-                f"{finding.severity.upper()}: {finding.subject} ({examined.part} of cluster {examined.cluster})",
-                hang("  problem: ", finding.problem),
-                hang("  cost:    ", finding.cost),
-                hang("  remedy:  ", finding.remedy),
+                f"{found.severity.upper()}: {found.subject} ({where})",
+                hang("  problem: ", found.problem),
+                hang("  cost:    ", found.cost),
+                hang("  remedy:  ", found.remedy),
             )
-    findings = sum(len(examined.findings) for examined in checked.examined)
+    findings = sum(isinstance(found, Finding) for _, found in clusters)
     failed = sum(len(_failed(checked, name)) for name in checked.untrusted)
     print_lines(
         "",

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import argparse
 import urllib.parse
+from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
-from autoscaler.cli.daemon_client import cluster_path, get, url_option
+from autoscaler.cli.daemon_client import cluster_path, find_daemon, get_with_history, url_option
 from autoscaler.cli.options import Commands, count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
+from autoscaler.core.explain import count_of, explain
+
+_MAX_DECISIONS = 10_000
+"""Most decisions that a daemon gives in one answer."""
 
 
 def register(commands: Commands) -> None:
     """Add the command to the command line."""
-    parser = commands.add_parser("explain", description="Explain the decisions of a running daemon.")
+    parser = commands.add_parser(
+        "explain",
+        description="Explain the decisions of a running daemon. Those that it does not keep any more are read from "
+        "the files of its history, where it runs on this machine.",
+    )
     parser.add_argument("cluster", metavar="CLUSTER", help="name of the cluster")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--last", type=count, default=1, metavar="N", help="the last N decisions, newest first")
@@ -28,17 +38,61 @@ def register(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    query = {"limit": str(1 if arguments.at else arguments.last)}
+    wanted = 1 if arguments.at else arguments.last
+    query = {"limit": str(min(wanted, _MAX_DECISIONS))}
     if arguments.at:
         query["until"] = arguments.at.isoformat()
     path = f"{cluster_path(arguments.cluster)}/decisions?{urllib.parse.urlencode(query)}"
-    answer = get(arguments, path, "decisions")
+    daemon = find_daemon(arguments)
+    answer, history = get_with_history(daemon, path, "decisions")
+    daemon.note_problems()
+    decisions = answer["decisions"]
+    if len(decisions) < wanted and history is not None:
+        oldest = datetime.fromisoformat(decisions[-1]["decision"]["at"]) if decisions else None
+        decisions += _recorded(history, arguments, oldest, wanted - len(decisions))
     if arguments.json:
         print_json(answer)
         return OK
-    if not answer["decisions"]:
+    if not decisions:
         when = f" up to {arguments.at:%Y-%m-%d %H:%M:%S %Z}" if arguments.at else " yet"
         print_error(f"autoscaler: no decision about cluster {arguments.cluster} is kept{when}")
         return FAILED
-    print_lines("\n\n\n".join(decision["explanation"] for decision in answer["decisions"]))
+    print_lines("\n\n\n".join(decision["explanation"] for decision in decisions))
     return OK
+
+
+def _recorded(
+    history: Path, arguments: argparse.Namespace, before: datetime | None, number: int
+) -> list[dict[str, object]]:
+    """At most so many of the decisions that are asked for, as in an answer of the daemon, from its history.
+
+    Args:
+        history: the directory of the files.
+        arguments: of the command.
+        before: only older decisions.
+        number: how many.
+    """
+    from autoscaler.trace.codec import to_json  # noqa: PLC0415 - most often the daemon keeps what is asked for
+    from autoscaler.trace.format import TraceError, read_back  # noqa: PLC0415
+
+    try:
+        records = read_back(history, arguments.cluster, arguments.at or before, print_error)
+        older = list(islice((one for one in records if before is None or one.decision.at < before), number))
+    except (OSError, TraceError) as error:
+        print_error(
+            f"autoscaler: older decisions are in the daemon's history, which cannot be read from here: {error}. "
+            "Run this on the daemon's machine, as its user"
+        )
+        return []
+    if older:
+        # Said, as a daemon on another machine may have its history at the same place.
+        print_error(f"autoscaler: {count_of(len(older), 'decision')} read from {history} on this machine")
+    return [
+        {
+            "observation": to_json(record.observation),
+            "decision": to_json(record.decision),
+            "dry_run": record.dry_run,
+            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
+        }
+        for record in older
+    ]

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+
+from autoscaler.ports import AutoscalerError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes of the commands."""
 
+WATCH_INTERVAL = 2.0
+"""Seconds between two drawings of `watch`."""
+
+_STYLE = re.compile(r"\x1b\[[\d;]*m")
 _GAP = 2  # spaces between two columns of a table
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, folded to fit where the output is a terminal, else as wide as it needs to be."""
+    print_lines(*table_lines(head, rows))
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table, as `table` prints them."""
     from rich.console import Console  # noqa: PLC0415 - a command that prints no table need not load it
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -33,7 +47,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         drawn.add_row(*(Text(cell) for cell in row))
     with console.capture() as written:
         console.print(drawn)
-    print_lines(*(line.rstrip() for line in written.get().splitlines()))
+    return [line.rstrip() for line in written.get().splitlines()]
 
 
 def _widths(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
@@ -70,6 +84,49 @@ def print_lines(*lines: str) -> None:
     """Print lines to the standard output."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
+
+
+def watch(lines: Callable[[], Sequence[str]], pause: Callable[[float], object] = time.sleep) -> None:
+    """Show lines again and again, in place on a terminal, until Ctrl-C.
+
+    Args:
+        lines: makes them; an error is shown in their place, but the first time it is raised.
+        pause: waits so many seconds.
+
+    Raises:
+        AutoscalerError: of the first time.
+    """
+    shown = list(lines())
+    try:
+        while True:
+            foot = f"Again every {WATCH_INTERVAL:g} s; Ctrl-C ends this."
+            if sys.stdout.isatty():
+                size = shutil.get_terminal_size()
+                shown = _fitting(shown, size.columns, size.lines - 3)
+                # Drawn over what is there, which is cleared only where nothing is drawn: it does not flicker.
+                sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in (*shown, "", foot)) + "\x1b[J")
+                sys.stdout.flush()
+            else:
+                print_lines(*shown, "")
+            pause(WATCH_INTERVAL)
+            try:
+                shown = list(lines())
+            except AutoscalerError as error:
+                shown = [f"autoscaler: {error}"]
+    except KeyboardInterrupt:
+        return
+
+
+def _fitting(lines: Sequence[str], columns: int, room: int) -> list[str]:
+    """Lines broken at so many columns, and as many of them as there is room for."""
+    broken: list[str] = []
+    for line in "\n".join(lines).split("\n"):
+        plain = _STYLE.sub("", line)
+        broken += [line] if len(plain) <= columns else textwrap.wrap(plain, columns, replace_whitespace=False)
+    if len(broken) <= room:
+        return broken
+    kept = max(room - 1, 0)
+    return [*broken[:kept], f"... and {len(broken) - kept} more lines: --filter and --troubled show fewer clusters"]
 
 
 def print_error(*lines: str) -> None:

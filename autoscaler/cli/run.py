@@ -27,11 +27,13 @@ def run(arguments: argparse.Namespace) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
     try:
         from autoscaler.cli.configuration import load_live  # noqa: PLC0415 - takes long: after the signals are blocked
+        from autoscaler.daemon.event_loop import EventLoop  # noqa: PLC0415
         from autoscaler.daemon.logging import setup  # noqa: PLC0415
         from autoscaler.daemon.service import serve  # noqa: PLC0415
 
         config = load_live(arguments.config)
         setup(config.daemon.log)
-        return asyncio.run(serve(config, lambda: load_live(arguments.config), dry_run=arguments.dry_run))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            return runner.run(serve(config, lambda: load_live(arguments.config), dry_run=arguments.dry_run))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from autoscaler.cli.daemon_client import cluster_path, get, url_option
+from autoscaler.cli.daemon_client import Address, cluster_path, find_daemon, get, url_option
 from autoscaler.cli.options import Commands, json_option
-from autoscaler.cli.output import OK, print_json, print_lines, table
+from autoscaler.cli.output import OK, WATCH_INTERVAL, print_json, print_lines, table_lines, watch
 from autoscaler.core.explain import count_of, format_age, format_number, format_span
 
 
@@ -20,28 +21,60 @@ def register(commands: Commands) -> None:
     parser.add_argument(
         "config", type=Path, nargs="?", metavar="CONFIG", help="the daemon's configuration, to find its address"
     )
-    parser.add_argument("--cluster", metavar="CLUSTER", help="show one cluster, and everything that was learned of it")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--cluster", metavar="CLUSTER", help="show one cluster, and what was learned of it")
+    which.add_argument(
+        "--filter",
+        action="append",
+        metavar="PATTERN",
+        help="show the clusters whose names match, like 'orders-*'; may be repeated",
+    )
+    parser.add_argument("--troubled", action="store_true", help="show the clusters with a problem or a missing reading")
+    parser.add_argument(
+        "--verbose", action="store_true", help="with --cluster: also the numbers that the policies work with"
+    )
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_INTERVAL:g} s, until Ctrl-C")
+    json_option(how)
     url_option(parser)
-    json_option(parser)
     parser.set_defaults(command=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Returns the exit code."""
-    if arguments.cluster is None:
-        answer = get(arguments, "/api/v1/clusters", "clusters")
+    daemon = find_daemon(arguments)
+    if arguments.watch:
+        watch(lambda: _lines(_ask(daemon, arguments), arguments))
+    elif arguments.json:
+        print_json(_ask(daemon, arguments))
     else:
-        answer = get(arguments, cluster_path(arguments.cluster), "learned")
-    if arguments.json:
-        print_json(answer)
-    elif arguments.cluster is None:
-        _show_clusters(answer["clusters"], dry_run=answer["dry_run"])
-    else:
-        _show_cluster(answer)
+        print_lines(*_lines(_ask(daemon, arguments), arguments))
+    daemon.note_problems()
     return OK
 
 
-def _show_clusters(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None:
+def _ask(daemon: Address, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The answer of the daemon, with the clusters that are asked for."""
+    if arguments.cluster is not None:
+        return get(daemon, cluster_path(arguments.cluster), "learned")
+    answer = get(daemon, "/api/v1/clusters", "clusters")
+    clusters = [
+        row
+        for row in answer["clusters"]
+        if (not arguments.filter or any(fnmatchcase(row["name"], pattern) for pattern in arguments.filter))
+        and (not arguments.troubled or _problems(row))
+    ]
+    return {**answer, "clusters": clusters}
+
+
+def _lines(answer: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
+    if arguments.cluster is not None:
+        return [*_clusters([answer]), *_details(answer, verbose=arguments.verbose), *_daemon(answer)]
+    none = "No cluster is in trouble." if arguments.troubled else "No cluster matches."
+    return [*(_clusters(answer["clusters"]) if answer["clusters"] else [none]), *_daemon(answer)]
+
+
+def _clusters(clusters: Sequence[dict[str, Any]]) -> list[str]:
     # A terminal has no room for whole sentences in a table of so many columns: they follow below it.
     wide = not sys.stdout.isatty()
     rows = [
@@ -60,55 +93,70 @@ def _show_clusters(clusters: Sequence[dict[str, Any]], *, dry_run: bool) -> None
         for row in clusters
     ]
     head = ("cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when")
-    table((*head, *(("problem",) if wide else ())), rows)
+    lines = table_lines((*head, *(("problem",) if wide else ())), rows)
     if not wide:
-        print_lines(*(f"\n{row['name']}: {_problems(row)}" for row in clusters if _problems(row)))
-    if dry_run:
-        print_lines("", "This is a dry run: no target is called.")
+        lines += [f"\n{row['name']}: {_problems(row)}" for row in clusters if _problems(row)]
+    return lines
 
 
-def _show_cluster(answer: dict[str, Any]) -> None:
-    _show_clusters([answer], dry_run=answer["dry_run"])
-    if answer["decision"] is not None:
-        _show_recommendations(answer["decision"]["recommendations"])
+def _daemon(answer: dict[str, Any]) -> list[str]:
+    """What concerns the whole daemon."""
+    lines = ["", "This is a dry run: no target is called."] if answer["dry_run"] else []
+    # A daemon of an earlier version does not say.
+    if answer.get("reload", "ok") != "ok":
+        lines += ["", "The configuration was not reloaded, the previous one stays in use:"]
+        lines += [f"  {problem}" for problem in answer["reload"]]
+    return lines
+
+
+def _details(answer: dict[str, Any], *, verbose: bool) -> list[str]:
     learned = answer["learned"] or {"capacity": (), "durations": {}, "memory": {}}
-    _show_capacity(learned["capacity"])
-    _show_durations(learned["durations"])
-    _show_memory(learned["memory"])
+    return [
+        *(
+            ()
+            if answer["decision"] is None
+            else _recommendations(answer["decision"]["recommendations"], verbose=verbose)
+        ),
+        *_capacity(learned["capacity"]),
+        *_durations(learned["durations"]),
+        *(_memory(learned["memory"]) if verbose else ()),
+    ]
 
 
-def _show_recommendations(recommendations: Sequence[dict[str, Any]]) -> None:
-    print_lines("", "What the policies ask for, and the numbers they made it of:")
+def _recommendations(recommendations: Sequence[dict[str, Any]], *, verbose: bool) -> list[str]:
+    head = ("policy", "size", "reason", "why", *(("numbers",) if verbose else ()))
     rows = [
         (
             asked["policy"],
             "-" if asked["replicas"] is None else str(asked["replicas"]),
             asked["reason"],
             asked["detail"] or "-",
-            ", ".join(f"{name} {format_number(float(value))}" for name, value in asked["inputs"].items()) or "-",
+            *((_numbers(asked["inputs"]) or "-",) if verbose else ()),
         )
         for asked in recommendations
     ]
-    table(("policy", "size", "reason", "why", "numbers"), rows)
+    title = "What the policies ask for, and the numbers they made it of:" if verbose else "What the policies ask for:"
+    return ["", title, *table_lines(head, rows)]
 
 
-def _show_capacity(capacity: Sequence[dict[str, Any]]) -> None:
+def _numbers(inputs: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {format_number(float(value))}" for name, value in inputs.items())
+
+
+def _capacity(capacity: Sequence[dict[str, Any]]) -> list[str]:
     if not capacity:
-        print_lines("", "What a size can process was not learned yet: the job has not been seen busy for long enough.")
-        return
-    print_lines("", "What a size processes when busy:")
+        return ["", "What a size can process was not learned yet: the job has not been seen busy for long enough."]
     rows = [
         (str(size["replicas"]), format_number(size["rate"]), format_age(size["age"]), count_of(size["samples"], "time"))
         for size in capacity
     ]
-    table(("replicas", "records/s", "seen last", "seen"), rows)
+    head = ("replicas", "records/s", "seen last", "seen")
+    return ["", "What a size processes when busy:", *table_lines(head, rows)]
 
 
-def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
+def _durations(durations: dict[str, dict[str, Any]]) -> list[str]:
     if not any(seen["phases"] for seen in durations.values()):
-        print_lines("", "How long a rescale takes was not learned yet: none has settled.")
-        return
-    print_lines("", "How long a rescale takes, by the last few:")
+        return ["", "How long a rescale takes was not learned yet: none has settled."]
     rows = []
     for direction, seen in durations.items():
         for phase, took in seen["phases"].items():
@@ -116,7 +164,8 @@ def _show_durations(durations: dict[str, dict[str, Any]]) -> None:
             rows.append((direction, phase.replace("_", " "), _duration(took["median"]), last))
         if seen["restart"] is not None:
             rows.append((direction, "until it runs", _duration(seen["restart"]), "all phases but catching up"))
-    table(("direction", "phase", "takes", "by"), rows)
+    head = ("direction", "phase", "takes", "by")
+    return ["", "How long a rescale takes, by the last few:", *table_lines(head, rows)]
 
 
 def _duration(seconds: float) -> str:
@@ -124,15 +173,13 @@ def _duration(seconds: float) -> str:
     return f"{format_number(seconds)} s" if seconds < 10 else format_span(seconds)  # noqa: PLR2004
 
 
-def _show_memory(memory: dict[str, dict[str, dict[str, float]]]) -> None:
+def _memory(memory: dict[str, dict[str, dict[str, float]]]) -> list[str]:
     rows = [
         (policy, group or "-", ", ".join(numbers))
         for policy, learned in memory.items()
         for group, numbers in _groups(learned)
     ]
-    if rows:
-        print_lines("", "What the policies have learned:")
-        table(("policy", "of", "numbers"), rows)
+    return ["", "What the policies have learned:", *table_lines(("policy", "of", "numbers"), rows)] if rows else []
 
 
 def _groups(learned: dict[str, dict[str, float]]) -> list[tuple[str, list[str]]]:
@@ -158,7 +205,7 @@ def _rescale(rescale: dict[str, Any] | None) -> str:
 
 def _problems(row: dict[str, Any]) -> str:
     found = [f"{name}: {why}" for name, why in row["missing"].items()]
-    if row["problem"]:
+    if row["problem"] and row["problem"] not in found:
         found.insert(0, row["problem"])
     return "; ".join(found)
 

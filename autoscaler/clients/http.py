@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import math
 import re
 import ssl
@@ -32,12 +33,21 @@ from tenacity import (
     AsyncRetrying,
     RetryCallState,
     retry_if_exception_type,
+    retry_if_not_exception_type,
     stop_after_attempt,
     wait_exponential,
     wait_random,
 )
 
-from autoscaler.clients.shared_requests import cancel_all, one_line, outcome_of
+from autoscaler.clients.shared_requests import (
+    DuplicateKeyError,
+    Pause,
+    PausedError,
+    cancel_all,
+    one_line,
+    outcome_of,
+    unique_keys,
+)
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Secret, Shared, UnavailableError
 
@@ -227,6 +237,7 @@ class JsonClient:
         self._headers = endpoint.request_headers()
         self._timeout = endpoint.timeout.total_seconds()
         self._slots = asyncio.Semaphore(_CONCURRENT)
+        self._pause = Pause()
         self._kept: dict[Hashable, _Kept] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -345,6 +356,12 @@ class JsonClient:
                 raise AnswerError(f"{where}, got {begin} ({first['msg']})") from None
             place = ".".join(map(str, first["loc"])) or "the answer"
             raise AnswerError(f"{where}, but {place}: {first['msg']}") from None
+        try:
+            json.loads(body, object_pairs_hook=unique_keys)
+        except DuplicateKeyError as error:
+            raise AnswerError(f"{self.url(path)}: JSON in which {error}: which value counts is unknown") from None
+        except (ValueError, RecursionError):
+            pass  # Stricter than the validation above in other respects, such as the length of a number.
         return answer
 
     async def _request(self, method: str, path: str, document: object = None) -> bytes:
@@ -360,11 +377,12 @@ class JsonClient:
                 async for attempt in AsyncRetrying(
                     stop=stop_after_attempt(self.endpoint.attempts if method == "GET" else 1),
                     wait=wait_exponential(multiplier=0.1, max=1) + wait_random(0, 0.1),
-                    retry=retry_if_exception_type(UnavailableError),
+                    retry=retry_if_exception_type(UnavailableError) & retry_if_not_exception_type(PausedError),
                     before_sleep=note,
                     reraise=True,
                 ):
                     with attempt:
+                        self._pause.check()
                         async with self._slots:
                             body = await self._exchange(method, path, document)
         except TimeoutError:
@@ -410,6 +428,7 @@ class JsonClient:
         reason = self.describe_error(body)
         message += f": {reason}" if reason else ""
         if not self.is_refusal(status, reason):
+            self._pause.note(response.headers.get("Retry-After"), message)
             return UnavailableError(message)
         if status in {401, 403}:
             known = self._headers.keys() & {AUTHORIZATION, self.endpoint.token_header}

@@ -35,7 +35,7 @@ from tenacity import (
 
 from autoscaler.clients.shared_requests import one_line
 from autoscaler.plugins import install_hint
-from autoscaler.ports import AnswerError, EdgeTimeoutError, PluginError, RefusedError, UnavailableError
+from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, PluginError, RefusedError, UnavailableError
 
 _log = logging.getLogger("autoscaler.targets")
 
@@ -45,6 +45,8 @@ ATTEMPTS = 3
 MAX_ANSWER = 64 * 2**20  # bytes
 READ_BUFFER = 2 * 2**20  # bytes, half of the longest event: an object may have 1.5 MiB
 MANAGER = "reactive-autoscaler"  # our name in `managedFields`
+FIRST_HOLD = 1.0  # seconds until a request that was forbidden is sent again; doubled each time
+MAX_HOLD = 60.0  # seconds, also of a Retry-After
 RENEWAL_INTERVAL = 10.0  # seconds between two renewals of credentials that were not accepted
 RENEWAL_TIMEOUT = 20.0  # seconds: a kubeconfig's plug-in may wait for a user to log in
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -52,6 +54,8 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _METHODS = {"patch": "PATCH", "create": "POST", "delete": "DELETE"}
 # What the library raises for a missing or malformed kubeconfig, besides its ConfigException.
 _UNREADABLE = (AttributeError, AssertionError, LookupError, OSError, TypeError, ValueError, yaml.YAMLError)
+# What RBAC and other authorizers say; admission (policies, webhooks, quotas) answers 403 too.
+_UNAUTHORIZED = re.compile(r'User "[^"]*" cannot [a-z]+ (resource|path) ')
 _PASSWORD = re.compile(r"//[^\s/@]*@")  # with the user's name, in an address
 _BACKOFF = wait_random_exponential(multiplier=0.2, max=2)
 
@@ -70,6 +74,10 @@ class BusyError(UnavailableError):
     def __init__(self, message: str, after: float | None, *, throttled: bool) -> None:
         super().__init__(message)
         self.after, self.throttled = after, throttled
+
+
+class ForbiddenError(RefusedError):
+    """403: a permission is missing, or admission denied it."""
 
 
 class NotFoundError(RefusedError):
@@ -141,6 +149,15 @@ class Request:
         return f"{self.verb} on {self.resource}{sub}{named}{where}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """A request that is not sent before a time of the loop, the error it has had and how often in a row."""
+
+    until: float
+    error: EdgeError
+    times: int
+
+
 class Api:
     """A live client.
 
@@ -157,13 +174,41 @@ class Api:
         self._renew = renew
         self._renewed = -RENEWAL_INTERVAL
         self._renewing = asyncio.Lock()
+        self._held: dict[object, _Hold] = {}
         self.lists = asyncio.Semaphore(20)  # at the start every cluster that is watched by name lists at once
 
-    async def call(
+    async def call(self, request: Request, query: Mapping[str, object] | None = None, body: Json | None = None) -> Json:
+        """As `fetch`; what was forbidden, or should be sent later (Retry-After), has the same error until it is time.
+
+        Another `spec` may be allowed where one was forbidden, so it is sent.
+        """
+        loop = asyncio.get_running_loop()
+        keys = request, (request, repr((body or {}).get("spec")))
+        for held in map(self._held.get, keys):
+            if held is not None and loop.time() < held.until:
+                raise held.error.with_traceback(None)
+        try:
+            answer = await self.fetch(request, query, body)
+        except BusyError as error:
+            if error.after is not None:
+                self._held[request] = _Hold(loop.time() + min(error.after, MAX_HOLD), error, 1)
+            raise
+        except ForbiddenError as error:
+            before = self._held.get(keys[1])
+            times = 1 if before is None else before.times + 1
+            pause = min(MAX_HOLD, FIRST_HOLD * 2.0 ** min(times - 1, 10))
+            kept = {key: held for key, held in self._held.items() if loop.time() < held.until + MAX_HOLD}
+            self._held = {**kept, keys[1]: _Hold(loop.time() + pause, error, times)}
+            raise
+        for key in keys:
+            self._held.pop(key, None)
+        return answer
+
+    async def fetch(
         self,
         request: Request,
         query: Mapping[str, object] | None = None,
-        body: object = None,
+        body: Json | None = None,
         limit: float | None = None,
     ) -> Json:
         """Request a JSON object, and again while the server is unavailable.
@@ -291,6 +336,7 @@ class Api:
 
 def refusal(request: Request, code: int, message: str, server: str, after: float | None = None) -> Exception:
     """The error for a status of the API server, with what to do."""
+    unauthorized = _UNAUTHORIZED.search(message)
     message = one_line(message)
     match code:
         case 401:
@@ -299,7 +345,12 @@ def refusal(request: Request, code: int, message: str, server: str, after: float
                 "kubeconfig, or the pod's service account and its token"
             )
         case 403:
-            return RefusedError(f"this needs {request}: see deploy/kubernetes for the Role (403: {message})")
+            if unauthorized:
+                return ForbiddenError(f"this needs {request}: see deploy/kubernetes for the Role (403: {message})")
+            return ForbiddenError(
+                f"{request} was denied, not for lack of a permission: see the admission policy, webhook, quota or "
+                f"proxy that denies it (403: {message})"
+            )
         case 404:
             what = f"{request.resource} in {request.resource.group or 'core'}/{request.resource.version}"
             if request.verb in {"list", "watch"}:
@@ -399,6 +450,7 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
             config.load_incluster_config(client_configuration=settings)
             _reread_token(settings, config)
         else:
+            _check_exists(access.kubeconfig or config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
             await config.load_kube_config(
                 config_file=access.kubeconfig or None,
                 context=access.context or None,
@@ -414,6 +466,12 @@ async def _credentials(access: Access, config: Any, settings: Any) -> None:  # n
             f"no credentials for Kubernetes ({where}{chosen}): {_redacted(error)}; give kubeconfig and context, "
             "or run in a pod with a service account"
         ) from None  # see _redacted
+
+
+def _check_exists(paths: str) -> None:
+    """Raise FileNotFoundError if no kubeconfig exists, of which the library says that `current-context` is missing."""
+    if not any(path and Path(path).expanduser().exists() for path in paths.split(os.pathsep)):
+        raise FileNotFoundError(f"the file {paths} does not exist")
 
 
 async def _run_plugin(plugin: Any) -> Any:  # noqa: ANN401 - see Api

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
+import time
 from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from autoscaler.ports import EdgeError, UnavailableError
@@ -38,6 +41,60 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+MAX_PAUSE = 60.0
+"""Seconds: the longest pause that a server may ask for."""
+
+
+class PausedError(UnavailableError):
+    """Nothing was requested: the server has asked for a pause. A retry helps after it."""
+
+
+class Pause:
+    """The pause that a server has asked for by Retry-After: of all its users, also over several ticks."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._why = ""
+
+    def note(self, retry_after: str | None, why: str) -> None:
+        """Note an answer that the server was unavailable: its header, and the message of its error."""
+        if retry_after is not None:
+            self._until = max(self._until, time.monotonic() + min(_pause(retry_after), MAX_PAUSE))
+            self._why = why
+
+    def check(self) -> None:
+        """Raise PausedError during the pause."""
+        left = self._until - time.monotonic()
+        if left > 0:
+            raise PausedError(f"{self._why}; it asked for no request before {math.ceil(left)} s from now (Retry-After)")
+
+
+def _pause(retry_after: str) -> float:
+    """Seconds: the header has them, or a date. 0 for what cannot be read."""
+    try:
+        return float(retry_after)
+    except ValueError:
+        pass
+    try:
+        return parsedate_to_datetime(retry_after).timestamp() - time.time()
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+class DuplicateKeyError(ValueError):
+    """A JSON object has a key twice: which value counts is unknown."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads(object_pairs_hook=)`. Raises DuplicateKeyError."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise DuplicateKeyError(f"the key {one_line(twice, 40)!r} is there twice")
+    return found
 
 
 def one_line(text: object, limit: int = 300) -> str:

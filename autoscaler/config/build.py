@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 from autoscaler import plugins
 from autoscaler.config.document import Entry, Invalid, Mapping, Node, Odd, Problems, Scalar, Sequence, join
 from autoscaler.core.durations import parse_duration
+from autoscaler.core.foreign import format_exception
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
 from autoscaler.ports import PluginError, Secret
@@ -169,7 +170,7 @@ class Builder:
                 raise self.problems.fail(*mapping.place(word, path), message) from error
             raise self.fail(mapping, path, message) from error
         except Exception as error:  # a plug-in may fail in any way
-            raise self.fail(mapping, path, f"{cls.__name__} failed: {type(error).__name__}: {error}") from error
+            raise self.fail(mapping, path, f"{cls.__name__} failed: {format_exception(error)}") from error
 
     def mapping(self, node: Node, path: str, cls: type[Any] | None = None) -> Mapping:
         """The node as a mapping; with a dataclass, former names of its fields are replaced by the present ones."""

@@ -16,6 +16,7 @@ from autoscaler.config.document import Invalid, Node, Problems, join
 from autoscaler.config.model import Cluster, Config, DaemonSpec, Metric
 from autoscaler.config.sections import DIRECTORY, LONGEST_TIMEOUT, ClusterSection, FileSections
 from autoscaler.core.durations import format_duration
+from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import STABILIZED, ClusterSpec, Limits, NamedPolicy
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
@@ -156,6 +157,7 @@ class _File:
             metrics=metrics,
             interval=settings["interval"],
             timeout=settings.timeout,
+            max_values=settings["max_values"],
         )
 
     def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
@@ -166,7 +168,7 @@ class _File:
             subject = (type(target), getattr(target, "subject", target))
             owner = next((owner for other, owner in self._targets if other == subject), None)
         except Exception as error:  # foreign code: its failure must name it instead of ending us
-            message = f"{type(target).__name__} failed: {type(error).__name__}: {error}"
+            message = f"{type(target).__name__} failed: {format_exception(error)}"
             raise self._problems.fail(line, path, message) from error
         if owner is not None:
             message = (
@@ -227,9 +229,9 @@ class _File:
         self._name(name, node, path)
         policy = self._build.plugin(Kind.POLICY, node, path)
         try:
-            reads, _ = _reads(policy), _lookback(policy)
+            reads, _, named = _reads(policy), _lookback(policy), NamedPolicy(name, policy)
         except Exception as error:
-            message = f"{type(policy).__name__} failed: {type(error).__name__}: {error}"
+            message = f"{type(policy).__name__} failed: {format_exception(error)}"
             raise self._build.fail(node, path, message) from error
         unknown = [metric for metric in reads if metric not in known]
         for metric in unknown:
@@ -240,7 +242,7 @@ class _File:
             self._problems.add(line, where, message)
         if unknown:
             raise Invalid
-        return NamedPolicy(name, policy)
+        return named
 
 
 class _Settings:
@@ -289,7 +291,7 @@ class _Settings:
         return self._valid
 
     def _check_sizes(self) -> None:
-        for name in ("slots_per_replica", "partitions"):
+        for name in ("slots_per_replica", "partitions", "max_values"):
             if self._usable(name) and self[name] is not None and self[name] < 1:
                 self._reject(f"must be 1 or more, not {self[name]}", name)
         if self._usable("max") and "max" in self._values and self["max"] > _MOST_REPLICAS:

@@ -72,6 +72,7 @@ class Cluster:
     Attributes:
         interval: time between two ticks.
         timeout: within this the metrics, the engine and the target must answer; below the interval.
+        max_values: a reading of more numbers, or of more parts, counts as missing.
     """
 
     spec: ClusterSpec
@@ -80,6 +81,7 @@ class Cluster:
     metrics: Mapping[str, Metric]
     interval: timedelta
     timeout: timedelta
+    max_values: int = 1000
 
 
 @dataclass(frozen=True, slots=True)

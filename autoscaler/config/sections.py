@@ -58,6 +58,7 @@ class ClusterSection:
         capacity: how capacity, the records/s a size can process when busy, is learned.
         max_age: an older reading counts as missing; at least the timeout.
         max_ahead: a reading further in the future counts as missing.
+        max_values: a reading of more numbers, or of more parts, counts as missing.
         lookback: how much of the past the policies see; raised to what the policies need.
     """
 
@@ -78,6 +79,7 @@ class ClusterSection:
     capacity: CapacitySpec = _CORE["capacity"]
     max_age: timedelta = _CORE["max_age"]
     max_ahead: timedelta = _CORE["max_ahead"]
+    max_values: int = 1000
     lookback: timedelta = _CORE["lookback"]
 
 

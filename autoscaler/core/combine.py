@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from autoscaler.core.explain import hold_reason
+from autoscaler.core.foreign import foreign_text
 from autoscaler.core.model import MAX_REPLICAS, Combine, Recommendation
 from autoscaler.core.rescale import Settled
 from autoscaler.core.trust import Trusted
@@ -56,6 +57,8 @@ def combined_size(
             # 1e-12: a product like 10 * 1.1 = 11.000000000000002 is a whole number that floats could not hold
             return math.ceil(size * (1 - 1e-12)), None
         problem = f"they give {str(size)[:40]}, expected 0 to {MAX_REPLICAS}"
-    except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
-        problem = str(error) or type(error).__name__
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
+        problem = foreign_text(error) or type(error).__name__
     return greatest, f"the policies cannot be combined: {problem}"

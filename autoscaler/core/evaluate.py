@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 
+from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import (
     MAX_REPLICAS,
     Allowance,
@@ -34,8 +35,10 @@ def allowed(policies: tuple[NamedPolicy, ...], now: datetime, limits: Limits) ->
         try:
             allowance = named.allow(now, limits)
             problem = _allowance_problem(allowance)
-        except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
-            problem = f"raised {type(error).__name__}: {error}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
+            problem = f"raised {format_exception(error)}"
         if problem is not None:
             errors[named.name] = problem
             continue
@@ -81,8 +84,10 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
     try:
         answer = named.policy.evaluate(view)
         problem = _problem(answer)
-    except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
-        return _failed(named, f"raised {type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
+        return _failed(named, f"raised {format_exception(error)}")
     if problem is not None:
         return _failed(named, problem)
     return Recommendation(answer.replicas, answer.reason, answer.inputs, answer.detail, named.name)

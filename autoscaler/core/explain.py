@@ -28,6 +28,9 @@ _SENTENCES: Mapping[str, str] = {
     "in_flight": "{rescale} is on its way, not yet {phase}{pending}",
     "job_unsettled": "the job is {job}",
     "stands_still": "{why}; the job stands still meanwhile",
+    "none_up": "none of {desired} replicas is up{pending}: a step up waits until one is",
+    "step_not_up": "nothing of {rescale} came up{pending}: the next step up waits until something does, or for "
+    "{pause}; {passed} passed",
     "clearly_short": "{why}, but {current} is clearly short",
     "tolerance": "{current} to {wanted} is within {share:.0%}",
     "was_enough": "{stable} was enough within {window}",
@@ -85,6 +88,9 @@ _GUARDS = {
     Reason.BOUNDS: "the bounds",
 }
 
+_FITS = "because what there is fits the load"
+_NONE_UP = "because the policies asked for no more"
+
 _QUIET = {
     Reason.MISSING: "could not decide, an input is missing",
     Reason.LEARNING: "is still learning",
@@ -99,8 +105,8 @@ def describe(fact: Fact | str) -> str:
         return fact
     values = {name: _worded(value) for name, value in fact.values.items()}
     rescale, remarks = fact.values.get("rescale"), fact.values.get("remarks")
-    if isinstance(rescale, Rescale) and isinstance(remarks, tuple):
-        values["pending"] = _pending(rescale, remarks)
+    if isinstance(remarks, tuple):
+        values["pending"] = _pending(rescale if isinstance(rescale, Rescale) else None, remarks)
     if "ceiling" in values:
         values["ceiling"] = f" ({values['ceiling']})" if values["ceiling"] else ""
     if "but" in values:
@@ -135,11 +141,11 @@ def describe_rescale(rescale: Rescale) -> str:
     return f"{_RESCALES[rescale.cause]} from {rescale.before} to {rescale.to}"
 
 
-def _pending(rescale: Rescale, remarks: tuple[object, ...]) -> str:
+def _pending(rescale: Rescale | None, remarks: tuple[object, ...]) -> str:
     """What the target shows and reports about replicas that do not start or stop, to be added to a sentence."""
-    if rescale.phase is not Phase.REQUESTED:
+    if rescale is not None and rescale.phase is not Phase.REQUESTED:
         return ""
-    shown = () if rescale.confirmed else (f"the target still shows {rescale.before}",)
+    shown = () if rescale is None or rescale.confirmed else (f"the target still shows {rescale.before}",)
     reported = "; ".join(map(str, (*shown, *remarks)))
     return f" ({reported})" if reported else ""
 
@@ -207,15 +213,16 @@ def hold_reason(
     return "; ".join(reasons) or None
 
 
-def explain(observation: Observation, decision: Decision, *, dry_run: bool = False) -> str:
+def explain(observation: Observation, decision: Decision, *, dry_run: bool = False, failed: str | None = None) -> str:
     """Explain a decision: one paragraph for the outcome, then what led to it.
 
     Args:
         observation: what the decision was made on.
         decision: the decision.
         dry_run: whether the target was not to be called.
+        failed: why the call of the target failed, where it is known that it did.
     """
-    parts = [_outcome(observation, decision, dry_run=dry_run)]
+    parts = [_outcome(observation, decision, dry_run=dry_run, failed=failed)]
     parts.append(_list("What was read:", _read(observation)))
     parts.append(_list("What the policies asked for:", _asked(decision)))
     parts.append(_list("What the guards made of it:", _guarded(decision)))
@@ -236,17 +243,26 @@ def readings(observation: Observation) -> list[tuple[str, str]]:
     return lines
 
 
-def _outcome(observation: Observation, decision: Decision, *, dry_run: bool) -> str:
+def _outcome(observation: Observation, decision: Decision, *, dry_run: bool, failed: str | None) -> str:
     who = f"{_time(decision.at)}: cluster {decision.cluster}"
     why = _why(decision)
     if decision.rescale:
         way = "up" if decision.desired > decision.current else "down"
-        asked = "would be scaled" if dry_run else "is scaled"
-        tail = " This is a dry run: the target was not called." if dry_run else ""
-        return f"{who} {asked} {way} from {decision.current} to {decision.desired}, {why}.{tail}"
+        change = f"{way} from {decision.current} to {decision.desired}"
+        refused = [text for reason, text in decision.notes if reason is Reason.UNCONFIRMED]
+        if dry_run:
+            return f"{who} would be scaled {change}, {why}. This is a dry run: the target was not called."
+        if failed:
+            return _dot(f"{who} was to be scaled {change}, {why}, but the change has not been made: {failed}")
+        if refused:
+            return _dot(f"{who} is to be scaled {change} again, {why}: {refused[-1]}")
+        return f"{who} is scaled {change}, {why}."
     if observation.desired is None:
         why = f"because the size of its target is not known; it is taken to be {decision.current}"
         return f"{who} is left alone, {why}."
+    if observation.ready == 0 and decision.current:
+        # Nothing that is not up fits any load.
+        why = f"none of which is up, {_NONE_UP if why == _FITS else why}"
     return f"{who} stays at {decision.current}, {why}."
 
 
@@ -266,7 +282,7 @@ def _why(decision: Decision) -> str:
         return f"because of {_GUARDS[Reason.BOUNDS]}{_detail(decision.verdicts[-1].detail)}"
     reasons = {recommendation.reason for recommendation in decision.recommendations}
     if Reason.STEADY in reasons:
-        return "because what there is fits the load"
+        return _FITS
     if Reason.FAILED in reasons:
         return "because a policy failed and no other asked for anything"
     if Reason.MISSING in reasons:

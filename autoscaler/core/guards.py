@@ -35,7 +35,7 @@ from autoscaler.core.model import (
     Select,
     Verdict,
 )
-from autoscaler.core.rescale import MAX_OVERRIDES, Settled, next_phase, stands_still
+from autoscaler.core.rescale import MAX_OVERRIDES, Settled, futile, next_phase, stands_still
 from autoscaler.core.trust import Trusted
 
 _ANY = sys.maxsize
@@ -67,6 +67,7 @@ class GuardContext(NamedTuple):
         remarks: what the target reports for people.
         override_times: when sizes that were requested here were changed from outside.
         stands_still: whether a loss keeps the job from working.
+        futile: why a step up has to wait for what was requested before it.
         excluded: why nothing may change now (a policy's exclusion window).
     """
 
@@ -89,6 +90,7 @@ class GuardContext(NamedTuple):
     override_times: tuple[datetime, ...] = ()
     stands_still: bool = False
     excluded: str | None = None
+    futile: Fact | None = None
 
     @property
     def behaviour(self) -> Behaviour:
@@ -125,6 +127,7 @@ def guard_context(seen: Trusted, settled: Settled, combined: Combined) -> GuardC
         state.override_times,
         stands_still(spec, state.rescale, observation),
         seen.excluded,
+        futile(spec, state, observation),
     )
 
 
@@ -175,8 +178,11 @@ def freshness(s: GuardContext, wanted: int) -> Effect | None:
 def settling(s: GuardContext, wanted: int) -> Effect | None:
     """While a rescale is in flight: nothing down, and up only when the size on its way is clearly too small.
 
-    While a loss keeps the job from working, not even then: the stall is not load.
+    While a loss keeps the job from working, not even then: the stall is not load. Nor while what was requested before
+    does not come up.
     """
+    if s.futile is not None and wanted > s.current:
+        return Effect(highest=s.current, fact=s.futile)
     if s.rescale is not None:
         values = {"rescale": s.rescale, "phase": next_phase(s.rescale), "remarks": s.remarks}
         why = Fact("in_flight", values)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from autoscaler.core.capacity import learn_rate
+from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import (
     MOST_LEARNED,
     ClusterSpec,
@@ -120,8 +121,10 @@ def learn_policies(
                 found = {key: float(number) for key, number in found.items()}
         except _WrongMemoryError as error:
             errors[named.name], found = f"while learning it {error}", known
-        except Exception as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
-            errors[named.name], found = f"while learning it raised {type(error).__name__}: {error}", known
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - code of a plug-in: whatever it raises must not end a step
+            errors[named.name], found = f"while learning it raised {format_exception(error)}", known
         memory[named.name] = found
     return memory, errors
 

@@ -26,6 +26,27 @@ MAX_REPLICAS = 1_000_000
 MOST_LEARNED = 1000
 """A policy may keep so many numbers."""
 
+MOST = math.nextafter(2.0**63, 0.0)
+"""No number is beyond it: programs count in 64 bits, and show the limits of these where they have no number."""
+
+
+class Range(NamedTuple):
+    """What a metric can be by its nature, both inclusive, and how people are told."""
+
+    least: float
+    most: float
+    expected: str
+
+
+ANY = Range(-MOST, MOST, "a number of less than 2^63")
+"""A metric of which nothing is known."""
+
+AMOUNT = Range(0.0, MOST, "0 to below 2^63")
+"""A lag, a rate, a count or a usage. The CPU of several cores, or in relation to a request, is one."""
+
+SHARE = Range(0.0, 2.0, "a share from 0 to 1")
+"""A busy share. Short windows show a little more than 1; more than twice as much is a percentage or another mistake."""
+
 
 class Reason(StrEnum):
     """The one vocabulary of logs, metric labels and explanations."""
@@ -127,6 +148,15 @@ class Reading:
         if isinstance(value, tuple):
             return bool(value) and all(map(math.isfinite, value))
         return math.isfinite(value)
+
+    def within(self, least: float, most: float) -> bool:
+        """Whether it is finite and every value is in this range. What its parts are is unknown: they are in `ANY`."""
+        value = self.value
+        if self.parts and not all(-MOST <= number <= MOST for part in self.parts.values() for number in part.values()):
+            return False
+        if isinstance(value, tuple):
+            return bool(value) and all(map(math.isfinite, value)) and least <= min(value) and max(value) <= most
+        return math.isfinite(value) and least <= value <= most
 
 
 @fast_init
@@ -446,7 +476,8 @@ class CapacitySpec:
 class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
-    What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `LookingBack` and `Requiring`.
+    What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `LookingBack`, `Requiring` and
+    `Ranging`.
     """
 
     def evaluate(self, view: View) -> Recommendation:
@@ -501,6 +532,15 @@ class Requiring(Protocol):
         ...
 
 
+class Ranging(Protocol):
+    """A policy that knows what some of its metrics can be. A reading outside is missing, for all policies."""
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """Name of the metric -> `AMOUNT`, `SHARE` or another range."""
+        ...
+
+
 class Combine(Protocol):
     """How several policies become one proposal. Picklable, hashable and pure; `str` of it is shown to people."""
 
@@ -526,6 +566,7 @@ class NamedPolicy:
         allow: the method of a `Bounding` policy, else None.
         asks: False for a `Bounding` policy that never asks for a size.
         stabilizes: whether it is a `Stabilizing` policy.
+        ranges: those of a `Ranging` policy.
     """
 
     name: str
@@ -534,6 +575,7 @@ class NamedPolicy:
     allow: Callable[[datetime, Limits], Allowance] | None = field(init=False, repr=False, compare=False)
     asks: bool = field(init=False, repr=False, compare=False)
     stabilizes: bool = field(init=False, repr=False, compare=False)
+    ranges: Mapping[str, Range] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("learn", "allow"):
@@ -541,6 +583,10 @@ class NamedPolicy:
             object.__setattr__(self, name, hook if callable(hook) else None)
         object.__setattr__(self, "asks", getattr(self.policy, "asks", True) is not False)
         object.__setattr__(self, "stabilizes", getattr(self.policy, "stabilizes", False) is True)
+        ranges = getattr(self.policy, "ranges", {})
+        if not (isinstance(ranges, Mapping) and all(isinstance(each, Range) for each in ranges.values())):
+            raise TypeError(f"its attribute ranges is {ranges!r}, expected a Range by name")
+        object.__setattr__(self, "ranges", ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,6 +604,7 @@ class ClusterSpec:
         lookback: how much of the past policies are shown.
         combine: how the policies become one proposal; None: the greatest size asked for.
         down: by default a window of 5 minutes, or none where all policies that ask for sizes stabilize themselves.
+        ranges: metric -> what it can be, by its use here and in the policies.
     """
 
     name: str
@@ -576,6 +623,7 @@ class ClusterSpec:
     max_ahead: timedelta = timedelta(seconds=5)
     lookback: timedelta = timedelta(minutes=10)
     combine: Combine | None = None
+    ranges: Mapping[str, Range] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.slots_per_replica < 1:
@@ -591,6 +639,11 @@ class ClusterSpec:
         if self.down is DOWN or self.down is STABILIZED:
             # By identity: the same written out is what the user wants, whatever the policies do.
             object.__setattr__(self, "down", STABILIZED if self.stabilized else DOWN)
+        ranges = {self.settle.lag: AMOUNT, self.settle.throughput: AMOUNT, self.capacity.throughput: AMOUNT}
+        for known in ({self.capacity.saturation: SHARE}, *(named.ranges for named in self.policies)):
+            for metric, found in known.items():
+                ranges[metric] = min(found, ranges.get(metric, found), key=lambda each: each.most - each.least)
+        object.__setattr__(self, "ranges", ranges)
 
     @property
     def stabilized(self) -> bool:

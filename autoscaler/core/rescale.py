@@ -252,6 +252,29 @@ def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observ
     return ready is not None and engine.slots is not None and engine.slots > ready * spec.slots_per_replica
 
 
+def futile(spec: ClusterSpec, state: ClusterState, observation: Observation) -> Fact | None:
+    """Why a step up has to wait: what was requested before it does not come up, so more would not either.
+
+    With no replica up at all it waits until one is. A start from nothing is not waited for before its deadline. Where
+    some are up and none of the last step has been by its deadline, it waits as long once more: these may never come.
+    """
+    ready, rescale, missed = observation.ready, state.rescale, state.last_missed
+    if ready is None or ready >= (observation.desired or 0):
+        return None
+    if ready == 0:
+        if rescale is not None and rescale.before == 0 and rescale.cause is not Cause.LOSS:
+            return None
+        return Fact("none_up", {"desired": observation.desired, "remarks": observation.remarks})
+    if rescale is not None or missed is None or missed.cause is Cause.LOSS or ready > missed.before:
+        return None
+    passed = observation.at - (state.cooldown_from or observation.at)
+    pause = deadline(spec, missed, Phase.READY)
+    if passed >= pause:
+        return None
+    values = {"rescale": missed, "remarks": observation.remarks, "passed": passed, "pause": pause}
+    return Fact("step_not_up", values)
+
+
 def _restarted(before: EngineStatus, now: EngineStatus) -> bool:
     """Whether the job has restarted in between: it counts one more restart, or has been running for a shorter time."""
     if now.restarts is not None and before.restarts is not None and now.restarts > before.restarts:

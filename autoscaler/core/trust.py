@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import (
+    ANY,
     MAX_REPLICAS,
     ClusterSpec,
     ClusterState,
@@ -23,7 +24,7 @@ Note = tuple[Reason, Fact]
 """What happened in a step besides the decision."""
 
 _GAP = 2.5
-"""Intervals without an observation after which what happened in between counts as unseen."""
+"""Intervals without a trusted observation after which a window has to be watched anew: one tick may be lost."""
 
 
 class Trusted(NamedTuple):
@@ -87,19 +88,25 @@ def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> T
 def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, Reading], dict[str, str]]:
     """Split what was observed into readings that can be used and names that cannot, with the reason.
 
-    A reading is used when it is finite, at most `max_age` old and at most `max_ahead` in the future. A metric of the
-    spec that was not delivered, an engine that should be watched and cannot be read: these are reasons too.
+    A reading is used when it is finite, within what the metric can be (`ClusterSpec.ranges`), at most `max_age` old
+    and at most `max_ahead` in the future. A metric of the spec that was not delivered, an engine that should be
+    watched and cannot be read: these are reasons too.
     """
     at = observation.at
     oldest = at - spec.max_age
     newest = at + spec.max_ahead
+    ranges = spec.ranges
     untrusted = dict(observation.missing)
     good: dict[str, Reading] = {}
     for name, reading in observation.metrics.items():
         try:
+            least, most, _ = ranges.get(name, ANY)
+            value = reading.value
+            plain = type(value) is float and not reading.parts  # most are; NaN is in no range
+            possible = least <= value <= most if plain else reading.within(least, most)  # type: ignore[operator]
             known = reading.partitions is None or reading.partitions >= 1
-            if not (reading.finite() and oldest <= reading.at <= newest and known):
-                untrusted[name] = _problem(spec, reading, at)
+            if not (possible and oldest <= reading.at <= newest and known):
+                untrusted[name] = _problem(spec, name, reading, at)
             elif name not in untrusted:
                 good[name] = reading
         except (TypeError, OverflowError) as error:
@@ -113,10 +120,15 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     return good, untrusted
 
 
-def _problem(spec: ClusterSpec, reading: Reading, at: datetime) -> str:
+def _problem(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -> str:
     """Why a reading cannot be used."""
     if not reading.finite():
         return f"not a finite number: {reading.value}"
+    least, most, expected = spec.ranges.get(name, ANY)
+    if not reading.within(least, most):
+        numbers = reading.value if isinstance(reading.value, tuple) else (reading.value,)
+        wrong = [number for number in numbers if not least <= number <= most]
+        return f"{wrong[0]:g}, expected {expected}" if wrong else f"a part of it is not {ANY.expected}"
     if reading.at < at - spec.max_age:
         return f"stale: {(at - reading.at).total_seconds():.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
     if reading.at > at + spec.max_ahead:
@@ -133,12 +145,11 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
 
 
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
-    """From when on the cluster has been watched; a gap longer than a few ticks and half a window starts anew.
+    """From when on the cluster has been watched; a gap longer than a lost tick starts anew.
 
     What could not be trusted was not watched: the gap counts from the last proposal that was.
     """
     if state.watched_since is None or not state.proposals:
         return at
     gap = at - state.proposals[-1].at
-    seen = gap <= spec.interval or gap <= max(spec.down.window / 2, spec.interval * _GAP)
-    return state.watched_since if seen else at
+    return state.watched_since if gap <= spec.interval or gap <= spec.interval * _GAP else at

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, cast
 
 from autoscaler.config.model import Cluster, Config
+from autoscaler.core.foreign import foreign_text, format_exception
 from autoscaler.core.model import EngineStatus, Reading
 from autoscaler.ports import (
     EdgeError,
@@ -53,11 +54,23 @@ class Plugin(Protocol):
 
 
 def format_error(error: BaseException) -> str:
-    """An error on one line: our own by their message, others with their type."""
-    text = " ".join(str(error).split())
-    if isinstance(error, EdgeError) and text:
-        return text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """An error on one line, cut: our own by their message, others with their type. It never raises."""
+    return (isinstance(error, EdgeError) and foreign_text(error)) or format_exception(error)
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Make an ordinary error of what a plug-in raises to end the process: in a task it would end the loop.
+
+    Raises:
+        RuntimeError: it raised SystemExit, KeyboardInterrupt or another exception that is no `Exception`.
+    """
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RuntimeError(f"the plug-in raised {format_exception(error)}") from error
 
 
 CANCELLED = "the plug-in cancelled itself"
@@ -85,6 +98,7 @@ class Connection:
         self._error = "not connected yet"
         self._tried = asyncio.Event()
         self._stop = asyncio.Event()
+        self._limit: asyncio.Timeout | None = None
         self._task = asyncio.create_task(self._hold(), name=f"connection {self.name}")
 
     @property
@@ -110,6 +124,8 @@ class Connection:
     async def close(self) -> None:
         """Close it. One that does not end when it is cancelled is abandoned."""
         self._stop.set()
+        if not self._connected:
+            expire(self._limit)  # Nothing is lost: it has not connected.
         _, hanging = await asyncio.wait((self._task,), timeout=2 * CLOSE_TIMEOUT)
         if hanging:
             log.warning("plug-in does not close", extra={"plugin": self.name})
@@ -131,17 +147,19 @@ class Connection:
         """Hold the connection until it is released. Returns why it could not be opened or kept."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT) as limit, self.plugin.connect(self._shared) as live:
-                limit.reschedule(None)
-                if self._error != "not connected yet":
-                    log.info("plug-in connected", extra={"plugin": self.name})
-                self._live, self._connected, self._error = live, True, "closed"
-                self._tried.set()
-                try:
-                    await self._stop.wait()
-                finally:
-                    self._connected = False
-                    limit.reschedule(loop.time() + CLOSE_TIMEOUT)
+            with contained():
+                async with asyncio.timeout(CONNECT_TIMEOUT) as self._limit, self.plugin.connect(self._shared) as live:
+                    limit = self._limit
+                    limit.reschedule(None)
+                    if self._error != "not connected yet":
+                        log.info("plug-in connected", extra={"plugin": self.name})
+                    self._live, self._connected, self._error = live, True, "closed"
+                    self._tried.set()
+                    try:
+                        await self._stop.wait()
+                    finally:
+                        self._connected = False
+                        limit.reschedule(loop.time() + CLOSE_TIMEOUT)
         except TimeoutError:
             return f"not connected within {CONNECT_TIMEOUT:.0f} s"
         except asyncio.CancelledError:
@@ -150,6 +168,8 @@ class Connection:
             return CANCELLED
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
             return format_error(error)
+        finally:
+            self._limit = None
         return None
 
 
@@ -236,9 +256,10 @@ class _Holder:
 
     async def _hold(self) -> None:
         try:
-            async with self._factory() as live:
-                self.live.set_result(live)
-                await self._stop.wait()
+            with contained():
+                async with self._factory() as live:
+                    self.live.set_result(live)
+                    await self._stop.wait()
         except asyncio.CancelledError:
             inside = cancelled_itself()
             if inside and not self.live.done():
@@ -318,6 +339,12 @@ class ClusterConnections:
     async def release(self) -> None:
         """Return them."""
         await asyncio.gather(*(self._connections.release(connection) for connection in self.connections().values()))
+
+
+def expire(limit: asyncio.Timeout | None) -> None:
+    """Have a time-out that is waited under expire now."""
+    if limit is not None and not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time())
 
 
 async def sleep_until_stopped(stop: asyncio.Event, seconds: float) -> bool:

@@ -27,11 +27,13 @@ from autoscaler.daemon.connections import (
     CANCELLED,
     ClusterConnections,
     cancelled_itself,
+    contained,
+    expire,
     format_error,
     sleep_until_stopped,
 )
 from autoscaler.daemon.observer import Observer
-from autoscaler.ports import DecisionSink, Record, StateStore, StoreError, TargetStatus
+from autoscaler.ports import DecisionSink, EdgeError, Record, StateStore, StoreError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.controller")
 
@@ -95,6 +97,7 @@ class Counters:
         phases: direction and phase -> number and total seconds.
         errors: reading that was missing -> how often.
         failed_calls: scale calls that failed.
+        unexpected: errors of its plug-ins that are no failures of another system but defects.
         skipped: ticks that were skipped because the one before took too long.
     """
 
@@ -103,7 +106,29 @@ class Counters:
     phases: dict[tuple[Direction, Phase], tuple[int, float]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     failed_calls: int = 0
+    unexpected: int = 0
     skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Scale calls that fail.
+
+    Attributes:
+        since: when the first one failed.
+        replicas: the size that the last one asked for.
+        error: why the last one failed.
+    """
+
+    since: datetime
+    replicas: int
+    error: str
+
+    def is_over(self, observation: Observation, decision: Decision) -> bool:
+        """Whether the size is reached all the same, or known not to be needed any more."""
+        return observation.desired == self.replicas or (
+            decision.proposed == decision.desired == decision.current and not observation.missing
+        )
 
 
 def splay(name: str, interval: float) -> float:
@@ -121,6 +146,7 @@ class Controller:
         status: the last status of the target.
         finished: loop time when the last tick ended without a failure, or when the controller was made.
         problem: why the last tick has no persisted decision, or None.
+        refusal: the scale calls that have failed since the last success, while another size is needed; or None.
     """
 
     def __init__(
@@ -138,7 +164,7 @@ class Controller:
         self.cluster = cluster
         self.name = cluster.spec.name
         self.connections = connections
-        self.dry_run = dry_run
+        self.dry_run = dry_run or getattr(cluster.target, "advisory", False) is True
         self.counters = Counters()
         self.logged = LogState()
         self.state: ClusterState | None = None
@@ -146,6 +172,7 @@ class Controller:
         self.decision: Decision | None = None
         self.status: TargetStatus | None = None
         self.problem: str | None = NOT_OBSERVED
+        self.refusal: Refusal | None = None
         self.finished = asyncio.get_running_loop().time()
         self._store = store
         self._sink = sink
@@ -154,12 +181,13 @@ class Controller:
         self._observer = Observer(cluster, connections, utc)
         self._logged_problem: str | None = None
         self._scaling = False
+        self._observing: asyncio.Timeout | None = None
 
     def adopt_state_of(self, before: Controller) -> None:
         """Continue where another controller of the same cluster has ended."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
-        self.status, self.problem = before.status, before.problem
+        self.status, self.problem, self.refusal = before.status, before.problem, before.refusal
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -171,8 +199,12 @@ class Controller:
         limit = (3 * self.cluster.interval + self.cluster.timeout).total_seconds()
         return now - self.finished > limit + (SCALE_TIMEOUT if self._scaling else 0.0)
 
+    def interrupt(self) -> None:
+        """Drop the observation under way, which nothing depends on yet: a stop does not wait for what hangs."""
+        expire(self._observing)
+
     async def run(self, stop: asyncio.Event) -> None:
-        """Tick until stopped, which takes effect between two ticks.
+        """Tick until stopped, which takes effect between two ticks; see also `interrupt`.
 
         Ticks are on a grid of the loop's clock, shifted by the cluster's splay: they do not drift, however long one
         takes, and those that were missed are skipped.
@@ -188,10 +220,15 @@ class Controller:
             begun = loop.time()
             try:
                 await self.tick()
-            except Exception as error:
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:
                 # A failure of one cluster, even a defect of ours, must not end the others.
-                self.problem = format_error(error)
-                log.exception("tick failed", extra={"cluster": self.name})
+                self.counters.unexpected += 1
+                problem = format_error(error)
+                if problem != self.problem:
+                    log.exception("tick failed", extra={"cluster": self.name})
+                self.problem = problem
             else:
                 self.finished = loop.time()
             ended = loop.time()
@@ -207,8 +244,15 @@ class Controller:
         """
         try:
             state = await self._state()
-            observation = await self._observer.observe()
+            try:
+                async with asyncio.timeout(None) as self._observing:
+                    observation = await self._observer.observe()
+            except TimeoutError:  # `interrupt`: the observer raises nothing
+                return
+            finally:
+                self._observing = None
             status = self._observer.status
+            self.counters.unexpected += self._observer.unexpected
             after, decision = self._decide(self.cluster.spec, state, observation)
             # As the core trusted it: a stale reading is missing wherever the observation is shown.
             observation = after.past[-1]
@@ -223,10 +267,12 @@ class Controller:
         self._set_problem(None)
         self._report(state, after, observation, decision, status)
         self.state, self.observation, self.decision, self.status = after, observation, decision, status
+        if self.refusal is not None and self.refusal.is_over(observation, decision):
+            self.refusal = None
         # Concurrently: the decision is in the store, and no scale call waits for the sink's disk.
         written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:
-            await self._scale(decision.desired)
+            await self._scale(decision)
         await written
 
     async def _state(self) -> ClusterState:
@@ -244,26 +290,31 @@ class Controller:
         except StoreError:
             log.debug("record not written to the history", extra={"cluster": self.name})  # The sink has logged why.
 
-    async def _scale(self, replicas: int) -> None:
+    async def _scale(self, decision: Decision) -> None:
         self._scaling = True
         try:
-            async with asyncio.timeout(SCALE_TIMEOUT):
-                await self.connections.target().scale(replicas)
+            with contained():
+                async with asyncio.timeout(SCALE_TIMEOUT):
+                    await self.connections.target().scale(decision.desired)
         except TimeoutError:
-            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
+            await self._scale_failed(decision, f"no answer within {SCALE_TIMEOUT:g} s")
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise
-            await self._scale_failed(replicas, CANCELLED)
+            await self._scale_failed(decision, CANCELLED)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
-            await self._scale_failed(replicas, format_error(error))
+            self.counters.unexpected += not isinstance(error, EdgeError)
+            await self._scale_failed(decision, format_error(error))
         else:
             self.logged.refused.clear()
+            self.refusal = None
         finally:
             self._scaling = False
 
-    async def _scale_failed(self, replicas: int, error: str) -> None:
+    async def _scale_failed(self, decision: Decision, error: str) -> None:
+        replicas = decision.desired
         self.counters.failed_calls += 1
+        self.refusal = Refusal(self.refusal.since if self.refusal else decision.at, replicas, error)
         if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
         assert self.state is not None  # noqa: S101 - there was a decision, so there is a state

@@ -25,6 +25,11 @@ class _Running:
     stop: asyncio.Event
     task: asyncio.Task[None]
 
+    def end(self) -> None:
+        """Have it end: an observation under way is dropped, a scale call is waited for."""
+        self.stop.set()
+        self.controller.interrupt()
+
 
 class Fleet:
     """The running controllers, by the names of their clusters."""
@@ -66,7 +71,7 @@ class Fleet:
         }
         leaving = {name: self._running[name] for name in sorted(removed | changed)}
         for running in leaving.values():
-            running.stop.set()
+            running.end()
         # Leased before the old ones are released: what both use stays connected.
         leased = {
             name: ClusterConnections(config, config.clusters[name], self.connections)
@@ -91,7 +96,7 @@ class Fleet:
     async def stop(self) -> None:
         """End all controllers between two ticks and close their connections."""
         for running in self._running.values():
-            running.stop.set()
+            running.end()
         await asyncio.gather(*(running.task for running in self._running.values()))
         await self.connections.close()
 

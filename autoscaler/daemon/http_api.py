@@ -7,14 +7,15 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from ipaddress import ip_address
 from statistics import median
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -23,11 +24,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from autoscaler.core.capacity import restart_time
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
-from autoscaler.core.model import Learned, Rescale
+from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller
 from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.metrics import exposition
-from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot
+from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot, trouble
 from autoscaler.ports import AutoscalerError, StoreError
 from autoscaler.trace.codec import load_record, to_json
 
@@ -107,6 +108,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterab
     app = web.Application(middlewares=[_send, _json_errors, _check_host])
     app[_HOSTS] = frozenset(map(_name, hosts))
     app[_STATUS], app[_REGISTRY] = status, registry
+    app.on_response_prepare.append(_name_files)
     app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
     app.add_routes(
         [
@@ -119,6 +121,16 @@ def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterab
         ]
     )
     return app
+
+
+async def _name_files(request: web.Request, response: web.StreamResponse) -> None:
+    """Say which configuration this daemon runs, and where its history is.
+
+    Whoever looks for another daemon's clusters must not take these for them, and what is older is read from the files.
+    """
+    status = request.app[_STATUS]
+    response.headers["Autoscaler-Config"] = quote(str(status.config_path))
+    response.headers["Autoscaler-History"] = quote(str(status.history_directory))
 
 
 class _Renderer:
@@ -234,7 +246,7 @@ async def _health(request: web.Request) -> web.Response:
 async def _ready(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     waiting = sorted(c.name for c in status.controllers.values() if c.decision is None)
-    problems = {c.name: c.problem for c in status.controllers.values() if c.problem not in (None, NOT_OBSERVED)}
+    problems = {c.name: why for c in status.controllers.values() if (why := trouble(c)) not in (None, NOT_OBSERVED)}
     ok = not (waiting or problems or status.store_failure)
     body = {
         "ok": ok,
@@ -242,7 +254,7 @@ async def _ready(request: web.Request) -> web.Response:
         "problems": problems,
         "store": status.store_failure or "ok",
         "history": status.history_failure or "ok",
-        "reload": list(status.reload_problems) or "ok",
+        "reload": _reload(status),
     }
     return web.json_response(body, status=200 if ok else 503)
 
@@ -256,10 +268,13 @@ async def _metrics(request: web.Request) -> web.Response:
 
 async def _clusters(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
-    dry_run, clusters, now = status.dry_run, snapshot(status), status.utc()
-    body = await request.app[_RENDERER].share(
-        "clusters", lambda: _json({"dry_run": dry_run, "clusters": [_row(c, now, dry_run=dry_run) for c in clusters]})
-    )
+    dry_run, reload, clusters, now = status.dry_run, _reload(status), snapshot(status), status.utc()
+
+    def rendered() -> bytes:
+        rows = [_row(cluster, now) for cluster in clusters]
+        return _json({"dry_run": dry_run, "reload": reload, "clusters": rows})
+
+    body = await request.app[_RENDERER].share("clusters", rendered)
     return web.Response(body=_parts(body), content_type="application/json")
 
 
@@ -267,47 +282,47 @@ async def _cluster(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
     controller = _controller(status, request.match_info["name"])
     connections = {name: each.problem or "ok" for name, each in controller.connections.connections().items()}
-    cluster, now, dry_run = ClusterSnapshot.of(controller), status.utc(), status.dry_run
-    body = await request.app[_RENDERER].render(
-        lambda: _json(_details(cluster, list(controller.remarks), connections, now, dry_run=dry_run))
-    )
+    cluster, now = ClusterSnapshot.of(controller), status.utc()
+    known = {"reload": _reload(status), "remarks": list(controller.remarks), "connections": connections}
+    body = await request.app[_RENDERER].render(lambda: _json(_details(cluster, known, now)))
     return web.Response(body=_parts(body), content_type="application/json")
 
 
-def _details(
-    cluster: ClusterSnapshot, remarks: list[str], connections: dict[str, str], now: datetime, *, dry_run: bool
-) -> dict[str, object]:
+def _details(cluster: ClusterSnapshot, known: Mapping[str, object], now: datetime) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
     return {
-        **_row(cluster, now, dry_run=dry_run),
-        "remarks": remarks,
-        "connections": connections,
+        **_row(cluster, now),
+        **known,
         "learned": None if state is None else _learned(state.learned, now),
         "state": None if state is None else to_json(state),
         "observation": None if observation is None else to_json(observation),
         "decision": None if decision is None else to_json(decision),
         "explanation": None
         if observation is None or decision is None
-        else explain(observation, decision, dry_run=dry_run),
+        else explain(observation, decision, dry_run=cluster.dry_run, failed=_failure(state, decision)),
     }
 
 
 async def _decisions(request: web.Request) -> web.Response:
     status, renderer = request.app[_STATUS], request.app[_RENDERER]
-    name = _controller(status, request.match_info["name"]).name
-    parts = _decision_list(name, status.pages(name, _limit(request), _until(request)), renderer)
+    controller = _controller(status, request.match_info["name"])
+    pages = status.pages(controller.name, _limit(request), _until(request))
+    parts = _decision_list(controller.name, controller.state, pages, renderer)
     # Before the answer begins: an error after that can only end the connection.
     first = await anext(parts)
     return web.Response(body=_joined(first, parts), content_type="application/json")
 
 
 async def _decision_list(
-    name: str, pages: AsyncGenerator[list[bytes], None], renderer: _Renderer
+    name: str, state: ClusterState | None, pages: AsyncGenerator[list[bytes], None], renderer: _Renderer
 ) -> AsyncGenerator[bytes, None]:
+    def rendered(page: list[bytes]) -> str:
+        return ", ".join(_record(line, state) for line in page)
+
     before = f'{{"cluster": {json.dumps(name)}, "decisions": ['
     async with aclosing(pages):
         async for page in pages:
-            text = await renderer.render(lambda page=page: ", ".join(map(_record, page)))  # type: ignore[misc]
+            text = await renderer.render(partial(rendered, page))
             yield f"{before}{text}".encode()
             before = ", "
     yield f"{'' if before == ', ' else before}]}}".encode()
@@ -357,28 +372,39 @@ def _until(request: web.Request) -> datetime | None:
     return until if until.tzinfo else until.replace(tzinfo=UTC)
 
 
-def _record(line: bytes) -> str:
+def _failure(state: ClusterState | None, decision: Decision) -> str | None:
+    """Why the scale call of this decision failed, where it is the last one; the next decision says it of the others."""
+    rescale = None if state is None else state.rescale
+    return rescale.error if rescale is not None and rescale.at == decision.at else None
+
+
+def _record(line: bytes, state: ClusterState | None) -> str:
     try:
         record = load_record(line)
     except ValueError as error:
         raise StoreError(f"a decision cannot be read: {error}") from error
+    failed = _failure(state, record.decision)
     return json.dumps(
         {
             "observation": to_json(record.observation),
             "decision": to_json(record.decision),
             "dry_run": record.dry_run,
-            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
+            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
         }
     )
 
 
-def _row(cluster: ClusterSnapshot, now: datetime, *, dry_run: bool) -> dict[str, object]:
+def _reload(status: DaemonStatus) -> list[str] | str:
+    return list(status.reload_problems) or "ok"
+
+
+def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
     spec = cluster.cluster.spec
     limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
     return {
         "name": cluster.name,
-        "dry_run": dry_run,
+        "dry_run": cluster.dry_run,
         "at": None if decision is None else decision.at.isoformat(),
         "age": None if decision is None else (now - decision.at).total_seconds(),
         "min": limits.minimum,
@@ -390,7 +416,7 @@ def _row(cluster: ClusterSnapshot, now: datetime, *, dry_run: bool) -> dict[str,
         "reason": None if decision is None else decision.reason.value,
         "rescale": None if state is None or state.rescale is None else _rescale(state.rescale),
         "missing": {} if observation is None else dict(observation.missing),
-        "problem": cluster.problem,
+        "problem": cluster.trouble,
     }
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from autoscaler.config.model import LogFormat
+from autoscaler.core.foreign import format_exception
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_CHAIN = 10  # exceptions of a traceback: each from the one before
 
 
 def setup(log: LogFormat, stream: TextIO | None = None) -> None:
@@ -26,12 +29,26 @@ def setup(log: LogFormat, stream: TextIO | None = None) -> None:
     logging.getLogger("autoscaler").setLevel(logging.INFO)
 
 
+class _Formatter(logging.Formatter):
+    """Shows the whole traceback of an exception, and only the beginning of a long text."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: ANN401, N802 - as its parent's
+        """The traceback of an exception and of those it was raised from."""
+        error: BaseException | None = ei[1]
+        parts: list[str] = []
+        while error is not None and len(parts) < _CHAIN:
+            stack = "".join(traceback.format_tb(error.__traceback__))
+            parts.append(f"Traceback (most recent call last):\n{stack}{format_exception(error)}")
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return "\n\nraised from:\n\n".join(parts)
+
+
 def fields(record: logging.LogRecord) -> dict[str, object]:
     """What was passed as `extra`."""
     return {key: value for key, value in vars(record).items() if key not in _OWN}
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """One JSON object per line: time, level, logger, message, the extra fields, and error with its traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -48,7 +65,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class ConsoleFormatter(logging.Formatter):
+class ConsoleFormatter(_Formatter):
     """Time, level, message, then the extra fields as `name=value`."""
 
     def format(self, record: logging.LogRecord) -> str:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from itertools import islice
 from statistics import median
 
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
@@ -43,6 +43,13 @@ class TickHistograms:
         """Record one tick."""
         self._late.observe(max(0.0, late))
         self._took.observe(took)
+
+
+def loop_stalls(registry: CollectorRegistry) -> Counter:
+    """The counter of stalls of the event loop."""
+    return Counter(
+        "autoscaler_loop_stalls", "How often the event loop did nothing for a second or more.", registry=registry
+    )
 
 
 def registry() -> CollectorRegistry:
@@ -293,6 +300,12 @@ _FAMILIES = (
         "counter",
         "Scale calls that failed.",
         _single(lambda c: c.counters.failed_calls),
+    ),
+    _Family(
+        "autoscaler_unexpected_errors_total",
+        "counter",
+        "Errors of the cluster's plug-ins that are not failures of another system but defects.",
+        _single(lambda c: c.counters.unexpected),
     ),
     _Family(
         "autoscaler_rescale_in_flight",

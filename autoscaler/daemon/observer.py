@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sized
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from autoscaler.config.model import Cluster
+from autoscaler.core.foreign import foreign_text
 from autoscaler.core.model import Bound, EngineStatus, Observation, Reading
-from autoscaler.daemon.connections import CANCELLED, ENGINE, TARGET, ClusterConnections, format_error
+from autoscaler.daemon.connections import CANCELLED, ENGINE, TARGET, ClusterConnections, contained, format_error
 from autoscaler.ports import EdgeError, NotYetError, TargetStatus
 
 log = logging.getLogger("autoscaler.daemon.observer")
+
+
+_MAX_REMARKS = 100
 
 
 def utc_now() -> datetime:
@@ -30,6 +35,7 @@ class Observer:
     Attributes:
         status: the last status of the target, for its remarks.
         awaited: readings that had no value yet in the last observation, without anything being wrong.
+        unexpected: errors in it that are no failures of another system but defects of plug-ins.
     """
 
     def __init__(self, cluster: Cluster, connections: ClusterConnections, utc: Callable[[], datetime]) -> None:
@@ -37,9 +43,10 @@ class Observer:
         self._connections = connections
         self._utc = utc
         self._hanging: dict[str, asyncio.Task[Any]] = {}
-        self._unexpected: dict[str, str] = {}
+        self._defects: dict[str, type[BaseException]] = {}
         self.status: TargetStatus | None = None
         self.awaited: frozenset[str] = frozenset()
+        self.unexpected = 0
 
     async def observe(self) -> Observation:
         """Observe once. What cannot be read is in `missing`, with the reason; it never fails."""
@@ -57,10 +64,14 @@ class Observer:
         for name in cluster.metrics:
             reading = answers.get(f"metric {name}")
             if isinstance(reading, Reading):
-                metrics[name] = reading
+                count = max(_length(reading.value), _length(reading.parts))
+                if count > cluster.max_values:
+                    missing[name] = f"{count:,} values, more than the {cluster.max_values:,} of max_values"
+                else:
+                    metrics[name] = reading
         target, engine = answers.get(TARGET), answers.get(ENGINE)
         # A plug-in may answer anything: what has a wrong type is ignored.
-        self.status = status = target if isinstance(target, TargetStatus) else None
+        self.status = status = _limited(target) if isinstance(target, TargetStatus) else None
         return Observation(
             at=self._utc(),
             desired=None if status is None else status.desired,
@@ -68,15 +79,19 @@ class Observer:
             metrics=metrics,
             missing=missing,
             engine=engine if isinstance(engine, EngineStatus) else None,
-            floor=None if status is None else _bound(status.floor),
-            ceiling=None if status is None else _bound(status.ceiling),
-            remarks=() if status is None else tuple(map(str, status.remarks)),
+            floor=None if status is None else status.floor,
+            ceiling=None if status is None else status.ceiling,
+            remarks=() if status is None else status.remarks,
         )
 
     async def _request(
         self, requests: Mapping[str, Callable[[], Awaitable[object]]]
     ) -> tuple[dict[str, object], dict[str, str]]:
-        tasks = {name: asyncio.create_task(_call(ask)) for name, ask in requests.items() if name not in self._hanging}
+        tasks = {
+            name: asyncio.create_task(_call(ask), name=f"{self._cluster.spec.name}: {name}")
+            for name, ask in requests.items()
+            if name not in self._hanging
+        }
         missing = {_short(name): "the previous request still hangs" for name in self._hanging}
         try:
             if tasks:
@@ -87,6 +102,7 @@ class Observer:
                     self._give_up(name, task)
         answers: dict[str, object] = {}
         awaited = set()
+        self.unexpected = 0
         for name, task in tasks.items():
             why = self._failure(name, task)
             if why is not None:
@@ -95,7 +111,7 @@ class Observer:
                     awaited.add(_short(name))
             else:
                 answers[name] = task.result()
-                self._unexpected.pop(name, None)
+                self._defects.pop(name, None)
         self.awaited = frozenset(awaited)
         return answers, missing
 
@@ -114,8 +130,11 @@ class Observer:
         if error is None:
             return None
         text = format_error(error)
-        if not isinstance(error, EdgeError | TimeoutError) and self._unexpected.get(name) != text:
-            self._unexpected[name] = text
+        if isinstance(error, EdgeError | TimeoutError):
+            return text
+        self.unexpected += 1
+        if self._defects.get(name) is not type(error):
+            self._defects[name] = type(error)
             log.error(
                 "plug-in raised an unexpected error",
                 extra={"cluster": self._cluster.spec.name, "asked": name},
@@ -129,12 +148,25 @@ class Observer:
             task.exception()  # Too late to be used; reading it keeps the loop from reporting it.
 
 
+def _limited(status: TargetStatus) -> TargetStatus:
+    """A status as it is kept with every observation: what a plug-in answers may have any type and any size."""
+    remarks: object = status.remarks
+    found = remarks[:_MAX_REMARKS] if isinstance(remarks, list | tuple) else ()
+    kept = tuple(map(foreign_text, found))
+    return replace(status, remarks=kept, floor=_bound(status.floor), ceiling=_bound(status.ceiling))
+
+
 def _bound(bound: object) -> Bound | None:
-    return bound if isinstance(bound, Bound) else None
+    return Bound(bound.replicas, foreign_text(bound.reason)) if isinstance(bound, Bound) else None
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, Sized) else 1
 
 
 async def _call(ask: Callable[[], Awaitable[object]]) -> object:
-    return await ask()
+    with contained():
+        return await ask()
 
 
 def _short(request: str) -> str:

@@ -12,7 +12,7 @@ from autoscaler.core.capacity import beyond_use
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import step
 from autoscaler.core.trust import trusted
-from autoscaler.daemon.connections import ClusterConnections, Connection, Connections, format_error
+from autoscaler.daemon.connections import ClusterConnections, Connection, Connections, contained, format_error
 from autoscaler.daemon.observer import Observer, utc_now
 from autoscaler.daemon.state_store import read_state
 from autoscaler.ports import Doctor, Finding, Record, Severity
@@ -132,7 +132,8 @@ async def _examine(connection: Connection, cluster: str, part: str) -> Examined 
     if not isinstance(live, Doctor):
         return None
     try:
-        async with asyncio.timeout(_EXAMINE_TIMEOUT):
-            return Examined(cluster, part, tuple(await live.diagnose()))
+        with contained():
+            async with asyncio.timeout(_EXAMINE_TIMEOUT):
+                return Examined(cluster, part, tuple(await live.diagnose()))
     except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way
         return Examined(cluster, part, (), format_error(error))

@@ -8,22 +8,26 @@ import logging
 import math
 import os
 import signal
+import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config
 from autoscaler.core.step import Decide, step
-from autoscaler.daemon.connections import format_error
+from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import CANCEL_TIMEOUT, Fleet
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import serve_http
 from autoscaler.daemon.logging import setup
-from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, registry
+from autoscaler.daemon.metrics import DaemonCollector, TickHistograms, loop_stalls, registry
 from autoscaler.daemon.observer import utc_now
 from autoscaler.daemon.sd_notify import Notifier
+from autoscaler.daemon.stall_watch import StallWatch
 from autoscaler.daemon.state_store import SqliteStateStore, open_state_store
 from autoscaler.ports import ConfigurationError
 
@@ -38,12 +42,17 @@ REPEATED_SIGNAL = 0.3
 """Seconds within which a second signal is a copy of the first: a wrapper forwards what its process group was sent."""
 
 
+CONFIG_POLL = 5.0
+"""Seconds after which it is checked again whether the path of the configuration leads to another file."""
+
+
 class Daemon:
     """A running daemon.
 
     Attributes:
         store, history: where decisions are kept.
         registry: its metrics.
+        stalls: the one of them that counts stalls of the event loop.
         reload_problems: the problems of the configuration at the last reload; empty when it was accepted.
         loaded_at: when the configuration was last loaded.
         url: of its HTTP endpoints, once they listen.
@@ -66,6 +75,7 @@ class Daemon:
         self.utc = utc
         self.dry_run = dry_run
         self.registry: CollectorRegistry = registry()
+        self.stalls = loop_stalls(self.registry)
         self.reload_problems: tuple[str, ...] = ()
         self.loaded_at = utc()
         self.url: str | None = None
@@ -81,6 +91,16 @@ class Daemon:
     def controllers(self) -> dict[str, Controller]:
         """The controllers by the names of their clusters."""
         return self.fleet.controllers
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration file, as it was named at the start."""
+        return self._config.path.absolute()
+
+    @property
+    def history_directory(self) -> Path:
+        """Where the history files are."""
+        return self.history.directory.absolute()
 
     @property
     def store_failure(self) -> str | None:
@@ -146,7 +166,8 @@ class Daemon:
     async def _reload_config(self) -> None:
         try:
             # In a thread: reading the configuration of a thousand clusters takes longer than a tick may be late.
-            config = await asyncio.to_thread(self._load)
+            with contained():
+                config = await asyncio.to_thread(self._load)
         except ConfigurationError as error:
             self.reload_problems = error.problems
             log.error(NOT_RELOADED, extra={"problems": len(error.problems)})  # noqa: TRY400 - the problems follow
@@ -225,7 +246,8 @@ class _Signals:
 async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = False) -> int:
     """Run a daemon in this process until a signal ends it.
 
-    SIGTERM and SIGINT stop it between ticks, a second one at once; SIGHUP reads the configuration again.
+    SIGTERM and SIGINT stop it between ticks, a second one at once; SIGHUP reads the configuration again, and so does a
+    link in its path that leads to another file, as when a mounted ConfigMap changes.
 
     Args:
         config: what to start with.
@@ -242,11 +264,13 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     notifier = Notifier.from_environment(os.environ)
     signals = _Signals()
     handlers = {signal.SIGTERM: signals.stop, signal.SIGINT: signals.stop, signal.SIGHUP: signals.reload}
+    threads = frozenset(threading.enumerate())
     loop = asyncio.get_running_loop()
     # From before anything is opened until everything is closed.
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
     signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
+    following = asyncio.create_task(_follow(config.path, signals), name="configuration file")
     # The command line blocks them while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:
@@ -254,15 +278,28 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     except asyncio.CancelledError:
         if not signals.stops:
             raise
-        return await _end(INTERRUPTED)
+        return await _end(INTERRUPTED, threads)
     finally:
+        following.cancel()
         for number in handlers:
             loop.remove_signal_handler(number)
-    return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK)
+    return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK, threads)
 
 
-async def _end(code: int) -> int:
-    """Cancel the tasks that plug-ins have left; if one does not end, end the process at once."""
+async def _follow(path: Path, signals: _Signals) -> None:
+    """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
+    before = await asyncio.to_thread(os.path.realpath, path)
+    while True:
+        await asyncio.sleep(CONFIG_POLL)
+        after = await asyncio.to_thread(os.path.realpath, path)
+        if after != before:
+            log.info("another configuration file", extra={"file": after})
+            before = after
+            signals.reload(signal.SIGHUP)
+
+
+async def _end(code: int, before: frozenset[threading.Thread]) -> int:
+    """Cancel the tasks that plug-ins have left; if one does not end, or a thread, end the process at once."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -270,6 +307,13 @@ async def _end(code: int) -> int:
         _, left = await asyncio.wait(left, timeout=CANCEL_TIMEOUT)
     if left:
         log.warning("tasks of plug-ins do not end", extra={"tasks": sorted(task.get_name() for task in left)})
+        os._exit(code)
+    # Python waits for a thread that hangs in a name's resolution or in a foreign library, however long that takes.
+    until = time.monotonic() + CANCEL_TIMEOUT
+    threads = [each for each in threading.enumerate() if not each.daemon and each not in before]
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
         os._exit(code)
     return code
 
@@ -286,6 +330,7 @@ async def _serve(
             # What is there now stays: scanning it at every full collection makes ticks late by 0.1 s and more.
             gc.collect()
             gc.freeze()
-            await daemon.run()
+            with StallWatch(daemon.stalls.inc):
+                await daemon.run()
         finally:
             await history.close()

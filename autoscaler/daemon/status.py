@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from autoscaler.config.model import Cluster
 from autoscaler.core.model import ClusterState, Decision, Observation
+from autoscaler.daemon.connections import TARGET
 from autoscaler.daemon.controller import Controller, Counters
 
 _MAX_NAMED = 5
@@ -24,6 +26,16 @@ class DaemonStatus(Protocol):
     @property
     def dry_run(self) -> bool:
         """Whether no target is called."""
+        ...
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration file."""
+        ...
+
+    @property
+    def history_directory(self) -> Path:
+        """Where the history files are."""
         ...
 
     @property
@@ -59,21 +71,39 @@ class DaemonStatus(Protocol):
         ...
 
 
+def trouble(controller: Controller) -> str | None:
+    """Why a cluster is not under control now, or None: nothing decided, its target does not answer or refuses."""
+    if controller.problem is not None:
+        return controller.problem
+    missing = {} if controller.observation is None else controller.observation.missing
+    if TARGET in missing:
+        return f"{TARGET}: {missing[TARGET]}"
+    refusal = controller.refusal
+    if refusal is None:
+        return None
+    return (
+        f"scale calls fail since {refusal.since:%Y-%m-%d %H:%M:%S %Z}; "
+        f"the last one, to {refusal.replicas}: {refusal.error}"
+    )
+
+
 class ClusterSnapshot(NamedTuple):
     """What is known of a cluster, of one tick: it can be read in another thread. The counters go on counting."""
 
     name: str
     cluster: Cluster
+    dry_run: bool
     observation: Observation | None
     decision: Decision | None
     state: ClusterState | None
     problem: str | None
+    trouble: str | None
     counters: Counters
 
     @classmethod
     def of(cls, c: Controller) -> Self:
         """That of a controller, which is in the loop's thread."""
-        return cls(c.name, c.cluster, c.observation, c.decision, c.state, c.problem, c.counters)
+        return cls(c.name, c.cluster, c.dry_run, c.observation, c.decision, c.state, c.problem, trouble(c), c.counters)
 
 
 def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:
@@ -93,7 +123,7 @@ def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
     controllers = status.controllers.values()
     overdue = {c.name for c in controllers if c.overdue(now)}
     waiting = {c.name for c in controllers if c.decision is None} - overdue
-    failing = sorted(overdue | {c.name for c in controllers if c.problem and c.name not in waiting})
+    failing = sorted(overdue | {c.name for c in controllers if trouble(c) and c.name not in waiting})
     parts = [f"{len(controllers)} cluster{'' if len(controllers) == 1 else 's'}"]
     if status.dry_run:
         parts[0] += " (dry run)"

@@ -17,6 +17,10 @@ five minutes old. For a plain selector (`consumer_lag{topic="orders"}`) the sour
 `min by (cluster) (timestamp(consumer_lag))`. Without it the reading has the time of the evaluation, and only
 Prometheus's staleness (a sample disappears when its target cannot be scraped, or after five minutes) drops old values.
 
+Where `age` or `timestamp()` gives a later time than the answer itself has, as when a cache repeats an old answer, or
+where the answer is dated more than a minute ahead, the answer's time counts: the reading is then stale or from the
+future, and is not used.
+
 A sample's own time is when its target was scraped, or its recording rule ran. What a push gateway holds may be older:
 let the pushing job export the time of its value, and give that metric as `age`. A sum is too small while some of its
 series are missing; `sum(lag) and count(lag) == 12` then gives no sample instead.
@@ -58,7 +62,15 @@ from tenacity import (
 )
 from urllib3.util.retry import Retry
 
-from autoscaler.clients.shared_requests import cancel_all, one_line, outcome_of
+from autoscaler.clients.shared_requests import (
+    DuplicateKeyError,
+    Pause,
+    PausedError,
+    cancel_all,
+    one_line,
+    outcome_of,
+    unique_keys,
+)
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -71,6 +83,7 @@ from autoscaler.ports import (
     UnavailableError,
 )
 
+_AHEAD = 60.0  # seconds that a server's clock may be ahead of ours before its times mean nothing
 SHOWN = 200  # characters of the server's own words that go into an error message
 CHUNK = 65536  # bytes read at a time
 
@@ -405,7 +418,9 @@ class _Source:
             stop=stop_after_attempt(self._plugin.attempts),
             wait=wait_random_exponential(multiplier=0.1, max=1),
             retry=retry_if_exception(
-                lambda error: isinstance(error, UnavailableError) and not isinstance(error, EdgeTimeoutError)
+                lambda error: (
+                    isinstance(error, UnavailableError) and not isinstance(error, EdgeTimeoutError | PausedError)
+                )
             ),
             before_sleep=remember,
             reraise=True,
@@ -524,7 +539,7 @@ class _Server:
             samples = self._ask(asked.query, asked.labels, until, None)
             if samples and asked.age is not None:
                 ages = self._ask(asked.age, asked.labels, until, samples[0].at)
-                _date(samples, ages, asked)
+                _date(samples, ages, asked, now.timestamp() + _AHEAD)
         index: dict[tuple[str, ...], list[_Sample]] = {}
         for sample in samples:
             index.setdefault(tuple(sample.labels.get(name, "") for name in asked.labels), []).append(sample)
@@ -663,14 +678,19 @@ class _Session(requests.Session):
         self.headers["Accept-Encoding"] = "identity"  # else few bytes on the wire could become many here
         self._max_bytes = max_bytes
         self._warnings = warnings
+        self._pause = Pause()
 
     def request(self, method: str | bytes, url: str | bytes, *args: Any, **kwargs: Any) -> requests.Response:  # noqa: ANN401 - as its parent's
         """Raises EdgeError for every answer that is not good, and what requests raises."""
+        self._pause.check()
         kwargs |= {"stream": True, "allow_redirects": False}
         with super().request(method, url, *args, **kwargs) as response:
             body = self._body(response)
         if response.status_code != requests.codes.ok:
-            raise _status_error(response, body)
+            error = _status_error(response, body)
+            if isinstance(error, UnavailableError):
+                self._pause.note(response.headers.get("Retry-After"), str(error))
+            raise error
         parsed = _ParsedResponse()
         parsed.status_code = response.status_code
         parsed.document = self._checked(body, response.headers.get("Content-Type", ""))
@@ -686,7 +706,9 @@ class _Session(requests.Session):
 
     def _checked(self, body: bytes, kind: str) -> object:
         try:
-            document = json.loads(body)
+            document = json.loads(body, object_pairs_hook=unique_keys)
+        except DuplicateKeyError as error:
+            raise AnswerError(f"JSON in which {error}: which value counts is unknown") from None
         except (ValueError, RecursionError):
             shown = _short(body[:SHOWN].decode(errors="replace"))
             raise AnswerError(
@@ -764,8 +786,12 @@ def _samples(result: object, labels: tuple[str, ...]) -> list[_Sample]:
     raise AnswerError(f"result is neither a vector nor a scalar: {_short(result)}")
 
 
-def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked) -> None:
-    """Set each sample's time to that of its origin, or to None, which is an error when it is read."""
+def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked, latest: float) -> None:
+    """Set each sample's time to that of its origin, or to None, which is an error when it is read.
+
+    No value is newer than the answer it is in: the sample's own time stays where it is older, as from a cache, or later
+    than `latest`, where no time of that server means anything.
+    """
 
     def key(sample: _Sample) -> object:
         if asked.exact:  # timestamp() keeps all labels but the name
@@ -779,7 +805,10 @@ def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked) -> None:
         if isinstance(before, float) and not (isinstance(at, float) and at >= before):
             oldest[key(age)] = at
     for sample in samples:
-        sample.at = oldest.get(key(sample))
+        at = oldest.get(key(sample))
+        own = _stamp(sample.at)
+        if not (isinstance(at, float) and isinstance(own, float) and (own < at <= latest or own > latest)):
+            sample.at = at
 
 
 def _stamp(value: object) -> float | None:

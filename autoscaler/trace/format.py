@@ -11,6 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
@@ -105,14 +106,48 @@ def read(path: Path, complain: Callable[[str], object] = _refuse) -> Iterator[Re
         TraceError: nothing is there, or a file cannot be read.
     """
     for file in files(path):
-        try:
-            with _opened(file) as lines:
-                for number, line in enumerate(lines, 1):
-                    record = _record(line, f"{file}:{number}", complain)
-                    if record is not None:
-                        yield record
-        except (OSError, EOFError, zlib.error) as error:
-            raise TraceError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        yield from _read_file(file, complain)
+
+
+def read_back(
+    path: Path, cluster: str, until: datetime | None = None, complain: Callable[[str], object] = _refuse
+) -> Iterator[Record]:
+    """The records of one cluster in a daemon's history, the newest first. Only the files that are needed are read.
+
+    Args:
+        path: the directory with a file, or several, for each hour.
+        cluster: the name of the cluster.
+        until: none that is later is given.
+        complain: as in `read`.
+
+    Raises:
+        TraceError: nothing is there, or a file cannot be read.
+    """
+    last = None if until is None else file_name(until).removesuffix(SUFFIX)
+    # Most lines are of other clusters: they are told apart before they are parsed, which takes long.
+    name = f'"{cluster}"'.encode()
+    for hour, of_hour in groupby(reversed(files(path)), key=lambda file: _place(file)[0]):
+        if last is not None and hour > last:
+            continue
+        found = [
+            record
+            for file in of_hour
+            for record in _read_file(file, complain, name)
+            if record.decision.cluster == cluster and (until is None or record.decision.at <= until)
+        ]
+        yield from sorted(found, key=lambda record: record.decision.at, reverse=True)
+
+
+def _read_file(file: Path, complain: Callable[[str], object], containing: bytes = b"") -> Iterator[Record]:
+    """The records of a file whose lines contain something."""
+    try:
+        with _opened(file) as lines:
+            for number, line in enumerate(lines, 1):
+                record = _record(line, f"{file}:{number}", complain) if containing in line else None
+                if record is not None:
+                    yield record
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _opened(file: Path) -> BinaryIO:

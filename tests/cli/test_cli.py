@@ -39,6 +39,7 @@ clusters:
 """
 
 BAD = """
+daemon: {listen: '127.0.0.1:9'}
 clusters:
   orders:
     targt: {type: advice}
@@ -200,7 +201,7 @@ def test_the_keys_of_a_plugin_are_printed_as_markdown(capsys: pytest.CaptureFixt
         "| key | default | takes | meaning |\n"
         "|---|---|---|---|\n"
         "| `size` | `1` | whole number | the number of replicas there are, 0 or more |\n"
-        "| `follow` | `true` | true or false | whether advice counts as followed |\n"
+        "| `follow` | `false` | true or false | whether advice counts as acted on |\n"
     )
     assert cli.main(["plugins", "flink", "--markdown"]) == 0
     source, engine = capsys.readouterr().out.split("\n\nThe engine `flink`:\n\n")
@@ -242,6 +243,8 @@ def test_a_daemon_on_a_free_port_must_be_named_by_url(good: Path, capsys: pytest
         ["run"],
         ["explain", "a", "--last", "0"],
         ["explain", "a", "--at", "noon"],
+        ["status", "--cluster", "a", "--filter", "a*"],
+        ["status", "--watch", "--json"],
         ["explain", "a", "--last", "2", "--at", "2026-01-31T17:05:00Z"],
     ],
 )

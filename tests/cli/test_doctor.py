@@ -40,19 +40,25 @@ class Examined(FakeEngine):
         return self.findings
 
 
-def use(monkeypatch: pytest.MonkeyPatch, engine: FakeEngine, source: FakeSource | None = None) -> None:
+def use(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: FakeEngine,
+    source: FakeSource | None = None,
+    names: Sequence[str] = (),
+) -> None:
+    """Clusters `names`, each with such an engine of its own; else two that share one."""
     second = timedelta(seconds=1)
     plugin = Fake(engine)
     clusters = {
         name: Cluster(
             spec=ClusterSpec(name, Limits(1, 5), (), metrics=("lag",), engine=True),
             target=Fake(FakeTarget(remarks=("be careful",))),
-            engine=plugin,
+            engine=Fake(engine) if names else plugin,
             metrics={"lag": Metric("source", FakeQuery("lag"))},
             interval=2 * second,
             timeout=second,
         )
-        for name in ("a", "b")
+        for name in (names or ("a", "b"))
     }
     plugged = Fake(source or FakeSource({"lag": 7.0}))
     config = Config(Path("config.yaml"), DaemonSpec(directory=Path("nowhere")), {"source": plugged}, clusters)
@@ -74,6 +80,22 @@ def test_findings_are_reported_once_with_cost_and_remedy(
     assert cli.main(["check", "--online", "config.yaml", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert [found["severity"] for found in answer["examined"][0]["findings"]] == ["error", "warning"]
+
+
+def test_an_equal_finding_of_several_plugins_is_shown_once_with_their_clusters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("a", "b", "c", "d", "e", "f", "g")
+    use(monkeypatch, Examined(WAIT), names=names)
+    assert cli.main(["check", "--online", "config.yaml"]) == 1
+    out = capsys.readouterr().out
+    assert out.count("ERROR: spark.locality.wait") == 1
+    assert "ERROR: spark.locality.wait (engine of clusters a, b, c, d, e and 2 more)" in out
+    assert out.endswith("7 clusters, 0 readings failed, 1 finding.\n")
+    use(monkeypatch, Examined(error=UnavailableError("the driver does not answer")), names=names[:2])
+    cli.main(["check", "--online", "config.yaml"])
+    out = capsys.readouterr().out
+    assert "engine of clusters a, b could not be examined: the driver does not answer" in out
 
 
 def test_warnings_alone_are_not_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +120,7 @@ def test_a_maximum_beyond_what_the_job_can_use_is_found(
     use(monkeypatch, engine)
     assert cli.main(["check", "--online", "config.yaml"]) == 0
     out = capsys.readouterr().out
-    assert "WARNING: max (limits of cluster a)" in out
+    assert "WARNING: max (limits of clusters a, b)" in out
     assert "max 5 gives 5 slots, of which the job can use 3" in out
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 
 import pytest
 
 from autoscaler.cli import output as terminal
 from autoscaler.core.explain import count_of
+from autoscaler.ports import AutoscalerError
 
 
 class _Terminal(io.StringIO):
@@ -36,3 +38,60 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(
 
 def test_numbers_of_things_agree_with_them() -> None:
     assert [count_of(number, "line") for number in (0, 1, 2)] == ["0 lines", "1 line", "2 lines"]
+
+
+class _Pauses:
+    """Counts the pauses; the last one is ended by Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, seconds: float) -> None:
+        assert seconds == terminal.WATCH_INTERVAL
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def _frames(*frames: list[str] | AutoscalerError) -> Callable[[], list[str]]:
+    left = iter(frames)
+
+    def frame() -> list[str]:
+        found = next(left)
+        if isinstance(found, AutoscalerError):
+            raise found
+        return found
+
+    return frame
+
+
+def test_what_is_watched_is_printed_again_and_outlives_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.watch(_frames(["one"], AutoscalerError("no daemon answers"), ["two", "lines"]), _Pauses(3))
+    assert capsys.readouterr() == ("one\n\nautoscaler: no daemon answers\n\ntwo\nlines\n\n", "")
+    with pytest.raises(AutoscalerError, match="from the start"):
+        terminal.watch(_frames(AutoscalerError("from the start")), _Pauses(1))
+
+
+def test_what_is_watched_on_a_terminal_is_drawn_in_place_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = _Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "7")
+    head = "\x1b[1mcluster\x1b[0m"
+    terminal.watch(_frames([head, "a", "\na: " + "word " * 20], [head, *map(str, range(9))]), _Pauses(2))
+    first, second = screen.getvalue().removeprefix("\x1b[H").split("\x1b[H")
+    foot = ["", "Again every 2 s; Ctrl-C ends this."]
+    assert first.removesuffix("\x1b[J").split("\x1b[K\n") == [
+        *(head, "a", "", "... and 2 more lines: --filter and --troubled show fewer clusters"),
+        *(*foot, ""),
+    ]
+    assert second.split("\x1b[K\n")[3] == "... and 7 more lines: --filter and --troubled show fewer clusters"
+    screen = _Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("LINES", "40")
+    terminal.watch(_frames([head, "\na: " + "word " * 20]), _Pauses(1))
+    lines = screen.getvalue().removeprefix("\x1b[H").removesuffix("\x1b[J").split("\x1b[K\n")
+    assert [line.strip() for line in lines] == [
+        *(head, "", "a: " + "word " * 10 + "word", "word " * 8 + "word"),
+        *(*foot, ""),
+    ]

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import io
 import json
 import os
 import pty
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from autoscaler import cli
+from autoscaler.trace.codec import dump_record
+from autoscaler.trace.format import file_name, read
 
 CONFIG = """
-daemon: {directory: var, listen: '127.0.0.1:0', log: json}
+daemon: {directory: var, listen: '127.0.0.1:PORT', log: json}
 sources:
   prom: {type: prometheus, url: 'http://127.0.0.1:9', attempts: 1, timeout: 400ms}
 clusters:
   orders:
     interval: 500ms
     timeout: 400ms
-    target: {type: advice, size: 2}
+    target: {type: advice, size: 2, follow: true}
     min: 3
     max: 5
     metrics: {cpu: {source: prom, query: cpu}}
@@ -40,14 +45,45 @@ clusters:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    directory: Path = tmp_path_factory.mktemp("daemon")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("daemon")) as found:
+        yield found
+
+
+@pytest.fixture
+def url(daemon: Running) -> str:
+    return daemon.url
+
+
+@dataclass
+class Running:
+    """A daemon and its files."""
+
+    process: subprocess.Popen[bytes]
+    config: Path
+    log: Path
+    url: str
+
+    def reload(self, text: str) -> None:
+        """Have it read other text as its configuration."""
+        self.config.write_text(text)
+        before = self.log.read_text().count("configuration ")
+        self.process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self.log.read_text().count("configuration ") == before:
+            time.sleep(0.05)
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Running]:
     config, log = directory / "config.yaml", directory / "log"
-    config.write_text(CONFIG)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config.write_text(CONFIG.replace("PORT", str(port)))
     with log.open("wb") as stderr:
         daemon = subprocess.Popen([sys.executable, "-m", "autoscaler", "run", str(config)], stderr=stderr)
     try:
-        yield started(log)
+        yield Running(daemon, config, log, started(log))
         daemon.send_signal(signal.SIGINT)
         assert daemon.wait(60) == 130
     finally:
@@ -106,6 +142,122 @@ def test_something_else_at_the_url_is_reported(url: str, capsys: pytest.CaptureF
     assert "answers, but not like an autoscaler" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda text: text.replace("max: 5", "maxx: 5"),  # YAML, and not a configuration
+        lambda text: text + "  orders-2: {interval: [\n",  # not even YAML
+        lambda text: text.replace("daemon: {", "daemon: {logs: console, ").replace("min: 3", "min: no"),
+    ],
+)
+def test_status_finds_the_daemon_of_a_file_that_was_broken_since_and_shows_the_refused_reload(
+    daemon: Running, broken: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = daemon.config.read_text()
+    try:
+        daemon.reload(broken(good))
+        assert cli.main(["status", str(daemon.config)]) == 0
+        out, err = capsys.readouterr()
+        table, _, refused = out.partition("\n\n")
+        assert table.splitlines()[1].startswith("orders ")
+        title, *problems = refused.splitlines()
+        assert title == "The configuration was not reloaded, the previous one stays in use:"
+        assert problems
+        assert all(line.startswith(f"  {daemon.config}:") for line in problems)
+        assert f"`autoscaler check {daemon.config}` lists what is wrong with the file" in err
+        assert cli.main(["status", "--url", daemon.url, "--cluster", "orders"]) == 0
+        assert problems[0] in capsys.readouterr().out
+        assert cli.main(["status", "--url", daemon.url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["reload"] == [line.strip() for line in problems]
+        assert cli.main(["explain", "orders", "--config", str(daemon.config)]) == 0
+        out, err = capsys.readouterr()
+        assert "cluster orders" in out
+        assert "autoscaler check" in err
+    finally:
+        daemon.reload(good)
+    assert cli.main(["status", str(daemon.config)]) == 0
+    out, err = capsys.readouterr()
+    assert ("not reloaded" in out, err) == (False, "")
+
+
+def test_a_broken_file_without_a_daemon_gives_its_problems_and_where_none_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG.replace("PORT", "9").replace("max: 5", "maxx: 5"))
+    assert cli.main(["status", str(config)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any("maxx" in line for line in lines)
+    assert lines[-1].startswith(f"{config}: no daemon answers at http://127.0.0.1:9 (")
+    config.write_text(CONFIG.replace("'127.0.0.1:PORT'", "8765"))
+    assert cli.main(["status", str(config)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"{config}: pass the URL of the daemon with --url"
+    assert cli.main(["status", str(tmp_path / "none.yaml")]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def test_the_clusters_of_another_daemon_are_shown_only_where_it_is_asked_for_by_its_url(
+    daemon: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "ä config.yaml"
+    other.write_text(daemon.config.read_text())
+    for command in (["status", str(other)], ["explain", "ordres", "--config", str(other)]):
+        assert cli.main(command) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err == (
+            f"autoscaler: the daemon at {daemon.url} runs another configuration: {daemon.config}, not {other}. "
+            f"To ask it all the same, pass --url {daemon.url}\n"
+        )
+    assert cli.main(["status", str(other), "--url", daemon.url]) == 0
+    assert "orders" in capsys.readouterr().out
+    # The same file by another name is not another configuration.
+    link = tmp_path / "link.yaml"
+    link.symlink_to(daemon.config)
+    assert cli.main(["status", str(link)]) == 0
+    assert "orders" in capsys.readouterr().out
+
+
+def test_explain_reads_what_the_daemon_does_not_keep_any_more_from_its_history(
+    daemon: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = daemon.config.parent / "var" / "history"
+    kept = next(read(history))
+    oldest = kept.decision.at - timedelta(hours=30)
+    written: list[Path] = []
+    for number in range(3):
+        at = oldest + number * timedelta(hours=10)
+        older = replace(kept, observation=replace(kept.observation, at=at), decision=replace(kept.decision, at=at))
+        written.append(history / f"{file_name(at)}.gz")
+        written[-1].write_bytes(gzip.compress(dump_record(older) + b"\n"))
+    explain = ["explain", "orders", "--url", daemon.url]
+    try:
+        asked = oldest + timedelta(hours=11)
+        assert cli.main([*explain, "--at", asked.isoformat()]) == 0
+        assert capsys.readouterr().out.startswith(f"{oldest + timedelta(hours=10):%Y-%m-%d %H:%M:%S} UTC: cluster orde")
+        assert cli.main([*explain, "--last", "10000", "--json"]) == 0
+        out, err = capsys.readouterr()
+        decisions = json.loads(out)["decisions"]
+        times = [datetime.fromisoformat(decision["decision"]["at"]) for decision in decisions]
+        assert times == sorted(set(times), reverse=True)
+        assert times[-4:] == [kept.decision.at, *(oldest + hours * timedelta(hours=1) for hours in (20, 10, 0))]
+        assert err == f"autoscaler: 3 decisions read from {history} on this machine\n"
+        assert [decision.keys() for decision in decisions[-4:]] == [decisions[0].keys()] * 4
+        assert cli.main([*explain, "--at", (oldest - timedelta(hours=1)).isoformat()]) == 1
+        assert "no decision about cluster orders is kept up to" in capsys.readouterr().err
+    finally:
+        for path in written:
+            path.unlink()
+    history.rename(history.with_name("elsewhere"))
+    try:
+        assert cli.main([*explain, "--at", asked.isoformat()]) == 1
+        lines = capsys.readouterr().err.splitlines()
+        assert f"{history}: there is no such file or directory. Run this on the daemon's machine" in lines[0]
+        assert "no decision about cluster orders is kept up to" in lines[1]
+    finally:
+        history.with_name("elsewhere").rename(history)
+
+
 def everything(terminal: io.RawIOBase) -> bytes:
     """All that was written to a terminal whose other end is closed: it comes in pieces, and then as an error."""
     pieces = []
@@ -115,18 +267,51 @@ def everything(terminal: io.RawIOBase) -> bytes:
     return b"".join(pieces)
 
 
-@pytest.mark.parametrize("columns", [50, 80, 200])
-def test_a_terminal_gets_whole_words_and_the_problems_below_the_table(url: str, columns: int) -> None:
+@contextmanager
+def terminal_of(arguments: Sequence[str], columns: int) -> Iterator[tuple[io.RawIOBase, subprocess.Popen[bytes]]]:
+    """A command in a terminal of its own."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    for name in ("COLUMNS", "LINES"):  # they would be believed before the terminal is
+        environment.pop(name, None)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
-        command = [sys.executable, "-m", "autoscaler", "status", "--url", url]
-        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-        for name in ("COLUMNS", "LINES"):  # they would be believed before the terminal is
-            environment.pop(name, None)
-        subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, timeout=60, check=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autoscaler", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+        )
         os.close(theirs)
+        try:
+            yield terminal, process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_status_is_drawn_again_until_ctrl_c(url: str) -> None:
+    with terminal_of(["status", "--url", url, "--watch"], 80) as (terminal, process):
+        shown = b""
+        while shown.count(b"Again every 2 s") < 2:
+            shown += terminal.read(65536) or b""
+        process.send_signal(signal.SIGINT)
+        shown += everything(terminal)
+        assert process.wait(60) == 0
+    frames = shown.decode().split("\x1b[H")[1:]
+    assert len(frames) >= 2
+    for frame in frames:
+        assert "orders" in frame
+        assert "cpu: " in frame
+    assert "Traceback" not in shown.decode()
+
+
+@pytest.mark.parametrize("columns", [50, 80, 200])
+def test_a_terminal_gets_whole_words_and_the_problems_below_the_table(url: str, columns: int) -> None:
+    with terminal_of(["status", "--url", url], columns) as (terminal, process):
         shown = re.sub(r"\x1b\[\d*m", "", everything(terminal).decode())
+        assert process.wait(60) == 0
     head, row, *rest = shown.splitlines()
     assert head.split() == ["cluster", "ready", "size", "decided", "proposed", "limits", "reason", "rescale", "when"]
     assert row.split()[0] == "orders"

@@ -269,6 +269,7 @@ class ApiServer:
         if (metadata.get("namespace", ""), metadata["name"]) in self.objects.get(kind, {}):
             raise Refusal(409, "AlreadyExists", f'{kind} "{metadata["name"]}" already exists')
         metadata["uid"] = f"uid-{next(self._numbers)}"
+        metadata["creationTimestamp"] = _now()
         metadata["generation"] = 1
         found.setdefault("status", {})
         if kind in {DEPLOYMENTS, STATEFUL_SETS, REPLICA_SETS}:
@@ -511,7 +512,7 @@ class ApiServer:
         if _at(found, asked.kind.scale[0]) != size:
             after = copy.deepcopy(found)
             _set(after, asked.kind.scale[0], size)
-            self._managed(after, asked.query.get("fieldManager", "unknown"), "scale")
+            self._managed(asked, after)
             self._store(asked.kind, after)
         return self._scale(asked.kind, self.get(asked.kind, asked.namespace, asked.name))
 
@@ -524,8 +525,8 @@ class ApiServer:
         elif asked.kind is not PODS:
             after["status"] = found.get("status", {})
         if after != found:
-            if "replicas" in body.get("spec", {}):
-                self._managed(after, asked.query.get("fieldManager", "unknown"), "")
+            if asked.kind.scale is not None and _at(body, asked.kind.scale[0]) is not None:
+                self._managed(asked, after)
             self._store(asked.kind, after)
         return self.get(asked.kind, asked.namespace, asked.name)
 
@@ -538,15 +539,20 @@ class ApiServer:
                 "apply your changes to the latest version and try again",
             )
 
-    def _managed(self, found: Json, manager: str, subresource: str) -> None:
+    def _managed(self, asked: Request, found: Json) -> None:
+        """Note who set the size, wherever the kind keeps it, beside the manager of everything else."""
+        assert asked.kind.scale is not None
+        fields: Json = {}
+        _set(fields, ".".join(f"f:{key}" for key in asked.kind.scale[0].split(".")), {})
         entry = {
-            "manager": manager,
+            "manager": asked.query.get("fieldManager", "unknown"),
             "operation": "Update",
-            "subresource": subresource,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "fieldsV1": {"f:spec": {"f:replicas": {}}},
+            "subresource": asked.subresource,
+            "time": _now(),
+            "fieldsV1": fields,
         }
-        found["metadata"]["managedFields"] = [entry]
+        status = {"manager": "the-controller", "time": "9999-01-01T00:00:00Z", "fieldsV1": {"f:status": {}}}
+        found["metadata"]["managedFields"] = [entry, status]
 
     def _store(self, kind: Kind, after: Json) -> None:
         before = self.get(kind, after["metadata"].get("namespace", ""), after["metadata"]["name"])
@@ -590,7 +596,7 @@ class ApiServer:
             status |= {
                 name: count
                 for name, count in (("replicas", len(mine)), ("updatedReplicas", len(mine)), ("readyReplicas", ready))
-                if count
+                if count and (name, kind) != ("updatedReplicas", REPLICA_SETS)
             }
             if kind is STATEFUL_SETS:
                 status |= {"currentRevision": "1", "updateRevision": "1"}
@@ -621,6 +627,7 @@ class ApiServer:
                 "name": f"{name}-{number}" if kind is STATEFUL_SETS else f"{name}-{serial:05}",
                 "namespace": namespace,
                 "labels": labels,
+                "creationTimestamp": _now(),
                 "owner": [kind.kind, name],
                 "serial": serial,
             },
@@ -665,9 +672,13 @@ class ApiServer:
             "reason": "FailedCreate",
             "message": message,
             "type": "Warning",
-            "lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "lastTimestamp": _now(),
         }
         self.put(EVENTS, event, "ADDED")
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 async def _send(response: web.StreamResponse, event: str, found: Json) -> None:

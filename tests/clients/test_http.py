@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from autoscaler.clients import shared_requests
 from autoscaler.clients.http import Answer, Endpoint, JsonClient, StatusError, check_url
+from autoscaler.clients.shared_requests import Pause, PausedError
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, Secret, UnavailableError
 from autoscaler.testing.contracts import LocalShared
@@ -228,6 +231,60 @@ async def test_only_what_may_pass_is_tried_again(
             await client.get("/job")
     assert len(server.requests) == (3 if error is UnavailableError else 1)
     assert getattr(caught.value, "status", status) == status
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(
+    server: Server, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(shared_requests, "time", SimpleNamespace(monotonic=lambda: now))
+    server.answer = replying(status=status, text="busy", headers={"Retry-After": "30"})
+    async with server.client(attempts=3) as client:
+        asked = rf"answered {status} .*: busy; it asked for no request before 30 s from now \(Retry-After\)$"
+        with pytest.raises(UnavailableError, match=asked):
+            await client.get("/job")
+        now += 29
+        for request in (client.get("/other"), client.put("/job", {})):
+            with pytest.raises(UnavailableError, match="no request before 1 s from now"):
+                await request
+        assert len(server.requests) == 1
+        now += 1
+        server.answer = replying(JOB_JSON)
+        assert (await client.get("/job", Job)).count == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        ("5", 5),
+        ("86400", 60),
+        ("Thu, 01 Jan 1970 00:16:50 GMT", 10),
+        ("-5", 0),
+        ("nan", 0),
+        ("soon", 0),
+        ("Thu, 01 Jan 1970 99:99:99 GMT", 0),
+    ],
+)
+def test_a_pause_is_as_long_as_was_asked_for_up_to_a_minute(
+    header: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_requests, "time", SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 1000.0))
+    pause = Pause()
+    pause.note(header, "busy")
+    if seconds:
+        with pytest.raises(PausedError, match=f"^busy; it asked for no request before {seconds} s from now"):
+            pause.check()
+    else:
+        pause.check()
+
+
+@pytest.mark.parametrize("shape", [object, dict[str, Any], Job])
+async def test_a_key_that_is_there_twice_is_an_error(server: Server, shape: type[Any]) -> None:
+    server.answer = replying(body=b'{"name": "orders", "count": 3, "more": [{"x": 1, "x": 2}], "name": "orders"}')
+    async with server.client() as client:
+        with pytest.raises(AnswerError, match=r"/job: JSON in which the key '\w+' is there twice: which value counts"):
+            await client.get("/job", shape)
 
 
 async def test_a_shared_refusal_keeps_its_status(server: Server) -> None:

@@ -25,6 +25,7 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "failing-metrics": f"{module}:FailingMetrics",
                 "one-name": f"{module}:OneName",
                 "odd-lookback": f"{module}:OddLookback",
+                "odd-ranges": f"{module}:OddRanges",
                 "any-type": f"{module}:AnyType",
                 "unresolved": f"{module}:Unresolved",
                 "endless": f"{module}:Endless",

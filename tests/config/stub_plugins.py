@@ -218,6 +218,18 @@ class OddLookback:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, slots=True)
+class OddRanges:
+    """A policy that names metrics and not what they can be."""
+
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        return ("lag",)
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class AnyType:
     """A policy with a parameter of any type."""

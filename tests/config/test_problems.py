@@ -413,6 +413,7 @@ def test_a_hundred_problems_are_enough(refused: Refused) -> None:
         ("failing-metrics", "FailingMetrics failed: KeyError: 'oops'"),
         ("one-name", "OneName failed: TypeError: its attribute metrics is 'lag', expected a tuple of names"),
         ("odd-lookback", "OddLookback failed: TypeError: its attribute lookback is 5, expected a timedelta"),
+        ("odd-ranges", "OddRanges failed: TypeError: its attribute ranges is ('lag',), expected a Range by name"),
     ],
 )
 def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: str, type_: str, problem: str) -> None:

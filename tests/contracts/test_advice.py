@@ -11,4 +11,4 @@ from autoscaler.testing import TargetContract
 class TestAdvice(TargetContract):
     @pytest.fixture
     def plugin(self) -> Advice:
-        return Advice(size=4)
+        return Advice(size=4, follow=True)

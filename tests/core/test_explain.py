@@ -146,7 +146,7 @@ def test_why_it_was_not_scaled_down_yet() -> None:
         at=NOW - 15 * SECOND,
         desired=3,
         watched_since=NOW - timedelta(hours=1),
-        proposals=(Proposal(NOW - timedelta(minutes=2), 3),),
+        proposals=(Proposal(NOW - timedelta(minutes=2), 3), Proposal(NOW - 15 * SECOND, 3)),
     )
     explained = explanation(a_spec, observation(), state)
     assert explained.startswith(
@@ -163,6 +163,41 @@ def test_why_nothing_changes_when_all_is_well() -> None:
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders stays at 3, because what there is fits the load."
     )
+
+
+def test_what_fits_the_load_is_not_a_size_of_which_nothing_is_up() -> None:
+    seen = replace(observation(desired=10, ready=0), remarks=("10 pods are in CrashLoopBackOff",))
+    explained = explanation(spec(Says(10, Reason.STEADY, "10 fit")), seen)
+    assert explained.startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders stays at 10, none of which is up, because the policies asked for no "
+        "more."
+    )
+    wanted = explanation(spec(Says(10, Reason.ABOVE, "10 are needed")), replace(seen, desired=5))
+    assert wanted.startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders stays at 5, none of which is up, although the policies asked for more "
+        "(10), because of settling: none of 5 replicas is up (10 pods are in CrashLoopBackOff): a step up waits until "
+        "one is."
+    )
+    # A size of nothing is as it should be.
+    assert "stays at 0, because" in explanation(
+        replace(spec(Says(0, Reason.STEADY)), limits=Limits(0, 10)), observation(desired=0, ready=0)
+    )
+
+
+def test_a_change_that_was_refused_is_not_told_as_made() -> None:
+    a_spec = spec(Says(6, Reason.ABOVE, "6 are needed"))
+    state, decision = step(a_spec, ClusterState(), observation())
+    seen = state.past[-1]
+    assert explain(seen, decision, failed="403 Forbidden").startswith(
+        "2026-01-31 03:12:45 UTC: cluster orders was to be scaled up from 3 to 6, as the policies asked, but the "
+        "change has not been made: 403 Forbidden.\n"
+    )
+    after, again = step(a_spec, call_failed(state, "403 Forbidden"), observation(NOW + 15 * SECOND))
+    assert explain(after.past[-1], again).startswith(
+        "2026-01-31 03:13:00 UTC: cluster orders is to be scaled up from 3 to 6 again, as the policies asked: "
+        "3 to 6 was not accepted: 403 Forbidden.\n"
+    )
+    assert "would be scaled up from 3 to 6" in explain(after.past[-1], again, dry_run=True)
 
 
 def test_missing_and_stale_input_is_explained_with_its_reason() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from autoscaler.core.capacity import source_partitions
 from autoscaler.core.model import (
+    ANY,
     Behaviour,
     Bound,
     ClusterSpec,
@@ -26,6 +27,8 @@ from autoscaler.core.model import (
     NamedPolicy,
     Observation,
     Phase,
+    Policy,
+    Range,
     Rate,
     RateKind,
     Reading,
@@ -155,6 +158,19 @@ def histories(draw: st.DrawFn) -> list[Moment]:
     return [Moment(draw) for _ in range(draw(st.integers(1, 25)))]
 
 
+@dataclass(frozen=True)
+class RangedAsks(Asks):
+    """Knows what its metric can be."""
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {self.metric: Range(0.0, 40.0, "0 to 40")}
+
+
+def ranged(policy: Policy) -> Policy:
+    return RangedAsks(policy.metric) if isinstance(policy, Asks) else policy
+
+
 Lived = tuple[ClusterState, Observation, ClusterState, Decision]
 
 
@@ -219,7 +235,7 @@ def _doubtful(spec: ClusterSpec, observation: Observation, decision: Decision) -
     bad_metric = any(
         name not in observation.metrics
         or name in observation.missing
-        or not observation.metrics[name].finite()
+        or not observation.metrics[name].within(*spec.ranges.get(name, ANY)[:2])
         or observation.metrics[name].at < observation.at - spec.max_age
         or observation.metrics[name].at > observation.at + spec.max_ahead
         for name in spec.metrics
@@ -245,6 +261,25 @@ def test_law_1_a_size_beyond_what_the_target_allows_is_never_requested(
 def test_law_2_bad_input_never_lowers_the_size(spec: ClusterSpec, history: list[Moment], start: int) -> None:
     for _, observation, _, decision in live(spec, history, start):
         if _doubtful(spec, observation, decision):
+            assert decision.desired >= decision.current
+
+
+@lives
+def test_law_2_a_reading_outside_what_the_metric_can_be_is_as_good_as_none(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    spec = replace(spec, policies=tuple(NamedPolicy(named.name, ranged(named.policy)) for named in spec.policies))
+    for before, observation, _, decision in live(spec, history, start):
+        lies = {
+            name: "impossible"
+            for name, reading in observation.metrics.items()
+            if not reading.within(*spec.ranges.get(name, ANY)[:2])
+        }
+        honest = {name: reading for name, reading in observation.metrics.items() if name not in lies}
+        missing = {**lies, **observation.missing}
+        _, without = step(spec, before, replace(observation, metrics=honest, missing=missing))
+        assert (decision.current, decision.desired) == (without.current, without.desired)
+        if lies:
             assert decision.desired >= decision.current
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from autoscaler.core.model import (
+    AMOUNT,
+    ANY,
+    SHARE,
     Behaviour,
     CapacitySpec,
     Cause,
@@ -21,6 +25,7 @@ from autoscaler.core.model import (
     Limits,
     Observation,
     Phase,
+    Range,
     Rate,
     RateKind,
     Reading,
@@ -119,6 +124,56 @@ def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(rea
     assert state.past[-1].metrics == {}
 
 
+@dataclass(frozen=True)
+class Ranged(Asks):
+    """A policy that knows what its metrics can be."""
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {"ask": AMOUNT, "busy": SHARE, "lag": Range(0.0, 10.0, "at most 10"), "throughput": ANY}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("ask", -500.0, "-500, expected 0 to below 2^63"),
+        ("ask", (1.0, -500.0, 2.0), "-500, expected 0 to below 2^63"),
+        ("ask", 1e308, "1e+308, expected 0 to below 2^63"),
+        ("busy", 70.0, "70, expected a share from 0 to 1"),
+        ("busy", (0.5, -0.1), "-0.1, expected a share from 0 to 1"),
+        ("saturation", 95.0, "95, expected a share from 0 to 1"),  # by `capacity`
+        ("lag", -1.0, "-1, expected at most 10"),  # by `settle`, and more narrowly by the policy
+        ("throughput", -1.0, "-1, expected 0 to below 2^63"),  # a policy makes no range wider
+        ("trend", -1e19, "-1e+19, expected a number of less than 2^63"),  # of which nothing is known
+        ("trend", 2.0**63, "9.22337e+18, expected a number of less than 2^63"),  # Java's greatest number: there is none
+    ],
+)
+def test_a_reading_outside_what_the_metric_can_be_is_missing(
+    name: str, value: float | tuple[float, ...], says: str
+) -> None:
+    observation = Observation(T0, 4, 4, {"ask": Reading(1.0, T0), name: Reading(value, T0)})
+    state, decision = step(spec(Ranged(), metrics=("ask",)), ClusterState(), observation)
+    assert decision.desired == 4
+    assert state.past[-1].missing == {name: says}
+    assert name not in state.past[-1].metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ask", 0.0), ("ask", 9e18), ("busy", 1.3), ("busy", (0.0, 1.0)), ("trend", -500.0), ("cores", 3.7)],
+)
+def test_a_reading_within_what_the_metric_can_be_is_used(name: str, value: float | tuple[float, ...]) -> None:
+    reading = Reading(value, T0, parts={"a": {"offset": -1.0}})
+    state, _ = step(spec(Ranged()), ClusterState(), Observation(T0, 4, 4, {name: reading}))
+    assert state.past[-1].metrics == {name: reading}
+
+
+def test_a_part_beyond_all_numbers_makes_the_reading_missing() -> None:
+    reading = Reading(1.0, T0, parts={"map": {"records_in": 1e308}})
+    state, _ = step(spec(Ranged()), ClusterState(), Observation(T0, 4, 4, {"ask": reading}))
+    assert state.past[-1].missing == {"ask": "a part of it is not a number of less than 2^63"}
+
+
 def test_a_metric_that_was_not_delivered_never_lowers_the_size() -> None:
     _, decision = decide(spec(Fixed(1), metrics=("lag",)), seen(0, 4))
     assert (decision.desired, decision.reason) == (4, Reason.MISSING)
@@ -211,6 +266,66 @@ def test_a_size_changed_from_outside_is_settled_like_our_own() -> None:
     assert decision.desired == 4
 
 
+def test_while_no_replica_is_up_more_are_not_requested_until_one_is() -> None:
+    s = spec(limits=Limits(1, 20), settle=SettleSpec(ready=seconds(60)))
+    state, _ = decide(s, seen(0, 5, 5), seen(15, 5, 5))
+    # All five crash, and crash again for longer than their replacement is waited for.
+    for n in range(2, 20):
+        crashed = replace(seen(15.0 * n, 5, 20, ready=0), remarks=("5 pods are in CrashLoopBackOff",))
+        state, decision = step(s, state, crashed)
+        assert (decision.desired, decision.reason) == (5, Reason.SETTLING)
+        assert decision.verdicts[1].detail == (
+            "none of 5 replicas is up (5 pods are in CrashLoopBackOff): a step up waits until one is"
+        )
+    _, fewer = step(s, state, seen(300, 5, 2, ready=0))
+    assert fewer.desired == 2
+    _, decision = step(s, state, seen(300, 5, 20, ready=1))
+    assert decision.desired == 20
+
+
+def test_a_cluster_that_is_first_seen_with_nothing_up_waits_for_its_first_replica() -> None:
+    state, decision = decide(spec(), seen(0, 2, 8, ready=0))
+    assert decision.desired == 2
+    _, decision = step(spec(), state, seen(15, 2, 8, ready=1))
+    assert decision.desired == 8
+
+
+def test_a_start_from_zero_may_be_corrected_before_its_first_replica_is_up() -> None:
+    state, first = decide(spec(limits=Limits(0, 20)), seen(0, 0, 1))
+    state, second = step(spec(limits=Limits(0, 20)), state, seen(15, 1, 4, ready=0))
+    _, third = step(spec(limits=Limits(0, 20)), state, seen(30, 4, 9, ready=0))
+    assert (first.desired, second.desired, third.desired) == (1, 4, 4)
+
+
+def test_after_a_step_of_which_nothing_came_up_the_next_waits_as_long_again() -> None:
+    s = spec(limits=Limits(1, 20), settle=SettleSpec(ready=seconds(60)))
+    state, decision = decide(s, seen(0, 5, 5), seen(15, 5, 8))
+    assert decision.desired == 8
+    sizes = {}
+    for second in range(30, 151, 15):
+        state, decision = step(s, state, seen(second, 8, 8 if second < 100 else 9, ready=5))
+        sizes[second] = decision.desired
+    # Not up by 75 s, given up at 90 s: the next step is tried 60 s later, as these replicas may never come.
+    assert sizes == {**dict.fromkeys(range(30, 136, 15), 8), 150: 9}
+    state, _ = decide(s, seen(0, 5, 5), seen(15, 5, 8), *[seen(15.0 * n, 8, 8, ready=5) for n in range(2, 8)])
+    _, waits = step(s, state, seen(120, 8, 9, ready=5))
+    assert waits.verdicts[1].detail == (
+        "nothing of the rescale from 5 to 8 came up: the next step up waits until something does, or for 60 s; "
+        "30 s passed"
+    )
+    _, decision = step(s, state, seen(120, 8, 9, ready=6))
+    assert decision.desired == 9  # something of it came up
+    _, decision = step(s, state, seen(120, 8, 2, ready=5))
+    assert decision.desired == 2
+
+
+def test_a_replica_that_was_lost_and_does_not_come_back_keeps_nothing_from_being_added() -> None:
+    s = spec(settle=SettleSpec(ready=seconds(60)))
+    lost = [seen(15.0 * n, 5, 5, ready=4) for n in range(2, 8)]
+    _, decision = decide(s, seen(0, 5, 5), seen(15, 5, 5), *lost, seen(120, 5, 6, ready=4))
+    assert decision.desired == 6
+
+
 def test_scale_events_survive_and_hold_the_rate_limit() -> None:
     up = Behaviour(rates=(Rate(RateKind.REPLICAS, 3, seconds(60)),))
     s = spec(Fixed(10), up=up)
@@ -243,9 +358,21 @@ def test_time_in_which_nothing_could_be_trusted_was_not_watched(bad: Observation
     assert (after_an_outage.desired, after_an_outage.reason) == (4, Reason.LEARNING)
     _, watched = decide(s, *before, *blind, *[seen(300 + 15.0 * n, 4) for n in range(8)])
     assert watched.desired == 2
-    # A tick or two without a reading hide nothing.
-    _, seamless = decide(s, *before, *blind[:2], seen(30, 4))
+    # A tick without a reading hides nothing.
+    _, seamless = decide(s, *before, *blind[:1], seen(15, 4))
     assert seamless.desired == 2
+
+
+def test_half_a_window_that_was_not_watched_is_not_a_watched_one() -> None:
+    s = spec(Fixed(2), down=Behaviour(window=seconds(300)))
+    before = [seen(15.0 * n, 4) for n in range(20)]
+    _, seamless = decide(s, *before, seen(300, 4))
+    assert seamless.desired == 2
+    _, after = decide(s, *before, seen(330, 4))
+    assert (after.desired, after.reason) == (4, Reason.LEARNING)
+    later = [seen(330 + 15.0 * n, 4) for n in range(21)]
+    sizes = [decide(s, *before, *later[: n + 1])[1].desired for n in range(21)]
+    assert sizes == [4] * 20 + [2]
 
 
 def test_a_tick_slower_than_a_short_window_can_still_scale_down() -> None:

@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
 import pytest
 
-from autoscaler.core.model import Bound, EngineStatus, JobState, Limits, Phase, Reading, Reason
-from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, splay
+from autoscaler.core.model import (
+    Behaviour,
+    Bound,
+    EngineStatus,
+    JobState,
+    Limits,
+    NamedPolicy,
+    Phase,
+    Reading,
+    Reason,
+)
+from autoscaler.daemon.controller import SCALE_TIMEOUT, UNANSWERED, Refusal, splay
+from autoscaler.plugins import Kind, load
 from autoscaler.ports import EdgeError, RefusedError, UnavailableError, Worker, Workforce
+from autoscaler.targets.advice import Advice
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeTarget
 
@@ -133,7 +146,7 @@ def test_what_cannot_be_read_is_missing_with_its_reason() -> None:
         world.engines["a"].delay = 60.0
         world.source.failures["load"] = KeyError("surprise")
         await world.start()
-        await world.until(10)
+        await world.until(15)
         await world.fleet.stop()
         record = world.store.records[0]
         assert record.observation.missing == {
@@ -335,6 +348,31 @@ def test_in_a_dry_run_everything_is_kept_and_nothing_is_called() -> None:
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("workers", [None, 4])
+def test_advice_that_nobody_follows_does_not_add_up(workers: int | None) -> None:
+    async def main() -> None:
+        world = World("a")
+        tracking = NamedPolicy("cpu", load(Kind.POLICY, "target-tracking")(metric="load", target=0.7))
+        engine = None if workers is None else Fake(Counted(workers))
+        world.clusters["a"] = make_cluster(
+            "a", Advice(size=3), engine, policies=(tracking,), limits=Limits(1, 20), down=Behaviour()
+        )
+        world.source.values["load"] = 0.9
+        await world.start()
+        await world.until(600)
+        assert {(record.decision.current, record.decision.desired) for record in world.store.records} == (
+            {(3, 4)} if workers is None else {(4, 6)}
+        )
+        assert all(record.dry_run for record in world.store.records)
+        # What was advised is compared with what there is.
+        world.source.values["load"] = 0.7
+        await world.until(700)
+        await world.fleet.stop()
+        assert world.store.records[-1].decision.desired == (workers or 3)
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(days=400), -timedelta(hours=1), -timedelta(days=400)])
 def test_a_clock_jump_neither_stops_the_ticks_nor_scales_down(jump: timedelta) -> None:
     async def main() -> None:
@@ -482,6 +520,67 @@ def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.L
     ]
 
 
+def test_refused_calls_are_remembered_from_the_first_on_across_a_reload_and_until_one_succeeds() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        world.source.values["load"] = 300.0
+        target.scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(100)
+        first = world.fleet.controllers["a"].refusal
+        assert first is not None
+        assert (first.replicas, first.error) == (3, "no")
+        assert (first.since - world.clock.start).total_seconds() == world.ticks("a")[0]
+        world.clusters["a"] = replace(world.clusters["a"], timeout=timedelta(seconds=3))
+        await world.start()
+        assert world.fleet.controllers["a"].refusal == first
+        world.source.values["load"] = 500.0
+        target.scale_failure = RefusedError("still no")
+        await world.until(200)
+        assert world.fleet.controllers["a"].refusal == Refusal(first.since, 5, "still no")
+        target.scale_failure = None
+        await world.until(220)
+        assert world.fleet.controllers["a"].refusal is None
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
+def test_refused_calls_for_the_least_size_are_one_trouble_too() -> None:
+    async def main() -> None:
+        world = World("a", limits=Limits(3, 10))
+        world.targets["a"].scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(100)
+        refusal = world.fleet.controllers["a"].refusal
+        await world.fleet.stop()
+        assert refusal is not None
+        assert (refusal.since - world.clock.start).total_seconds() == world.ticks("a")[0]
+        # The policies ask for what there is: only the bounds need another size.
+        assert {record.decision.proposed for record in world.store.records} == {1}
+
+    virtual_time.run(main())
+
+
+def test_a_refused_call_is_over_when_somebody_else_sets_the_size() -> None:
+    async def main() -> None:
+        world = World("a")
+        target = world.targets["a"]
+        world.source.values["load"] = 300.0
+        target.scale_failure = RefusedError("no")
+        await world.start()
+        await world.until(100)
+        assert world.fleet.controllers["a"].refusal is not None
+        del world.source.values["load"]
+        target.desired = target.ready = 3
+        await world.until(120)
+        assert world.fleet.controllers["a"].refusal is None
+        await world.fleet.stop()
+
+    virtual_time.run(main())
+
+
 class Picky(FakeTarget):
     """A target that asks the engine for its workers before it lowers its size."""
 
@@ -520,6 +619,17 @@ class Staffed(FakeEngine):
 
     async def drain(self, worker: Worker) -> None:
         raise RefusedError(f"{worker.id} stays")
+
+
+class Counted(Staffed):
+    """An engine with so many workers."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    async def workers(self) -> Sequence[Worker]:
+        return [Worker(f"w-{number}", frozenset()) for number in range(self.count)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from autoscaler.daemon.connections import Connections
 from autoscaler.daemon.controller import splay
 from autoscaler.ports import Shared, UnavailableError
 from autoscaler.testing import virtual_time
-from autoscaler.testing.fakes import Fake, FakeTarget
+from autoscaler.testing.fakes import Fake, FakeSource, FakeTarget
 
 from .conftest import World, make_cluster, make_config
 
@@ -44,6 +44,38 @@ def test_a_stop_between_ticks_takes_no_time() -> None:
         await world.until(100)
         await world.fleet.stop()
         assert asyncio.get_running_loop().time() == pytest.approx(100)
+
+    virtual_time.run(main())
+
+
+@dataclass(frozen=True, eq=False)
+class Unconnectable(Fake[FakeSource]):
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[FakeSource]:
+        del shared
+        await asyncio.sleep(1e9)
+        yield self.live
+
+
+@pytest.mark.parametrize("hanging", ["source", "target", "connect"])
+def test_neither_a_stop_nor_a_reload_waits_for_what_hangs_in_an_observation(hanging: str) -> None:
+    async def main() -> None:
+        world = World("a")
+        if hanging == "source":
+            world.source.delay = 1e9
+        elif hanging == "target":
+            world.targets["a"].delay = 1e9
+        else:
+            world.source_plugin = Unconnectable(world.source)
+        await world.start()
+        await world.until(splay("a", 10.0) + 1)
+        world.clusters["a"] = make_cluster("a", world.plugins["a"], limits=Limits(2, 10))
+        await world.fleet.apply(world.config)
+        await world.until(splay("a", 10.0) + 12)
+        at = asyncio.get_running_loop().time()
+        await world.fleet.stop()
+        assert asyncio.get_running_loop().time() == at == pytest.approx(splay("a", 10.0) + 12)
+        assert world.store.records == []
 
     virtual_time.run(main())
 

@@ -36,7 +36,7 @@ from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
-from autoscaler.ports import ConfigurationError, StoreError, UnavailableError
+from autoscaler.ports import ConfigurationError, RefusedError, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 from autoscaler.trace.codec import dump_record
 
@@ -432,6 +432,12 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     # Nothing may be learned anew before it is shown.
     await house.daemon.fleet.stop()
     text = await shown(house, capsys)
+    # The numbers that the policies work with are for who develops or tunes one.
+    assert "300 needs 3" in text
+    assert "98765" in text
+    assert "until it runs" in text
+    assert not any(word in text for word in ("load 300", "adaptive", "What the policies have learned"))
+    text = await shown(house, capsys, "--verbose")
     lines = [re.split(r"  +", line) for line in text.splitlines()]
     assert lines[1][0] == "a"
     assert lines[1][5] == "1-10"
@@ -451,6 +457,36 @@ async def test_status_of_one_cluster_shows_all_that_was_learned(
     answer = json.loads(await shown(house, capsys, "--json"))
     assert answer["learned"]["memory"]["adaptive"]["numbers"]["noise"] == 0.03
     assert answer["decision"]["recommendations"][0]["inputs"] == {"load": 300}
+
+
+async def test_status_shows_the_clusters_that_are_asked_for(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    await house.ready()
+    house.targets["b"].failure = UnavailableError("gone")
+
+    async def missing() -> bool:
+        return bool(await problems_of(house))
+
+    await house.until(missing)
+
+    async def names(*options: str) -> list[str]:
+        arguments = ["status", "--url", house.url, *options]
+        assert await asyncio.to_thread(cli.main, [*arguments, "--json"]) == 0
+        answered = [row["name"] for row in json.loads(capsys.readouterr().out)["clusters"]]
+        assert await asyncio.to_thread(cli.main, arguments) == 0
+        head, *rows = capsys.readouterr().out.splitlines()
+        if not answered:
+            none = "No cluster is in trouble." if "--troubled" in options else "No cluster matches."
+            assert (head, rows) == (none, [])
+        else:
+            assert [row.split()[0] for row in rows] == answered
+        return answered
+
+    assert await names() == ["a", "b"]
+    assert await names("--troubled") == ["b"]
+    assert await names("--filter", "[a-x]*", "--filter", "nobody") == ["a", "b"]
+    assert await names("--filter", "a*") == ["a"]
+    assert await names("--filter", "a*", "--troubled") == []
+    assert await names("--filter", "c*") == []
 
 
 async def settled_at(house: House, size: int) -> bool:
@@ -473,6 +509,103 @@ async def test_status_of_a_cluster_of_which_nothing_is_known_reports_that(
     options = ["status", "--url", house.url, "--cluster", "nobody"]
     assert await asyncio.to_thread(cli.main, options) == 1
     assert "there is no cluster 'nobody'; there are: a, b" in capsys.readouterr().err
+
+
+async def test_a_change_that_the_target_refuses_is_not_explained_as_made(house: House) -> None:
+    await house.ready()
+    house.targets["a"].scale_failure = RefusedError("403 Forbidden")
+    house.source.values["load"] = 900.0
+
+    async def explained() -> bool:
+        latest = (await house.get("/api/v1/clusters/a"))["explanation"]
+        recorded = (await house.get("/api/v1/clusters/a/decisions?limit=1"))["decisions"][0]["explanation"]
+        texts = [latest.partition("\n")[0], recorded.partition("\n")[0]]
+        return all("403 Forbidden" in text and "is scaled" not in text for text in texts)
+
+    await house.until(explained)
+
+
+async def problems_of(house: House) -> dict[str, str]:
+    async with house.session.get(house.url + "/readyz") as response:
+        body = await response.json()
+        assert (response.status == 200) == body["ok"]
+    return {} if body["not_observed"] else dict(body["problems"])
+
+
+async def test_refused_scale_calls_are_a_problem_until_one_succeeds_or_none_is_needed(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.ready()
+    await house.until(lambda: settled_at(house, 3))
+    house.targets["a"].scale_failure = RefusedError('403 Forbidden: cannot patch "deployments/scale"')
+    house.source.values["load"] = 500.0
+
+    async def refused() -> bool:
+        return "a" in await problems_of(house)
+
+    await house.until(refused)
+    problems = await problems_of(house)
+    assert list(problems) == ["a"]
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC"
+    why = rf'scale calls fail since {stamp}; the last one, to 5: 403 Forbidden: cannot patch "deployments/scale"'
+    assert re.fullmatch(why, problems["a"])
+    row = (await house.get("/api/v1/clusters"))["clusters"][0]
+    assert row["problem"] == problems["a"]
+    assert await asyncio.to_thread(cli.main, ["status", "--url", house.url]) == 0
+    shown_row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("a "))
+    assert problems["a"] in shown_row
+    since = house.daemon.controllers["a"].refusal
+    # The first of them counts, not the last one.
+    failed = house.daemon.controllers["a"].counters.failed_calls
+
+    async def refused_again() -> bool:
+        return house.daemon.controllers["a"].counters.failed_calls >= failed + 2
+
+    await house.until(refused_again)
+    assert (await problems_of(house))["a"] == problems["a"]
+    assert since is not None
+    house.targets["a"].scale_failure = None
+    await house.ready()
+    assert house.targets["a"].desired == 5
+
+
+async def test_refused_scale_calls_are_no_problem_any_more_when_the_present_size_is_right(house: House) -> None:
+    await house.ready()
+    await house.until(lambda: settled_at(house, 3))
+    house.targets["a"].scale_failure = RefusedError("no")
+    house.source.values["load"] = 500.0
+
+    async def refused() -> bool:
+        return "a" in await problems_of(house)
+
+    await house.until(refused)
+    # Nobody knows meanwhile whether another size is needed.
+    house.source.failures["load"] = UnavailableError("gone")
+    controller = house.daemon.controllers["a"]
+
+    async def unknown() -> bool:
+        return controller.observation is not None and "load" in controller.observation.missing
+
+    await house.until(unknown)
+    assert "a" in await problems_of(house)
+    house.source.failures.clear()
+    house.source.values["load"] = 300.0
+    await house.ready()
+    assert house.targets["a"].desired == 3
+
+
+async def test_a_target_that_cannot_be_asked_is_a_problem(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    await house.ready()
+    house.targets["a"].failure = UnavailableError("404: there is no Deployment jobs/taskmanager")
+
+    async def missing() -> bool:
+        return (await problems_of(house)) == {"a": "target: 404: there is no Deployment jobs/taskmanager"}
+
+    await house.until(missing)
+    assert await asyncio.to_thread(cli.main, ["status", "--url", house.url]) == 0
+    assert capsys.readouterr().out.count("there is no Deployment") == 1
+    house.targets["a"].failure = None
+    await house.ready()
 
 
 async def test_a_refused_reload_is_shown(house: House) -> None:

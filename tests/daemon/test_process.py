@@ -503,3 +503,60 @@ def test_a_plug_in_that_will_not_end_does_not_hold_up_the_process(place: Place) 
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 130
     assert place.lines()[-1]["message"] == "tasks of plug-ins do not end"
+
+
+RESOLVER = """
+import os, socket, time
+resolve = socket.getaddrinfo
+def getaddrinfo(host, *rest, **more):
+    if str(host).endswith("hang.test"):
+        time.sleep(3600)
+    return resolve(host, *rest, **more)
+socket.getaddrinfo = getaddrinfo
+"""
+"""As sitecustomize.py: a DNS server that does not answer, for some names."""
+
+HANGING = """
+  {name}:
+    interval: 1s
+    target: {{type: file, path: '{directory}/{name}'}}
+    max: 9
+    metrics: {{load: {{source: {name}, {query}}}}}
+    policies: {{rate: {{type: target-tracking, metric: load, target: 100, mode: total}}}}
+"""
+SOURCES = {
+    "http": ("type: http, url: 'http://{name}.hang.test'", "path: load"),
+    "flink": ("type: flink, url: 'http://{name}.hang.test:8081'", "metric: busy"),
+    "kafka": ("type: kafka, bootstrap_servers: '{name}.hang.test:9092'", "metric: arrivals, topics: [t]"),
+    "prometheus": ("type: prometheus, url: 'http://{name}.hang.test:9090'", "query: up"),
+}
+
+
+def test_names_that_hang_in_dns_delay_neither_another_cluster_nor_a_reload_nor_the_end(place: Place) -> None:
+    (place.directory / "site" / "sitecustomize.py").write_text(RESOLVER)
+    names = {f"{kind}-{number}": kind for kind in SOURCES for number in range(3)}
+    place.configure(
+        "a",
+        rest="".join(
+            HANGING.format(name=name, directory=place.directory, query=SOURCES[kind][1]) for name, kind in names.items()
+        ),
+    )
+    place.config.write_text(
+        place.config.read_text().replace(
+            "  wave: {type: wave}\n",
+            "  wave: {type: wave}\n"
+            + "".join(f"  {name}: {{{SOURCES[kind][0].format(name=name)}}}\n" for name, kind in names.items()),
+        )
+    )
+    daemon = place.start()
+    decided(place, "a", 30)
+    for name in names:
+        decided(place, name, 1)
+    place.config.write_text(place.config.read_text().replace("target: 100", "target: 110"))
+    daemon.send_signal(signal.SIGHUP)
+    line = place.wait_for_log("configuration reloaded")
+    assert len(line["changed"]) == 13
+    daemon.terminate()
+    # Whoever waited for a name would wait for an hour.
+    assert daemon.wait(PATIENCE) == 0
+    assert place.lines()[-1]["message"] == "stopped"

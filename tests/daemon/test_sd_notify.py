@@ -28,7 +28,7 @@ from autoscaler.daemon.controller import Controller
 from autoscaler.daemon.fleet import Fleet
 from autoscaler.daemon.sd_notify import POLL_INTERVAL, SEND_TIMEOUT, Notifier
 from autoscaler.daemon.status import DaemonStatus
-from autoscaler.ports import Record
+from autoscaler.ports import Record, RefusedError
 from autoscaler.testing import virtual_time
 from autoscaler.testing.fakes import FakeStore
 from tests.plugins.distributions import write_distribution
@@ -342,22 +342,25 @@ def test_signs_of_life_come_at_half_the_watchdog_s_time_or_sooner(
 
 def test_one_cluster_in_trouble_does_not_trigger_a_restart(manager: Manager) -> None:
     async def main() -> None:
-        world, store = stuck_world("good", "hangs", "raises")
+        world, store = stuck_world("good", "hangs", "raises", "refused")
         async with watched(world, Notifier(manager.address, 4.0), manager):
             await world.until(30.5)
             manager.hear()
             store.hanging.add("hangs")
             store.raising.add("raises")
+            world.targets["refused"].scale_failure = RefusedError("no")
+            world.source.values["load"] = 300.0
             await world.until(300.5)
             heard = manager.hear()
             assert [message["WATCHDOG"] for message in heard] == ["1"] * 135
             assert [message["STATUS"] for message in heard if "STATUS" in message][-1] == (
-                "3 clusters; 2 failing: hangs, raises"
+                "4 clusters; 3 failing: hangs, raises, refused"
             )
             store.hanging.clear()
             store.raising.clear()
+            world.targets["refused"].scale_failure = None
             await world.until(330)
-            assert [message["STATUS"] for message in manager.hear() if "STATUS" in message][-1] == "3 clusters"
+            assert [message["STATUS"] for message in manager.hear() if "STATUS" in message][-1] == "4 clusters"
 
     virtual_time.run(main())
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from kubernetes_asyncio.client import models
 
 from autoscaler.config import load
@@ -82,7 +86,7 @@ def object_problems(model: Any, found: Json, where: str) -> Iterator[str]:
 def test_every_manifest_is_what_the_api_defines(path: Path) -> None:
     found = read(path)
     assert list(problems(f"V1{found['kind']}", found, found["kind"])) == []
-    group = {"Deployment": "apps/v1"}.get(found["kind"], "v1")
+    group = {"Deployment": "apps/v1", "NetworkPolicy": "networking.k8s.io/v1"}.get(found["kind"], "v1")
     assert found["apiVersion"] == ("rbac.authorization.k8s.io/v1" if "Role" in found["kind"] else group)
     assert "namespace" not in found["metadata"]  # the overlay's affair
 
@@ -133,6 +137,9 @@ def test_the_overlay_builds_with_all_components_and_binds_its_own_service_accoun
     overlay.write_text(re.sub(r"^# (components:|  - \.\./components)", r"\1", text, flags=re.MULTILINE))
     built = subprocess.run([*build, overlay.parent], capture_output=True, text=True, check=True).stdout
     made = {found["kind"]: found for found in yaml.safe_load_all(built)}
+    # Applied in this order: on a fresh cluster everything else would have no namespace.
+    assert next(iter(made)) == "Namespace"
+    assert made["Namespace"]["metadata"]["name"] == "streaming"
     account = made["ServiceAccount"]["metadata"]
     subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": "streaming"}
     assert made["RoleBinding"]["subjects"] == made["ClusterRoleBinding"]["subjects"] == [subject]
@@ -142,7 +149,9 @@ def test_the_overlay_builds_with_all_components_and_binds_its_own_service_accoun
     pod = made["Deployment"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["image"] == "registry.example.com/autoscaler:0.1.0"
     config = next(volume["configMap"] for volume in pod["volumes"] if volume["name"] == "config")
-    assert config["name"] == made["ConfigMap"]["metadata"]["name"] != "autoscaler"  # a changed file restarts the daemon
+    assert config["name"] == made["ConfigMap"]["metadata"]["name"] == "autoscaler"  # a changed file is no new pod
+    pods = made["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert made["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"].items() <= pods.items()
 
 
 def test_the_parts_fit_each_other_the_image_and_the_configuration() -> None:
@@ -191,6 +200,39 @@ def test_the_container_has_no_more_rights_than_it_needs() -> None:
     }
     for probe in ("startupProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": "/healthz", "port": "http"}
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "event"),
+    [
+        (200, {}, ""),
+        (
+            503,
+            {"ok": False, "problems": {"clicks": "there is no flink-taskmanager"}},
+            '{"ok": false, "problems": {"clicks": "there is no flink-taskmanager"}}',
+        ),
+        (200, {"reload": ["config.yaml:12: targt: unknown"]}, '{"reload": ["config.yaml:12: targt: unknown"]}'),
+    ],
+    ids=["ready", "no target", "refused configuration"],
+)
+async def test_what_is_wrong_is_the_output_of_the_readiness_probe_and_so_an_event_of_the_pod(
+    status: int, changes: Json, event: str
+) -> None:
+    [container] = base("deployment")["spec"]["template"]["spec"]["containers"]
+    python, flag, script = container["readinessProbe"]["exec"]["command"]
+    body = {"ok": True, "not_observed": [], "problems": {}, "store": "ok", "history": "ok", "reload": "ok", **changes}
+    app = web.Application()
+
+    async def ready(_: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
+
+    app.router.add_get("/readyz", ready)
+    async with TestServer(app) as server:
+        script = script.replace("8765", str(server.port))
+        probe = await asyncio.create_subprocess_exec(sys.executable, flag, script, stderr=asyncio.subprocess.PIPE)
+        _, printed = await probe.communicate()
+    assert python == "python"
+    assert (probe.returncode, printed.decode().strip()) == (1 if event else 0, event)
 
 
 def test_only_what_is_named_may_be_changed() -> None:

@@ -256,6 +256,8 @@ async def test_a_server_that_is_down_keeps_the_size(world: World, endpoint: str,
         ({"timestamp(lag)": vector(({}, str(EVALUATED + 120)))}, "from the future: 119 s ahead"),
         ({"timestamp(lag)": vector(({}, "0"))}, "stale"),
         ({"timestamp(lag)": vector(({}, "1e18"))}, "expected unix seconds"),
+        ({"lag": vector(({}, "-500"))}, "-500, expected 0 to below 2^63"),
+        ({"lag": vector(({}, "1e308"))}, "1e+308, expected 0 to below 2^63"),
     ],
 )
 async def test_a_value_of_prometheus_that_is_unusable_or_old_keeps_the_size(

@@ -28,9 +28,9 @@ NOW = dt.datetime(2026, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
 Result = list[dict[str, Any]]
 
 
-def vector(*samples: tuple[dict[str, str], str]) -> dict[str, Any]:
+def vector(*samples: tuple[dict[str, str], str], at: float = EVALUATED) -> dict[str, Any]:
     """An answer with samples `(labels, value)`."""
-    result = [{"metric": labels, "value": [EVALUATED, value]} for labels, value in samples]
+    result = [{"metric": labels, "value": [at, value]} for labels, value in samples]
     return {"status": "success", "data": {"resultType": "vector", "result": result}}
 
 

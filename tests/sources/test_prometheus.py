@@ -40,6 +40,30 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority.make(tmp_path_factory.mktemp("ca"))
 
 
+async def test_a_key_that_is_there_twice_is_an_error(server: Stub) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        result = '{"metric": {}, "value": [1767225600, "1"], "value": [1767225600, "1000"]}'
+        text = '{"status": "success", "data": {"resultType": "vector", "result": [' + result + "]}}"
+        return web.Response(text=text, content_type="application/json")
+
+    server.respond = answer
+    with pytest.raises(AnswerError, match="JSON in which the key 'value' is there twice: which value counts"):
+        await read(Prometheus(server.url), "sum(lag)")
+
+
+async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(server: Stub) -> None:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=503, text="busy", headers={"Retry-After": "30"})
+
+    server.respond = answer
+    plugin = Prometheus(server.url, fresh=timedelta(0))
+    async with LocalShared() as shared, plugin.connect(shared) as source:
+        for number in range(5):
+            with pytest.raises(UnavailableError, match=r"HTTP 503: 'busy'; it asked for no request before \d+ s"):
+                await source.collect(Query(f"sum(lag{number})"), NOW)
+    assert len(server.requests) == 1
+
+
 class TestValues:
     async def test_one_sample_is_the_reading_as_of_the_evaluation(self, server: Stub) -> None:
         server.answers = {"sum(lag)": vector(({}, "12.5"))}
@@ -75,6 +99,16 @@ class TestValues:
         assert (reading.value, reading.at) == (7.0, at(EVALUATED - 40))
         # at the very instant of the first answer: the pair belongs together whatever comes in meanwhile
         assert [request.get("time") for request in server.requests] == [None, str(EVALUATED)]
+
+    @pytest.mark.parametrize("age", [None, "age"])
+    @pytest.mark.parametrize("own", [EVALUATED - 7200, EVALUATED + 7200])
+    async def test_an_answer_hours_old_or_ahead_counts_by_its_own_time(
+        self, server: Stub, own: float, age: str | None
+    ) -> None:
+        fresh = vector(({}, str(EVALUATED - 5)))
+        server.answers = {"lag": vector(({}, "7"), at=own), "timestamp(lag)": fresh, "age": fresh}
+        reading = await read(Prometheus(server.url), Query("lag", age=age))
+        assert reading.at == at(own)
 
     async def test_each_cluster_of_a_fan_out_has_the_age_of_its_own_sample(self, server: Stub) -> None:
         server.answers = {

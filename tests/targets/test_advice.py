@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 import pytest
 
-from autoscaler.ports import RefusedError
+from autoscaler.ports import EdgeError, PicksWorkers, RefusedError, UnavailableError, Worker, Workforce
 from autoscaler.targets.advice import Advice
 
 T = TypeVar("T")
@@ -19,8 +19,9 @@ class Nothing:
         raise AssertionError(f"{key} and {factory} are not needed")
 
 
-async def test_advice_counts_as_taken() -> None:
-    async with Advice(size=2).connect(Nothing()) as target:
+async def test_advice_counts_as_taken_where_it_is_to() -> None:
+    assert not Advice(follow=True).advisory
+    async with Advice(size=2, follow=True).connect(Nothing()) as target:
         assert ((await target.describe()).desired, (await target.describe()).ready) == (2, 2)
         await target.scale(5)
         status = await target.describe()
@@ -29,11 +30,45 @@ async def test_advice_counts_as_taken() -> None:
 
 
 async def test_without_following_the_size_stays_as_configured() -> None:
-    async with Advice(size=2, follow=False).connect(Nothing()) as target:
+    assert Advice().advisory
+    async with Advice(size=2).connect(Nothing()) as target:
         await target.scale(5)
         status = await target.describe()
     assert (status.desired, status.ready) == (2, 2)
     assert "last advice: 5" in status.remarks
+
+
+class Staffed:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    async def workers(self) -> Sequence[Worker]:
+        return [Worker(f"w-{number}", frozenset()) for number in range(self.count)]
+
+    async def drain(self, worker: Worker) -> None:
+        raise AssertionError(f"{worker} is not to be drained")
+
+
+async def test_the_size_is_that_of_the_workers_that_the_engine_names() -> None:
+    engine: Staffed | EdgeError = Staffed(4)
+
+    def workforce() -> Workforce:
+        if isinstance(engine, EdgeError):
+            raise engine
+        return engine
+
+    async with Advice(size=2).connect(Nothing()) as target:
+        assert isinstance(target, PicksWorkers)
+        target.attach(workforce)
+        assert (await target.describe()).desired == 4
+        engine = Staffed(3)
+        status = await target.describe()
+        assert (status.desired, status.ready) == (3, 3)
+        engine = RefusedError("it cannot name its workers")
+        assert (await target.describe()).desired == 2
+        engine = UnavailableError("not connected yet")
+        with pytest.raises(UnavailableError):
+            await target.describe()
 
 
 async def test_nonsense_is_refused() -> None:

@@ -506,6 +506,24 @@ async def test_an_old_answer_after_our_change_is_not_taken_for_another_users_cha
         assert (status.desired, status.ready, status.remarks) == (5, 5, ())
 
 
+async def test_our_change_that_aws_shows_half_a_minute_later_is_not_taken_for_another_users(
+    proxy: Proxy, parameters: dict[str, Any]
+) -> None:
+    group = proxy.moto.group(2)
+    async with connected(AwsAsg(group, **parameters)) as target:
+        proxy.echo(DESCRIBE, times=3)
+        assert (await target.describe()).desired == 2
+        await target.scale(5)
+        for _ in range(3):
+            target._accepted.at -= 10  # seconds
+            assert (await target.describe()).desired == 5
+        assert (await target.describe()).desired == 5  # which AWS shows now
+        proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>5", "<DesiredCapacity>2"), times=2)
+        assert (await target.describe()).desired == 5  # from a part of AWS that lags still
+        target._accepted.at -= 16
+        assert (await target.describe()).desired == 2
+
+
 async def test_an_old_answer_after_the_echo_time_is_another_users_change(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
@@ -533,7 +551,15 @@ def test_sizes_of_several_changes_in_a_row_are_echoes() -> None:
     assert [sizes.actual(shown, 5) for shown in (3, 5, 7, 6)] == [7, 7, 7, 6]
     sizes.accept(3, 7, 8)
     assert [sizes.actual(shown, 9) for shown in (3, 5, 7)] == [3, 3, 3]
-    assert [sizes.actual(shown, 24) for shown in (3, 5, 7)] == [3, 5, 7]
+    assert [sizes.actual(shown, 25) for shown in (3, 5, 7)] == [3, 5, 7]
+
+
+def test_a_size_that_is_never_shown_was_set_back() -> None:
+    sizes = AcceptedSize(15)
+    sizes.accept(5, 3, 0)
+    assert [sizes.actual(3, at) for at in (1, 30, 60, 61)] == [5, 5, 5, 3]
+    sizes.accept(5, 3, 100)
+    assert [sizes.actual(shown, at) for shown, at in ((4, 110), (3, 120), (3, 126))] == [4, 5, 3]
 
 
 async def test_an_answer_requested_before_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:

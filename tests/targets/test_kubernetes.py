@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import re
@@ -36,6 +37,7 @@ from tests.clients.kubernetes_cluster import SERVERS, Cluster, kubeconfig, open_
 from tests.clients.kubernetes_server import (
     COST,
     DEPLOYMENTS,
+    EVENTS,
     FLINK,
     HPAS,
     NAMESPACES,
@@ -119,6 +121,22 @@ class Engine:
 
     async def drain(self, worker: Worker) -> None:
         raise RefusedError(f"{worker.id} stays")
+
+
+def _hpa() -> Json:
+    reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "tm"}
+    return {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}}
+
+
+def _forbidden(verb: str, kind: Kind, sub: str = "") -> Refusal:
+    """As RBAC words it."""
+    resource = f"{kind.plural}/{sub}" if sub else kind.plural
+    return Refusal(
+        403,
+        "Forbidden",
+        f'{kind} is forbidden: User "system:serviceaccount:jobs:autoscaler" cannot {verb} resource "{resource}" in API '
+        f'group "{kind.group}" in the namespace "jobs"',
+    )
 
 
 # -- sizes
@@ -324,7 +342,7 @@ async def test_a_scaled_object_of_keda_is_named_unless_it_is_paused(
 async def test_a_scaled_object_disappears_with_its_crd_also_while_no_watch_was_open(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.OPTIONAL_PAUSE", 0.1)
+    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.MAX_REFUSED_PAUSE", 0.1)
     cluster.server.kinds.append(SCALED_OBJECTS)
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
@@ -342,7 +360,7 @@ async def test_nothing_is_scaled_before_other_controllers_are_known(cluster: Clu
     await cluster.create(HPAS, {"metadata": {"name": "by-cpu"}, "spec": {"scaleTargetRef": reference}})
     busy = cluster.server.fault("list", "refuse", HPAS, refusal=Refusal(503, "ServiceUnavailable", "soon"), times=10**6)
     async with connected(cluster.target("tm")) as [target]:
-        with pytest.raises(UnavailableError, match="list on horizontalpodautoscalers"):
+        with pytest.raises(UnavailableError, match=r"another controller \(horizontalpodautoscalers"):
             await target.scale(3)
         busy.times = 0
         assert "by-cpu" in (await until(lambda: _describes(target))).floor.reason  # type: ignore[union-attr]
@@ -370,6 +388,85 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
     for text in errors:
         assert "this needs list on" in text
         assert "see deploy/kubernetes" in text
+
+
+async def test_one_refusal_of_an_api_server_that_starts_is_retried_and_nothing_is_scaled_meanwhile(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    await cluster.create(HPAS, _hpa())
+    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=2)  # RBAC is not read yet
+    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+        async with connected(cluster.target("tm")) as [target]:
+            with pytest.raises(RefusedError, match="HorizontalPodAutoscaler by-cpu scales it too"):
+                await target.scale(8)
+            assert (await target.describe()).ceiling == Bound(2, "the HorizontalPodAutoscaler by-cpu scales it too")
+    assert not cluster.server.asked("patch")
+    assert len(cluster.server.asked("list", HPAS)) == 3
+    assert not [record for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
+
+
+async def test_what_is_refused_for_longer_than_the_time_out_is_not_known_and_says_why(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=3)
+    cluster.server.fault("list", "slow", HPAS, seconds=60.0, times=99)
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=1))) as [target]:
+        with pytest.raises(UnavailableError, match=r"\(horizontal.* is not known at present: this needs list"):
+            await target.describe()
+
+
+async def test_an_hpa_that_is_created_while_the_api_server_restarts_is_noticed(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    async with connected(cluster.target("tm")) as [target]:
+        assert (await target.describe()).floor is None
+        await watching(cluster, HPAS)
+        cluster.server.fault("watch", "refuse", HPAS, refusal=_forbidden("watch", HPAS))
+        cluster.server.cut_watches()
+        await cluster.create(HPAS, _hpa())
+        await shows(target, lambda status: status.floor is not None)
+
+
+async def test_refusals_in_a_row_are_a_missing_permission_that_is_reported_once_and_may_be_granted_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("autoscaler.targets.kubernetes.watch.MAX_REFUSED_PAUSE", 0.4)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    refused = [
+        cluster.server.fault(verb, "refuse", HPAS, refusal=_forbidden(verb, HPAS), times=10**6)
+        for verb in ("watch", "list")
+    ]
+    with caplog.at_level(logging.INFO, "autoscaler.targets"):
+        async with connected(cluster.target("tm")) as [target]:
+            await target.scale(3)  # it goes on without
+            refused[1].times = 0  # a list alone is not enough
+            await until(lambda: _true(len(cluster.server.asked("watch", HPAS)) >= 3))
+            cluster.server.fault("list", "refuse", HPAS, refusal=Refusal(503, "ServiceUnavailable", "soon"))
+            await until(lambda: _true(len(cluster.server.asked("watch", HPAS)) >= 5))
+            await target.scale(4)
+            await cluster.create(HPAS, _hpa())
+            refused[0].times = 0
+            await shows(target, lambda status: status.floor is not None)
+            await watching(cluster, HPAS)
+            times = [asked.at for asked in cluster.server.requests if asked.kind is HPAS]
+    messages = [record.message for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
+    assert messages == ["cannot watch", "watch resumed"]
+    assert max(after - before for before, after in itertools.pairwise(times)) < 2  # it is tried again at this pace
+
+
+async def test_a_list_of_other_controllers_that_is_stale_says_nothing(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        await watching(cluster, HPAS)
+        cluster.server.fault("*", "drop", HPAS, times=10**6)
+        cluster.server.cut_watches(HPAS)
+        [_, hpas] = target._others
+        await until(lambda: _true(hpas.error is not None))
+        await target.describe()  # not for a short outage
+        assert hpas._updated_at is not None
+        hpas._updated_at -= 61.0
+        with pytest.raises(UnavailableError, match="is not known at present"):
+            await target.scale(3)
 
 
 # -- why pods do not come up
@@ -451,6 +548,42 @@ async def test_an_old_failure_to_create_pods_is_not_reported_once_they_exist(clu
     assert len(cluster.server.asked("list", PODS)) == 1
 
 
+@pytest.mark.parametrize(("since", "reported"), [("2026-05-01T12:00:59Z", True), ("2026-05-01T12:01:01Z", False)])
+async def test_an_old_failure_to_create_pods_is_not_reported_once_one_was_created_since(
+    cluster: Cluster, since: str, *, reported: bool
+) -> None:
+    await cluster.workload(STATEFUL_SETS, "tm", 2)
+    first, second = await cluster.pods("tm", 2)  # the second is created when the first is ready
+    first["metadata"]["creationTimestamp"] = since
+    cluster.server.put(PODS, first)
+    cluster.server.put(PODS, second, "DELETED")
+    cluster.server._event(STATEFUL_SETS, "jobs", "tm", "create Pod tm-0 failed: exceeded quota: small")
+    [event] = cluster.server.objects[EVENTS].values()
+    event["lastTimestamp"] = "2026-05-01T12:01:00Z"
+    async with connected(cluster.target("tm", resource="statefulsets")) as [target]:
+        remarks = (await target.describe()).remarks
+    shown = "pods are not created: create Pod tm-0 failed: exceeded quota: small (at 12:01 UTC)"
+    assert remarks == ((shown,) if reported else ())
+
+
+async def test_a_slow_list_of_pods_does_not_delay_readings_and_is_shown_by_a_later_one(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    for pod in await cluster.pods("tm", 2):
+        waiting = {"name": "main", "image": "flink:9", "state": {"waiting": {"reason": "ErrImagePull"}}}
+        await cluster.pod_status(pod, {"phase": "Pending", "containerStatuses": [waiting]})
+    async with connected(cluster.target("tm")) as [target]:
+        await target._objects.attempted()
+        cluster.server.fault("list", "slow", PODS, seconds=1.0)
+        async with asyncio.timeout(0.9):
+            assert (await target.describe()).remarks == ()
+        await shows(target, lambda status: status.remarks != ())
+        assert len(cluster.server.asked("list", PODS)) == 1
+        cluster.server.fault("list", "slow", PODS, seconds=60.0)
+        target._pods_listed_at = -1e9
+        await target.describe()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("pods of")]
+
+
 async def test_pods_that_wait_for_the_same_image_are_one_remark_whatever_their_waiting_reason(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     for pod, why in zip(await cluster.pods("tm", 2), ("ErrImagePull", "ImagePullBackOff"), strict=True):
@@ -473,7 +606,7 @@ async def test_pods_are_pods_listed_at_at_only_while_some_are_missing_and_not_at
 
 async def test_a_denied_list_of_pods_is_a_remark_and_not_a_failure(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
-    cluster.server.fault("list", "refuse", PODS, refusal=Refusal(403, "Forbidden", "no"))
+    cluster.server.fault("list", "refuse", PODS, refusal=_forbidden("list", PODS))
     async with connected(cluster.target("tm")) as [target]:
         status = await target.describe()
     assert (status.desired, status.ready) == (2, 0)
@@ -484,6 +617,7 @@ async def test_a_denied_list_of_pods_is_a_remark_and_not_a_failure(cluster: Clus
     ("status", "remark"),
     [
         ({"replicas": 4, "updatedReplicas": 1}, "a rollout is under way: 1 of 4 pods are of the newest version"),
+        ({"replicas": 4}, "a rollout is under way: 0 of 4 pods are of the newest version"),
         ({"replicas": 4, "updatedReplicas": 4}, None),
         ({"replicas": 4, "updatedReplicas": 1, "updateRevision": "2", "currentRevision": "1"}, "1 of 4 pods"),
         ({"replicas": 4, "updatedReplicas": 0, "updateRevision": "1", "currentRevision": "1"}, None),
@@ -496,6 +630,16 @@ async def test_a_rollout_is_reported_while_it_is_under_way(cluster: Cluster, sta
     async with connected(cluster.target("tm")) as [target]:
         remarks = (await target.describe()).remarks
     assert [remark is not None and remark in text for text in remarks] == ([True] if remark else [])
+
+
+async def test_a_paused_rollout_is_reported_as_paused(cluster: Cluster) -> None:
+    found = {**_bare("tm", 4), "metadata": {"name": "tm", "namespace": "jobs"}}
+    found["spec"]["paused"] = True
+    found["status"] = {"readyReplicas": 4, "replicas": 4}  # updatedReplicas is left out as it is 0
+    cluster.server.put(DEPLOYMENTS, found, "ADDED")
+    async with connected(cluster.target("tm")) as [target]:
+        remarks = (await target.describe()).remarks
+    assert remarks == ("a rollout is paused: 0 of 4 pods are of the newest version",)
 
 
 # -- which pod goes
@@ -574,7 +718,7 @@ async def test_the_size_is_reached_also_when_pods_cannot_be_chosen(cluster: Clus
         case "strangers":
             engine = Engine(Worker("w", frozenset({"10.1.1.1"})))
         case "forbidden":
-            cluster.server.fault("patch", "refuse", PODS, refusal=Refusal(403, "Forbidden", "no"))
+            cluster.server.fault("patch", "refuse", PODS, refusal=_forbidden("patch", PODS))
         case "slow":
             cluster.server.fault("patch", "slow", PODS, seconds=5.0)
     async with connected(cluster.target("tm", choose_pods=True, timeout=SOON)) as [target]:
@@ -616,6 +760,20 @@ async def test_a_custom_resource_is_scaled_and_its_pods_are_counted(flink: Clust
         await target.scale(3)
         assert (await target.describe()).desired == 3
         assert (await flink.get(FLINK, "clicks"))["spec"]["taskManager"]["replicas"] == 3
+
+
+async def test_who_has_changed_a_custom_resource_is_named_also_when_it_was_a_daemon(flink: Cluster) -> None:
+    plugin = flink.target("clicks", resource=FLINK_NAME, replicas_path="spec.taskManager.replicas")
+    async with connected(plugin) as [target]:
+        await target.describe()
+        for size, who in ((5, "a-person"), (4, "reactive-autoscaler")):
+            await flink.patch(FLINK, "clicks", {"spec": {"taskManager": {"replicas": size}}}, by=who)
+            status = await shows(target, lambda status, size=size: status.desired == size)  # type: ignore[misc]
+            assert any(remark.endswith(f"to {size} by {who}") for remark in status.remarks)
+        await target.scale(3)
+        for _ in range(20):
+            assert not any("changed" in remark for remark in (await target.describe()).remarks)
+            await asyncio.sleep(0.02)
 
 
 async def test_pods_are_counted_once_the_custom_resource_has_a_selector(flink: Cluster) -> None:
@@ -725,9 +883,60 @@ async def test_a_too_long_retry_after_is_not_waited_for(cluster: Cluster) -> Non
     async with connected(cluster.target("tm")) as [target]:
         await target.describe()
         cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=Refusal(429, "Busy", "later", retry_after=60))
-        with pytest.raises(UnavailableError, match="429, asks to wait 60 s"):
-            await target.scale(2)
+        for size in (2, 2, 3):  # as the next ticks would
+            with pytest.raises(UnavailableError, match="429, asks to wait 60 s"):
+                await target.scale(size)
         assert len(cluster.server.asked("patch")) == 1
+
+
+async def test_after_its_retry_after_a_request_is_sent_again(cluster: Cluster) -> None:
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    async with connected(cluster.target("tm", timeout=timedelta(seconds=0.9))) as [target]:
+        await target.describe()
+        cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=Refusal(429, "Busy", "later", retry_after=1))
+
+        async def scaled() -> bool | None:
+            try:
+                await target.scale(2)
+            except UnavailableError:
+                return None
+            return True
+
+        await until(scaled)
+        first, second = cluster.server.asked("patch", DEPLOYMENTS)
+        assert second.at - first.at >= 1
+
+
+async def test_a_size_that_is_forbidden_is_requested_with_growing_pauses_and_another_one_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoscaler.clients.kubernetes.FIRST_HOLD", 0.1)
+    monkeypatch.setattr("autoscaler.clients.kubernetes.MAX_HOLD", 0.4)
+    await cluster.workload(DEPLOYMENTS, "tm", 1)
+    denied = Refusal(403, "Forbidden", 'admission webhook "limits.example.com" denied the request: at most 5')
+    async with connected(cluster.target("tm")) as [target]:
+        await target.describe()
+        fault = cluster.server.fault("patch", "refuse", DEPLOYMENTS, refusal=denied, times=5)
+
+        async def scaled() -> bool | None:
+            try:
+                await target.scale(8)
+            except RefusedError as error:
+                errors.add(str(error))
+                return None
+            return True
+
+        errors: set[str] = set()
+        await until(scaled)
+        assert len(errors) == 1  # also while it is not sent
+        times = [asked.at for asked in cluster.server.asked("patch")]
+        assert len(times) == 6
+        for pause, (before, after) in zip((0.1, 0.2, 0.4, 0.4, 0.4), itertools.pairwise(times), strict=True):
+            assert after - before >= pause
+        fault.times = 1
+        with pytest.raises(RefusedError):
+            await target.scale(9)
+        await target.scale(5)
 
 
 async def test_after_a_time_out_it_is_unknown_whether_the_size_was_accepted(cluster: Cluster) -> None:
@@ -779,9 +988,21 @@ async def test_a_size_read_after_a_conflict_is_shown_before_the_watch_has_it(clu
     [
         (Refusal(401, "Unauthorized", "Unauthorized"), RefusedError, "does not accept the credentials"),
         (
-            Refusal(403, "Forbidden", "no"),
+            _forbidden("patch", DEPLOYMENTS, "scale"),
             RefusedError,
             "needs patch on deployments.apps/scale named tm in namespace jobs: see deploy/kubernetes",
+        ),
+        *(
+            (
+                Refusal(403, "Forbidden", text),
+                RefusedError,
+                "scale named tm .* was denied, not for lack of a permission",
+            )
+            for text in (
+                'admission webhook "limits.example.com" denied the request: at most 5',
+                "ValidatingAdmissionPolicy 'limits' with binding 'all' denied request: at most 5",
+                'pods "tm-1" is forbidden: exceeded quota: small, requested: pods=1, used: pods=1, limited: pods=1',
+            )
         ),
         (Refusal(404, "NotFound", "gone"), RefusedError, "there is no tm"),
         (Refusal(422, "Invalid", "too many"), RefusedError, "finds the request invalid.*too many"),
@@ -955,8 +1176,7 @@ async def test_a_revoked_permission_is_reported_once_the_size_is_stale(cluster: 
         await target.describe()
         await watching(cluster)
         for verb in ("watch", "list"):
-            refusal = Refusal(403, "Forbidden", "no more")
-            cluster.server.fault(verb, "refuse", DEPLOYMENTS, refusal=refusal, times=10**6)
+            cluster.server.fault(verb, "refuse", DEPLOYMENTS, refusal=_forbidden(verb, DEPLOYMENTS), times=10**6)
         cluster.server.cut_watches()
         await until(lambda: _true(target._objects.error is not None))
         assert (await target.describe()).desired == 1
@@ -1071,6 +1291,18 @@ async def test_a_missing_package_names_the_extra_to_install(monkeypatch: pytest.
         with pytest.raises(PluginError, match=r"pip install '\.\[kubernetes\]'"):
             async with Kubernetes("tm").connect(shared):
                 pass
+
+
+async def test_a_kubeconfig_that_does_not_exist_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubernetes_asyncio.config import kube_config  # noqa: PLC0415 - it belongs to an extra
+
+    path = tmp_path / "absent"
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{path}:{path}2")
+    async with LocalShared() as shared:
+        for plugin in (Kubernetes("tm", kubeconfig=str(path)), Kubernetes("tm")):
+            with pytest.raises(PluginError, match=rf"the file {path}.* does not exist; give kubeconfig"):
+                async with plugin.connect(shared):
+                    pass
 
 
 @pytest.mark.parametrize("text", ["", "clusters: 3", "- a", "{"])
@@ -1314,6 +1546,28 @@ async def test_the_doctor_names_missing_permissions_and_other_controllers(cluste
         "error: the HorizontalPodAutoscaler by-cpu scales it too",
         "info: minReadySeconds is 30",
     ]
+
+
+async def test_the_doctor_names_all_missing_permissions_also_when_nothing_can_be_read(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        await cluster.workload(DEPLOYMENTS, name, 1)
+    config = kubeconfig(tmp_path / "limited", cluster.server, "limited", Grants([]))
+    async with connected(*(cluster.target(name, kubeconfig=config) for name in ("one", "two"))) as targets:
+        one, two = [await target.diagnose() for target in targets]
+    assert [finding.problem.removeprefix("no permission: ") for finding in one] == [
+        "list on deployments.apps named one in namespace jobs",
+        "watch on deployments.apps named one in namespace jobs",
+        "get on deployments.apps/scale named one in namespace jobs",
+        "patch on deployments.apps/scale named one in namespace jobs",
+        "list on pods in namespace jobs",
+        "list on scaledobjects.keda.sh in namespace jobs",
+        "watch on scaledobjects.keda.sh in namespace jobs",
+        "list on horizontalpodautoscalers.autoscaling in namespace jobs",
+        "watch on horizontalpodautoscalers.autoscaling in namespace jobs",
+    ]
+    assert set(one[4:]) == set(two[4:])  # equal, so that they can be shown once
 
 
 async def test_a_cancelled_list_of_pods_leaves_nothing_open(cluster: Cluster) -> None:

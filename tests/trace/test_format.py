@@ -11,7 +11,7 @@ import pytest
 from autoscaler.core.model import Decision, Observation, Reading, Reason
 from autoscaler.ports import Record
 from autoscaler.trace.codec import dump_record
-from autoscaler.trace.format import TraceError, file_name, files, read
+from autoscaler.trace.format import TraceError, file_name, files, read, read_back
 
 AT = datetime(2026, 1, 31, 17, 59, 59, tzinfo=UTC)
 
@@ -143,3 +143,23 @@ def test_a_packed_file_that_is_damaged_is_not_taken_for_the_plain_one(tmp_path: 
     plain.write_bytes(_line(1) + b"\n")
     packed.write_bytes(b"no gzip")
     assert files(tmp_path) == [plain, packed]
+
+
+def test_the_records_of_one_cluster_are_read_back_from_the_newest_on(tmp_path: Path) -> None:
+    (tmp_path / "2026-01-31T17.jsonl.gz").write_bytes(gzip.compress(_line(0) + _line(0, "b") + b'{"what": "a"}\n'))
+    (tmp_path / "2026-01-31T18.jsonl.gz").write_bytes(gzip.compress(_line(3) + _line(2, "b") + _line(1)))
+    (tmp_path / "2026-01-31T18.1.jsonl").write_bytes(_line(2) + _line(4) + _line(5)[:-9])
+    complaints: list[str] = []
+    assert list(read_back(tmp_path, "a", complain=complaints.append)) == [_record(n) for n in (4, 3, 2, 1, 0)]
+    assert [complaint.split(": ")[0] for complaint in complaints] == [
+        f"{tmp_path}/2026-01-31T18.1.jsonl:3",
+        f"{tmp_path}/2026-01-31T17.jsonl.gz:3",
+    ]
+    assert list(read_back(tmp_path, "b", until=AT + timedelta(seconds=2))) == [_record(2, "b"), _record(0, "b")]
+    # What is later or older than what is asked for is not even opened.
+    (tmp_path / "2026-01-31T19.jsonl.gz").write_bytes(b"damaged")
+    (tmp_path / "2026-01-31T16.jsonl.gz").write_bytes(b"damaged")
+    assert next(read_back(tmp_path, "b", until=AT + timedelta(seconds=1))) == _record(0, "b")
+    with pytest.raises(TraceError, match="cannot be read"):
+        list(read_back(tmp_path, "b", until=AT))
+    assert not list(read_back(tmp_path, "b", until=AT - timedelta(hours=9)))

@@ -40,6 +40,7 @@ from autoscaler.targets.aws_asg.workers import GroupWorkers
 STARTUP_DELAY = 3.0  # seconds before the first change that was not requested: `autoscaler plan` changes nothing
 REMARK_AGE = 300.0  # seconds for which a failure of the background work is a remark
 ATTEMPTS = 5
+UNSEEN_ECHOES = 4  # times `echo` that a change may not be shown at all
 STAYING = frozenset({"InService", "Pending", "Pending:Wait", "Pending:Proceed"})
 MAX_HEARTBEAT_INTERVAL = 600.0  # seconds
 
@@ -66,8 +67,9 @@ class AwsAsg:
         endpoint_url: one address for all services of AWS, such as LocalStack's. Default: AWS's, or boto3's settings.
         fresh: how old an answer about the group may be; groups whose clusters tick within this time are requested
             together, 100 a call. Default 5s.
-        echo: how long after a change AWS may still show the size from before it; within this time the old size is
-            not taken for another user's change. Default 15s.
+        echo: how long AWS may show the size from before a change again after it has shown the change, and a quarter
+            of how long until it shows it at all; meanwhile the old size is not taken for another user's change.
+            Default 15s.
         scale_in: how instances are removed: `group` (default) lets the Auto Scaling group choose and stop them at
             once; `drain` chooses those whose loss costs the engine least, lets their workers finish, then terminates
             them; `hook` lets the group choose, and completes its lifecycle hook once the worker has finished.
@@ -130,11 +132,15 @@ class AwsAsg:
 
 @dataclass(slots=True)
 class AcceptedSize:
-    """The size that AWS accepted last, for as long as it may still show an earlier one."""
+    """The size that AWS accepted last, for as long as it may still show an earlier one.
+
+    That is until `echo` seconds after AWS has shown a newer size, or several times that after the change.
+    """
 
     echo: float
     size: int | None = None
     at: float = -math.inf
+    seen: bool = True
     earlier: dict[int, float] = field(default_factory=dict)
 
     def accept(self, size: int, shown: int | None, now: float) -> None:
@@ -144,11 +150,13 @@ class AcceptedSize:
             if old is not None:
                 self.earlier[old] = now
         self.earlier.pop(size, None)
-        self.size, self.at = size, now
+        self.size, self.at, self.seen = size, now, False
 
     def actual(self, shown: int, now: float) -> int:
         """The actual size when AWS shows this one: an earlier one is an echo, any other is another user's change."""
-        if self.size is None or now - self.at > self.echo:
+        if not self.seen and shown not in self.earlier:
+            self.seen, self.at = True, now
+        if self.size is None or now - self.at > self.echo * (1 if self.seen else UNSEEN_ECHOES):
             return shown
         return self.size if shown in self.earlier else shown
 

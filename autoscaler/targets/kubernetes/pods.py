@@ -102,12 +102,25 @@ def not_created(found: Json) -> str | None:
     return None
 
 
-async def failed_create(api: Api, namespace: str, name: str, kind: str) -> str | None:
-    """The same for a StatefulSet or custom resource, from its events. Raises EdgeError."""
+async def failed_create(api: Api, namespace: str, name: str, kind: str, pods: Iterable[Json]) -> str | None:
+    """The same for a StatefulSet or custom resource, from its events, unless a pod of it was created since.
+
+    Raises:
+        EdgeError: the events cannot be read.
+    """
     fields = f"involvedObject.kind={kind},involvedObject.name={name},reason=FailedCreate"
     answer = await api.call(Request("list", EVENTS, namespace), {"fieldSelector": fields, "limit": MAX_PODS})
-    events = sorted(answer.get("items") or (), key=lambda event: str(event.get("lastTimestamp") or ""))
-    return f"pods are not created: {_without_pod_name(str(events[-1].get('message', '')))}" if events else None
+    events = sorted(answer.get("items") or (), key=_last_time)
+    created = max((str(pod["metadata"].get("creationTimestamp") or "") for pod in pods), default="")
+    if not events or _last_time(events[-1]) < created:
+        return None
+    # With the time: once the cause is gone, the controller tries again only after up to a quarter of an hour.
+    message = f"pods are not created: {_without_pod_name(str(events[-1].get('message', '')))}"
+    return f"{message} (at {_last_time(events[-1])[11:16]} UTC)"
+
+
+def _last_time(event: Json) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _without_pod_name(message: str) -> str:

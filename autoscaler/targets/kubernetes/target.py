@@ -27,6 +27,7 @@ from autoscaler.clients.kubernetes import (
     Request,
     Resource,
 )
+from autoscaler.clients.shared_requests import cancel_all
 from autoscaler.core.model import Bound
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -50,10 +51,11 @@ APPS = {
     "statefulsets": "StatefulSet",
     "replicasets": "ReplicaSet",
 }
+ROLLED_OUT = {"deployments", "statefulsets"}  # a ReplicaSet does not replace its pods
 MAX_CONFLICTS = 5  # patches of a scale subresource that keeps changing
 CHOICE_SHARE = 0.4  # of the time-out for marking pods, as the change of the size comes after it
 POD_LIST_INTERVAL = 10.0  # seconds between two lists of the pods of a target that are not ready
-POD_LIST_TIMEOUT = 2.0  # seconds
+POD_LIST_WAIT = 0.3  # seconds that a reading waits for that list; one that takes longer is for the next reading
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _RESOURCE = re.compile(r"(?P<group>[a-z0-9][-a-z0-9.]*)/(?P<version>v[a-z0-9]+)/(?P<plural>[a-z][a-z0-9]*)")
@@ -173,7 +175,9 @@ class Kubernetes:
                     )
                     others.append(await stack.enter_async_context(watches.lease(other)))
             objects = await stack.enter_async_context(watches.lease(scope))
-            yield Target(self, namespace, watches, objects, others, stack)
+            target = Target(self, namespace, watches, objects, others, stack)
+            stack.push_async_callback(target.close)
+            yield target
 
 
 class Target:
@@ -204,7 +208,13 @@ class Target:
         self._workforce: Callable[[], Workforce] | None = None
         self._choice_remark: str | None = None
         self._pods_listed_at = -POD_LIST_INTERVAL
+        self._listing: asyncio.Task[tuple[str, ...]] | None = None
         self._reasons: tuple[str, ...] = ()
+
+    async def close(self) -> None:
+        """End a list of pods that is under way."""
+        if self._listing is not None:
+            await cancel_all([self._listing])
 
     @property
     def _label(self) -> str:
@@ -232,7 +242,8 @@ class Target:
         self._requested = None if self._requested == desired else self._requested
         other = await self._other()
         hold = None if other is None else Bound(desired, f"{other} scales it too")
-        remarks = [*changed, *_rollout(found), *await self._not_ready_reasons(found, desired, ready)]
+        rollout = _rollout(found) if self._spec.resource in ROLLED_OUT else ()
+        remarks = [*changed, *rollout, *await self._not_ready_reasons(found, desired, ready)]
         if self._choice_remark is not None:
             remarks.append(self._choice_remark)
             self._choice_remark = self._choice_remark if ready > desired else None
@@ -275,11 +286,17 @@ class Target:
     async def diagnose(self) -> Sequence[Finding]:
         """Check the permissions, and find other controllers of the same object. Raises EdgeError."""
         findings: list[Finding] = []
-        other = await self._other()
         for request, severity, effect in self._needs():
             if not await self._is_allowed(request):
                 remedy = "add the rule to the Role of the daemon's service account (see deploy/kubernetes)"
-                findings.append(Finding(severity, self._label, f"no permission: {request}", effect, remedy))
+                # The subject is the same for all targets, as some permissions are: those are shown once.
+                findings.append(Finding(severity, self._api.server, f"no permission: {request}", effect, remedy))
+        try:
+            other, found = await self._other(), await self._found()
+        except EdgeError:
+            if not findings:
+                raise
+            return findings  # as without a permission it cannot be read
         if other is not None:
             findings.append(
                 Finding(
@@ -290,7 +307,6 @@ class Target:
                     "remove one of the two, or set despite_autoscalers: true",
                 )
             )
-        found = await self._found()
         min_ready = _at(found, "spec.minReadySeconds")
         if isinstance(min_ready, int) and min_ready:
             findings.append(
@@ -340,7 +356,8 @@ class Target:
         before, self._reported = self._reported, desired
         if before is None or desired in {before, self._requested}:
             return ()
-        who = found["metadata"].get("manager")
+        metadata = found["metadata"]
+        who = _manager(metadata, self._spec.replicas_path) if self._custom else metadata["manager"]
         return (f"the size was changed from {before} to {desired} by {who or 'another client'}",)
 
     async def _compare_scale(self, found: Json, desired: int) -> None:
@@ -393,51 +410,59 @@ class Target:
         return sum(map(pods.is_ready, self._pods.objects.values()))
 
     async def _other(self) -> str | None:
-        """Another controller that scales the same object. A denied list was logged when it was denied.
+        """Another controller that scales the same object. That the list is denied was logged.
 
         Raises:
-            EdgeError: that is not known yet.
+            UnavailableError: that is not known at present.
         """
         kind = APPS.get(self._spec.resource) or self._objects.kind
         for others in self._others:
-            await others.attempted()
-            if not others.known:
-                request = others.scope.request("list")
-                raise UnavailableError(
-                    f"whether another controller scales {self._label} too is not known yet: {request}: {others.error}"
-                )
+            try:
+                await others.fresh()
+            except EdgeError as error:
+                if not others.denied:
+                    raise UnavailableError(
+                        f"whether another controller ({others.scope.resource}) scales {self._label} too is not known "
+                        f"at present: {error}"
+                    ) from error
             for other in others.find((self._key[0], self._spec.what.group, kind, self._key[1])):
                 name = other["metadata"]["name"]
                 return f"the {'KEDA ScaledObject' if others.scope.resource is SCALED_OBJECTS else others.kind} {name}"
         return None
 
     async def _not_ready_reasons(self, found: Json, desired: int, ready: int) -> Sequence[str]:
-        """Why not all replicas are ready. Pods are listed at most every ten seconds."""
+        """Why not all replicas are ready. Pods are listed at most every ten seconds, beside the readings."""
         if ready >= desired:
-            self._reasons = ()
+            await self.close()
+            self._listing, self._reasons = None, ()
             return ()
         created = pods.not_created(found)
         now = asyncio.get_running_loop().time()
-        if now - self._pods_listed_at >= POD_LIST_INTERVAL and self._watches.may_list_pods():
+        if self._listing is None and now - self._pods_listed_at >= POD_LIST_INTERVAL and self._watches.may_list_pods():
             self._pods_listed_at = now
-            try:
-                async with asyncio.timeout(min(POD_LIST_TIMEOUT, self._api.access.timeout)):
-                    self._reasons = await self._list_reasons(found, desired)
-            except TimeoutError:
-                self._reasons = ()
-            except EdgeError as error:
-                self._reasons = (f"why pods do not become ready is unknown: {error}",)
+            self._listing = asyncio.create_task(self._list_reasons(found, desired), name=f"pods of {self._label}")
+        listing = self._listing
+        if listing is not None:
+            await asyncio.wait((listing,), timeout=POD_LIST_WAIT)
+            if listing.done():
+                self._listing = None
+                self._reasons = listing.result()
         return (*([] if created is None else [created]), *self._reasons)
 
     async def _list_reasons(self, found: Json, desired: int) -> tuple[str, ...]:
-        listed = await pods.pods_of(self._api, self._key[0], self._selected(found))
-        reasons = pods.not_ready_reasons(listed)
-        # Events are kept for an hour: when all pods exist, they are about the past.
-        if len(listed) < desired and (self._custom or self._spec.resource == "statefulsets"):
-            kind = APPS.get(self._spec.resource) or self._objects.kind
-            created = await pods.failed_create(self._api, *self._key, kind)
-            if created is not None:
-                reasons = [created, *reasons]
+        try:
+            listed = await pods.pods_of(self._api, self._key[0], self._selected(found))
+            reasons = pods.not_ready_reasons(listed)
+            # Events are kept for an hour: when all pods exist, they are about the past.
+            if len(listed) < desired and (self._custom or self._spec.resource == "statefulsets"):
+                kind = APPS.get(self._spec.resource) or self._objects.kind
+                created = await pods.failed_create(self._api, *self._key, kind, listed)
+                if created is not None:
+                    reasons = [created, *reasons]
+        except EdgeTimeoutError:
+            return self._reasons
+        except EdgeError as error:
+            return (f"why pods do not become ready is unknown: {error}",)
         return tuple(reasons)
 
     def _selected(self, found: Json) -> str:
@@ -579,18 +604,20 @@ def _rollout(found: Json) -> Sequence[str]:
     status = found["status"]
     if "updateRevision" in status and status["updateRevision"] == status.get("currentRevision"):
         return ()  # a StatefulSet without a rollout
-    updated, total = status.get("updatedReplicas"), status.get("replicas")
-    if isinstance(updated, int) and isinstance(total, int) and updated < total:
-        return (f"a rollout is under way: {updated} of {total} pods are of the newest version",)
+    updated, total = status.get("updatedReplicas", 0), status.get("replicas", 0)  # which are left out when they are 0
+    if updated < total:
+        progress = "paused" if found["spec"].get("paused") else "under way"
+        return (f"a rollout is {progress}: {updated} of {total} pods are of the newest version",)
     return ()
 
 
-def _manager(found: Json) -> str:
-    """The manager that set `spec.replicas` last, from `managedFields`; empty when unknown."""
+def _manager(metadata: Json, path: str) -> str:
+    """The manager that set the size at a path last, from `managedFields`; empty when unknown."""
+    field = ".".join(f"f:{key}" for key in path.lstrip(".").split("."))
     entries = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))
-        for entry in found["metadata"].get("managedFields") or ()
-        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+        for entry in metadata.get("managedFields") or ()
+        if _at(entry.get("fieldsV1"), field) is not None
     ]
     return max(entries)[1] if entries else ""
 
@@ -606,15 +633,15 @@ def _keep_workload(found: Json) -> Json:
     spec = found.get("spec") or {}
     metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
     return {
-        "metadata": {**metadata, "manager": _manager(found)},
-        "spec": {name: spec[name] for name in ("replicas", "selector", "minReadySeconds") if name in spec},
+        "metadata": {**metadata, "manager": _manager(found["metadata"], "spec.replicas")},
+        "spec": {name: spec[name] for name in ("replicas", "selector", "minReadySeconds", "paused") if name in spec},
         "status": found.get("status") or {},
     }
 
 
 def _keep_custom(found: Json) -> Json:
     """Reduce a custom resource, whose size may be at any path."""
-    metadata = {name: found["metadata"][name] for name in _KEPT if name in found["metadata"]}
+    metadata = {name: found["metadata"][name] for name in (*_KEPT, "managedFields") if name in found["metadata"]}
     return {"metadata": metadata, "spec": found.get("spec") or {}, "status": found.get("status") or {}}
 
 

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from autoscaler.clients.kubernetes import (
+    MAX_HOLD,
     Access,
     Api,
     BusyError,
@@ -36,11 +37,10 @@ PAGE_TIMEOUT = 30.0  # seconds
 FIRST_PAUSE = 0.5  # seconds
 STABLE_AFTER = 5.0  # seconds that a watch must last for the pauses to start from the first one
 MAX_PAUSE = 10.0  # seconds
-MAX_REFUSED_PAUSE = 30.0  # seconds, when access is denied: a Role has to be changed
+MAX_REFUSED_PAUSE = 60.0  # seconds, when access is denied or there is no such resource: an administrator has to act
+MAX_REFUSALS = 4  # in a row that mean that access is denied: an API server that starts refuses before it has read RBAC
 MAX_BUSY = 3  # answers of 5xx in a row before a new list: the server may have been restored to before our version
-OPTIONAL_PAUSE = 300.0  # seconds until what may be missing (a CRD, a permission) is tried again
 POD_LIST_INTERVAL = 0.2  # seconds between two lists of pods for remarks, of all targets
-MAX_RETRY_AFTER = 60.0  # seconds
 
 Key = tuple[str, str]
 """Namespace and name."""
@@ -89,6 +89,8 @@ class Collection:
         objects: what `keep` keeps of each object.
         kind: the `kind` of its objects, known after the first list.
         error: why it cannot be read at present, or None.
+        denied: whether it is certain that it cannot be read: there is no such resource, or access was refused so many
+            times in a row that the permission is missing.
         users: how many leases it has.
     """
 
@@ -97,6 +99,7 @@ class Collection:
         self.objects: dict[Key, Json] = {}
         self.kind = ""
         self.error: EdgeError | None = None
+        self.denied = False
         self.users = 0
         self._api = api
         self._written: dict[Key, tuple[str, int]] = {}
@@ -104,7 +107,9 @@ class Collection:
         self._version: str | None = None
         self._updated_at: float | None = None
         self._failures = 0
+        self._refusals = 0
         self._short_lived = 0
+        self._logged = False
         self._attempted = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"watch {scope.resource} {scope.namespace} {scope.name}")
 
@@ -114,14 +119,18 @@ class Collection:
         await asyncio.wait((self._task,))
 
     async def attempted(self) -> None:
-        """Wait for the first list, whether it succeeds or not. Raises EdgeTimeoutError."""
+        """Wait for the first list, whether it succeeds or not; if it is optional, for more than one refusal.
+
+        Raises:
+            EdgeError: that takes longer than the time-out.
+        """
         if self._attempted.is_set():
             return
         try:
             async with asyncio.timeout(self._api.access.timeout):
                 await self._attempted.wait()
         except TimeoutError as error:
-            raise EdgeTimeoutError(
+            raise self.error or EdgeTimeoutError(
                 f"the API server {self._api.server} did not answer within {self._api.access.timeout:g} s: "
                 f"{self.scope.request('list')}"
             ) from error
@@ -144,11 +153,6 @@ class Collection:
     def find(self, index: Hashable) -> Sequence[Json]:
         """The objects under this index."""
         return [self.objects[key] for key in sorted(self._index.get(index, ()))]
-
-    @property
-    def known(self) -> bool:
-        """Whether it was read, or access is known to be denied."""
-        return self._updated_at is not None or isinstance(self.error, RefusedError)
 
     def wrote(self, key: Key, version: str, replicas: int) -> None:
         """Note a size from an answer of the API server: it holds until the watch has reached that version."""
@@ -190,21 +194,19 @@ class Collection:
                 await asyncio.sleep(self._pause(error))
 
     def _pause(self, error: EdgeError | None) -> float:
-        spread = random.uniform(0.5, 1.5)  # noqa: S311 - so that not all reconnect at once; no secret
+        spread = random.uniform(0.5, 1)  # noqa: S311 - so that not all reconnect at once; no secret
         if isinstance(error, RefusedError):
-            if self.scope.optional:
-                return OPTIONAL_PAUSE * spread
-            longest = MAX_REFUSED_PAUSE
+            longest, times = MAX_REFUSED_PAUSE, self._refusals
         else:
             longest = min(MAX_PAUSE, self._api.access.max_age / 4)
-        times = max(self._failures, self._short_lived if error else 0)
+            times = max(self._failures, self._short_lived if error else 0)
         pause = min(longest, FIRST_PAUSE * 2.0 ** min(times - 1, 10)) * spread
         retry_after = (error.after or 0.0) if isinstance(error, BusyError) else 0.0
-        return max(pause, min(retry_after, MAX_RETRY_AFTER))
+        return max(pause, min(retry_after, MAX_HOLD))
 
     def _failed(self, error: EdgeError) -> None:
         # An overloaded server does not need a list on top.
-        answers = isinstance(error, BusyError) and not error.throttled and self._failures >= MAX_BUSY
+        answers = isinstance(error, BusyError) and not error.throttled and self._failures % MAX_BUSY == 0
         lost = isinstance(error, UnavailableError) and not isinstance(error, GoneError | StalledError)
         if self._updated_at is None or answers or not lost:
             self._version = None
@@ -214,18 +216,26 @@ class Collection:
             self.objects, self._index = {}, {}
         # A single lost connection or old version is normal for a watch.
         routine = self._failures == 1 and isinstance(error, UnavailableError) and self._updated_at is not None
-        if self.error is None and not routine:
-            level = logging.INFO if self.scope.optional and isinstance(error, NotFoundError) else logging.WARNING
+        refused = isinstance(error, RefusedError)
+        self._refusals = self._refusals + 1 if refused else 0
+        absent = isinstance(error, NotFoundError)
+        newly_denied = not self.denied and (absent or self._refusals >= MAX_REFUSALS)
+        self.denied = self.denied or newly_denied
+        if newly_denied or not (refused or routine or self._logged):
+            self._logged = True
+            level = logging.INFO if self.scope.optional and absent else logging.WARNING
             _log.log(level, "cannot watch", extra={**self._log_extra, "error": str(error)})
         if not routine:
             self.error = error
-        self._attempted.set()
+        if not (self.scope.optional and refused) or self.denied:
+            self._attempted.set()
 
     def _updated(self) -> None:
         self._updated_at = asyncio.get_running_loop().time()
-        self._failures = 0
-        if self.error is not None:
-            self.error = None
+        self._failures = self._refusals = 0
+        self.error, self.denied = None, False
+        if self._logged:
+            self._logged = False
             _log.info("watch resumed", extra=self._log_extra)
 
     @property
@@ -239,7 +249,7 @@ class Collection:
         known = dict(self._written)  # a list that is requested from now on includes these
         while True:
             query = {"limit": PAGE_SIZE, **self.scope.query(), **({"continue": following} if following else {})}
-            answer = await self._api.call(self.scope.request("list"), query, limit=PAGE_TIMEOUT)
+            answer = await self._api.fetch(self.scope.request("list"), query, limit=PAGE_TIMEOUT)
             try:
                 for item in answer["items"] or ():
                     kept = self.scope.keep(item)
@@ -259,7 +269,7 @@ class Collection:
             self._put(key, kept)
         self._written = {key: change for key, change in self._written.items() if known.get(key) != change}
         self._version = version
-        self._updated()
+        self._updated_at = asyncio.get_running_loop().time()  # the watch, which may fail still, does the rest
 
     async def _watch(self) -> None:
         """Follow the watch until the server ends it."""

@@ -9,12 +9,15 @@ from datetime import timedelta
 from typing import ClassVar
 
 from autoscaler.policy_api import (
+    AMOUNT,
     PHASES,
+    SHARE,
     ZERO,
     Direction,
     JobState,
     ParameterError,
     Phase,
+    Range,
     Reading,
     Reason,
     Recommendation,
@@ -172,6 +175,11 @@ class Adaptive:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it cannot do without."""
         return (self.lag, self.arrivals, self.throughput)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {self.lag: AMOUNT, self.arrivals: AMOUNT, self.throughput: AMOUNT, self.utilization: SHARE}
 
     @property
     def lookback(self) -> timedelta:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View
+from autoscaler.policy_api import AMOUNT, ZERO, ParameterError, Range, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
@@ -79,6 +80,11 @@ class AwsTargetTracking:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it reads."""
         return (self.metric,)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {self.metric: AMOUNT}
 
     @property
     def lookback(self) -> timedelta:

@@ -14,13 +14,16 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from autoscaler.policy_api import (
+    AMOUNT,
     MOST_LEARNED,
+    SHARE,
     Allowance,
     Cause,
     JobState,
     Limits,
     Observation,
     ParameterError,
+    Range,
     Reading,
     Reason,
     Recommendation,
@@ -252,6 +255,11 @@ class FlinkOperator:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it cannot do without."""
         return (self.lag, self.throughput, self.busy) if self.vertices is None else (self.vertices,)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {self.lag: AMOUNT, self.arrivals: AMOUNT, self.throughput: AMOUNT, self.busy: SHARE}
 
     @property
     def lookback(self) -> timedelta:

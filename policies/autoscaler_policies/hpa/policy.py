@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.policy_api import ZERO, ParameterError, Reading, Reason, Recommendation, Select, View
+from autoscaler.policy_api import (
+    AMOUNT,
+    ZERO,
+    ParameterError,
+    Range,
+    Reading,
+    Reason,
+    Recommendation,
+    Select,
+    View,
+)
 from autoscaler_policies.hpa.rules import (
     LEGACY_WINDOW,
     MOST_USAGE,
@@ -217,6 +227,11 @@ class Hpa:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ParameterError(name, f"is {value}, expected a finite number of 0 or more")
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {metric.metric: AMOUNT for metric in self.metrics}
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Remember what is recommended now, and by how much the size has changed."""

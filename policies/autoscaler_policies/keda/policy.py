@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from autoscaler.policy_api import (
+    AMOUNT,
     MOST_LEARNED,
     ZERO,
     ParameterError,
+    Range,
     Reading,
     Reason,
     Recommendation,
@@ -222,6 +224,11 @@ class KedaLag:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it reads."""
         return tuple(dict.fromkeys(trigger.metric for trigger in self.triggers))
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return dict.fromkeys(self.metrics, AMOUNT)
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Keep failures in a row, when a trigger was active last, and where the offsets of partitions stand."""

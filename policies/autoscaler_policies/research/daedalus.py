@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from autoscaler.policy_api import (
+    AMOUNT,
+    SHARE,
     ZERO,
     Cause,
     Direction,
     JobState,
     ParameterError,
     Phase,
+    Range,
     Reason,
     Recommendation,
     Rescale,
@@ -123,6 +126,11 @@ class Daedalus:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it cannot do without."""
         return (self.arrivals, self.throughput, self.lag, self.utilization)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {self.lag: AMOUNT, self.arrivals: AMOUNT, self.throughput: AMOUNT, self.utilization: SHARE}
 
     @property
     def lookback(self) -> timedelta:

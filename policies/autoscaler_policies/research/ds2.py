@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View, dataflow
+from autoscaler.policy_api import AMOUNT, SHARE, ZERO, ParameterError, Range, Reason, Recommendation, View, dataflow
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
@@ -222,6 +222,11 @@ class Ds2:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it cannot do without."""
         return (self.arrivals, self.throughput, self.utilization)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {self.arrivals: AMOUNT, self.throughput: AMOUNT, self.utilization: SHARE}
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Decide at the end of a policy interval, and keep the decision until the next."""

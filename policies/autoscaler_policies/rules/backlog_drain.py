@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from autoscaler.policy_api import (
+    AMOUNT,
     ZERO,
     Direction,
     ParameterError,
+    Range,
     Reason,
     Recommendation,
     View,
@@ -127,6 +130,11 @@ class BacklogDrain:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it cannot do without."""
         return (self.lag, self.arrivals)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {self.lag: AMOUNT, self.arrivals: AMOUNT, self.throughput: AMOUNT}
 
     @property
     def lookback(self) -> timedelta:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autoscaler.policy_api import ParameterError, Reason, Recommendation, View
+from autoscaler.policy_api import AMOUNT, ParameterError, Range, Reason, Recommendation, View
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size not
@@ -60,6 +61,11 @@ class TargetTracking:
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics it reads."""
         return (self.metric,)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """What its metrics can be."""
+        return {self.metric: AMOUNT}
 
     def evaluate(self, view: View) -> Recommendation:
         """Ask for the size that brings the metric to its target."""

@@ -1,0 +1,92 @@
+"""Notices, from a thread of its own, when something holds up the event loop, and names it: all clusters wait then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Self
+
+from autoscaler.plugins import plugin_of
+
+log = logging.getLogger("autoscaler.daemon.stall_watch")
+
+LIMIT = 1.0
+"""Seconds after which an event loop that does nothing else counts as held up."""
+
+_SHOWN = 15  # calls of the stack, the innermost
+
+
+class StallWatch:
+    """Watches the running event loop while its context is open. It logs each stall once, while it lasts.
+
+    Args:
+        stalled: called for each, in the watching thread.
+        limit: seconds after which it is one.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, stalled: Callable[[], object], *, limit: float = LIMIT, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stalled = stalled
+        self._limit = limit
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._watched = threading.get_ident()
+        self._asked: float | None = None
+        self._logged = False
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Ask the loop for a sign of life, or see how long it has not given one."""
+        asked, now = self._asked, self._clock()
+        if asked is None:
+            self._asked, self._logged = now, False
+            self._loop.call_soon_threadsafe(self._answer)
+        elif now - asked >= self._limit and not self._logged:
+            stack = list(_stack(sys._current_frames().get(self._watched)))  # noqa: SLF001 - documented in spite of its name
+            if stack and stack[0].f_code.co_name == "select":
+                return  # It waits for work: the whole process stood still, and the loop is about to answer.
+            self._logged = True
+            task = asyncio.current_task(self._loop)
+            log.error(
+                "event loop is held up: no cluster is served meanwhile",
+                extra={
+                    "plugin": plugin_of([(each.f_globals.get("__name__"), each.f_code.co_qualname) for each in stack]),
+                    "task": None if task is None else task.get_name(),
+                    "seconds": round(now - asked, 1),
+                    "stack": " < ".join(
+                        f"{each.f_code.co_qualname} ({each.f_code.co_filename}:{each.f_lineno})"
+                        for each in stack[:_SHOWN]
+                    ),
+                },
+            )
+            self._stalled()
+
+    def _answer(self) -> None:
+        self._asked = None
+
+    def _watch(self) -> None:
+        while not self._end.wait(self._limit / 4):
+            self.check()
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and its callers."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

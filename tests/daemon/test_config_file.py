@@ -1,0 +1,53 @@
+"""A mounted ConfigMap that changes: the kubelet lets the link `..data` lead to a new directory."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.daemon.test_process import PATIENCE, Place, decided, eventually, get, place
+
+__all__ = ["place"]
+
+
+def mount(place: Place, version: str) -> None:
+    """Do with what was configured as the kubelet does."""
+    volume = place.directory / "volume"
+    (volume / version).mkdir(parents=True)
+    text = place.config.read_text()
+    (volume / version / "config.yaml").write_text(text.replace("directory: var", f"directory: {place.directory}/var"))
+    (volume / "..data_tmp").symlink_to(version)
+    (volume / "..data_tmp").rename(volume / "..data")
+    if not (volume / "config.yaml").is_symlink():
+        (volume / "config.yaml").symlink_to("..data/config.yaml")
+    place.config.unlink()
+    place.config.symlink_to("volume/config.yaml")
+
+
+def configure(place: Place, version: str, *names: str, rest: str = "") -> None:
+    place.config.unlink(missing_ok=True)
+    place.configure(*names, rest=rest)
+    mount(place, version)
+
+
+def test_a_changed_configmap_is_loaded_and_a_bad_one_is_refused_without_a_new_process(place: Place) -> None:
+    configure(place, "..1", "a")
+    daemon = place.start()
+    url = place.url()
+    decided(place, "a", 1)
+    configure(place, "..2", "a", "b", rest="  d: {interval: soon, targt: {}}\n")
+    place.wait_for_log("configuration not reloaded")
+    assert any("targt" in problem for problem in get(f"{url}/readyz")[1]["reload"])
+    assert [row["name"] for row in get(f"{url}/api/v1/clusters")[1]["clusters"]] == ["a"]
+    configure(place, "..3", "a", "b")
+    assert place.wait_for_log("configuration reloaded")["added"] == ["b"]
+    decided(place, "b", 1)
+    assert get(f"{url}/readyz")[1]["reload"] == "ok"
+    # A file that is edited in place may be half written: it waits for a SIGHUP.
+    text = place.config.read_text()
+    place.config.write_text(text.replace("decisions: 100000", "decisions: 90000"))
+    daemon.send_signal(signal.SIGHUP)
+    place.wait_for_log("configuration reloaded", 2)
+    assert daemon.poll() is None
+    daemon.terminate()
+    assert daemon.wait(PATIENCE) == 0
+    eventually(lambda: place.lines()[-1]["message"] == "stopped", place.log.read_text)

@@ -1,0 +1,238 @@
+"""Plug-ins that raise, answer or say what none should: only their cluster notices, memory and log stay small."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from autoscaler.config.model import LogFormat, Metric
+from autoscaler.core.model import Bound, NamedPolicy, Reading, Reason, Recommendation, View
+from autoscaler.daemon.logging import setup
+from autoscaler.ports import EdgeError, Shared, TargetStatus
+from autoscaler.testing import virtual_time
+from autoscaler.testing.fakes import Fake, FakeQuery, FakeTarget
+
+from .conftest import World, make_cluster
+
+HUGE = 5_000_000
+
+
+class Unspeakable(Exception):  # noqa: N818 - what it says is the point
+    def __str__(self) -> str:
+        raise SystemExit("not even its text")
+
+
+class Alien(BaseException):
+    pass
+
+
+ERRORS = [SystemExit(3), KeyboardInterrupt(), Alien("x"), Unspeakable(), RuntimeError("x" * HUGE)]
+
+
+@dataclass(frozen=True)
+class Raising:
+    error: BaseException
+
+    def evaluate(self, view: View) -> Recommendation:
+        del view
+        raise self.error
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("where", ["source", "target", "scale", "connect", "shared", "policy"])
+def test_whatever_a_plug_in_raises_affects_its_cluster_alone(
+    where: str, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        world = World("good", "bad")
+        world.clusters["bad"] = make_cluster("bad", world.plugins["bad"])
+        target = world.targets["bad"]
+        if where == "source":
+            metrics = {"load": Metric("source", FakeQuery("other"))}
+            world.clusters["bad"] = replace(world.clusters["bad"], metrics=metrics)
+            world.source.failures["other"] = error
+        elif where == "target":
+            target.failure = error
+        elif where == "scale":
+            target.scale_failure = error
+            world.source.values["load"] = 300.0
+        elif where == "policy":
+            spec = world.clusters["bad"].spec
+            policies = (*spec.policies, NamedPolicy("raising", Raising(error)))
+            world.clusters["bad"] = replace(world.clusters["bad"], spec=replace(spec, policies=policies))
+        else:
+            world.clusters["bad"] = replace(
+                world.clusters["bad"], target=FailsToConnect(target, error, shares=where == "shared")
+            )
+        await world.start()
+        await world.until(200)
+        assert len(world.ticks("good")) >= 19
+        controller = world.fleet.controllers["bad"]
+        if where == "policy" and isinstance(error, KeyboardInterrupt):
+            assert (
+                controller.problem == "KeyboardInterrupt"
+            )  # Somebody may have pressed Ctrl-C: no failure of a policy.
+        else:
+            assert len(world.ticks("bad")) >= 19
+            assert len(controller.counters.errors) == (where in {"source", "target", "connect", "shared"})
+        if where != "policy":
+            assert controller.counters.unexpected > 1 or where in {"connect", "shared"}
+        for record in world.store.records:
+            assert all(len(text) < 3000 for text in record.observation.missing.values())
+            assert all(len(asked.detail) < 3000 for asked in record.decision.recommendations)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    stream = io.StringIO()
+    before = list(logging.getLogger().handlers)
+    setup(LogFormat.JSON, stream)
+    try:
+        virtual_time.run(main())
+    finally:
+        logging.getLogger().handlers[:] = before
+    lines = stream.getvalue().splitlines()
+    assert all(json.loads(line) for line in lines)
+    assert sum(map(len, lines)) < 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class FailsToConnect:
+    live: FakeTarget
+    error: BaseException
+    shares: bool
+
+    @asynccontextmanager
+    async def connect(self, shared: Shared) -> AsyncIterator[FakeTarget]:
+        @asynccontextmanager
+        async def client() -> AsyncIterator[FakeTarget]:
+            if self.shares:
+                raise self.error
+            yield self.live
+
+        live = await shared.enter("client", client)
+        if not self.shares:
+            raise self.error
+        yield live
+
+
+def test_one_defect_is_logged_once_whatever_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        world = World("a")
+        number = 0
+
+        class Collects:
+            async def collect(self, *_: object) -> Reading:
+                nonlocal number
+                number += 1
+                raise KeyError(f"surprise {number}")
+
+        world.source_plugin = Fake(Collects())  # type: ignore[arg-type]
+        await world.start()
+        await world.until(600)
+        await world.fleet.stop()
+        assert world.fleet.controllers["a"].counters.unexpected == 60
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert [record.message for record in caplog.records].count("plug-in raised an unexpected error") == 1
+
+
+def test_what_a_target_says_is_kept_within_limits() -> None:
+    async def main() -> None:
+        world = World("a")
+        remarks: Any = ("x" * HUGE, Unspeakable(), *(str(number) for number in range(1000)))
+
+        async def describe() -> TargetStatus:
+            return TargetStatus(1, 1, remarks, Bound(1, "y" * HUGE), None)
+
+        world.targets["a"].describe = describe  # type: ignore[method-assign]
+        await world.start()
+        await world.until(10)
+        await world.fleet.stop()
+        observation = world.store.records[0].observation
+        assert len(observation.remarks) < 101
+        assert len(observation.remarks[0]) == 2000
+        assert observation.floor is not None
+        assert len(observation.floor.reason) == 2000
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("many", ["value", "parts", "text"])
+def test_a_reading_of_very_many_values_is_missing_and_memory_stays_flat(many: str) -> None:
+    async def main() -> None:
+        world = World("a")
+
+        class Collects:
+            async def collect(self, _: object, now: Any) -> Reading:
+                if many == "parts":
+                    return Reading(1.0, now, parts={f"part{number}": {} for number in range(1001)})
+                return Reading(tuple(map(float, range(20_000))) if many == "value" else "x" * 20_000, now)  # type: ignore[arg-type]
+
+        world.source_plugin = Fake(Collects())  # type: ignore[arg-type]
+        await world.start()
+        await world.until(20)
+        before, _ = tracemalloc.get_traced_memory()
+        await world.until(320)
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < 2e6
+        missing = world.store.records[-1].observation.missing
+        count = "1,001" if many == "parts" else "20,000"
+        assert missing == {"load": f"{count} values, more than the 1,000 of max_values"}
+        await world.fleet.stop()
+
+    tracemalloc.start()
+    try:
+        virtual_time.run(main())
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_number_of_values_is_a_setting_of_the_cluster() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.clusters["a"] = replace(world.clusters["a"], max_values=3)
+        world.source.values["load"] = (1.0, 2.0, 3.0)
+        await world.start()
+        await world.until(20)
+        world.source.values["load"] = (1.0, 2.0, 3.0, 4.0)
+        await world.until(30)
+        await world.fleet.stop()
+        assert [set(record.observation.missing) for record in world.store.records[:3]] == [set(), set(), {"load"}]
+
+    virtual_time.run(main())
+
+
+def test_our_own_errors_are_cut_too() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.source.failures["load"] = EdgeError("z" * HUGE)
+        await world.start()
+        await world.until(10)
+        await world.fleet.stop()
+        assert len(world.store.records[0].observation.missing["load"]) == 2000
+
+    virtual_time.run(main())
+
+
+def test_reasons_are_still_those_of_the_core() -> None:
+    async def main() -> None:
+        world = World("a")
+        spec = world.clusters["a"].spec
+        policies = (NamedPolicy("raising", Raising(SystemExit(3))),)
+        world.clusters["a"] = replace(world.clusters["a"], spec=replace(spec, policies=policies))
+        await world.start()
+        await world.until(10)
+        await world.fleet.stop()
+        (asked,) = world.store.records[0].decision.recommendations
+        assert (asked.reason, asked.detail) == (Reason.FAILED, "raised SystemExit: 3")
+
+    virtual_time.run(main())

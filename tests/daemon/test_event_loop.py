@@ -1,0 +1,139 @@
+"""The daemon's event loop: calls that hang in threads, names that hang in DNS, tasks that try to end the process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from autoscaler.daemon import event_loop
+from autoscaler.daemon.event_loop import EventLoop
+
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        return runner.run(main)
+
+
+class Dns:
+    """A resolver that hangs for every name of `hang.test` until the test ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.release = threading.Event()
+        self.asked: list[str] = []
+        self._resolve = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host: str, *arguments: Any) -> Any:
+        self.asked.append(host)
+        if host.endswith("hang.test"):
+            self.release.wait()
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return self._resolve(host, *arguments)
+
+
+@pytest.fixture
+def dns(monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = Dns(monkeypatch)
+    yield found
+    found.release.set()
+
+
+def test_names_that_hang_stop_neither_another_name_nor_a_call_in_a_thread_nor_the_end(dns: Dns) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        hanging = [asyncio.create_task(loop.getaddrinfo(f"{number}.hang.test", 80)) for number in range(50)]
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            assert await loop.getaddrinfo("localhost", 80)
+            assert await asyncio.to_thread(sum, (1, 2)) == 3
+        assert not any(task.done() for task in hanging)
+        for task in hanging:
+            task.cancel()
+
+    run(main())  # returns though fifty threads still hang
+    assert not dns.release.is_set()
+
+
+def test_a_name_that_hangs_holds_one_thread_however_often_it_is_asked_for(dns: Dns) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await loop.getaddrinfo("one.hang.test", 80)
+        assert dns.asked == ["one.hang.test"]
+        waiting = asyncio.create_task(loop.getaddrinfo("one.hang.test", 80))
+        await asyncio.sleep(0)
+        dns.release.set()
+        with pytest.raises(socket.gaierror):
+            await waiting
+
+    run(main())
+
+
+def test_too_many_names_and_calls_are_refused_with_the_reason(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "MAX_LOOKUPS", 2)
+    monkeypatch.setattr(event_loop, "MAX_CALLS", 3)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        hanging = [asyncio.create_task(loop.getaddrinfo(f"{number}.hang.test", 80)) for number in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(OSError, match="2 names are being resolved already"):
+            await loop.getaddrinfo("localhost", 80)
+        # A reload and a scrape still find a thread.
+        assert await asyncio.to_thread(sum, (1, 2)) == 3
+        waiting = asyncio.create_task(asyncio.to_thread(dns.release.wait))
+        await asyncio.sleep(0)
+        with pytest.raises(OSError, match="3 calls in threads have not returned"):
+            await asyncio.to_thread(sum, (1, 2))
+        for task in (*hanging, waiting):
+            task.cancel()
+
+    run(main())
+
+
+def test_what_a_call_in_a_thread_raises_is_raised_where_it_is_awaited() -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="invalid literal"):
+            await asyncio.to_thread(int, "x")
+
+    run(main())
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_task_that_tries_to_end_the_process_ends_alone(
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> str:
+        async def bad() -> None:
+            raise error
+
+        def callback() -> None:
+            raise error
+
+        task = asyncio.create_task(bad())
+        asyncio.get_running_loop().call_soon(callback)
+        await asyncio.sleep(0.01)
+        assert isinstance(task.exception(), error)
+        return "goes on"
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    assert run(main()) == "goes on"
+    assert [record.message for record in caplog.records] == ["plug-in tried to end the process"] * 2
+
+
+def test_the_main_task_may_end_the_process() -> None:
+    async def main() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        run(main())
