@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 # ruff: noqa: ANN401 - matplotlib has no types
 
 GREY, BLUE, GREEN, BLACK, RED = "#7f8c8d", "#2471a3", "#1e8449", "#212f3d", "#c0392b"
-ORANGE, PURPLE, LIGHT_GREY, NAVY = "#d35400", "#7d3c98", "#aeb6bf", "#1b4f72"
+ORANGE, PURPLE = "#d35400", "#7d3c98"
 
 
 def grid(axes: Iterable[Any], width: float = 0.8) -> None:

@@ -15,11 +15,13 @@ import dataclasses
 import difflib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum, StrEnum
 from importlib.metadata import Distribution, EntryPoint, entry_points, version
+from importlib.util import find_spec
 from typing import Any
 
 from autoscaler.core.durations import format_duration
@@ -214,6 +216,16 @@ def install_hint(extra: str) -> str:
     return f"pip install '.[{extra}]' in a clone, or pip install '{wheel}[{extra}]' with a built wheel"
 
 
+def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
+    """Raise PluginError if a package of the plug-in's attribute `packages` is not installed, with how to install it."""
+    missing = next((package for package in getattr(plugin, "packages", ()) if find_spec(package) is None), None)
+    if missing is not None:
+        point = next(point for point in entry_points(group=kind.group) if point.name == name)
+        raise PluginError(
+            f"the {kind.noun} {name!r} needs the package {missing}, which is not installed{_extra_for(point, missing)}"
+        )
+
+
 def guess(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when one of the known words is close, else nothing."""
     lowered = {candidate.lower(): candidate for candidate in known}
@@ -316,7 +328,8 @@ def _checked(kind: Kind, point: EntryPoint) -> type[Any]:
         raise
     except BaseException as error:  # a foreign module may raise anything while it is imported
         cause = format_exception(error)
-        raise PluginError(f"{title} cannot be imported: {cause}{_extra_for(point, error)}") from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        raise PluginError(f"{title} cannot be imported: {cause}{_extra_for(point, missing)}") from error
     fault = _fault(kind, plugin)
     if fault is not None:
         raise PluginError(f"{title} is not {kind.phrase}: {fault}")
@@ -352,18 +365,18 @@ def _dataclass_fault(plugin: object, reserved: str) -> str | None:
     return None
 
 
-def _extra_for(point: EntryPoint, error: BaseException) -> str:
+def _extra_for(point: EntryPoint, missing: str | None) -> str:
     """How to install what is missing, when the package of the plug-in has an extra for it."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
     dist: Distribution | None = point.dist
     if not missing or dist is None:
         return ""
     module = missing.partition(".")[0].lower().replace("_", "-")
-    for requirement in dist.requires or ():
-        match = _REQUIREMENT.match(requirement)
-        if match and match["name"].lower().replace("_", "-") == module:
-            own = dist.name == _OWN
-            hint = install_hint(match["extra"]) if own else f"pip install '{dist.name}[{match['extra']}]'"
-            return f"; install it with: {hint}"
+    matches = [match for requirement in dist.requires or () if (match := _REQUIREMENT.match(requirement))]
+    sizes = Counter(match["extra"] for match in matches)
+    extras = {match["extra"] for match in matches if match["name"].lower().replace("_", "-") == module}
+    if extras:
+        extra = min(extras, key=lambda extra: (sizes[extra], extra))  # the one that brings the least besides
+        hint = install_hint(extra) if dist.name == _OWN else f"pip install '{dist.name}[{extra}]'"
+        return f"; install it with: {hint}"
     its_own = point.module.partition(".")[0] == missing.partition(".")[0]  # then its package itself is broken
     return "" if its_own else f"; install the package that brings the module {missing!r}"

@@ -1,9 +1,9 @@
 """What the author of a policy imports: the model that policies see, and `ParameterError` for a wrong parameter.
 
 A policy is a frozen dataclass with the method of `Policy`. Optional hooks are declared by `Learner` (it learns),
-`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `LookingBack` (reads the past),
-`Requiring` (it cannot do without some metrics) and `Ranging` (it knows what they can be). A policy has a hook when it
-has the attribute; nothing is registered.
+`Bounding` (it moves the bounds), `Stabilizing` (it needs no stabilization window), `Comparing` (it compares metrics
+with levels), `LookingBack` (reads the past), `Requiring` (it cannot do without some metrics) and `Ranging` (it knows
+what they can be). A policy has a hook when it has the attribute; nothing is registered.
 """
 
 from autoscaler.core import dataflow, expression
@@ -19,6 +19,7 @@ from autoscaler.core.model import (
     Bounding,
     Cause,
     ClusterSpec,
+    Comparing,
     Direction,
     EngineStatus,
     JobState,
@@ -52,6 +53,7 @@ __all__ = [
     "Bounding",
     "Cause",
     "ClusterSpec",
+    "Comparing",
     "Direction",
     "EngineStatus",
     "JobState",

@@ -5,7 +5,8 @@ connection: `connect()` gives a live object for as long as an asynchronous conte
 (same type, same parameters) are connected once and shared by all clusters that use them, a target once for each
 cluster. What several plug-ins need, such as an HTTP client, they take from `Shared`.
 
-Only a field of type `Secret` may contain `${ENV}` in a configuration.
+A class attribute `packages`, such as `("boto3",)`, names what it imports only to connect: a configuration that uses the
+plug-in is refused while one is not installed, with the extra that brings it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class StoreError(AutoscalerError):
 
 
 class Secret(str):
-    """A string that is not shown: its repr is masked, and in a configuration it may be `${ENV}`."""
+    """A string that is not shown: its repr is masked, and it should be `${ENV}` in a configuration."""
 
     __slots__ = ()
 
@@ -196,7 +197,8 @@ class PicksWorkers(Protocol):
 class SourcePlugin(Protocol):
     """Parameters of a source; `Query` is the frozen dataclass of one metric's parameters.
 
-    A query may have a property `ages`, two `timedelta`: the least and the greatest age of its newest value just before
+    A query may have an attribute `share`: whether its value is a share from 0 to 1. If it is not known, leave it out.
+    It may have a property `ages`, two `timedelta`: the least and the greatest age of its newest value just before
     the next one arrives. A cluster whose `max_age` is not above the least is refused; the greatest is suggested.
     """
 

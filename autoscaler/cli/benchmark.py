@@ -1,4 +1,4 @@
-"""`autoscaler benchmark`: policies against loads, plants and seeds, with the exact optimum; tables, pictures, gate."""
+"""`autoscaler benchmark`: policies against loads, plants and seeds, with the exact optimum; tables, a picture, gate."""
 
 from __future__ import annotations
 
@@ -60,18 +60,12 @@ def register(commands: Commands) -> None:
         default=os.environ.get(arguments.TRACES),
         help="where the recorded loads are (default: $AUTOSCALER_TRACES; without it only the synthetic ones run)",
     )
-    add(
-        "--validate",
-        action="store_true",
-        help="compare the simulation with published measurements of a real Flink instead; needs --traces",
-    )
     add("--guarded", action="store_true", help="run third-party rules with the guards of this project, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
     add(
         "--processes", type=arguments.count, metavar="N", default=os.cpu_count() or 1, help="default: one for each core"
     )
     add("--cache", type=Path, metavar="DIR", help="keep optima there, and take them from there")
-    add("--out", type=Path, metavar="DIR", help="write figures, table and pictures there (extra plot)")
     add("--plot", type=Path, metavar="FILE", help="draw cost against violation into this file (extra plot)")
     add("--record", type=Path, metavar="FILE", help=f"keep the figures of {DEFAULT} there, for --against")
     add("--against", type=Path, metavar="FILE", help="fail if they are worse than kept there")
@@ -89,14 +83,14 @@ def run(options: argparse.Namespace) -> int:
     try:
         from autoscaler.simulation import optimum  # noqa: F401 - it needs an extra: report that at once
 
-        if options.out is not None or options.plot is not None:
+        if options.plot is not None:
             from autoscaler.cli import benchmark_plot  # noqa: F401 - likewise
     except ModuleNotFoundError as error:
         print_error(f"autoscaler: {error}")
         return 1
-    from autoscaler.cli import benchmark_run
+    from autoscaler.cli.benchmark_run import benchmark
 
-    return benchmark_run.validate(options) if options.validate else benchmark_run.benchmark(options)
+    return benchmark(options)
 
 
 def policy(text: str) -> tuple[str, Baseline]:

@@ -1,18 +1,18 @@
-"""The pictures of the benchmark: cost against violation, and timelines."""
+"""The picture of the benchmark: cost against violation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 # First: it reports how to install matplotlib.
-from autoscaler.plot_style import BLUE, GREEN, LIGHT_GREY, NAVY, PURPLE, RED, grid, save  # isort: skip
+from autoscaler.plot_style import BLUE, GREEN, PURPLE, grid, save  # isort: skip
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from autoscaler.simulation.baselines import BASELINES
-from autoscaler.simulation.benchmark import LOW_VIOLATION, Means, Row, Timeline
+from autoscaler.simulation.benchmark import LOW_VIOLATION, Means
 from autoscaler.simulation.plant import PLANTS
 
 GOOD_COST = 1.25
@@ -129,59 +129,3 @@ def _color(policy: str) -> str:
 def _marker(policy: str) -> str:
     baseline = BASELINES.get(policy)
     return "o" if baseline is None or not baseline.oracle else "^"
-
-
-def timelines(lines: Sequence[Timeline], rows: Sequence[Row], folder: Path) -> None:
-    """Draw a PNG file for each scenario and plant: workers needed, workers billed, and when records were late.
-
-    Args:
-        lines: what happened.
-        rows: the numbers of the same runs.
-        folder: where the files go, as `<scenario>-<plant>.png`.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
-    numbers = {(row.plant, row.scenario, row.policy): row for row in reversed(rows)}  # the first seed's stays
-    for plant, scenario in dict.fromkeys((line.plant, line.scenario) for line in lines):
-        some = [line for line in lines if (line.plant, line.scenario) == (plant, scenario)]
-        _timeline(some, numbers, folder / f"{scenario}-{plant}.png")
-
-
-def _timeline(lines: Sequence[Timeline], numbers: Mapping[tuple[str, str, str], Row], path: Path) -> None:
-    plant, scenario = lines[0].plant, lines[0].scenario
-    slo = PLANTS[plant].slo
-    figure, table = plt.subplots(
-        len(lines),
-        1,
-        figsize=(12, 1.0 + 1.05 * len(lines)),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    top = max(max(*line.billed, *line.needed) for line in lines) * 1.12
-    panels = list(table.flat)
-    for axes, line in zip(panels, lines, strict=True):
-        hours = [minute / 60 for minute in range(len(line.needed))]
-        axes.fill_between(hours, line.needed, step="post", color=LIGHT_GREY, alpha=0.6, linewidth=0)
-        axes.step(hours, line.billed, where="post", color=NAVY, linewidth=1.3)
-        late = [age > slo for age in line.age]
-        axes.fill_between(hours, 0, top, where=late, step="post", color=RED, alpha=0.35, linewidth=0)
-        score = numbers[plant, scenario, line.policy].score
-        ratio = "-" if score.to_optimum is None else f"{score.to_optimum:.2f}"
-        axes.set_title(
-            f"{line.policy}: cost {ratio}, late {score.violation:.1%}, {score.rescales_per_hour:.1f} rescales/h",
-            fontsize=9,
-            loc="left",
-            pad=2,
-            color=_color(line.policy),
-        )
-        axes.set_ylim(0, top)
-        axes.set_xlim(0, hours[-1] + 1 / 60)
-        axes.tick_params(labelsize=8)
-    grid(panels, 0.6)
-    panels[-1].set_xlabel("hours")
-    figure.supylabel("workers", fontsize=9)
-    title = f"{scenario} on {plant}: needed (grey), billed (line), oldest record older than {slo:g} s (red)"
-    save(figure, path, title, dpi=90)

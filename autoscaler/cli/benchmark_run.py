@@ -32,7 +32,6 @@ from autoscaler.simulation.benchmark import (
     FAST,
     Contender,
     Row,
-    Timeline,
     cells,
     compare,
     digest,
@@ -42,7 +41,6 @@ from autoscaler.simulation.benchmark import (
     outperformed,
     regressions,
     rows_json,
-    timeline,
 )
 from autoscaler.simulation.loads import SCENARIOS, SYNTHETIC, Load, LoadError, load_by_name
 from autoscaler.simulation.plant import PLANTS
@@ -81,7 +79,6 @@ def benchmark(options: argparse.Namespace) -> int:
             traces=traces,
             cache=options.cache,
             guarded=options.guarded,
-            timelines=options.out is not None,
         )
         # The longest first, so that the processes end at about the same time.
         for scenario in sorted(loads, key=lambda name: -loads[name].seconds)
@@ -90,12 +87,11 @@ def benchmark(options: argparse.Namespace) -> int:
     done = _results(jobs, options.processes)
     order = [list(plants), list(loads), list(policies)]
 
-    def place(one: Row | Timeline) -> tuple[int, ...]:
+    def place(one: Row) -> tuple[int, ...]:
         names = (one.plant, one.scenario, one.policy)
-        return *(known.index(name) for known, name in zip(order, names, strict=True)), getattr(one, "seed", 0)
+        return *(known.index(name) for known, name in zip(order, names, strict=True)), one.seed
 
     rows = sorted([row for found in done for row in found.rows], key=place)
-    lines = sorted([line for found in done for line in found.timelines], key=place)
     if options.json:
         print_json({"digest": digest(rows), "means": [asdict(one) for one in means(rows)], "runs": rows_json(rows)})
     elif options.markdown:
@@ -103,25 +99,7 @@ def benchmark(options: argparse.Namespace) -> int:
     else:
         _show(rows, each=options.each)
     _show_times(done, rows)
-    return max(_write(options, rows, lines), _compare(options, before, rows))
-
-
-def validate(options: argparse.Namespace) -> int:
-    """Compare the simulation with published measurements. Returns the exit code."""
-    from autoscaler.cli import benchmark_validation  # noqa: PLC0415 - rarely used
-    from autoscaler.simulation.validation import HPA, PLANT  # noqa: PLC0415
-
-    if options.traces is None:
-        print_error("autoscaler: --validate: needs the recorded loads: use --traces DIR, or set AUTOSCALER_TRACES")
-        return USAGE
-    seeds = range(1, (options.seeds or 3) + 1)
-    try:
-        spec = cluster("hpa", HPA, PLANT.slo, 1.0)
-        benchmark_validation.validate(spec, Path(options.traces), seeds, json=options.json)
-    except LoadError as error:
-        print_error(f"autoscaler: {error}")
-        return USAGE
-    return OK
+    return max(_write(options, rows), _compare(options, before, rows))
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -130,8 +108,6 @@ def _prepare(options: argparse.Namespace) -> None:
     Raises:
         OSError: a directory does not exist and cannot be made.
     """
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
     for file in (options.plot, options.record):
         if file is not None and not file.parent.is_dir():
             raise NotADirectoryError(f"{file.parent}: is not a directory")
@@ -207,15 +183,13 @@ class Job:
     traces: Path | None
     cache: Path | None
     guarded: bool
-    timelines: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of a job: scores, timelines of the first seed, CPU seconds of each policy."""
+    """The result of a job: scores, CPU seconds of each policy."""
 
     rows: tuple[Row, ...]
-    timelines: tuple[Timeline, ...]
     took: Mapping[str, float]
 
 
@@ -223,7 +197,6 @@ def work(job: Job) -> Done:
     """Run every policy of a job with every seed."""
     plant = PLANTS[job.plant]
     rows: list[Row] = []
-    timelines: list[Timeline] = []
     took: dict[str, float] = {}
     known: dict[tuple[float, ...], float | None] = {}
     for seed in job.seeds:
@@ -237,12 +210,9 @@ def work(job: Job) -> Done:
             begin = time.process_time()
             decide = baseline.decide(load, guarded=job.guarded)
             contender = Contender(name, cluster(name, baseline, plant.slo, one), decide)
-            row, ran = compare(contender, job.plant, plant, load, seed, known[load.rates])
+            rows.append(compare(contender, job.plant, plant, load, seed, known[load.rates]))
             took[name] = took.get(name, 0.0) + time.process_time() - begin
-            rows.append(row)
-            if job.timelines and seed == job.seeds[0]:
-                timelines.append(timeline(row, ran))
-    return Done(tuple(rows), tuple(timelines), took)
+    return Done(tuple(rows), took)
 
 
 def least(load: Load, plant: str, folder: Path | None) -> float | None:
@@ -339,22 +309,15 @@ def _show_times(done: Sequence[Done], rows: Sequence[Row]) -> None:
     )
 
 
-def _write(options: argparse.Namespace, rows: Sequence[Row], lines: Sequence[Timeline]) -> int:
+def _write(options: argparse.Namespace, rows: Sequence[Row]) -> int:
     """Write the files that were requested."""
     try:
         if options.record is not None:
             options.record.write_text(json.dumps(gate_figures(rows, DEFAULT), indent=2) + "\n")
-        if options.out is not None:
-            (options.out / "runs.json").write_text(json.dumps(rows_json(rows), indent=1) + "\n")
-            (options.out / "table.md").write_text(markdown(rows))
-        if options.out is not None or options.plot is not None:
-            from autoscaler.cli import benchmark_plot as plot  # noqa: PLC0415 - it needs an extra
+        if options.plot is not None:
+            from autoscaler.cli import benchmark_plot  # noqa: PLC0415 - it needs an extra
 
-            if options.plot is not None:
-                plot.costs(means(rows), options.plot)
-            if options.out is not None:
-                plot.costs(means(rows), options.out / "benchmark.png")
-                plot.timelines(lines, rows, options.out)
+            benchmark_plot.costs(means(rows), options.plot)
     except OSError as error:
         print_error(f"autoscaler: {error.filename}: cannot be written: {error.strerror or error}")
         return FAILED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,25 +14,9 @@ if TYPE_CHECKING:
     from autoscaler.config.document import Node
     from autoscaler.config.model import Cluster, Config
 
-UNUSED = "not-set-and-not-used-offline"
-"""The value of an environment variable that is not set. It is never shown."""
-
-
-class _Environment(Mapping[str, str]):
-    """The environment, with every variable set: secrets open connections, and there are none."""
-
-    def __getitem__(self, name: str) -> str:
-        return os.environ.get(name) or UNUSED
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(os.environ)
-
-    def __len__(self) -> int:
-        return len(os.environ)
-
 
 def load_live(path: Path) -> Config:
-    """Read a configuration with the secrets of the environment. Raises ConfigurationError."""
+    """Read a configuration for a command that connects to what is in it. Raises ConfigurationError."""
     from autoscaler import config  # noqa: PLC0415 - `--help` does not need it
 
     return config.load(path, os.environ)
@@ -50,7 +34,7 @@ def load(path: Path, root: Node | None = None) -> Config:
     """
     from autoscaler import config  # noqa: PLC0415 - modules that only register options need no pydantic
 
-    return config.load(path, _Environment(), root)
+    return config.load(path, os.environ, root, offline=True)
 
 
 def cluster(read: Config, name: str | None) -> Cluster:

@@ -19,7 +19,8 @@ from autoscaler.ports import AutoscalerError, ConfigurationError
 
 URL = "http://127.0.0.1:8765"
 
-_LISTEN = re.compile(r"^daemon:(?:.|\n(?=[ \t#\n]))*?\blisten:\s*[\"']?([^\s\"',}#]+)", re.MULTILINE)
+# In the lines of `daemon:`, outside of comments.
+_LISTEN = re.compile(r"""^daemon:(?:[^\n#]|#[^\n]*+|\n(?=[ \t\r\n#]))*?\blisten:\s*["']?([^\s"',}#]+)""", re.MULTILINE)
 _HOST_PORT = re.compile(r".+:\d{1,5}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,11 +111,11 @@ def open_session(options: argparse.Namespace, command: str) -> Iterator[SparkSes
 
 
 def _settings(given: dict[str, str]) -> dict[str, str]:
-    """The given settings, and those that keep Spark's console quiet."""
+    """The given settings, and those that keep Spark's console quiet: a bar, and that on a terminal only."""
     from autoscaler import history
 
     log = Path(history.__path__[0]) / "log4j2.properties"
-    given.setdefault("spark.ui.showConsoleProgress", "false")
+    given.setdefault("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
     given[_OPTIONS] = f"-Dlog4j2.configurationFile={log.as_uri()} {given.get(_OPTIONS, '')}".strip()
     return given
 

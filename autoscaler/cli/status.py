@@ -111,12 +111,9 @@ def _daemon(answer: dict[str, Any]) -> list[str]:
 
 def _details(answer: dict[str, Any], *, verbose: bool) -> list[str]:
     learned = answer["learned"] or {"capacity": (), "durations": {}, "memory": {}}
+    asked = [] if answer["decision"] is None else answer["decision"]["recommendations"]
     return [
-        *(
-            ()
-            if answer["decision"] is None
-            else _recommendations(answer["decision"]["recommendations"], verbose=verbose)
-        ),
+        *(_recommendations(asked, verbose=verbose) if asked else ()),
         *_capacity(learned["capacity"]),
         *_durations(learned["durations"]),
         *(_memory(learned["memory"]) if verbose else ()),

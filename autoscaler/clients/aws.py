@@ -18,12 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
 from autoscaler.clients.shared_requests import one_line
 from autoscaler.core.parameters import ParameterError
-from autoscaler.plugins import install_hint
+from autoscaler.plugins import guess, install_hint
 from autoscaler.ports import (
     AnswerError,
     EdgeError,
@@ -105,6 +106,13 @@ class Place:
         if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", self.region):
             raise ParameterError(
                 "region", f"must be the name of an AWS region such as eu-central-1, not {self.region!r}"
+            )
+        known = known_regions() if self.endpoint_url is None else ()
+        if known and self.region not in known:
+            raise ParameterError(
+                "region",
+                f"{self.region!r} is not a region of AWS that botocore {version('botocore')} knows"
+                f"{guess(self.region, known)}; for a newer region install a newer boto3",
             )
         if self.profile is not None and not self.profile:
             raise ParameterError("profile", "must not be empty, expected the name of a profile in ~/.aws/config")
@@ -414,6 +422,16 @@ class Aws:
         if code.removesuffix("Fault").endswith("InternalError") or code == "InternalFailure":
             return UnavailableError(text)
         return InvalidRequestError(text) if code in INVALID else RefusedError(text)
+
+
+@functools.cache
+def known_regions() -> frozenset[str]:
+    """The regions of all partitions; none where botocore, which has the list, is not installed."""
+    try:
+        partitions = _loader().load_data("partitions")["partitions"]
+    except ImportError:
+        return frozenset()
+    return frozenset(region for partition in partitions for region in partition["regions"])
 
 
 @functools.cache

@@ -4,8 +4,8 @@ A dataclass is read from a mapping, its fields by their types: str, int, float, 
 enumerations, Literal, Mapping[str, ...], tuple[..., ...], other dataclasses, and unions of these with None. A
 field annotated with `Plugin(kind)` takes `type` and that plug-in's parameters.
 
-Not pydantic, because every problem names its line, all problems of a file are reported together, and `${ENV}` is
-accepted in some fields only. See docs/adr/0006-configuration-by-node.md.
+Not pydantic, because every problem names its line, all problems of a file are reported together, and the value of a
+`${ENV}` is hidden where it is a secret. See docs/adr/0006-configuration-by-node.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from autoscaler import plugins
-from autoscaler.config.document import Entry, Invalid, Mapping, Node, Odd, Problems, Scalar, Sequence, join
+from autoscaler.config.document import (
+    Entry,
+    Invalid,
+    Mapping,
+    Node,
+    Odd,
+    Problems,
+    Scalar,
+    Sequence,
+    join,
+    read_plain,
+)
 from autoscaler.core.durations import parse_duration
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.parameters import ParameterError
@@ -42,7 +53,10 @@ log = logging.getLogger("autoscaler.config")
 Reader: TypeAlias = Callable[[Node, str], Any]
 
 _LONGEST_ODD = 40
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
+_VARIABLE = re.compile(VARIABLE)
+_SECRET_NAME = re.compile(r"passw|secret|token|api.?key|authorization|cookie|credential", re.IGNORECASE)
+_UNUSED = "not-set-and-not-used-offline"  # the value of a secret whose variable is not set; it is never shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +86,21 @@ class Builder:
         problems: where problems are recorded.
         directory: what relative paths are relative to.
         environ: the variables that `${NAME}` may name.
+        offline: whether nothing is connected to: then variables of secrets need not be set, and packages that plug-ins
+            need to connect need not be installed.
 
     Attributes:
-        warnings: where former names that are still used are recorded.
+        warnings: where former names that are still used, and secrets in clear text, are recorded.
     """
 
-    def __init__(self, problems: Problems, directory: Path, environ: abc.Mapping[str, str]) -> None:
+    def __init__(
+        self, problems: Problems, directory: Path, environ: abc.Mapping[str, str], *, offline: bool = False
+    ) -> None:
         self.problems = problems
         self.warnings = Problems(problems.file)
         self._directory = directory
         self._environ = environ
+        self._offline = offline
         self._classes: dict[tuple[Kind, str], tuple[type[Any] | PluginError, str]] = {}
 
     def fail(self, node: Node, path: str, message: str) -> Invalid:
@@ -215,8 +234,8 @@ class Builder:
             raise self.problems.fail(
                 mapping.line, join(path, "type"), f"missing; expected the name of {kind.phrase}; installed: {known}"
             )
-        chosen = mapping.entries["type"].node
         where = join(path, "type")
+        chosen = self._substituted(str, mapping.entries["type"].node, where)
         # As it is written: a former name of a target is null, which YAML reads as nothing.
         if not isinstance(chosen, Scalar) or not chosen.text:
             raise self.fail(chosen, where, f"expected the name of {kind.phrase}, not {shape(chosen)}")
@@ -224,6 +243,8 @@ class Builder:
         if key not in self._classes:
             try:
                 found = usable(plugins.load(kind, chosen.text), kind)
+                if not self._offline:
+                    plugins.require_packages(kind, chosen.text, found)
                 self._classes[key] = found, plugins.current_name(kind, chosen.text)
             except PluginError as error:
                 self._classes[key] = error, chosen.text
@@ -258,6 +279,7 @@ class Builder:
         origin, args = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._union(args, node, path, default)
+        node = self._substituted(hint, node, path)
         if origin is Literal:
             return self._choice({str(choice): choice for choice in args}, node, path)
         if origin in MAPPINGS:
@@ -276,8 +298,9 @@ class Builder:
             return None
         if len(members) == 1:
             return self.value(members[0], node, path, default)
+        self._substituted(str, node, path)  # reports a variable that is not set as such
         for member in members:
-            trial = Builder(Problems(""), self._directory, self._environ)
+            trial = Builder(Problems(""), self._directory, self._environ, offline=self._offline)
             try:
                 trial.value(member, node, path, default)
             except Invalid:
@@ -298,7 +321,13 @@ class Builder:
         raise self.fail(node, path, f"expected one of {', '.join(choices)}, not {shown}{hint}")
 
     def _mapping(self, hint: Any, node: Node, path: str) -> dict[str, Any]:  # noqa: ANN401 - any type
-        return self.entries(node, path, lambda _, inner, where: self.value(hint, inner, where))
+        def read(key: str, inner: Node, where: str) -> Any:  # noqa: ANN401 - any type
+            if hint is str and _SECRET_NAME.search(key):
+                message = "looks like a secret, but is shown in logs; use a parameter for secrets, such as token"
+                self.warnings.add(inner.line, where, message)
+            return self.value(hint, inner, where)
+
+        return self.entries(node, path, read)
 
     def _list(self, hint: Any, node: Node, path: str) -> tuple[Any, ...]:  # noqa: ANN401 - any type
         if not isinstance(node, Sequence):
@@ -320,9 +349,7 @@ class Builder:
     def _scalar(self, hint: Any, node: Node, path: str) -> Any:  # noqa: ANN401, C901 - one case per type
         value = node.value if isinstance(node, Scalar) else None
         if hint is Secret and isinstance(value, str):
-            return self._secret(value, node, path)
-        if isinstance(value, str) and "${" in value:
-            raise self.fail(node, path, "${...} is for secrets only; write the value itself here")
+            return Secret(value)
         if hint is bool and isinstance(value, bool):
             return value
         if hint is int and isinstance(value, int) and not isinstance(value, bool):
@@ -346,17 +373,33 @@ class Builder:
             raise self.fail(node, path, "expected a string or ${NAME}; put what is written here in quotes")
         raise self.fail(node, path, f"expected {describe(hint)}, not {shape(node)}{_quote(hint, node)}")
 
-    def _secret(self, text: str, node: Node, path: str) -> Secret:
-        self.problems.hide(text if "${" not in text else "")
-        rest = _VARIABLE.sub("", text)
-        if "${" in rest:
+    def _substituted(self, hint: Any, node: Node, path: str) -> Node:  # noqa: ANN401 - a type of any form
+        """The node with the values of environment variables for `${NAME}`, typed as if they stood in the file."""
+        if not (isinstance(node, Scalar) and isinstance(node.value, str)):
+            return node
+        secret = hint is Secret
+        text = node.value
+        if "${" not in text:
+            if secret and text:
+                self.problems.hide(text)
+                message = (
+                    "a secret in clear text: write ${NAME} and set that environment variable, or use a parameter for "
+                    "a file where there is one (token_file)"
+                )
+                self.warnings.add(node.line, path, message)
+            return node
+        if "${" in _VARIABLE.sub("", text):
             raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
+        values = {}
         for name in _VARIABLE.findall(text):
-            if not self._environ.get(name):
+            values[name] = self._environ.get(name) or (_UNUSED if secret and self._offline else "")
+            if not values[name]:
                 state = "is empty" if name in self._environ else "is not set"
                 raise self.fail(node, path, f"the environment variable {name} {state}; set it for this process")
-            self.problems.hide(self._environ[name])
-        return Secret(_VARIABLE.sub(lambda match: self._environ[match[1]], text))
+            if secret:
+                self.problems.hide(values[name])
+        text = _VARIABLE.sub(lambda match: values[match[1]], text)
+        return Scalar(node.line, text, text if hint in (str, Path, Secret) else read_plain(text))
 
 
 # A cache: resolving the types of a class takes as long as reading it, and there may be a thousand clusters.

@@ -41,21 +41,25 @@ _METRIC_NAMES = (
 _SHORTEST_INTERVAL = timedelta(milliseconds=100)
 _MOST_REPLICAS = 100_000
 _ZERO = timedelta(0)
+# A metric of such a name may be a share from 0 to 1, or a percentage.
+_SHARE_NAME = re.compile(r"cpu|utili[sz]ation|saturation|busy|share", re.IGNORECASE)
 
 
-def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Config:
+def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, offline: bool = False) -> Config:
     """Read and validate a configuration file.
 
     Args:
         path: the YAML file. Relative paths in it are relative to its directory.
-        environ: what `${NAME}` in secrets may name, normally `os.environ`.
+        environ: what `${NAME}` may name, normally `os.environ`.
         root: the content of the file, where it was read before and changed (`document.put`).
+        offline: whether nothing is connected to: then secrets may name variables that are not set, and packages that
+            plug-ins need to connect may be missing.
 
     Raises:
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
     """
     problems = Problems(str(path))
-    file = _File(path, environ, problems)
+    file = _File(path, problems, Builder(problems, path.parent.absolute(), environ, offline=offline))
     try:
         config = file.read(document.read(path, problems) if root is None else root)
     except Invalid:
@@ -68,11 +72,10 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None) -> Co
 class _File:
     """Reads one file, every section as far as possible, so that all problems are reported together."""
 
-    def __init__(self, path: Path, environ: Mapping[str, str], problems: Problems) -> None:
+    def __init__(self, path: Path, problems: Problems, build: Builder) -> None:
         self._path = path
         self._problems = problems
-        self._directory = path.parent.absolute()
-        self._build = Builder(problems, self._directory, environ)
+        self._build = build
         # Source name -> its class, to check metrics against; None when it could not be loaded.
         self._sources: dict[str, type[Any] | None] = {}
         self._targets: list[tuple[Any, str]] = []
@@ -86,7 +89,7 @@ class _File:
         root = build.mapping(node, "", FileSections)
         own = tuple(key for key in root.entries if key.startswith(OWN))
         self._sources = self._source_classes(root)
-        default = DaemonSpec(directory=self._directory / DIRECTORY)
+        default = DaemonSpec(directory=self._path.parent.absolute() / DIRECTORY)
         readers = {
             "daemon": lambda node, path: build.dataclass(DaemonSpec, node, path, default),
             "sources": lambda node, path: build.entries(node, path, self._source),
@@ -156,6 +159,7 @@ class _File:
             # A missing key keeps its default, also when another key of `down` is set.
             spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
         metrics: Mapping[str, Metric] = read.values.get("metrics", {})
+        self._check_levels(spec, metrics, mapping.entries["policies"].node, mapping.place("policies", path)[1])
         return Cluster(
             spec=spec,
             target=settings["target"],
@@ -165,6 +169,28 @@ class _File:
             timeout=settings.timeout,
             max_values=settings["max_values"],
         )
+
+    def _check_levels(self, spec: ClusterSpec, metrics: Mapping[str, Metric], section: Node, path: str) -> None:
+        """Find what policies compare a share with that is meant as a percentage."""
+        shares = {
+            name: getattr(metric.query, "share", None if _SHARE_NAME.search(name) else False)
+            for name, metric in metrics.items()
+        }
+        shares[spec.capacity.saturation] = True
+        nodes = self._build.mapping(section, path).entries
+        for named in spec.policies:
+            for metric, level in getattr(named.policy, "levels", ()):
+                share, per_hundred = shares.get(metric, False), level / 100
+                if level <= 1 or share is False or (share is None and per_hundred > 1):
+                    continue
+                node, where = nodes[named.name].node, join(path, named.name)
+                place = _parameter_with(level, node, where) or (node.line, where)
+                if share:
+                    write = f"{per_hundred:g}" if per_hundred <= 1 else "at most 1"
+                    message = f"{level:g} for the metric {metric}, which is a share from 0 to 1; write {write}"
+                    raise self._problems.fail(*place, message)
+                message = f"{level:g} for the metric {metric}: if that is a share, write {per_hundred:g}"
+                self._build.warnings.add(*place, message)
 
     def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
         """Refuse a target that another cluster has."""
@@ -347,11 +373,11 @@ class _Settings:
         for section, key in _METRIC_NAMES:
             node = self._mapping.entries[section].node if section in self._mapping.entries else None
             inner = node.entries.get(key) if isinstance(node, document.Mapping) else None
-            if inner is None or not isinstance(inner.node, document.Scalar) or inner.node.text in metrics:
+            if inner is None or not isinstance(inner.node, document.Scalar):
                 continue
-            if isinstance(inner.node.value, str):
-                message = f"the cluster has no metric {inner.node.text!r}{_suggest(inner.node.text, metrics)}"
-                self._reject(message, section, inside=key)
+            metric = getattr(self._values.get(section), key, inner.node.value)
+            if isinstance(metric, str) and metric not in metrics:
+                self._reject(f"the cluster has no metric {metric!r}{_suggest(metric, metrics)}", section, inside=key)
 
     def _check_combine(self) -> None:
         expression: str | None = self["combine"]
@@ -409,14 +435,14 @@ def _lookback(policy: object) -> timedelta:
     return span
 
 
-def _parameter_with(metric: str, node: Node, path: str) -> tuple[int, str] | None:
-    """Where the parameters of a policy name a metric; None when the name is a default."""
+def _parameter_with(value: str | float, node: Node, path: str) -> tuple[int, str] | None:
+    """Where the parameters of a policy have this value, such as the name of a metric; None when it is a default."""
     if isinstance(node, document.Scalar):
-        return (node.line, path) if node.value == metric else None
+        return (node.line, path) if node.value == value else None
     inner: Iterable[tuple[str | int, Node]]
     if isinstance(node, document.Mapping):
         inner = [(key, entry.node) for key, entry in node.entries.items() if key != "type"]
     else:
         inner = enumerate(node.items)
-    found = (_parameter_with(metric, child, join(path, key)) for key, child in inner)
+    found = (_parameter_with(value, child, join(path, key)) for key, child in inner)
     return next((place for place in found if place), None)

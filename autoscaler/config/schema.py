@@ -24,13 +24,13 @@ Schema: TypeAlias = dict[str, Any]
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _NAMED = ("clusters", "sources", "metrics", "policies")
 _NEEDED = ("clusters", "policies")  # at least one of each
-_PLAIN_TEXT: Schema = {"type": "string", "pattern": r"^(?:[^$]|\$(?!\{))*$"}  # no ${NAME}
+_VARIABLE: Schema = {"type": "string", "pattern": build.VARIABLE}
 _SCALARS: abc.Mapping[Any, Schema] = {
-    str: _PLAIN_TEXT,
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    bool: {"type": "boolean"},
-    Path: {**_PLAIN_TEXT, "minLength": 1},
+    str: {"type": "string"},
+    int: {**_VARIABLE, "type": ["integer", "string"]},
+    float: {**_VARIABLE, "type": ["number", "string"]},
+    bool: {**_VARIABLE, "type": ["boolean", "string"]},
+    Path: {"type": "string", "minLength": 1},
     Secret: {"type": "string"},
     timedelta: {"$ref": "#/$defs/duration"},
     type(None): {"type": "null"},
@@ -47,7 +47,7 @@ def json_schema() -> dict[str, Any]:
     defs: Schema = {
         "duration": {
             "type": "string",
-            "pattern": PATTERN,
+            "pattern": f"{PATTERN}|{build.VARIABLE}",
             "description": "A duration with its unit: 500ms, 30s, 5m, 1h30m, 7d.",
         }
     }
@@ -65,18 +65,18 @@ def _plugins(kind: Kind) -> Schema:
             cls = build.usable(plugins.load(kind, name), kind)
         except PluginError:  # `autoscaler plugins` shows what is wrong with it; it cannot be used in a file
             continue
-        found[name] = _object(cls, None, {"type": {"enum": _spellings(name)}})
+        found[name] = _object(cls, None, {"type": _choice(_spellings(name))})
         current = plugins.current_name(kind, name)
         if current != name:
             found[name] |= {"deprecated": True, "description": f"Now called `{current}`."}
         if kind is Kind.SOURCE:
-            source = {"source": {**_PLAIN_TEXT, "description": "The source, by its name under `sources`."}}
+            source = {"source": {"type": "string", "description": "The source, by its name under `sources`."}}
             queries[name] = _object(cls.Query, None, source)
     defs = {f"{kind.value}.{name}": schema for name, schema in found.items()}
     defs[kind.value] = {
         "type": "object",
         "required": ["type"],
-        "properties": {"type": {"enum": [spelling for name in found for spelling in _spellings(name)]}},
+        "properties": {"type": _choice([spelling for name in found for spelling in _spellings(name)])},
         "allOf": [
             {
                 "if": {"properties": {"type": {"enum": _spellings(name)}}, "required": ["type"]},
@@ -160,7 +160,7 @@ def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any
     if origin in (Union, types.UnionType):
         return {"anyOf": [_type(member, default) for member in args]}
     if origin is Literal:
-        return {"enum": list(args)}
+        return _choice(args)
     if origin in build.MAPPINGS:
         return {"type": "object", "additionalProperties": _type(args[1], None)}
     if origin in build.LISTS:
@@ -175,8 +175,13 @@ def _type(hint: Any, default: object) -> Schema:  # noqa: ANN401 - a type of any
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _object(hint, default if isinstance(default, hint) else None)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return {"enum": [member.value for member in hint]}
+        return _choice([member.value for member in hint])
     return dict(_SCALARS[hint])
+
+
+def _choice(values: abc.Sequence[Any]) -> Schema:
+    """One of these values, or a variable that has it."""
+    return {"anyOf": [{"enum": list(values)}, _VARIABLE]}
 
 
 def plain(value: object) -> object:

@@ -476,8 +476,8 @@ class CapacitySpec:
 class Policy(Protocol):
     """A policy: a frozen dataclass whose fields are its parameters.
 
-    What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `LookingBack`, `Requiring` and
-    `Ranging`.
+    What else it may have are optional hooks: `Learner`, `Bounding`, `Stabilizing`, `Comparing`, `LookingBack`,
+    `Requiring` and `Ranging`.
     """
 
     def evaluate(self, view: View) -> Recommendation:
@@ -512,6 +512,15 @@ class Stabilizing(Protocol):
     """A policy that never asks for fewer replicas because of a short dip: it needs no stabilization window."""
 
     stabilizes: ClassVar[bool]
+
+
+class Comparing(Protocol):
+    """A policy that compares metrics with fixed levels. One above 1 is refused for a metric that is a share."""
+
+    @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """Each level with the name of its metric, in the metric's unit."""
+        ...
 
 
 class LookingBack(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -78,7 +79,8 @@ class LogState:
     beyond_use: int | None = None
 
     def is_new_refusal(self, why: str) -> bool:
-        """Whether this was not logged yet."""
+        """Whether this was not logged yet, apart from its numbers: a text may have the id of the request."""
+        why = re.sub(r"\S*\d\S*", "", why)
         if why in self.refused:
             return False
         if len(self.refused) >= _MAX_REFUSALS:
@@ -272,7 +274,7 @@ class Controller:
         # Concurrently: the decision is in the store, and no scale call waits for the sink's disk.
         written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:
-            await self._scale(decision)
+            await self._scale(decision.desired)
         await written
 
     async def _state(self) -> ClusterState:
@@ -290,34 +292,35 @@ class Controller:
         except StoreError:
             log.debug("record not written to the history", extra={"cluster": self.name})  # The sink has logged why.
 
-    async def _scale(self, decision: Decision) -> None:
+    async def _scale(self, replicas: int) -> None:
         self._scaling = True
         try:
             with contained():
                 async with asyncio.timeout(SCALE_TIMEOUT):
-                    await self.connections.target().scale(decision.desired)
+                    await self.connections.target().scale(replicas)
         except TimeoutError:
-            await self._scale_failed(decision, f"no answer within {SCALE_TIMEOUT:g} s")
+            await self._scale_failed(replicas, f"no answer within {SCALE_TIMEOUT:g} s")
         except asyncio.CancelledError:
             if not cancelled_itself():
                 raise
-            await self._scale_failed(decision, CANCELLED)
+            await self._scale_failed(replicas, CANCELLED)
         except Exception as error:  # noqa: BLE001 - a plug-in may fail in any way; the next observation shows the result
             self.counters.unexpected += not isinstance(error, EdgeError)
-            await self._scale_failed(decision, format_error(error))
+            await self._scale_failed(replicas, format_error(error))
         else:
+            if self.logged.refused:
+                log.info("scale calls succeed again", extra={"cluster": self.name, "replicas": replicas})
             self.logged.refused.clear()
             self.refusal = None
         finally:
             self._scaling = False
 
-    async def _scale_failed(self, decision: Decision, error: str) -> None:
-        replicas = decision.desired
+    async def _scale_failed(self, replicas: int, error: str) -> None:
         self.counters.failed_calls += 1
-        self.refusal = Refusal(self.refusal.since if self.refusal else decision.at, replicas, error)
         if self.logged.is_new_refusal(error):
             log.error("scale call failed", extra={"cluster": self.name, "replicas": replicas, "error": error})
-        assert self.state is not None  # noqa: S101 - there was a decision, so there is a state
+        assert self.state is not None and self.decision is not None  # noqa: S101, PT018 - it is made after a decision
+        self.refusal = Refusal(self.refusal.since if self.refusal else self.decision.at, replicas, error)
         self.state = call_failed(self.state, error)
         try:
             await self._store.save(self.name, self.state, None)
@@ -341,7 +344,13 @@ class Controller:
     ) -> None:
         """Count the decision, and log what differs from the one before."""
         self._report_readings(observation, status)
+        settled = any(reason is Reason.SETTLED for reason, _ in decision.notes)
+        rescale = before.rescale
+        at_once = settled and rescale is not None and rescale.at == before.past[-1].at
         for reason, text in decision.notes:
+            # One line for a rescale whose last steps were seen together, none for one that was done at the next tick.
+            if settled and (reason is Reason.SETTLING or (reason is Reason.SETTLED and at_once)):
+                continue
             if reason is Reason.UNCONFIRMED and not self.logged.is_new_refusal(text):
                 continue
             log.log(_level(reason), text, extra={"cluster": self.name, "reason": reason})
@@ -376,10 +385,15 @@ class Controller:
         if decision.rescale:
             direction = Direction.UP if decision.desired > decision.current else Direction.DOWN
             counters.rescales[direction] = counters.rescales.get(direction, 0) + 1
+            if logged.refused:
+                return  # Calls fail, which is logged: as long as they do, every tick requests it anew.
         sizes = (decision.current, decision.desired)
         if sizes != logged.sizes:
+            arrived = logged.sizes is not None and sizes == 2 * logged.sizes[1:]
             logged.sizes = sizes
             logged.reasons.clear()
+            if arrived:  # No news: it is what was decided.
+                logged.reasons.add(decision.reason)
         if decision.reason not in logged.reasons:
             logged.reasons.add(decision.reason)
             what = "rescale" if decision.rescale else "decision"

@@ -205,6 +205,18 @@ def _warn(config: Config) -> None:
         log.warning(warning)
 
 
+async def _follow(path: Path, signals: _Signals) -> None:
+    """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
+    before = await asyncio.to_thread(os.path.realpath, path)
+    while True:
+        await asyncio.sleep(CONFIG_POLL)
+        after = await asyncio.to_thread(os.path.realpath, path)
+        if after != before:
+            log.info("another configuration file", extra={"file": after})
+            before = after
+            signals.reload(signal.SIGHUP)
+
+
 class _Signals:
     """The signals that this process has received, also before there is a daemon to handle them.
 
@@ -287,18 +299,6 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
         for number in handlers:
             loop.remove_signal_handler(number)
     return await _end(INTERRUPTED if signal.SIGINT in signals.stops[:1] else OK, threads)
-
-
-async def _follow(path: Path, signals: _Signals) -> None:
-    """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
-    before = await asyncio.to_thread(os.path.realpath, path)
-    while True:
-        await asyncio.sleep(CONFIG_POLL)
-        after = await asyncio.to_thread(os.path.realpath, path)
-        if after != before:
-            log.info("another configuration file", extra={"file": after})
-            before = after
-            signals.reload(signal.SIGHUP)
 
 
 async def _end(code: int, before: frozenset[threading.Thread]) -> int:

@@ -13,9 +13,9 @@ from typing import Any
 from autoscaler.core.model import ClusterSpec
 from autoscaler.core.step import Decide
 from autoscaler.simulation.loads import Load
-from autoscaler.simulation.loop import Run, run
-from autoscaler.simulation.plant import STEP, PlantSpec, Track
-from autoscaler.simulation.scoring import Score, ages, needed
+from autoscaler.simulation.loop import run
+from autoscaler.simulation.plant import PlantSpec
+from autoscaler.simulation.scoring import Score
 
 FAST = ("steps6h", "waves6h", "ramps8h", "bursts12h")
 """Loads of the fast set: synthetic, one seed, all plants."""
@@ -32,9 +32,6 @@ TOLERANCE = 0.03
 ABSOLUTE_TOLERANCE: Mapping[str, float] = {"cost": 0.0, "violation": 0.0005, "rescales_per_hour": 0.1}
 """... plus this much, since 3 % of almost nothing is nothing: 0.05 % of the time, one rescale in ten hours."""
 
-MINUTE = round(60 / STEP)
-"""Steps."""
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -45,25 +42,6 @@ class Row:
     policy: str
     seed: int
     score: Score
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """One run minute by minute, for pictures.
-
-    Attributes:
-        plant, scenario, policy: of the run.
-        needed: the most workers needed in each minute.
-        billed: the most workers paid for.
-        age: the greatest age of an unprocessed record, seconds.
-    """
-
-    plant: str
-    scenario: str
-    policy: str
-    needed: tuple[int, ...]
-    billed: tuple[int, ...]
-    age: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +85,8 @@ class Contender:
     decide: Decide
 
 
-def compare(
-    contender: Contender, plant_name: str, plant: PlantSpec, load: Load, seed: int, least: float | None
-) -> tuple[Row, Run]:
-    """One run and its numbers.
+def compare(contender: Contender, plant_name: str, plant: PlantSpec, load: Load, seed: int, least: float | None) -> Row:
+    """The numbers of one run.
 
     Args:
         contender: the policy.
@@ -121,23 +97,7 @@ def compare(
         least: the cost of the optimum, worker-hours, where there is one.
     """
     done = run(contender.spec, plant, load, seed, decide=contender.decide)
-    return Row(plant_name, load.name, contender.name, seed, done.score(least)), done
-
-
-def timeline(row: Row, done: Run) -> Timeline:
-    """What happened in a run, minute by minute."""
-    track: Track = done.track
-    need = needed(track.arrivals, done.rate_per_worker, done.plant.gamma)
-    old = ages(track.arrivals, track.position)
-    minutes = range(0, len(need), MINUTE)
-    return Timeline(
-        plant=row.plant,
-        scenario=row.scenario,
-        policy=row.policy,
-        needed=tuple([max(need[n : n + MINUTE]) for n in minutes]),
-        billed=tuple([max(track.billed[n : n + MINUTE]) for n in minutes]),
-        age=tuple([max(old[n : n + MINUTE]) for n in minutes]),
-    )
+    return Row(plant_name, load.name, contender.name, seed, done.score(least))
 
 
 def means(rows: Iterable[Row], *, each: bool = False) -> list[Means]:

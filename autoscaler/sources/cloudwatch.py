@@ -76,6 +76,8 @@ class Query:
         delay: a period counts only this long after its end, because late values are still added. Default 0s.
     """
 
+    share: ClassVar[bool] = False  # AWS counts in percent
+
     metric: str = ""
     namespace: str = ""
     _: KW_ONLY
@@ -143,6 +145,7 @@ class CloudWatch:
     """
 
     Query: ClassVar[type] = Query
+    packages: ClassVar[tuple[str, ...]] = ("boto3",)
 
     region: str
     _: KW_ONLY

@@ -89,6 +89,10 @@ VERTEX_METRICS = frozenset(
 NEEDS_VERTEX = frozenset({Metric.RECORDS_IN, Metric.RECORDS_OUT, Metric.TRUE_RATE})
 RATE_METRICS = frozenset({Metric.ARRIVALS, Metric.THROUGHPUT})
 WORKER_METRICS = frozenset({Metric.HEAP, Metric.GC, Metric.CPU})
+SHARE_METRICS = WORKER_METRICS | {
+    *(Metric.SATURATION, Metric.UTILIZATION),
+    *(Metric.BUSY, Metric.IDLE, Metric.BACKPRESSURED),
+}
 REQUIREMENT_METRICS = frozenset({Metric.REQUIRED_PARALLELISM, Metric.REQUIRED_SLOTS})
 CHECKPOINT_METRICS = frozenset({Metric.CHECKPOINT_DURATION, Metric.CHECKPOINT_AGE})
 
@@ -145,6 +149,11 @@ class FlinkQuery:
         for name in ("catch_up", "restart"):
             if getattr(self, name) < timedelta(0):
                 raise ParameterError(name, "must not be negative")
+
+    @property
+    def share(self) -> bool:
+        """Whether it is a share from 0 to 1."""
+        return self.metric in SHARE_METRICS
 
     @property
     def aggregator(self) -> Aggregator:

@@ -92,6 +92,7 @@ class Http:
     """
 
     Query: ClassVar[type] = Query
+    packages: ClassVar[tuple[str, ...]] = ("jmespath",)
 
     url: str
     token: Secret | None = None

@@ -135,6 +135,7 @@ class Kafka(ConnectionSettings):
     """
 
     Query: ClassVar[type] = Query
+    packages: ClassVar[tuple[str, ...]] = ("aiokafka",)
 
     @asynccontextmanager
     async def connect(self, shared: Shared) -> AsyncIterator[_Source]:

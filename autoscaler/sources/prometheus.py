@@ -805,10 +805,9 @@ def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked, latest: flo
         if isinstance(before, float) and not (isinstance(at, float) and at >= before):
             oldest[key(age)] = at
     for sample in samples:
-        at = oldest.get(key(sample))
-        own = _stamp(sample.at)
-        if not (isinstance(at, float) and isinstance(own, float) and (own < at <= latest or own > latest)):
-            sample.at = at
+        origin, own = oldest.get(key(sample)), _stamp(sample.at)
+        if not (isinstance(origin, float) and isinstance(own, float) and (own < origin <= latest or own > latest)):
+            sample.at = origin
 
 
 def _stamp(value: object) -> float | None:

@@ -553,6 +553,11 @@ class SparkQuery:
         if self.metric not in set(Metric):
             raise ParameterError("metric", f"must be one of {', '.join(Metric)}, not {self.metric!r}")
 
+    @property
+    def share(self) -> bool:
+        """Whether it is a share from 0 to 1."""
+        return self.metric in {Metric.SATURATION, Metric.UTILIZATION}
+
 
 @dataclass(frozen=True)
 class Spark(SparkParameters):

@@ -147,6 +147,7 @@ def test_something_else_at_the_url_is_reported(url: str, capsys: pytest.CaptureF
     [
         lambda text: text.replace("max: 5", "maxx: 5"),  # YAML, and not a configuration
         lambda text: text + "  orders-2: {interval: [\n",  # not even YAML
+        lambda text: text.replace("var, ", "var,\n# listen: '127.0.0.1:1'\n  ").replace("max: 5", "maxx: 5"),
         lambda text: text.replace("daemon: {", "daemon: {logs: console, ").replace("min: 3", "min: no"),
     ],
 )

@@ -26,6 +26,7 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "one-name": f"{module}:OneName",
                 "odd-lookback": f"{module}:OddLookback",
                 "odd-ranges": f"{module}:OddRanges",
+                "needs-package": f"{module}:NeedsPackage",
                 "any-type": f"{module}:AnyType",
                 "unresolved": f"{module}:Unresolved",
                 "endless": f"{module}:Endless",
@@ -37,6 +38,7 @@ def stub_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "targets": {"stub-target": f"{module}:StubTarget"},
         },
         modules={module: (Path(__file__).parent / "stub_plugins.py").read_text()},
+        requires=['no-such-cloud>=1; extra == "cloud"'],
     )
     return site
 
@@ -50,10 +52,10 @@ def _stub_plugins(stub_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def accepted(tmp_path: Path) -> Callable[..., Config]:
     """Load a string that must be accepted."""
 
-    def read(text: str, environ: Mapping[str, str] | None = None) -> Config:
+    def read(text: str, environ: Mapping[str, str] | None = None, *, offline: bool = False) -> Config:
         path = tmp_path / "autoscaler.yaml"
         path.write_text(text, encoding="utf-8")
-        return load(path, environ or {})
+        return load(path, environ or {}, offline=offline)
 
     return read
 

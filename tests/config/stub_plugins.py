@@ -279,3 +279,10 @@ class Renamed:
 
     def evaluate(self, view: View) -> Recommendation:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsPackage(StubPolicy):
+    """A policy that imports packages when it is used."""
+
+    packages: ClassVar[tuple[str, ...]] = ("yaml", "no_such_cloud")

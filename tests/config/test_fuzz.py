@@ -17,7 +17,7 @@ from autoscaler.config.model import Config
 from autoscaler.ports import ConfigurationError
 
 SECRET = "correct-horse-battery"
-ENVIRON = {"TOKEN": SECRET, "EMPTY": ""}
+ENVIRON = {"TOKEN": SECRET, "FOUR": "4", "EMPTY": ""}
 
 FULL = """\
 daemon: {directory: var, listen: "127.0.0.1:0", log: json, decisions: 5, history: 1d}
@@ -55,7 +55,7 @@ PIECES = st.sampled_from(
         "&lag ",
         "*lag",
         "*x",
-        "${TOKEN}",
+        "${FOUR}",
         "${EMPTY}",
         "${",
         "!!binary ",
@@ -150,7 +150,7 @@ ANYTHING = st.recursive(
         st.integers(),
         st.floats(),
         st.text(max_size=8),
-        st.sampled_from(["${TOKEN}", "60s", "lag"]),
+        st.sampled_from(["${FOUR}", "60s", "lag"]),
     ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
     max_leaves=6,

@@ -14,7 +14,7 @@ import pytest
 from autoscaler.config import load
 from autoscaler.config.model import Config, DaemonSpec, LogFormat
 from autoscaler.core.model import Behaviour, ClusterSpec, Rate, RateKind, Select
-from autoscaler.ports import Secret
+from autoscaler.ports import ConfigurationError, Secret
 
 Accepted = Callable[..., Config]
 
@@ -195,6 +195,50 @@ def test_secrets_come_from_the_environment(accepted: Accepted, good: str) -> Non
     assert isinstance(values["token"], Secret)
     assert values["headers"] == {"k": "first"}
     assert "first" not in repr(source)
+
+
+def test_variables_may_stand_for_values_of_every_type(accepted: Accepted, good: str, tmp_path: Path) -> None:
+    target = "{type: '${KIND}', count: '${N}', share: '${SHARE}', loud: '${YES}', name: '${N}', directory: 'a-${N}',"
+    text = (
+        good.replace("{type: stub-target}", target + " colour: '${COLOUR}', points: [{x: '${N}'}], either: '${N}'}")
+        .replace("max: 4", "max: ${N}\n    settle: {lag: '${METRIC}'}")
+        .replace("15s", "${SECONDS}s")
+        .replace("source: main", "source: '${SOURCE}'")
+    )
+    environ = {"N": "7", "SHARE": "0.5", "YES": "true", "COLOUR": "green", "METRIC": "lag", "SECONDS": "20"}
+    cluster = accepted(text, {**environ, "SOURCE": "main", "KIND": "stub-target"}).clusters["demo"]
+    assert (cluster.spec.limits.maximum, cluster.interval, cluster.spec.settle.lag) == (7, timedelta(seconds=20), "lag")
+    assert cluster.metrics["lag"].source == "main"
+    values = fields_of(cluster.target)
+    assert [values[name] for name in ("count", "share", "loud", "name", "either")] == [7, 0.5, True, "7", 7]
+    assert (values["directory"], values["colour"]) == (tmp_path / "a-7", "green")
+
+
+def test_nothing_connected_needs_no_secrets_and_all_other_variables(good: str, tmp_path: Path) -> None:
+    path = tmp_path / "autoscaler.yaml"
+    path.write_text(good.replace("{type: stub-source,", "{type: stub-source, token: '${NO_SUCH}',"))
+    assert load(path, {}, offline=True).sources
+    path.write_text(good.replace("max: 4", "max: ${NO_SUCH}"))
+    with pytest.raises(ConfigurationError, match="NO_SUCH is not set"):
+        load(path, {}, offline=True)
+
+
+def test_a_secret_in_clear_text_is_warned_of(accepted: Accepted, good: str, tmp_path: Path) -> None:
+    text = good.replace(
+        "{type: stub-source,", "{type: stub-source, token: hunter22, headers: {k: '${A}', l: hunter23},"
+    )
+    warnings = accepted(text, {"A": "first"}).warnings
+    assert [warning.removeprefix(f"{tmp_path}/autoscaler.yaml:")[:55] for warning in warnings] == [
+        "2: sources.main.token: a secret in clear text: write ${",
+        "2: sources.main.headers.l: a secret in clear text: writ",
+    ]
+    assert "hunter" not in "".join(warnings)
+
+
+def test_a_name_that_looks_like_that_of_a_secret_is_warned_of(accepted: Accepted, good: str) -> None:
+    (warning,) = accepted(good.replace("name: lag}", "name: lag, match: {X-Api-Key: hunter22, host: a}}")).warnings
+    assert ":10: clusters.demo.metrics.lag.match.X-Api-Key: looks like a secret, but is shown in logs" in warning
+    assert "hunter" not in warning
 
 
 def test_what_a_variable_holds_is_not_looked_into(accepted: Accepted, good: str) -> None:

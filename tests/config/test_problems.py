@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import pytest
 
 from autoscaler import plugins
 from autoscaler.config import build, document
+from autoscaler.config.model import Config
 from autoscaler.core.parameters import ParameterError
 from autoscaler.plugins import Kind
 
@@ -61,7 +63,16 @@ POLICY = "{type: stub-policy, within: 60s"
         ("max: 4", "max: 4.5", ["7: clusters.demo.max: expected a whole number, not the number 4.5"]),
         ("max: 4", "max:", ["7: clusters.demo.max: expected a whole number, not nothing"]),
         ("max: 4", "max: {a: 1}", ["7: clusters.demo.max: expected a whole number, not a mapping"]),
-        ("max: 4", "max: ${MAX}", ["7: clusters.demo.max: ${...} is for secrets only; write the value itself here"]),
+        (
+            "max: 4",
+            "max: ${MAX}",
+            ["7: clusters.demo.max: the environment variable MAX is not set; set it for this process"],
+        ),
+        (
+            "max: 4",
+            "max: ${HOME",
+            ["7: clusters.demo.max: only ${NAME} is understood, with letters, digits and _ in the name"],
+        ),
         (TARGET, TARGET + ", share: '0.5'", ["5: clusters.demo.target.share: expected a number, not a string"]),
         (TARGET, TARGET + ", share: true", ["5: clusters.demo.target.share: expected a number, not true"]),
         (
@@ -77,7 +88,7 @@ POLICY = "{type: stub-policy, within: 60s"
         (
             TARGET,
             TARGET + ", name: 'a${B}'",
-            [("5: clusters.demo.target.name: ${...} is for secrets only; write the value itself here")],
+            ["5: clusters.demo.target.name: the environment variable B is not set; set it for this process"],
         ),
         (
             TARGET,
@@ -421,6 +432,55 @@ def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: st
     assert refused(text) == [f"12: clusters.demo.policies.calm: {problem}"]
 
 
+def test_a_plug_in_whose_extra_is_not_installed_is_refused(refused: Refused, good: str) -> None:
+    assert refused(good.replace("type: stub-policy", "type: needs-package")) == [
+        (
+            "12: clusters.demo.policies.calm.type: the policy 'needs-package' needs the package no_such_cloud, "
+            "which is not installed; install it with: pip install 'autoscaler-stub-plugins[cloud]'"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "package", "extra"),
+    [
+        ("{type: aws-asg, group: g, region: eu-central-1}", "boto3", "aws"),
+        ("{type: kubernetes, name: n}", "kubernetes_asyncio", "kubernetes"),
+    ],
+)
+def test_targets_of_ours_name_their_extra(
+    refused: Refused, good: str, monkeypatch: pytest.MonkeyPatch, target: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    (problem,) = refused(good.replace("{type: stub-target}", target))
+    assert f"needs the package {package}, which is not installed; install it with: pip install '.[{extra}]'" in problem
+
+
+@pytest.mark.parametrize(
+    ("source", "package", "extra"),
+    [
+        ("{type: cloudwatch, region: eu-central-1}", "boto3", "aws"),
+        ('{type: kafka, bootstrap_servers: "127.0.0.1:9092"}', "aiokafka", "kafka"),
+        ('{type: http, url: "http://127.0.0.1"}', "jmespath", "http"),
+    ],
+)
+def test_sources_of_ours_name_their_extra_unless_nothing_is_connected(
+    refused: Refused,
+    accepted: Callable[..., Config],
+    good: str,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    package: str,
+    extra: str,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    text = good.replace("sources:", f"sources:\n  other: {source}")
+    (problem,) = refused(text)
+    assert problem.startswith(f"2: sources.other.type: the source {text.split('type: ')[1].split(',')[0]!r} needs ")
+    assert f"{package}, which is not installed; install it with: pip install '.[{extra}]' in a clone, or " in problem
+    assert accepted(text, offline=True).sources
+
+
 @pytest.mark.parametrize(
     ("type_", "problem"),
     [
@@ -444,6 +504,35 @@ class TestSecrets:
         assert refused(text) == [
             "2: sources.main.token: the environment variable NO_SUCH is not set; set it for this process"
         ]
+
+    @pytest.mark.parametrize(
+        ("old", "new", "problem"),
+        [
+            ("max: 4", "max: ${V}", "7: clusters.demo.max: expected a whole number, not a string"),
+            ("15s", "${V}", "8: clusters.demo.interval: expected a duration like 30s"),
+            (
+                "lag: {source: main",
+                "lag: {source: '${V}'",
+                "10: clusters.demo.metrics.lag.source: unknown source 'four'",
+            ),
+            ("type: stub-policy", "type: '${V}'", "12: clusters.demo.policies.calm.type: unknown policy 'four'"),
+            (
+                "{type: stub-target}",
+                "{type: stub-target, either: '${W}'}",
+                "5: clusters.demo.target.either: the environment ",
+            ),
+            (
+                "max: 4",
+                "max: 4\n    settle: {lag: '${V}'}",
+                "8: clusters.demo.settle.lag: the cluster has no metric 'four'",
+            ),
+        ],
+    )
+    def test_the_value_of_a_variable_is_judged_like_one_in_the_file(
+        self, refused: Refused, good: str, old: str, new: str, problem: str
+    ) -> None:
+        (found,) = refused(good.replace(old, new), {"V": "four"})
+        assert found.startswith(problem)
 
     def test_an_empty_variable_is_no_secret(self, refused: Refused, good: str) -> None:
         text = good.replace(self.SOURCE, self.SOURCE + " token: '${VOID}',")
@@ -535,3 +624,75 @@ class TestWrongParameters:
 
     def test_a_value_error_that_names_no_parameter_is_reported_as_it_is(self) -> None:
         assert self.read(ValueError("too much in all")) == ["file.yaml:1: here: too much in all"]
+
+
+class TestShares:
+    """Of a share from 0 to 1, 70 is never reached; of what may be a percentage it can be right."""
+
+    TEXT = """\
+sources:
+  job: &job {type: flink, url: "http://127.0.0.1:8081"}
+  prom: {type: prometheus, url: "http://127.0.0.1:9090"}
+  aws: {type: cloudwatch, region: eu-central-1}
+clusters:
+  demo:
+    target: {type: advice}
+    max: 4
+    metrics:
+      busy: {source: job, metric: busy}
+      lag: {source: job, metric: lag}
+      cpu: {source: prom, query: node_cpu}
+      aws-cpu: {source: aws, metric: CPUUtilization, namespace: AWS/EC2}
+    max_age: 10m
+    policies:
+      p:
+        POLICY
+"""
+
+    @pytest.mark.parametrize(
+        ("policy", "line"),
+        [
+            ("type: target-tracking\n        metric: busy\n        target: 70", "19: clusters.demo.policies.p.target"),
+            (
+                (
+                    "type: threshold\n        up: [{metric: lag, above: 9}]\n        "
+                    "down:\n        - {metric: busy, below: 70}"
+                ),
+                "20: clusters.demo.policies.p.down[0].below",
+            ),
+            (
+                "type: hpa\n        metrics:\n          - {type: average_value, metric: busy, target: 70}",
+                "19: clusters.demo.policies.p.metrics[0].target",
+            ),
+        ],
+    )
+    def test_a_percentage_of_a_share_is_refused(self, refused: Refused, policy: str, line: str) -> None:
+        assert refused(self.TEXT.replace("POLICY", policy)) == [
+            f"{line}: 70 for the metric busy, which is a share from 0 to 1; write 0.7"
+        ]
+
+    def test_so_is_one_of_the_metric_that_capacity_is_learned_with(self, refused: Refused) -> None:
+        text = self.TEXT.replace("POLICY", "{type: target-tracking, metric: cpu, target: 250}")
+        assert refused(text.replace("max_age: 10m", "max_age: 10m\n    capacity: {saturation: cpu}")) == [
+            "18: clusters.demo.policies.p.target: 250 for the metric cpu, which is a share from 0 to 1; write at most 1"
+        ]
+
+    @pytest.mark.parametrize(
+        ("policy", "warning"),
+        [
+            (
+                "{type: target-tracking, metric: cpu, target: 70}",
+                "70 for the metric cpu: if that is a share, write 0.7",
+            ),
+            ("{type: target-tracking, metric: aws-cpu, target: 70}", ""),
+            ("{type: target-tracking, metric: lag, target: 70}", ""),
+            ("{type: target-tracking, metric: cpu, target: 700}", ""),
+            ("{type: target-tracking, metric: cpu, target: 0.7}", ""),
+            ("{type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}", ""),
+        ],
+    )
+    def test_what_may_be_a_share_is_warned_of(self, accepted: Callable[..., Config], policy: str, warning: str) -> None:
+        warnings = accepted(self.TEXT.replace("POLICY", policy)).warnings
+        assert [one.partition(".yaml:")[2] for one in warnings] == (
+            [f"17: clusters.demo.policies.p.target: {warning}"] if warning else []
+        )

@@ -33,7 +33,8 @@ from autoscaler.core.dataflow import (
     target_rates,
     true_processing_rate,
 )
-from autoscaler_policies.flink_operator.scaling import Utilization, thresholds
+from autoscaler_policies.flink_operator.policy import FlinkOperator
+from autoscaler_policies.flink_operator.scaling import Settings, thresholds
 from tests.policies.reference_flink import busy_time, input_rate, source_rate
 
 NAN, INF = math.nan, math.inf
@@ -110,12 +111,17 @@ def target_rates_case(inputs: Mapping[str, Any]) -> Any:
 
 def thresholds_case(inputs: Mapping[str, Any]) -> Any:
     config = inputs["config"]
-    limits = Utilization(config["util_target"], config["util_boundary"], config["util_max"], config["util_min"])
+    settings = Settings(
+        utilization_target=config["util_target"],
+        target_utilization_boundary=config["util_boundary"],
+        utilization_max=config["util_max"],
+        utilization_min=config["util_min"],
+        catch_up_duration=seconds(config["catch_up_s"]),
+    )
     return list(
         thresholds(
             TargetRate(number(inputs["target_data_rate"]), number(inputs["catch_up_rate"])),
-            limits,
-            seconds(config["catch_up_s"]),
+            settings,
             seconds(config["restart_s"]),
             backlog=inputs["processing_backlog"],
         )
@@ -377,7 +383,7 @@ def test_what_piles_up_while_the_job_stops_is_worked_off_too() -> None:
 
 
 def test_by_default_vertices_may_be_busy_between_four_tenths_and_all_of_the_time() -> None:
-    assert thresholds(TargetRate(500), Utilization(), seconds(0), seconds(0)) == (500, 1250)
+    assert thresholds(TargetRate(500), Settings(catch_up_duration=seconds(0)), seconds(0)) == (500, 1250)
 
 
 def test_spans_count_in_whole_seconds() -> None:
@@ -406,7 +412,7 @@ def test_capacity_at_the_edges_of_numbers(target: TargetRate, utilization: float
 
 
 def test_while_a_backlog_is_processed_nothing_is_too_much() -> None:
-    assert thresholds(TargetRate(700), Utilization(), seconds(60), seconds(60), backlog=True) == (700, INF)
+    assert thresholds(TargetRate(700), Settings(catch_up_duration=seconds(60)), seconds(60), backlog=True) == (700, INF)
 
 
 # a whole job
@@ -545,6 +551,6 @@ def test_small_capacities_may_be_left_as_they_are() -> None:
     assert target_capacity(target, 0.5, seconds(0)) == 0
     assert target_capacity(target, 0.5, seconds(0), rounded_from=1) == pytest.approx(0.4)
     assert target_capacity(TargetRate(0.7), 0.5, seconds(0), rounded_from=1) == 1
-    band = Utilization(0.5, 0.3)
-    assert thresholds(target, band, seconds(0), seconds(0), rounded_from=2) == pytest.approx((0.25, 1.0))
-    assert thresholds(target, band, seconds(0), seconds(0)) == (0, 1)
+    band: dict[str, Any] = {"utilization_target": 0.5, "catch_up_duration": seconds(0)}
+    assert thresholds(target, FlinkOperator(**band), seconds(0)) == pytest.approx((0.25, 1.0))
+    assert thresholds(target, Settings(**band), seconds(0)) == (0, 1)

@@ -494,6 +494,53 @@ def test_a_reading_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogC
     assert messages(caplog) == ["decision", "reading is missing", "decision", "reading is available again"]
 
 
+@pytest.mark.parametrize(("startup", "lines"), [(0.0, []), (35.0, ["the rescale from 1 to 3 has settled after 40 s"])])
+def test_a_rescale_is_one_line_and_another_when_it_has_taken_a_while(
+    startup: float, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        world = World("a")
+        world.targets["a"].startup = startup
+        await world.start()
+        await world.until(100)
+        caplog.clear()
+        world.source.values["load"] = 300.0
+        await world.until(300)
+        await world.fleet.stop()
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert messages(caplog)[0] == "rescale"
+    assert [text for text in messages(caplog) if text != "decision"] == ["rescale", *lines]
+    assert len(caplog.records) <= 1 + 2 * len(lines)
+
+
+def test_a_target_that_refuses_every_call_with_another_text_does_not_fill_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        world = World("a")
+        calls = 0
+
+        async def scale(replicas: int) -> None:
+            nonlocal calls
+            calls += 1
+            raise RefusedError(f"answered 403: not allowed to have {replicas} (request 7f{calls:05x}-{calls})")
+
+        world.targets["a"].scale = scale  # type: ignore[method-assign]
+        await world.start()
+        for number in range(60):
+            world.source.values["load"] = 300.0 + number % 3
+            await world.until(10.0 * number)
+        await world.fleet.stop()
+        assert calls > 50
+
+    caplog.set_level(logging.INFO, "autoscaler")
+    virtual_time.run(main())
+    assert len(caplog.records) < 8
+    assert messages(caplog).count("scale call failed") == 1
+
+
 def test_a_target_that_refuses_repeatedly_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a")

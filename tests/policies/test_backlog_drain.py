@@ -307,7 +307,7 @@ def test_names_the_metrics_it_cannot_do_without() -> None:
         ({"restart": timedelta(seconds=-1)}, "restart: is -1s, expected 0s or more"),
         ({"down_backlog_time": timedelta(seconds=-1)}, "down_backlog_time: is -1s, expected 0s or more"),
         ({"stable_time": timedelta(seconds=-1)}, "stable_time: is -1s, expected 0s or more"),
-        ({"utilization": 0.0}, "utilization: is 0.0, expected above 0 and at most 1"),
+        ({"utilization": 0.0}, "utilization: is 0.0, expected above 0 to 1"),
         ({"utilization": 1.1}, "utilization: is 1.1, expected"),
         ({"utilization": math.nan}, "utilization: is nan, expected"),
         ({"down_utilization": 0.9}, "down_utilization: is 0.9, expected above 0 and below utilization"),

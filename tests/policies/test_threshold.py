@@ -222,8 +222,8 @@ def test_asks_for_as_much_past_as_the_longest_hold_needs() -> None:
         ({"above": 1, "hold": seconds(-1)}, "hold: is -1s, expected 0s or more"),
         ({"above": 1, "replicas": 1, "percent": 10}, "replicas: is given together with percent"),
         ({"above": 1, "replicas": 0}, "replicas: is 0, expected 1 or more"),
-        ({"above": 1, "percent": 0}, "percent: is 0, expected above 0"),
-        ({"above": 1, "percent": math.inf}, "percent: is inf, expected above 0"),
+        ({"above": 1, "percent": 0}, "percent: is 0, expected a finite number above 0"),
+        ({"above": 1, "percent": math.inf}, "percent: is inf, expected a finite number above 0"),
     ],
 )
 def test_refuses_rules_that_make_no_sense(parameters: dict[str, Any], message: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.cli.benchmark_run import cluster
 from autoscaler.core.model import (
     ClusterSpec,
     ClusterState,
@@ -18,7 +19,8 @@ from autoscaler.core.model import (
 )
 from autoscaler.simulation.loads import Load, load_by_name
 from autoscaler.simulation.plant import START, work
-from autoscaler.simulation.validation import (
+from tests.simulation.published import (
+    HPA,
     MEASURED,
     PLANT,
     SETUPS,
@@ -131,9 +133,6 @@ def test_the_first_setup_is_what_is_known_and_the_others_differ_from_it() -> Non
 @pytest.mark.e2e
 @pytest.mark.skipif(not os.environ.get("AUTOSCALER_TRACES"), reason="AUTOSCALER_TRACES names no folder of traces")
 def test_the_hpa_costs_about_what_was_measured() -> None:
-    from autoscaler.cli.benchmark_run import cluster  # noqa: PLC0415
-    from autoscaler.simulation.validation import HPA  # noqa: PLC0415
-
     spec = cluster("hpa", HPA, PLANT.slo, 1.0)
     folder = Path(os.environ["AUTOSCALER_TRACES"])
     for measured in MEASURED:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import botocore.session
 import pytest
 from aiohttp import web
 
+from autoscaler.clients import aws
 from autoscaler.clients.aws import Place, shared_aws
 from autoscaler.config import load
 from autoscaler.core.model import (
@@ -307,6 +309,8 @@ async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], ins
     [
         ({"group": ""}, "group"),
         ({"region": "europe"}, "eu-central-1"),
+        ({"region": "eu-cental-1"}, "did you mean 'eu-central-1'"),
+        ({"region": "eu-central-9"}, "is not a region of AWS that botocore "),
         ({"role": "admin"}, "ARN"),
         ({"profile": ""}, "profile"),
         ({"endpoint_url": "localhost"}, "endpoint_url"),
@@ -321,6 +325,19 @@ async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], ins
 def test_wrong_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(AwsAsg("group", REGION), **changes)
+
+
+@pytest.mark.parametrize("region", ["cn-northwest-1", "us-gov-west-1", "us-iso-east-1", "eusc-de-east-1", "us-east-1"])
+def test_regions_of_every_partition_are_known(region: str) -> None:
+    assert AwsAsg("group", region).place.region == region
+
+
+def test_regions_are_not_checked_at_another_address_nor_without_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AwsAsg("group", "eu-mars-1", endpoint_url="http://127.0.0.1:4566").place.region
+    for cached in (aws.known_regions, aws._loader):
+        monkeypatch.setattr(aws, cached.__name__, cache(cached.__wrapped__))
+    monkeypatch.setitem(sys.modules, "botocore.loaders", None)
+    assert AwsAsg("group", "eu-mars-1").place.region
 
 
 @pytest.mark.parametrize(("other", "same"), [("fresh: 9s", True), ("scale_in: drain", True), ("profile: two", False)])

@@ -5,31 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from autoscaler.clients.http import Endpoint, JsonClient
 from autoscaler.config import load
 from autoscaler.ports import AnswerError, EdgeError, EdgeTimeoutError, RefusedError, UnavailableError
 from autoscaler.targets.local.pool import Kind, Place
 from autoscaler.targets.local.target import Local, WorkerKind
 from autoscaler.targets.local.workers import (
     FlinkTaskManagers,
-    Page,
     Sizes,
     SparkWorkers,
     flink_home,
     flink_sizes,
     spark_home,
 )
+from autoscaler.testing.contracts import LocalShared
 
+LIMIT = timedelta(seconds=30)
 SPARK = {"directory": Path("pool"), "master": "spark://127.0.0.1:7077"}
 FLINK = {"directory": Path("pool"), "kind": WorkerKind.FLINK_TASKMANAGER}
 
@@ -39,7 +41,7 @@ FLINK = {"directory": Path("pool"), "kind": WorkerKind.FLINK_TASKMANAGER}
     [
         ({**SPARK, "master": "http://127.0.0.1:7077"}, "spark://host:port"),
         ({**SPARK, "master": ""}, "master: must be spark://host:port"),
-        ({**SPARK, "master_ui": "127.0.0.1:8080"}, "http://host:port"),
+        ({**SPARK, "master_ui": "127.0.0.1:8080"}, "must be an address such as http://"),
         ({**SPARK, "cores": 0}, "must be 1 or more"),
         ({**SPARK, "memory": "1 GB"}, "768m or 2g"),
         ({**SPARK, "grace": timedelta(0)}, "grace: must be above 0s"),
@@ -48,7 +50,7 @@ FLINK = {"directory": Path("pool"), "kind": WorkerKind.FLINK_TASKMANAGER}
         ({**SPARK, "slots": 2}, "slots: is for kind flink-taskmanager and has no effect with kind spark-worker"),
         ({**FLINK, "master": "spark://127.0.0.1:7077"}, "master: is for kind spark-worker"),
         ({**FLINK, "drain": timedelta(seconds=5)}, "drain: is for kind spark-worker"),
-        ({**FLINK, "flink_rest": "127.0.0.1:8081"}, "flink_rest: must be http://host:port"),
+        ({**FLINK, "flink_rest": "127.0.0.1:8081"}, "flink_rest: must be an address such as http://"),
         ({**FLINK, "slots": 0}, "must be 1 or more"),
         ({**FLINK, "memory": "1gb"}, "768m or 2g"),
     ],
@@ -98,23 +100,30 @@ def place(number: int, last: int) -> Place:
 PLACES = [place(2, 2), place(3, 3), place(5, 4), place(6, 5)]
 
 
-def spark(page: Page | None) -> SparkWorkers:
+def spark(page: JsonClient | None) -> SparkWorkers:
     return SparkWorkers(Path("spark"), Path("java"), "spark://m:1", 2, "1g", timedelta(seconds=60), page)
 
 
-def flink(page: Page | None) -> FlinkTaskManagers:
+def flink(page: JsonClient | None) -> FlinkTaskManagers:
     return FlinkTaskManagers(Path("/flink"), Path("/java"), Path("/conf"), Sizes(("-Xmx1",), ("-D", "a=b")), page)
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-async def registered(kind: Callable[[Page], Kind], answer: Answer, limit: timedelta = timedelta(seconds=30)) -> int:
+async def registered(
+    kind: Callable[[JsonClient], Kind], answer: Answer, limit: timedelta = timedelta(seconds=30)
+) -> int:
     application = web.Application()
-    application.router.add_get("/page", answer)
-    async with TestServer(application) as server, aiohttp.ClientSession() as session:
-        page = Page(session, str(server.make_url("/page")), limit, "the server")
+    application.router.add_get("/{page:.*}", answer)
+    async with TestServer(application) as server, client(str(server.make_url("/")), limit) as page:
         return await kind(page).registered(PLACES)
+
+
+@asynccontextmanager
+async def client(url: str, limit: timedelta = timedelta(seconds=3)) -> AsyncIterator[JsonClient]:
+    async with LocalShared() as shared:
+        yield await JsonClient.open(shared, Endpoint(url=url, timeout=limit))
 
 
 def answering(content: object) -> Answer:
@@ -133,7 +142,7 @@ async def test_ready_are_the_task_managers_that_the_job_manager_lists() -> None:
 
 
 @pytest.mark.parametrize("kind", [spark, flink])
-async def test_without_a_page_each_worker_counts(kind: Callable[[Page | None], Kind]) -> None:
+async def test_without_a_page_each_worker_counts(kind: Callable[[JsonClient | None], Kind]) -> None:
     assert await kind(None).registered(PLACES) == 4
 
 
@@ -141,8 +150,8 @@ async def test_without_a_page_each_worker_counts(kind: Callable[[Page | None], K
 @pytest.mark.parametrize(
     "text", ["<html>hello</html>", "[]", '{"workers": [{}], "taskmanagers": [{}]}', "{}", '{"workers": 3}', ""]
 )
-async def test_an_answer_of_something_else_is_an_error(kind: Callable[[Page], Kind], text: str) -> None:
-    with pytest.raises(AnswerError, match=r"did not answer with (a Spark Master's|Flink's) JSON"):
+async def test_an_answer_of_something_else_is_an_error(kind: Callable[[JsonClient], Kind], text: str) -> None:
+    with pytest.raises(AnswerError, match=r"expected (a Spark Master's|Flink's) JSON"):
         await registered(kind, answering(text))
 
 
@@ -154,15 +163,14 @@ async def test_a_page_that_fails_or_hangs_is_unavailable() -> None:
         await asyncio.sleep(1)
         return web.json_response(MASTER)
 
-    with pytest.raises(UnavailableError, match=r"the server at .* answered status 503"):
+    with pytest.raises(UnavailableError, match=r"/json/ answered 503"):
         await registered(spark, fail)
-    with pytest.raises(EdgeTimeoutError, match="did not answer within"):
+    with pytest.raises(EdgeTimeoutError, match="did not answer in full within"):
         await registered(spark, hang, timedelta(milliseconds=300))
 
 
 async def test_a_page_that_cannot_be_reached_is_unavailable() -> None:
-    async with aiohttp.ClientSession() as session:
-        page = Page(session, "http://127.0.0.1:1/json/", timedelta(seconds=3), "the Spark Master")
+    async with client("http://127.0.0.1:1") as page:
         with pytest.raises(UnavailableError, match="cannot be reached"):
             await spark(page).registered(PLACES)
 

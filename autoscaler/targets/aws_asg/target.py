@@ -17,7 +17,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from autoscaler.clients import aws
 from autoscaler.clients.shared_requests import cancel_all
@@ -77,6 +77,8 @@ class AwsAsg:
         drain: how long workers have to finish, for `drain` and `hook`. Default 5m.
         timeout: time for one answer of AWS, retries included. Default 5s.
     """
+
+    packages: ClassVar[tuple[str, ...]] = ("boto3",)
 
     group: str
     region: str

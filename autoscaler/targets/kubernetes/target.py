@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from enum import StrEnum
+from typing import ClassVar
 
 from autoscaler.clients.kubernetes import (
     EVENTS,
@@ -98,6 +99,8 @@ class Kubernetes:
         timeout: time for one request, retries included. Default 5s.
         max_age: when a watch has received nothing for this long, the size counts as unknown. Default 1m.
     """
+
+    packages: ClassVar[tuple[str, ...]] = ("kubernetes_asyncio",)
 
     name: str
     _: KW_ONLY

@@ -11,13 +11,12 @@ from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 
-import aiohttp
-
+from autoscaler.clients.http import Endpoint, JsonClient, check_url
 from autoscaler.clients.java_home import find_java
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import RefusedError, ScaleTarget, Shared, UnavailableError
 from autoscaler.targets.local.pool import Kind, Pool, Times, locked
-from autoscaler.targets.local.workers import FlinkTaskManagers, Page, SparkWorkers, flink_home, flink_sizes, spark_home
+from autoscaler.targets.local.workers import FlinkTaskManagers, SparkWorkers, flink_home, flink_sizes, spark_home
 
 _MEMORY = re.compile(r"[1-9]\d*[mg]")
 
@@ -94,8 +93,8 @@ class Local:
         if self.kind is WorkerKind.SPARK_WORKER and not self.master.startswith("spark://"):
             raise ParameterError("master", f"must be spark://host:port, not {self.master!r}")
         for name in ("master_ui", "flink_rest"):
-            if not re.match(r"$|https?://", value := getattr(self, name)):
-                raise ParameterError(name, f"must be http://host:port, not {value!r}")
+            if address := getattr(self, name):
+                check_url(name, address)
         if min(self.cores, self.slots) < 1:
             wrong = "cores" if self.cores < 1 else "slots"
             raise ParameterError(wrong, f"must be 1 or more, not {min(self.cores, self.slots)}")
@@ -129,15 +128,14 @@ class Local:
             EdgeError: there is no Spark, Flink or Java, or the directory cannot be used.
         """
         directory = self.directory.absolute()
-        session = None
-        if self.master_ui or self.flink_rest:
-            session = await shared.enter(("autoscaler.targets.local.target", "http"), aiohttp.ClientSession)
+        address = self.master_ui or self.flink_rest
+        page = await JsonClient.open(shared, Endpoint(url=address, timeout=self.timeout)) if address else None
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UnavailableError(f"the pool's directory {directory} cannot be created: {error}") from error
         with locked(directory):
-            kind = await asyncio.to_thread(self._kind, directory / "java", session)
+            kind = await asyncio.to_thread(self._kind, directory / "java", page)
             pool = Pool(directory, kind, Times(self.drain, self.grace, self.backoff, self.max_backoff))
             try:
                 await pool.open()
@@ -148,17 +146,12 @@ class Local:
             finally:
                 await pool.close()
 
-    def _kind(self, shim: Path, session: aiohttp.ClientSession | None) -> Kind:
+    def _kind(self, shim: Path, page: JsonClient | None) -> Kind:
         """The kind of worker to start. Finding it runs programs for a second or two."""
         java = Path(self.java_home).absolute() if self.java_home else find_java(shim)
-
-        def page(address: str, path: str, owner: str) -> Page | None:
-            return None if session is None else Page(session, address.rstrip("/") + path, self.timeout, owner)
-
         if self.kind is WorkerKind.SPARK_WORKER:
-            master = page(self.master_ui, "/json/", "the Spark Master")
             home = spark_home(self.spark_home)
-            return SparkWorkers(home, java, self.master, self.cores, self.memory, self.worker_timeout, master)
+            return SparkWorkers(home, java, self.master, self.cores, self.memory, self.worker_timeout, page)
         home = flink_home(self.flink_home)
         conf = Path(self.flink_conf).absolute() if self.flink_conf else home / "conf"
         if not (conf / "config.yaml").is_file():
@@ -170,7 +163,7 @@ class Local:
             "taskmanager.memory.process.size": self.memory,
         }
         sizes = flink_sizes(home, java, conf, "GET_TM_RESOURCE_PARAMS", settings)
-        return FlinkTaskManagers(home, java, conf, sizes, page(self.flink_rest, "/taskmanagers", "Flink's JobManager"))
+        return FlinkTaskManagers(home, java, conf, sizes, page)
 
 
 _OWNERS = {

@@ -6,9 +6,7 @@ Without a directory, both are found in the installed package: Spark in `pyspark`
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import json
 import os
 import shlex
 import signal
@@ -19,13 +17,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import aiohttp
-
+from autoscaler.clients.http import Answer, JsonClient
 from autoscaler.plugins import install_hint
-from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, UnavailableError
+from autoscaler.ports import RefusedError
 from autoscaler.targets.local.pool import Place
 
-_LARGEST_ANSWER = 16 * 2**20  # bytes
 _REASON_LINES = 3  # of a failed program's output in a message
 _SIZING_TIMEOUT = 60  # seconds; it takes one, more on a machine that is swapping
 _RESULT = "BASH_JAVA_UTILS_EXEC_RESULT:"
@@ -40,39 +36,21 @@ FLINK_MODULES = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """The page of a cluster's manager that lists its workers.
+class _Worker(Answer):
+    host: str
+    state: str
 
-    Attributes:
-        session: the HTTP client.
-        url: its address.
-        timeout: time for one answer.
-        owner: the manager's name in messages.
-    """
 
-    session: aiohttp.ClientSession
-    url: str
-    timeout: timedelta
-    owner: str
+class _Master(Answer):
+    workers: list[_Worker]
 
-    async def read(self) -> bytes:
-        """Its content. Raises EdgeError when it cannot be read."""
-        try:
-            async with asyncio.timeout(self.timeout.total_seconds()):
-                async with self.session.get(self.url, allow_redirects=False) as response:
-                    if response.status != 200:  # noqa: PLR2004 - OK
-                        raise UnavailableError(f"{self.owner} at {self.url} answered status {response.status}")
-                    body = bytearray()
-                    async for chunk in response.content.iter_chunked(64 * 1024):
-                        body += chunk
-                        if len(body) > _LARGEST_ANSWER:
-                            raise AnswerError(f"{self.url} answered more than {_LARGEST_ANSWER} bytes")
-        except TimeoutError as error:
-            raise EdgeTimeoutError(f"{self.owner} at {self.url} did not answer within {self.timeout}") from error
-        except aiohttp.ClientError as error:
-            raise UnavailableError(f"{self.owner} at {self.url} cannot be reached: {error}") from error
-        return bytes(body)
+
+class _TaskManager(Answer):
+    id: str
+
+
+class _JobManager(Answer):
+    taskmanagers: list[_TaskManager]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +64,7 @@ class SparkWorkers:
         cores: cores of a worker.
         memory: memory that it offers its executors.
         timeout: `spark.worker.timeout`.
-        page: the Master's page; None: a worker counts as soon as its process is alive.
+        page: client of the Master's page; None: a worker counts as soon as its process is alive.
     """
 
     home: Path
@@ -95,7 +73,7 @@ class SparkWorkers:
     cores: int
     memory: str
     timeout: timedelta
-    page: Page | None
+    page: JsonClient | None
     # A decommissioned Worker accepts no new task, lets its executors finish theirs and end, and then waits.
     drain_signal: signal.Signals | None = signal.SIGPWR
 
@@ -130,12 +108,9 @@ class SparkWorkers:
         """How many are ALIVE at the Master; all of them without its page."""
         if self.page is None:
             return len(places)
-        try:
-            workers = json.loads(await self.page.read())["workers"]
-            alive = {worker["host"] for worker in workers if worker["state"] == "ALIVE"}
-        except (ValueError, KeyError, TypeError) as error:
-            text = f"{self.page.url} did not answer with a Spark Master's JSON (list of `workers`)"
-            raise AnswerError(text) from error
+        expected = "a Spark Master's JSON (list of `workers`)"
+        master = await self.page.get("/json/", _Master, fresh=0, expected=expected)
+        alive = {worker.host for worker in master.workers if worker.state == "ALIVE"}
         return sum(place.address in alive for place in places)
 
 
@@ -150,14 +125,14 @@ class FlinkTaskManagers:
         java: the Java, as a JAVA_HOME.
         conf: the directory of `config.yaml`.
         sizes: memory of a TaskManager, as options of its JVM and settings.
-        page: the JobManager's list of TaskManagers; None: one counts as soon as its process is alive.
+        page: client of the JobManager; None: a TaskManager counts as soon as its process is alive.
     """
 
     home: Path
     java: Path
     conf: Path
     sizes: Sizes
-    page: Page | None
+    page: JsonClient | None
     drain_signal: signal.Signals | None = None
 
     def launch(self, place: Place) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -180,11 +155,9 @@ class FlinkTaskManagers:
         """How many the JobManager lists; all of them without its address."""
         if self.page is None:
             return len(places)
-        try:
-            listed = {each["id"] for each in json.loads(await self.page.read())["taskmanagers"]}
-        except (ValueError, KeyError, TypeError) as error:
-            text = f"{self.page.url} did not answer with Flink's JSON (list of `taskmanagers`)"
-            raise AnswerError(text) from error
+        expected = "Flink's JSON (list of `taskmanagers`)"
+        manager = await self.page.get("/taskmanagers", _JobManager, fresh=0, expected=expected)
+        listed = {each.id for each in manager.taskmanagers}
         return sum(_name(place) in listed for place in places)
 
 

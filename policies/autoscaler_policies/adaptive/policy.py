@@ -15,7 +15,6 @@ from autoscaler.policy_api import (
     ZERO,
     Direction,
     JobState,
-    ParameterError,
     Phase,
     Range,
     Reading,
@@ -30,6 +29,7 @@ from autoscaler.policy_api import (
 from autoscaler_policies.adaptive import capacity_model, forecast, reading_window, seasonality
 from autoscaler_policies.adaptive.reading_window import rate, seconds, total_of
 from autoscaler_policies.adaptive.tuning import TUNING
+from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0, FROM_0S, METRIC, check
 from autoscaler_policies.shared.readings import total
 from autoscaler_policies.shared.recommend import LARGEST, format_number, missing, replicas, sized, smallest
 
@@ -154,22 +154,12 @@ class Adaptive:
     utilization: str = "utilization"
 
     def __post_init__(self) -> None:
-        if self.objective <= ZERO:
-            raise ParameterError("objective", f"is {self.objective.total_seconds():g}s, expected above 0s")
-        if not 0 < self.slack <= 1:
-            raise ParameterError("slack", f"is {self.slack:g}, expected above 0 and at most 1")
-        for name in ("headroom", "down_headroom"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ParameterError(name, f"is {getattr(self, name):g}, expected from 0 to below 1")
-        if not 0 <= self.lateness_weight < math.inf:
-            raise ParameterError("lateness_weight", f"is {self.lateness_weight:g}, expected 0 or more")
-        for name in ("scale_down_window", "rescale_price", "restart", "start_up"):
-            if getattr(self, name) < ZERO:
-                raise ParameterError(name, f"is {getattr(self, name).total_seconds():g}s, expected 0s or more")
-        names = ("lag", "arrivals", "throughput", "utilization", "profile", "forecast")
-        empty = [name for name in names if getattr(self, name) == ""]
-        if empty:
-            raise ParameterError(empty[0], "is empty, expected the name of a metric")
+        check(self, "objective", *ABOVE_0S)
+        check(self, "slack", *ABOVE_0_TO_1)
+        check(self, "headroom down_headroom", lambda share: 0 <= share < 1, "from 0 to below 1")
+        check(self, "lateness_weight", *FROM_0)
+        check(self, "scale_down_window rescale_price restart start_up", *FROM_0S)
+        check(self, "lag arrivals throughput utilization profile forecast", *METRIC)
 
     @property
     def metrics(self) -> tuple[str, ...]:

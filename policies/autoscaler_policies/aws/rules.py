@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from autoscaler.policy_api import Observation, ParameterError, View
+from autoscaler_policies.shared.checks import FINITE, check
 
 ROUNDING = 1e-9
 """What floats cannot hold: 30 % of 10 is 3.0000000000000004 in some orders of work."""
@@ -55,10 +56,7 @@ class Step:
     upper: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lower", "upper"):
-            bound = getattr(self, name)
-            if bound is not None and not math.isfinite(bound):
-                raise ParameterError(name, f"is {bound}, expected a finite number")
+        check(self, "lower upper", *FINITE)
         if self.lower is None and self.upper is None:
             raise ParameterError("lower", "is missing and so is upper, expected at least one of the two")
         if self.lower is not None and self.upper is not None and self.lower >= self.upper:

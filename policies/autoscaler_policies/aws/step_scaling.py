@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.policy_api import ZERO, ParameterError, Reason, Recommendation, View
+from autoscaler.policy_api import ParameterError, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import (
     AdjustmentType,
     Aggregation,
@@ -23,6 +22,7 @@ from autoscaler_policies.aws.rules import (
     warm,
     watch,
 )
+from autoscaler_policies.shared.checks import ABOVE_0S, FINITE, FROM_0S, METRIC, at_least, check
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
@@ -74,10 +74,8 @@ class AwsStep:
     warmup: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise ParameterError("metric", "is empty, expected the name of a metric")
-        if not math.isfinite(self.threshold):
-            raise ParameterError("threshold", f"is {self.threshold}, expected a finite number")
+        check(self, "metric", *METRIC)
+        check(self, "threshold", *FINITE)
         if found := flaw(self.steps):
             raise ParameterError("steps", f"{found}")
         if not reached(self.steps, above=self.above):
@@ -86,16 +84,13 @@ class AwsStep:
         lowest = min(step.adjustment for step in self.steps)
         if exact and lowest < 0:
             raise ParameterError("steps", f"has the size {lowest}, expected 0 or more")
-        if self.min_adjustment_magnitude < 0:
-            raise ParameterError("min_adjustment_magnitude", f"is {self.min_adjustment_magnitude}, expected 0 or more")
-        if self.period <= ZERO:
-            raise ParameterError("period", f"is {self.period.total_seconds():g}s, expected above 0s")
+        check(self, "min_adjustment_magnitude", *at_least(0))
+        check(self, "period", *ABOVE_0S)
         watch("evaluation_periods", self.evaluation_periods, self.period)
         if not 1 <= self.needed <= self.evaluation_periods:
             expected = f"1 to evaluation_periods ({self.evaluation_periods})"
             raise ParameterError("datapoints_to_alarm", f"is {self.needed}, expected {expected}")
-        if self.warmup < ZERO:
-            raise ParameterError("warmup", f"is {self.warmup.total_seconds():g}s, expected 0s or more")
+        check(self, "warmup", *FROM_0S)
 
     @property
     def above(self) -> bool:

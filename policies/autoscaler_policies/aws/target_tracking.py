@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.policy_api import AMOUNT, ZERO, ParameterError, Range, Reason, Recommendation, View
+from autoscaler.policy_api import AMOUNT, ParameterError, Range, Reason, Recommendation, View
 from autoscaler_policies.aws.rules import Aggregation, backlog_target, datapoints, shrinking, tracked, warm, watch
+from autoscaler_policies.shared.checks import ABOVE_0, ABOVE_0_TO_1, ABOVE_0S, FROM_0S, METRIC, check
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
@@ -50,17 +50,13 @@ class AwsTargetTracking:
     low: float = 0.9
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise ParameterError("metric", "is empty, expected the name of a metric")
+        check(self, "metric", *METRIC)
         self._check_target()
-        if self.period <= ZERO:
-            raise ParameterError("period", f"is {self.period.total_seconds():g}s, expected above 0s")
-        if self.warmup < ZERO:
-            raise ParameterError("warmup", f"is {self.warmup.total_seconds():g}s, expected 0s or more")
+        check(self, "period", *ABOVE_0S)
+        check(self, "warmup", *FROM_0S)
         for name in ("high_periods", "low_periods"):
             watch(name, getattr(self, name), self.period)
-        if not 0 < self.low <= 1:
-            raise ParameterError("low", f"is {self.low}, expected above 0 to 1")
+        check(self, "low", *ABOVE_0_TO_1)
 
     def _check_target(self) -> None:
         if (self.acceptable_latency is None) != (self.processing_time is None):
@@ -69,12 +65,8 @@ class AwsTargetTracking:
         if (self.target is None) == (self.acceptable_latency is None):
             found = "is missing" if self.target is None else f"is {self.target:g} beside acceptable_latency"
             raise ParameterError("target", f"{found}, expected either this or acceptable_latency with processing_time")
-        for name in ("acceptable_latency", "processing_time"):
-            value = getattr(self, name)
-            if value is not None and value <= ZERO:
-                raise ParameterError(name, f"is {value.total_seconds():g}s, expected above 0s")
-        if self.target is not None and not (math.isfinite(self.target) and self.target > 0):
-            raise ParameterError("target", f"is {self.target}, expected a finite number above 0")
+        check(self, "acceptable_latency processing_time", *ABOVE_0S)
+        check(self, "target", *ABOVE_0)
 
     @property
     def metrics(self) -> tuple[str, ...]:

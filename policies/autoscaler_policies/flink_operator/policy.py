@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from autoscaler.policy_api import (
@@ -33,13 +32,11 @@ from autoscaler.policy_api import (
 from autoscaler_policies.flink_operator import excluded_periods as periods
 from autoscaler_policies.flink_operator.scaling import (
     MOST,
-    Alignment,
     Delayed,
     Job,
     Load,
     Settings,
     Summary,
-    Utilization,
     Wanted,
     exceeds_quota,
     job_changes,
@@ -49,10 +46,20 @@ from autoscaler_policies.flink_operator.scaling import (
     recent,
     restart_time,
 )
+from autoscaler_policies.shared.checks import (
+    ABOVE_0,
+    ABOVE_0_TO_1,
+    ABOVE_0S,
+    FROM_0,
+    FROM_0S,
+    METRIC,
+    Check,
+    at_least,
+    check,
+)
 from autoscaler_policies.shared.readings import BUSIEST, moving, slots_in_use
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
-ZERO = timedelta(0)
 NOTHING: Mapping[str, float] = MappingProxyType({})
 JOB = "job"
 """The vertex that a job is seen as by metrics of the whole."""
@@ -60,51 +67,23 @@ MOST_STEPS = 20
 """So many past steps may be remembered of a vertex: what is learned must stay small."""
 
 
-def _number(value: float) -> bool:
-    return math.isfinite(value) and value >= 0
-
-
-_CHECKS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("utilization_target observed_scalability_coefficient_min", lambda value: 0 < value <= 1, "above 0 to 1"),
-    ("scale_down_max_factor", lambda value: 0 <= value <= 1, "0 to 1"),
-    (
-        (
-            "target_utilization_boundary scale_up_max_factor scaling_effectiveness_threshold "
-            "observed_true_processing_rate_switch_threshold"
-        ),
-        _number,
-        "a finite number of 0 or more",
-    ),
-    (
-        (
-            "vertex_min_parallelism vertex_max_parallelism observed_scalability_min_observations history_max_count "
-            "observed_true_processing_rate_min_observations"
-        ),
-        lambda value: value >= 1,
-        "1 or more",
-    ),
-    ("history_max_count", lambda value: value <= MOST_STEPS, f"{MOST_STEPS} at most"),
-    (
-        (
-            "catch_up_duration restart_time restart_time_tracking_limit scale_down_interval stabilization_interval "
-            "history_max_age backlog_processing_lag_threshold observed_true_processing_rate_lag_threshold"
-        ),
-        lambda value: value >= ZERO,
-        "0s or more",
-    ),
-    ("metrics_window", lambda value: value > ZERO, "more than 0s"),
-    (
-        "quota_cpu quota_memory worker_cpu worker_memory",
-        lambda value: value is None or (math.isfinite(value) and value > 0),
-        "a finite number above 0",
-    ),
-    ("lag throughput busy arrivals vertices", lambda value: value != "", "the name of a metric"),
-    ("vertex_exclude_ids", all, "ids or parts of names, none of them empty"),
+_CHECKS: tuple[tuple[str, Check], ...] = (
+    ("utilization_target observed_scalability_coefficient_min", ABOVE_0_TO_1),
+    ("scale_down_max_factor", (lambda value: 0 <= value <= 1, "0 to 1")),
+    ("target_utilization_boundary scale_up_max_factor scaling_effectiveness_threshold", FROM_0),
+    ("observed_true_processing_rate_switch_threshold", FROM_0),
+    ("vertex_min_parallelism vertex_max_parallelism observed_scalability_min_observations", at_least(1)),
+    ("history_max_count observed_true_processing_rate_min_observations", at_least(1)),
+    ("history_max_count", (lambda value: value <= MOST_STEPS, f"{MOST_STEPS} at most")),
+    ("catch_up_duration restart_time restart_time_tracking_limit scale_down_interval history_max_age", FROM_0S),
+    ("stabilization_interval backlog_processing_lag_threshold", FROM_0S),
+    ("observed_true_processing_rate_lag_threshold", FROM_0S),
+    ("metrics_window", ABOVE_0S),
+    ("quota_cpu quota_memory worker_cpu worker_memory", ABOVE_0),
+    ("lag throughput busy arrivals vertices", METRIC),
+    ("vertex_exclude_ids", (all, "ids or parts of names, none of them empty")),
 )
-"""What parameters must be: names, a test, and what is expected."""
-
-ROUNDED_FROM = 100.0
-"""Records/s. Flink rounds every capacity to a whole number, so that a job of 0.4 records/s would need none."""
+"""What parameters must be."""
 
 _QUEUE = 60
 """So many lower parallelisms are remembered of a vertex that waits, and fewer where there are many such vertices."""
@@ -114,7 +93,7 @@ _SHORTEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class FlinkOperator:
+class FlinkOperator(Settings):
     """The rule of Flink's own autoscaler: as many subtasks as bring every vertex to its utilization.
 
     For each vertex parallelism x (lag / catch-up + rate x restart / catch-up + rate / utilization) / true rate, where
@@ -177,27 +156,14 @@ class FlinkOperator:
             the lag grows by; default arrivals.
     """
 
+    rounded_from = 100.0
+    """Flink rounds every capacity to a whole number, so that a job of 0.4 records/s would need none."""
+
     vertices: str | None = None
-    utilization_target: float = 0.7
-    target_utilization_boundary: float = 0.3
-    utilization_max: float | None = None
-    utilization_min: float | None = None
-    catch_up_duration: timedelta = timedelta(minutes=30)
     restart_time: timedelta = timedelta(minutes=5)
     restart_time_tracking_enabled: bool = False
     restart_time_tracking_limit: timedelta = timedelta(minutes=15)
-    scale_down_interval: timedelta = timedelta(hours=1)
-    scale_down_max_factor: float = 0.6
-    scale_up_max_factor: float = 100_000.0
-    vertex_min_parallelism: int = 1
-    vertex_max_parallelism: int = 200
     vertex_exclude_ids: tuple[str, ...] = ()
-    scaling_parallelism_alignment_mode: Alignment = Alignment.BALANCED
-    scaling_effectiveness_detection_enabled: bool = False
-    scaling_effectiveness_threshold: float = 0.1
-    observed_scalability_enabled: bool = False
-    observed_scalability_min_observations: int = 3
-    observed_scalability_coefficient_min: float = 0.5
     history_max_count: int = 3
     history_max_age: timedelta = timedelta(hours=24)
     metrics_window: timedelta = timedelta(minutes=15)
@@ -218,11 +184,8 @@ class FlinkOperator:
     arrivals: str = "arrivals"
 
     def __post_init__(self) -> None:
-        for names, good, expected in _CHECKS:
-            for name in names.split():
-                value = getattr(self, name)
-                if not good(value):
-                    raise ParameterError(name, f"is {value!s:.60}, expected {expected}")
+        for names, expected in _CHECKS:
+            check(self, names, *expected)
         target, most, least = self.utilization_target, self.utilization_max, self.utilization_min
         if most is not None and not target <= most <= 1:
             raise ParameterError("utilization_max", f"is {most}, expected utilization_target ({target}) to 1")
@@ -538,29 +501,6 @@ class FlinkOperator:
         """Whether past steps count for anything."""
         return self.scaling_effectiveness_detection_enabled or self.observed_scalability_enabled
 
-    def _settings(self) -> Settings:
-        return Settings(
-            utilization=Utilization(
-                self.utilization_target,
-                self.target_utilization_boundary,
-                self.utilization_max,
-                self.utilization_min,
-            ),
-            catch_up=self.catch_up_duration,
-            scale_down_interval=self.scale_down_interval,
-            max_scale_down=self.scale_down_max_factor,
-            max_scale_up=self.scale_up_max_factor,
-            vertex_min=self.vertex_min_parallelism,
-            vertex_max=self.vertex_max_parallelism,
-            alignment=self.scaling_parallelism_alignment_mode,
-            block_ineffective=self.scaling_effectiveness_detection_enabled,
-            effectiveness=self.scaling_effectiveness_threshold,
-            observed_scalability=self.observed_scalability_enabled,
-            observations=self.observed_scalability_min_observations,
-            least_coefficient=self.observed_scalability_coefficient_min,
-            rounded_from=ROUNDED_FROM,
-        )
-
     def _restart(self, memory: Mapping[str, float]) -> timedelta:
         return restart_time(
             [seconds for _, seconds in _restarts(memory)],
@@ -576,7 +516,7 @@ class FlinkOperator:
         waiting = {vertex: _delayed(memory, vertex, load.parallelism, now) for vertex, load in measured.loads.items()}
         return job_changes(
             measured.loads,
-            self._settings(),
+            self,
             self._restart(memory),
             histories=history,
             delayed={vertex: delayed for vertex, delayed in waiting.items() if delayed is not None},
@@ -632,7 +572,7 @@ class FlinkOperator:
         return {name: finite(value) for name, value in inputs.items() if not math.isnan(value)}
 
     def _capacity(self, view: View, load: Load) -> float:
-        return needed_capacity(load.target, self._settings(), self._restart(view.memory))
+        return needed_capacity(load.target, self, self._restart(view.memory))
 
     def _short(self, view: View, load: Load) -> float:
         """How much of what it needs a vertex is short of: to name the neediest of several with equal parallelism."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
 from enum import StrEnum
+from typing import ClassVar
 
 from autoscaler.policy_api import dataflow
 
@@ -45,74 +46,42 @@ _LEGACY = frozenset({Alignment.LEGACY_EVENLY_SPREAD, Alignment.LEGACY_MAXIMIZE_U
 _LOOSE = frozenset({Alignment.BALANCED, Alignment.LEGACY_MAXIMIZE_UTILISATION})
 
 
-@dataclass(frozen=True, slots=True)
-class Utilization:
-    """How busy the vertices may be: `job.autoscaler.utilization.*`, a share between 0 and 1.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The parameters of `FlinkOperator`, which explains them, that the decision about a vertex depends on."""
 
-    Attributes:
-        target: what a rescale aims at.
-        boundary: how far from the target is still good, where `maximum` or `minimum` is not given.
-        maximum: above it more is needed.
-        minimum: below it less would do.
-    """
+    rounded_from: ClassVar[float] = -math.inf
+    """Capacities below it, records/s, are not rounded to whole numbers, and rates below it not to thousandths; the
+    original rounds them all."""
 
-    target: float = 0.7
-    boundary: float = 0.3
-    maximum: float | None = None
-    minimum: float | None = None
+    utilization_target: float = 0.7
+    target_utilization_boundary: float = 0.3
+    utilization_max: float | None = None
+    utilization_min: float | None = None
+    catch_up_duration: timedelta = timedelta(minutes=30)
+    scale_down_interval: timedelta = timedelta(hours=1)
+    scale_down_max_factor: float = 0.6
+    scale_up_max_factor: float = 100_000.0
+    vertex_min_parallelism: int = 1
+    vertex_max_parallelism: int = 200
+    scaling_parallelism_alignment_mode: Alignment = Alignment.BALANCED
+    scaling_effectiveness_detection_enabled: bool = False
+    scaling_effectiveness_threshold: float = 0.1
+    observed_scalability_enabled: bool = False
+    observed_scalability_min_observations: int = 3
+    observed_scalability_coefficient_min: float = 0.5
 
     @property
     def upper(self) -> float:
         """The utilization above which more is needed."""
-        return self.target + self.boundary if self.maximum is None else self.maximum
+        target, most = self.utilization_target, self.utilization_max
+        return target + self.target_utilization_boundary if most is None else most
 
     @property
     def lower(self) -> float:
         """The utilization below which less would do."""
-        return self.target - self.boundary if self.minimum is None else self.minimum
-
-
-_UTILIZATION = Utilization()
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The options of the autoscaler that its decisions depend on, with its defaults.
-
-    Attributes:
-        utilization: `job.autoscaler.utilization.*`.
-        catch_up: `catch-up.duration`; 0 counts no backlog.
-        scale_down_interval: `scale-down.interval`; 0 scales down at once.
-        max_scale_down: `scale-down.max-factor`: the share that one step may take away.
-        max_scale_up: `scale-up.max-factor`: how many times the present parallelism one step may add.
-        vertex_min: `vertex.min-parallelism`.
-        vertex_max: `vertex.max-parallelism`.
-        alignment: `scaling.parallelism-alignment.mode`, or the mode before it.
-        capped: whether a source gets at most as many subtasks as it has partitions, as since 1.16 (FLINK-40389).
-        block_ineffective: `scaling.effectiveness.detection.enabled`.
-        effectiveness: `scaling.effectiveness.threshold`.
-        observed_scalability: `observed-scalability.enabled`.
-        observations: `observed-scalability.min-observations`.
-        least_coefficient: `observed-scalability.coefficient-min`.
-        rounded_from: capacities below it, records/s, are not rounded to whole numbers, and rates below it not to
-            thousandths; the original rounds them all.
-    """
-
-    utilization: Utilization = _UTILIZATION
-    catch_up: timedelta = timedelta(minutes=30)
-    scale_down_interval: timedelta = timedelta(hours=1)
-    max_scale_down: float = 0.6
-    max_scale_up: float = 100_000.0
-    vertex_min: int = 1
-    vertex_max: int = 200
-    alignment: Alignment = Alignment.BALANCED
-    capped: bool = True
-    block_ineffective: bool = False
-    effectiveness: float = 0.1
-    observed_scalability: bool = False
-    observations: int = 3
-    least_coefficient: float = 0.5
-    rounded_from: float = -math.inf
+        target, least = self.utilization_target, self.utilization_min
+        return target - self.target_utilization_boundary if least is None else least
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +199,6 @@ def aligned(
     keyed: bool = False,
     lower: int = 1,
     upper: int = MOST,
-    capped: bool = True,
 ) -> int:
     """Bring a parallelism in line with key groups or partitions: `ParallelismAligner.align`.
 
@@ -248,14 +216,14 @@ def aligned(
         keyed: whether an input is distributed by key.
         lower: least parallelism.
         upper: most parallelism.
-        capped: no more subtasks than partitions, as since 1.16. Before, a target above them was kept, or blocked.
     """
     if partitions <= 0 and not keyed:
         return target
     count = partitions if partitions > 0 else max_parallelism
-    if capped and mode is not Alignment.OFF:
-        target = min(target, count)
-    if mode is Alignment.OFF or target == current:
+    if mode is Alignment.OFF:
+        return target
+    target = min(target, count)  # no more subtasks than partitions, since 1.16 (FLINK-40389)
+    if target == current:
         return target
     rises = target > current
     most = min(count, max_parallelism, upper)
@@ -297,7 +265,6 @@ def scaled(
     keyed: bool = False,
     lower: int = 1,
     upper: int = MOST,
-    capped: bool = True,
 ) -> int:
     """The parallelism times a factor, rounded up, within its limits and aligned: `JobVertexScaler.scale`.
 
@@ -310,7 +277,7 @@ def scaled(
     # Java makes 0 of a NaN and its largest int of what is larger.
     target = 0 if math.isnan(product) else MOST if product >= MOST else math.ceil(max(product, 0.0))
     target = min(max(lower, target), max_parallelism, upper)
-    if target == current and not (capped and 0 < partitions < target):
+    if target == current and not 0 < partitions < target:
         return target
     return aligned(
         mode,
@@ -321,7 +288,6 @@ def scaled(
         keyed=keyed,
         lower=lower,
         upper=upper,
-        capped=capped,
     )
 
 
@@ -380,22 +346,22 @@ def vertex_change(
     if math.isnan(load.true_rate) or math.isnan(capacity):
         return Change(current, delayed=delayed, why="its rates are not known")
     factor = dataflow.divided(capacity, load.true_rate)
-    if settings.observed_scalability:
-        factor /= scaling_coefficient(history, settings.observations, settings.least_coefficient)
-    if factor < 1 - settings.max_scale_down:
-        factor = 1 - settings.max_scale_down
-    elif factor > 1 + settings.max_scale_up:
-        factor = 1 + settings.max_scale_up
+    if settings.observed_scalability_enabled:
+        least = settings.observed_scalability_coefficient_min
+        factor /= scaling_coefficient(history, settings.observed_scalability_min_observations, least)
+    if factor < 1 - settings.scale_down_max_factor:
+        factor = 1 - settings.scale_down_max_factor
+    elif factor > 1 + settings.scale_up_max_factor:
+        factor = 1 + settings.scale_up_max_factor
     target = scaled(
         current,
         factor,
-        settings.alignment,
+        settings.scaling_parallelism_alignment_mode,
         max_parallelism=load.max_parallelism,
         partitions=load.partitions,
         keyed=load.keyed,
-        lower=min(current, settings.vertex_min),
-        upper=max(current, settings.vertex_max),
-        capped=settings.capped,
+        lower=min(current, settings.vertex_min_parallelism),
+        upper=max(current, settings.vertex_max_parallelism),
     )
     if target == current:
         return Change(current)
@@ -404,7 +370,7 @@ def vertex_change(
         return _lowered(load, target, settings, outside, delayed, now)
     if history and (last := history[-1]).new_parallelism == current and last.new_parallelism > last.parallelism:
         gained = effectiveness(last, load.true_rate)
-        if settings.block_ineffective and not gained >= settings.effectiveness:
+        if settings.scaling_effectiveness_detection_enabled and not gained >= settings.scaling_effectiveness_threshold:
             return Change(current, why=f"the last scale up gained {gained:.0%} of what was expected")
     return _to(load, target, outside, None)
 
@@ -448,45 +414,33 @@ def _to(load: Load, parallelism: int, outside: bool, delayed: Delayed | None) ->
 
 def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog: bool = False) -> bool:
     """Whether the true rate is outside what the utilization's bounds allow: `outsideUtilizationBound`."""
-    up, down = thresholds(
-        load.target,
-        settings.utilization,
-        settings.catch_up,
-        restart,
-        backlog=backlog,
-        rounded_from=settings.rounded_from,
-    )
+    up, down = thresholds(load.target, settings, restart, backlog=backlog)
     return load.true_rate < up or load.true_rate > down
 
 
 def thresholds(
-    target: dataflow.TargetRate,
-    utilization: Utilization,
-    catch_up: timedelta,
-    restart: timedelta,
-    *,
-    backlog: bool = False,
-    rounded_from: float = -math.inf,
+    target: dataflow.TargetRate, settings: Settings, restart: timedelta, *, backlog: bool = False
 ) -> tuple[float, float]:
     """The true rates below which more is needed and above which less would do.
 
     As in `ScalingMetricEvaluator.computeProcessingRateThresholds`. While a backlog is processed the vertices may be
-    busy all the time, and nothing is scaled down (the second is infinite). `rounded_from` is that of `target_capacity`.
+    busy all the time, and nothing is scaled down (the second is infinite).
 
     Returns:
         (scale up below, scale down above), records/s.
     """
-    upper, lower = (1.0, 0.0) if backlog else (utilization.upper, utilization.lower)
+    upper, lower = (1.0, 0.0) if backlog else (settings.upper, settings.lower)
+    catch_up, least = settings.catch_up_duration, settings.rounded_from
     return (
-        dataflow.target_capacity(target, upper, catch_up, rounded_from=rounded_from),
-        dataflow.target_capacity(target, lower, catch_up, restart, rounded_from=rounded_from),
+        dataflow.target_capacity(target, upper, catch_up, rounded_from=least),
+        dataflow.target_capacity(target, lower, catch_up, restart, rounded_from=least),
     )
 
 
 def needed_capacity(target: dataflow.TargetRate, settings: Settings, restart: timedelta) -> float:
     """Records/s that a vertex is to be able to process."""
     return dataflow.target_capacity(
-        target, settings.utilization.target, settings.catch_up, restart, rounded_from=settings.rounded_from
+        target, settings.utilization_target, settings.catch_up_duration, restart, rounded_from=settings.rounded_from
     )
 
 

@@ -42,6 +42,7 @@ from autoscaler_policies.hpa.rules import (
     pod_average_value,
     utilization_ratio,
 )
+from autoscaler_policies.shared.checks import FROM_0, METRIC, check
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
 MILLI = 1000
@@ -82,8 +83,7 @@ class Metric:
     target: float
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise ParameterError("metric", "is empty, expected the name of a metric")
+        check(self, "metric", *METRIC)
         if self.type is MetricType.UTILIZATION:
             if not 1 <= self.target < MOST_USAGE or self.target != int(self.target):
                 raise ParameterError(
@@ -223,10 +223,7 @@ class Hpa:
     def __post_init__(self) -> None:
         if not self.metrics:
             raise ParameterError("metrics", "is empty, expected at least one metric with its target")
-        for name in ("tolerance_up", "tolerance_down"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ParameterError(name, f"is {value}, expected a finite number of 0 or more")
+        check(self, "tolerance_up tolerance_down", *FROM_0)
 
     @property
     def ranges(self) -> Mapping[str, Range]:
@@ -236,6 +233,11 @@ class Hpa:
     def learn(self, view: View) -> Mapping[str, float]:
         """Remember what is recommended now, and by how much the size has changed."""
         return self._turn(view)[0]
+
+    @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metrics with; targets of utilization are percentages of shares."""
+        return tuple((one.metric, one.target) for one in self.metrics if one.type is not MetricType.UTILIZATION)
 
     def evaluate(self, view: View) -> Recommendation:
         """Ask for the size that the HPA would set."""

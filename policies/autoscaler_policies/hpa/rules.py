@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 
-from autoscaler.policy_api import ZERO, ParameterError, Select
+from autoscaler.policy_api import ZERO, Select
+from autoscaler_policies.shared.checks import ABOVE_0S, at_least, check
 
 MOST = 2**31 - 1
 """The largest size Kubernetes allows (int32)."""
@@ -82,10 +83,8 @@ class ScalingPolicy:
     period: timedelta
 
     def __post_init__(self) -> None:
-        if self.value < 1:
-            raise ParameterError("value", f"is {self.value}, expected 1 or more")
-        if self.period <= ZERO:
-            raise ParameterError("period", f"is {self.period.total_seconds():g}s, expected above 0s")
+        check(self, "value", *at_least(1))
+        check(self, "period", *ABOVE_0S)
 
 
 @dataclass(frozen=True, slots=True)

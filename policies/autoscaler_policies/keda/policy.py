@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +9,6 @@ from datetime import timedelta
 from autoscaler.policy_api import (
     AMOUNT,
     MOST_LEARNED,
-    ZERO,
     ParameterError,
     Range,
     Reading,
@@ -32,6 +30,7 @@ from autoscaler_policies.keda.rules import (
     safe_partition_lag,
     safe_size,
 )
+from autoscaler_policies.shared.checks import ABOVE_0, FINITE, FROM_0, FROM_0S, METRIC, at_least, check
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 OFFSET = "offset"
@@ -73,22 +72,14 @@ class Trigger:
     persistent_after: timedelta = timedelta(minutes=5)
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise ParameterError("metric", "is empty, expected the name of a metric")
-        if not (math.isfinite(self.lag_threshold) and self.lag_threshold > 0):
-            raise ParameterError("lag_threshold", f"is {self.lag_threshold}, expected a finite number above 0")
-        if not (math.isfinite(self.activation_lag_threshold) and self.activation_lag_threshold >= 0):
-            raise ParameterError(
-                "activation_lag_threshold", f"is {self.activation_lag_threshold}, expected a finite number of 0 or more"
-            )
+        check(self, "metric", *METRIC)
+        check(self, "lag_threshold", *ABOVE_0)
+        check(self, "activation_lag_threshold", *FROM_0)
         if self.allow_idle_consumers and self.limit_to_partitions_with_lag:
             raise ParameterError(
                 "allow_idle_consumers", "is set together with limit_to_partitions_with_lag, expected one"
             )
-        if self.persistent_after < ZERO:
-            raise ParameterError(
-                "persistent_after", f"is {self.persistent_after.total_seconds():g}s, expected 0s or more"
-            )
+        check(self, "persistent_after", *FROM_0S)
 
     @property
     def label(self) -> str:
@@ -112,10 +103,7 @@ class Fallback:
     behavior: Behaviour = Behaviour.STATIC
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "failure_threshold"):
-            value = getattr(self, name)
-            if value < 0:
-                raise ParameterError(name, f"is {value}, expected 0 or more")
+        check(self, "replicas failure_threshold", *at_least(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,17 +174,12 @@ class KedaLag:
             raise ParameterError("target", "is missing, expected what the formula's number should be per replica")
         if not self.formula and self.target is not None:
             raise ParameterError("target", f"is {self.target:g} without a formula, expected both or none")
-        if self.target is not None and not (math.isfinite(self.target) and self.target > 0):
-            raise ParameterError("target", f"is {self.target}, expected a finite number above 0")
+        check(self, "target", *ABOVE_0)
         self._check_formula(labels)
-        if not math.isfinite(self.activation_target):
-            raise ParameterError("activation_target", f"is {self.activation_target}, expected a finite number")
-        if self.active_minimum < 1:
-            raise ParameterError("active_minimum", f"is {self.active_minimum}, expected 1 or more")
-        if self.cooldown < ZERO:
-            raise ParameterError("cooldown", f"is {self.cooldown.total_seconds():g}s, expected 0s or more")
-        if not (math.isfinite(self.tolerance) and self.tolerance >= 0):
-            raise ParameterError("tolerance", f"is {self.tolerance}, expected a finite number of 0 or more")
+        check(self, "activation_target", *FINITE)
+        check(self, "active_minimum", *at_least(1))
+        check(self, "cooldown", *FROM_0S)
+        check(self, "tolerance", *FROM_0)
 
     def _check_formula(self, labels: list[str]) -> None:
         if not self.formula:

@@ -16,11 +16,9 @@ from datetime import timedelta
 from autoscaler.policy_api import (
     AMOUNT,
     SHARE,
-    ZERO,
     Cause,
     Direction,
     JobState,
-    ParameterError,
     Phase,
     Range,
     Reason,
@@ -29,6 +27,7 @@ from autoscaler.policy_api import (
     View,
 )
 from autoscaler_policies.research.daedalus_model import Curve, Line, Regression, fit, recovery_time, wape
+from autoscaler_policies.shared.checks import ABOVE_0S, FROM_0, FROM_0S, METRIC, check
 from autoscaler_policies.shared.readings import busy, each, moving, total, warm_since
 from autoscaler_policies.shared.recommend import format_number, missing, replicas, sized
 
@@ -100,27 +99,17 @@ class Daedalus:
     forecast: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("target_recovery", "interval", "horizon", "trend_window"):
-            span = getattr(self, name)
-            if span <= ZERO:
-                raise ParameterError(name, f"is {span.total_seconds():g}s, expected above 0s")
-        for name in ("checkpoint", "downtime_up", "downtime_down", "cooldown", "optional_cooldown", "warm_up"):
-            span = getattr(self, name)
-            if span < ZERO:
-                raise ParameterError(name, f"is {span.total_seconds():g}s, expected 0s or more")
-        if self.trend_window < self.interval:
-            raise ParameterError(
-                "trend_window",
-                f"is {self.trend_window.total_seconds():g}s, expected at least the interval "
-                f"({self.interval.total_seconds():g}s)",
-            )
-        if not (math.isfinite(self.max_forecast_error) and self.max_forecast_error >= 0):
-            raise ParameterError("max_forecast_error", f"is {self.max_forecast_error}, expected a share of 0 or more")
-        for name in ("arrivals", "throughput", "lag", "utilization"):
-            if not getattr(self, name):
-                raise ParameterError(name, "is empty, expected the name of a metric")
-        if self.forecast == "":
-            raise ParameterError("forecast", "is empty, expected the name of a metric")
+        check(self, "target_recovery interval horizon trend_window", *ABOVE_0S)
+        check(self, "checkpoint downtime_up downtime_down cooldown optional_cooldown warm_up", *FROM_0S)
+        least = self.interval
+        check(
+            self,
+            "trend_window",
+            lambda window: window >= least,
+            f"at least the interval ({least.total_seconds():g}s)",
+        )
+        check(self, "max_forecast_error", *FROM_0)
+        check(self, "arrivals throughput lag utilization forecast", *METRIC)
 
     @property
     def metrics(self) -> tuple[str, ...]:

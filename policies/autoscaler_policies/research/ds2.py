@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from autoscaler.policy_api import AMOUNT, SHARE, ZERO, ParameterError, Range, Reason, Recommendation, View, dataflow
+from autoscaler.policy_api import AMOUNT, SHARE, Range, Reason, Recommendation, View, dataflow
+from autoscaler_policies.shared.checks import ABOVE_0S, FROM_0, METRIC, at_least, check
 from autoscaler_policies.shared.readings import busy, each, moving, slots_in_use, total, warm_since
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
@@ -203,20 +204,12 @@ class Ds2:
     vertices: str = "vertices"
 
     def __post_init__(self) -> None:
-        if self.interval <= ZERO:
-            raise ParameterError("interval", f"is {self.interval.total_seconds():g}s, expected above 0s")
-        for name, least in (("warm_up", 0), ("activation", 1), ("minor", 0)):
-            count = getattr(self, name)
-            if count < least:
-                raise ParameterError(name, f"is {count}, expected {least} or more")
-        ratio = self.target_rate_ratio
-        if ratio is not None and not (math.isfinite(ratio) and ratio >= 1):
-            raise ParameterError("target_rate_ratio", f"is {ratio}, expected 1 or more")
-        if not (math.isfinite(self.scaling_factor) and self.scaling_factor >= 0):
-            raise ParameterError("scaling_factor", f"is {self.scaling_factor}, expected 0 or more")
-        for name in ("arrivals", "throughput", "utilization", "vertices"):
-            if not getattr(self, name):
-                raise ParameterError(name, "is empty, expected the name of a metric")
+        check(self, "interval", *ABOVE_0S)
+        check(self, "warm_up minor", *at_least(0))
+        check(self, "activation", *at_least(1))
+        check(self, "target_rate_ratio", lambda ratio: 1 <= ratio < math.inf, "1 or more")
+        check(self, "scaling_factor", *FROM_0)
+        check(self, "arrivals throughput utilization vertices", *METRIC)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from autoscaler.policy_api import (
     AMOUNT,
     ZERO,
     Direction,
-    ParameterError,
     Range,
     Reason,
     Recommendation,
@@ -19,6 +18,7 @@ from autoscaler.policy_api import (
     saturated_rate,
     source_partitions,
 )
+from autoscaler_policies.shared.checks import ABOVE_0_TO_1, ABOVE_0S, FROM_0S, METRIC, check
 from autoscaler_policies.shared.readings import total
 from autoscaler_policies.shared.recommend import LARGEST, finite, format_number, missing, replicas, sized, smallest
 
@@ -108,23 +108,13 @@ class BacklogDrain:
     throughput: str = "throughput"
 
     def __post_init__(self) -> None:
-        if self.drain_time <= ZERO:
-            raise ParameterError("drain_time", f"is {self.drain_time.total_seconds():g}s, expected above 0s")
-        for name in ("restart", "down_backlog_time", "stable_time"):
-            span = getattr(self, name)
-            if span < ZERO:
-                raise ParameterError(name, f"is {span.total_seconds():g}s, expected 0s or more")
-        if not 0 < self.utilization <= 1:
-            raise ParameterError("utilization", f"is {self.utilization}, expected above 0 and at most 1")
-        if not 0 < self.down_utilization < self.utilization:
-            raise ParameterError(
-                "down_utilization",
-                f"is {self.down_utilization}, expected above 0 and below utilization "
-                f"({self.utilization:g}), or the size alternates",
-            )
-        for name in ("lag", "arrivals", "throughput"):
-            if not getattr(self, name):
-                raise ParameterError(name, "is empty, expected the name of a metric")
+        check(self, "drain_time", *ABOVE_0S)
+        check(self, "restart down_backlog_time stable_time", *FROM_0S)
+        check(self, "utilization", *ABOVE_0_TO_1)
+        most = self.utilization
+        expected = f"above 0 and below utilization ({most:g}), or the size alternates"
+        check(self, "down_utilization", lambda share: 0 < share < most, expected)
+        check(self, "lag arrivals throughput", *METRIC)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autoscaler.policy_api import AMOUNT, ParameterError, Range, Reason, Recommendation, View
+from autoscaler.policy_api import AMOUNT, Range, Reason, Recommendation, View
+from autoscaler_policies.shared.checks import ABOVE_0, FROM_0, METRIC, check
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 MOST = 2**31 - 1  # the largest size Kubernetes allows; a ratio may be infinite, a size not
@@ -48,14 +49,14 @@ class TargetTracking:
     tolerance_down: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise ParameterError("metric", "is empty, expected the name of a metric")
-        if not (math.isfinite(self.target) and self.target > 0):
-            raise ParameterError("target", f"is {self.target}, expected a finite number above 0")
-        for name in ("tolerance_up", "tolerance_down"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ParameterError(name, f"is {value}, expected a finite number of 0 or more")
+        check(self, "metric", *METRIC)
+        check(self, "target", *ABOVE_0)
+        check(self, "tolerance_up tolerance_down", *FROM_0)
+
+    @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metric with."""
+        return ((self.metric, self.target),)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from autoscaler.policy_api import ZERO, ParameterError, Reading, Reason, Recommendation, View
+from autoscaler_policies.shared.checks import ABOVE_0, FINITE, FROM_0S, METRIC, at_least, check
 from autoscaler_policies.shared.recommend import finite, format_number, missing, replicas, sized
 
 # An observation at or before the beginning of a hold must still be in `past`, at any common interval.
@@ -47,21 +48,15 @@ class Rule:
     aggregate: Aggregate = Aggregate.MEAN
 
     def __post_init__(self) -> None:
-        if not self.metric:
-            raise ParameterError("metric", "is empty, expected the name of a metric")
+        check(self, "metric", *METRIC)
         if (self.above is None) == (self.below is None):
             raise ParameterError("above", f"is {self.above} and below is {self.below}, expected exactly one of the two")
-        if not math.isfinite(self.bound):
-            name = "below" if self.above is None else "above"
-            raise ParameterError(name, f"is {self.bound}, expected a finite number")
-        if self.hold < ZERO:
-            raise ParameterError("hold", f"is {self.hold.total_seconds():g}s, expected 0s or more")
+        check(self, "above below", *FINITE)
+        check(self, "hold", *FROM_0S)
         if self.replicas is not None and self.percent is not None:
             raise ParameterError("replicas", "is given together with percent, expected at most one of the two")
-        if self.replicas is not None and self.replicas < 1:
-            raise ParameterError("replicas", f"is {self.replicas}, expected 1 or more")
-        if self.percent is not None and not (math.isfinite(self.percent) and self.percent > 0):
-            raise ParameterError("percent", f"is {self.percent}, expected above 0")
+        check(self, "replicas", *at_least(1))
+        check(self, "percent", *ABOVE_0)
 
     @property
     def bound(self) -> float:
@@ -176,6 +171,11 @@ class Threshold:
                         f"above of rule {i} is {rule.above:g}, expected more than below ({other.below:g}) of "
                         f"rule {j} of up on the same metric, or the two chase each other",
                     )
+
+    @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        """What it compares its metrics with."""
+        return tuple((rule.metric, rule.bound) for rule in (*self.up, *self.down))
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The simulation against published measurements of a real Flink.
+"""The simulation against published measurements of a real Flink: `python -m tests.simulation.published TRACES`.
 
 What is compared with: the raw data of "Demeter: Resource-Efficient Distributed Stream Processing under Dynamic Loads"
 (2024), https://github.com/dos-group/demeter, runs `reactive35_*`: Flink 1.17 in Reactive Mode on Kubernetes, an HPA at
@@ -12,15 +12,19 @@ worker follows from the CPU of the static run; all else is the plant `k8s` of th
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from pathlib import Path
 
+from autoscaler.cli.benchmark_run import cluster
+from autoscaler.cli.output import print_lines
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision, Observation, Reading
 from autoscaler.core.step import Decide
 from autoscaler.simulation.baselines import Baseline, without_guards
-from autoscaler.simulation.loads import Load
+from autoscaler.simulation.loads import Load, load_by_name
 from autoscaler.simulation.loop import run
 from autoscaler.simulation.plant import PLANTS, START, PlantSpec, work
 from autoscaler.simulation.scoring import ages
@@ -185,3 +189,26 @@ def cpu_as_pods(decide: Decide) -> Decide:
         return decide(spec, state, replace(observation, metrics=metrics))
 
     return decided
+
+
+def main() -> None:
+    """Print what was measured and what is simulated, for every setup."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("traces", type=Path, help="the folder of the recorded loads")
+    folder = parser.parse_args().traces
+    spec = cluster("hpa", HPA, PLANT.slo, 1.0)
+    for measured in MEASURED:
+        load = load_by_name(measured.scenario, 0, folder)
+        print_lines(
+            f"{measured.scenario}: measured {measured.workers:.0%} of {STATIC} workers, {measured.late:.1%} late"
+        )
+        for setup in SETUPS:
+            one = simulated(spec, measured, load, setup, (1, 2, 3))
+            print_lines(
+                f"  {setup.name:<32} {one.workers:.1%} ({one.workers / measured.workers - 1:+.0%}), "
+                f"{one.late:.1%} late, {one.shown:.1%} while it runs, {one.rescales:.1f} rescales/h"
+            )
+
+
+if __name__ == "__main__":
+    main()
