@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from autoscaler.core.foreign import mask
 from autoscaler.ports import EdgeError, UnavailableError
 
 T = TypeVar("T")
@@ -99,5 +100,6 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def one_line(text: object, limit: int = 300) -> str:
     """Another system's message on one line, cut to a length that fits into ours."""
-    line = " ".join(str(text).split())
+    # Masked before it is cut: the beginning of a secret would not be recognized.
+    line = " ".join(mask(str(text)).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

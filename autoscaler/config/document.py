@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import yaml
 
+from autoscaler.core.foreign import Mask
 from autoscaler.ports import ConfigurationError
 
 MAX_BYTES = 10_000_000  # a thousand clusters need about 1.5 million
@@ -47,7 +48,8 @@ class Problems:
     def __init__(self, file: str) -> None:
         self.file = file
         self._found: dict[tuple[int, str, str], None] = {}  # an ordered set
-        self._secrets: set[str] = set()
+        self.secrets: set[str] = set()
+        self._mask = Mask()
 
     def __bool__(self) -> bool:
         return bool(self._found)
@@ -63,10 +65,8 @@ class Problems:
 
     def hide(self, secret: str) -> None:
         """Mask this string in all messages."""
-        # As in a message, whose white space is collapsed, and as in one that quotes it.
-        for shown in (" ".join(secret.split()), repr(secret.strip())[1:-1]):
-            if len(shown) >= 4:  # noqa: PLR2004 - masking shorter ones would garble every message
-                self._secrets.add(shown)
+        self.secrets.add(secret)
+        self._mask.hide(secret)
 
     def error(self) -> ConfigurationError:
         """All problems in the order of the file."""
@@ -80,8 +80,7 @@ class Problems:
         return ConfigurationError(lines)
 
     def _masked(self, message: str) -> str:
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            message = message.replace(secret, "***")
+        message = self._mask(message)
         # Cut after masking: the beginning of a secret would not be recognized.
         return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
 

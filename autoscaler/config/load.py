@@ -99,7 +99,13 @@ class _File:
         if not read.complete:
             raise Invalid
         values = read.values
-        return Config(self._path, values.get("daemon", default), values.get("sources", {}), values["clusters"])
+        return Config(
+            self._path,
+            values.get("daemon", default),
+            values.get("sources", {}),
+            values["clusters"],
+            secrets=frozenset(self._problems.secrets),
+        )
 
     def _source_classes(self, root: document.Mapping) -> dict[str, type[Any] | None]:
         if "sources" not in root.entries or not isinstance(root.entries["sources"].node, document.Mapping):

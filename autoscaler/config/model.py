@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -90,6 +90,7 @@ class Config:
 
     Attributes:
         warnings: probable mistakes and former names, each as `file:line: path: message`.
+        secrets: those that are written in it or that its variables stand for.
     """
 
     path: Path
@@ -97,3 +98,4 @@ class Config:
     sources: Mapping[str, SourcePlugin]
     clusters: Mapping[str, Cluster]
     warnings: tuple[str, ...] = ()
+    secrets: frozenset[str] = field(default=frozenset(), repr=False)

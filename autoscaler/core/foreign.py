@@ -2,8 +2,96 @@
 
 from __future__ import annotations
 
+import json
+import re
+import string
+from base64 import b64encode
+from collections.abc import Iterator
+from html import escape
+from urllib.parse import quote
+
 MAX_TEXT = 2000
 """Characters of a foreign text that are kept and shown."""
+
+_MAX_READ = 10 * MAX_TEXT
+
+_SHORTEST = 4
+_BASE64 = frozenset(string.ascii_letters + string.digits + "+/-_=")
+
+
+class Mask:
+    """Hides secrets in texts: as they are, quoted, escaped, and in base64 also as a part of something longer."""
+
+    def __init__(self) -> None:
+        self._plain: list[str] = []
+        self._encoded: list[str] = []
+        self._known: set[str] = set()
+
+    def hide(self, *secrets: str) -> None:
+        """Hide these too. Shorter ones than four characters are not: that would garble every text."""
+        for secret in {*secrets} - self._known:
+            self._known.add(secret)
+            plain = {form for form in _written(secret) if len(form) >= _SHORTEST}
+            self._plain = sorted({*self._plain, *plain}, key=len, reverse=True)
+            if len(secret) >= _SHORTEST:
+                self._encoded += {*_encoded(secret)}
+
+    def __call__(self, text: str) -> str:
+        """The text with `***` in place of every secret."""
+        for form in self._plain:
+            text = text.replace(form, "***")
+        for form in self._encoded:
+            if form in text:
+                text = _without_base64(text, form)
+        return text
+
+
+def _without_base64(text: str, form: str) -> str:
+    """The text without what is base64 and contains this."""
+    parts: list[str] = []
+    done = 0
+    while (at := text.find(form, done)) >= 0:
+        begin, end = at, at + len(form)
+        while begin > done and text[begin - 1] in _BASE64:
+            begin -= 1
+        while end < len(text) and text[end] in _BASE64:
+            end += 1
+        parts += text[done:begin], "***"
+        done = end
+    return "".join((*parts, text[done:]))
+
+
+def _written(secret: str) -> Iterator[str]:
+    """A secret in what programs quote it as."""
+    for text in {secret, secret.strip(), " ".join(secret.split())}:
+        yield text
+        yield repr(text)[1:-1]
+        yield escape(text)
+        for character in ("", "/"):
+            quoted = quote(text, safe=character)
+            yield quoted
+            yield quoted.replace("%20", "+")
+            yield re.sub("%..", lambda code: code[0].lower(), quoted)
+        for ascii_only in (False, True):
+            once = json.dumps(text, ensure_ascii=ascii_only)[1:-1]
+            yield once
+            yield once.replace("/", "\\/")
+            yield json.dumps(once, ensure_ascii=ascii_only)[1:-1]
+
+
+def _encoded(secret: str) -> Iterator[str]:
+    """What base64 of anything with the secret in it contains, such as that of `user:password`."""
+    data = secret.encode()
+    for before in range(3):
+        # Only characters all of whose bits are of the secret.
+        first, end = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+        form = b64encode(b"\0" * before + data).decode()[first:end]
+        yield form
+        yield form.replace("+", "-").replace("/", "_")
+
+
+mask = Mask()
+"""The secrets of the configuration that is in use: whoever reads a foreign text hides them before it is cut."""
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:
@@ -14,10 +102,11 @@ def shorten(text: str, limit: int = MAX_TEXT) -> str:
 def foreign_text(value: object) -> str:
     """The text of a foreign object, such as an exception's message, on one line of at most `MAX_TEXT` characters."""
     try:
-        text = shorten(str(value))
+        text = str(value)
     except BaseException as raised:  # noqa: BLE001 - what its __str__ raises is as foreign
         text = f"its text cannot be shown: {type(raised).__name__}"
-    return " ".join(text.split())
+    # Cut after masking: the beginning of a secret would not be recognized.
+    return shorten(" ".join(mask(text[:_MAX_READ]).split()))
 
 
 def format_exception(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from autoscaler.config.model import LogFormat
-from autoscaler.core.foreign import format_exception
+from autoscaler.core.foreign import format_exception, mask
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _CHAIN = 10  # exceptions of a traceback: each from the one before
@@ -62,7 +62,19 @@ class JsonFormatter(_Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        # Not the line as a whole: what is masked must not reach into an escape.
+        return json.dumps(_masked(line))
+
+
+def _masked(value: object) -> object:
+    match value:
+        case dict():
+            return {str(key): _masked(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_masked(part) for part in value]
+        case None | bool() | int() | float():
+            return value
+    return mask(str(value))
 
 
 class ConsoleFormatter(_Formatter):
@@ -77,7 +89,7 @@ class ConsoleFormatter(_Formatter):
             text += f"  {extra}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
-        return text
+        return mask(text)
 
 
 def _quoted(value: object) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.capacity import beyond_use
+from autoscaler.core.foreign import mask
 from autoscaler.core.model import ClusterState, Observation
 from autoscaler.core.step import step
 from autoscaler.core.trust import trusted
@@ -95,6 +96,7 @@ async def check(config: Config) -> Checked:
 @asynccontextmanager
 async def _observers(config: Config) -> AsyncIterator[tuple[dict[str, Observer], dict[str, ClusterConnections]]]:
     """An observer for each cluster, and its connections, in the order of the names."""
+    mask.hide(*config.secrets)
     connections = Connections(dry_run=True)
     try:
         clusters = {name: config.clusters[name] for name in sorted(config.clusters)}

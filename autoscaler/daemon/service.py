@@ -17,6 +17,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from autoscaler.config.model import Config
+from autoscaler.core.foreign import mask
 from autoscaler.core.step import Decide, step
 from autoscaler.daemon.connections import contained, format_error
 from autoscaler.daemon.controller import Controller
@@ -131,6 +132,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Control the clusters until it is stopped. Raises ListenError when its address cannot be listened on."""
+        mask.hide(*self._config.secrets)
         try:
             daemon = self._config.daemon
             async with serve_http(self, self.registry, daemon.listen, daemon.hosts) as self.url:
@@ -179,6 +181,7 @@ class Daemon:
             self.reload_problems = (format_error(error),)
             log.exception(NOT_RELOADED)
             return
+        mask.hide(*config.secrets)
         _warn(config)
         old, new = self._config.daemon, config.daemon
         if (old.directory, old.listen, old.hosts) != (new.directory, new.listen, new.hosts):

@@ -72,6 +72,7 @@ from autoscaler.clients.shared_requests import (
     outcome_of,
     unique_keys,
 )
+from autoscaler.core.foreign import Mask
 from autoscaler.core.model import ZERO, Reading
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import (
@@ -521,7 +522,8 @@ class _Server:
         self._plugin = plugin
         headers = _headers(plugin)
         sent = headers.get("Authorization", "").partition(" ")[2]
-        self._secrets = [secret for secret in (plugin.password, plugin.token, sent) if secret]
+        self._mask = Mask()
+        self._mask.hide(plugin.password or "", plugin.token or "", sent)
         self._session = _Session(plugin.max_bytes, plugin.warnings, kinds)
         self._session.verify = str(plugin.ca_file) if plugin.ca_file else plugin.verify
         if not plugin.verify:
@@ -601,9 +603,7 @@ class _Server:
             kind, problem = AnswerError, f"cannot read ca_file {self._plugin.ca_file}: {error}"
         else:
             return
-        for secret in self._secrets:
-            problem = problem.replace(secret, "***")
-        raise kind(f"{self.name}: query {_short(text)}: {problem}") from None
+        raise kind(f"{self.name}: query {_short(text)}: {self._mask(problem)}") from None
 
 
 class _ThreadConnection:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
+from html import escape
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 
-from autoscaler.core.foreign import MAX_TEXT, foreign_text, format_exception
+from autoscaler.core import foreign
+from autoscaler.core.foreign import MAX_TEXT, Mask, foreign_text, format_exception
 from autoscaler.core.model import Allowance, Reason, Recommendation
 
 from .build import Fixed, seen, spec
@@ -73,3 +79,48 @@ def test_ctrl_c_in_a_policy_is_no_failure_of_it() -> None:
     ):
         with pytest.raises(KeyboardInterrupt):
             decide(interrupted, seen(0, 2))
+
+
+SECRET = "pä ss\"w/rd+%&<'\nü"
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        SECRET,
+        " ".join(SECRET.split()),
+        repr(SECRET)[1:-1],
+        json.dumps(SECRET)[1:-1],
+        json.dumps(SECRET, ensure_ascii=False)[1:-1],
+        json.dumps(SECRET)[1:-1].replace("/", "\\/"),
+        json.dumps(json.dumps(SECRET)[1:-1])[1:-1],
+        quote(SECRET),
+        quote(SECRET, safe=""),
+        quote_plus(SECRET),
+        re.sub("%..", lambda code: code[0].lower(), quote(SECRET)),
+        escape(SECRET),
+        *(b64encode(f"{user}:{SECRET}".encode()).decode() for user in ("u", "us", "use", "prometheus")),
+        *(urlsafe_b64encode(f"{user}:{SECRET}:more".encode()).decode() for user in ("u", "us", "use")),
+    ],
+)
+def test_a_secret_is_hidden_however_it_is_written(shown: str) -> None:
+    mask = Mask()
+    mask.hide(SECRET)
+    assert mask(f'{{"Authorization": "Basic {shown}"}} <{shown}>').count("***") == 2
+    text = mask(f"the server said: {shown}, twice: {shown}")
+    assert text == "the server said: ***, twice: ***"
+
+
+def test_what_is_too_short_is_not_hidden_and_nothing_else_is() -> None:
+    mask = Mask()
+    mask.hide("", "abc", "abcd")
+    mask.hide("abcd")
+    assert mask("abc, YWJj and nothing") == "abc, YWJj and nothing"
+    assert mask("xabcdx") == "x***x"
+
+
+def test_a_secret_is_hidden_before_a_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = Mask()
+    hidden.hide("hunter22-hunter22")
+    monkeypatch.setattr(foreign, "mask", hidden)
+    assert "hunter" not in foreign_text("x" * (MAX_TEXT - 8) + "hunter22-hunter22")

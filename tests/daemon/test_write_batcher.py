@@ -1,0 +1,25 @@
+"""Group commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from autoscaler.daemon import write_batcher
+from autoscaler.daemon.write_batcher import WriteBatcher
+
+
+async def test_what_comes_soon_after_a_batch_is_applied_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_batcher, "PAUSE", 0.5)
+    batches: list[Sequence[int]] = []
+    batcher: WriteBatcher[int] = WriteBatcher("test", batches.append)
+    await batcher.put(1)
+    tasks = []
+    for number in (2, 3, 4):
+        tasks.append(asyncio.create_task(batcher.put(number)))
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*tasks)
+    await batcher.close(lambda: None)
+    assert batches == [[1], [2, 3, 4]]
