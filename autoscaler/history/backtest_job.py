@@ -178,12 +178,8 @@ def trials(
 ) -> DataFrame:
     """Try every variant of every cluster on every day with every seed. Returns `TRIALS`.
 
-    Args:
-        spark: the session.
-        arrivals: of `arrived`. Days that are not complete enough are left out.
-        cases: cluster -> its variants; clusters without one are left out.
-        found: of `known`; all days from the first to the last of `days` are tried.
-        seeds: of the random numbers.
+    All days from the first to the last of `found` are tried that are complete enough; clusters without a case are left
+    out.
     """
     # Days are numbered, cluster after cluster, and assigned to tasks in turn, so that none gets many more than another.
     # Spark itself assigns at random: a core is idle while another has two more to do.
