@@ -90,14 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="records/s that one worker processes, if there is no profile; --one is the old name",
     )
-    add(
-        "--metric",
-        action="append",
-        type=arguments.pair,
-        default=[],
-        metavar="NAME=SHOWN",
-        help="the metric of the simulated cluster for one of the configuration, where that is not clear",
-    )
+    arguments.add_metric(parser)
 
 
 def _setting(text: str) -> Setting:
