@@ -72,7 +72,6 @@ RESULTS = (
 
 _CASES = struct(cluster=_text, number=_whole, first=DateType(), last=DateType(), case=BinaryType())
 _FIRST = struct(cluster=_text, first=DateType())
-_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)

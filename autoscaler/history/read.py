@@ -241,12 +241,6 @@ def _next(
 # Rows as records
 
 
-def record(observation: _Row, decision: _Row) -> Record:
-    """A row of `observations` and that of `decisions` of the same time, as pyarrow gives them, as the record it was."""
-    at = _time(observation["at"])
-    return _record(_observation({**observation, "at": at}), {**decision, "at": at})
-
-
 def _record(observation: Observation, decision: _Row) -> Record:
     return Record(observation, _decision(decision), 1, bool(decision["dry_run"]), decision["failed"] or "")
 
