@@ -128,11 +128,7 @@ class Settings:
 def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpec:
     """The spec of a cluster with a policy's settings.
 
-    Args:
-        name: of the policy.
-        baseline: its settings.
-        slo: the plant's objective, seconds.
-        one: records/s that one worker processes.
+    `slo` is the plant's objective, seconds; `one` what one worker processes, records/s.
 
     Raises:
         ConfigurationError: the settings cannot be read.

@@ -259,10 +259,7 @@ def variants(
 ) -> dict[str, list[Variant]]:
     """The variants of the configured policies: cluster -> one for each combination of settings.
 
-    Args:
-        options: of the command.
-        given: the clusters.
-        grid: cluster in the configuration -> combinations, of which the first changes nothing.
+    `grid`: cluster in the configuration -> combinations, of which the first changes nothing.
     """
     ours = dict.fromkeys(given.names.values())
     all_of_them = {name: grid(name) for name in ours}

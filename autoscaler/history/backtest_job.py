@@ -94,10 +94,7 @@ class Known:
 def arrived(spark: SparkSession, observations: DataFrame, first: Mapping[str, date] | None = None) -> DataFrame:
     """The arrivals, one row for each cluster and day, with the evening before.
 
-    Args:
-        spark: the session.
-        observations: with the columns `cluster`, `at` and `arrivals`.
-        first: cluster -> first day; all days of clusters that are not in it.
+    `first`: cluster -> first day; all days of clusters that are not in it.
 
     Returns:
         The columns `cluster`, `day`, `slots` and `rates` (see `trial.offered`), `missing` (seconds

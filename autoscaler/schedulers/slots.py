@@ -33,10 +33,8 @@ Group = Sequence[Bounds]
 def default_max_parallelism(parallelism: int) -> int:
     """The key groups of a vertex whose author set none: `KeyGroupRangeAssignment.computeDefaultMaxParallelism`.
 
-    One and a half times its parallelism, up to the next power of two, between 128 and 32768.
-
-    Args:
-        parallelism: as in the job graph, 1 to 32768; -1 (not set) counts as 1, as in `SchedulerBase`.
+    One and a half times its parallelism, up to the next power of two, between 128 and 32768. -1 (not set) counts as 1,
+    as in `SchedulerBase`.
 
     Raises:
         ValueError: Flink has no such parallelism.
