@@ -53,19 +53,12 @@ def register(commands: Commands) -> None:
         help=f"NAME=SETTINGS as in a configuration file, or one of {names} (default: all of these)",
     )
     add("--seeds", type=arguments.count, metavar="N", help="from 1 to N (default: 3; --fast: 1)")
-    add(
-        "--traces",
-        type=Path,
-        metavar="DIR",
-        default=os.environ.get(arguments.TRACES),
-        help="where the recorded loads are (default: $AUTOSCALER_TRACES; without it only the synthetic ones run)",
-    )
+    arguments.add_traces(parser)
     add("--guarded", action="store_true", help="run third-party rules with the guards of this project, too")
     add("--each", action="store_true", help="print every scenario, not only the means")
     add(
         "--processes", type=arguments.count, metavar="N", default=os.cpu_count() or 1, help="default: one for each core"
     )
-    add("--cache", type=Path, metavar="DIR", help="keep optima there, and take them from there")
     add("--plot", type=Path, metavar="FILE", help="draw cost against violation into this file (extra plot)")
     add("--record", type=Path, metavar="FILE", help=f"keep the figures of {DEFAULT} there, for --against")
     add("--against", type=Path, metavar="FILE", help="fail if they are worse than kept there")

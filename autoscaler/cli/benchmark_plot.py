@@ -35,9 +35,7 @@ _LINEAR = 0.001
 def costs(found: Sequence[Means], path: Path) -> None:
     """Draw cost against violation, a panel for each plant and a point for each policy, into a PNG file.
 
-    Args:
-        found: means over all scenarios; those without an optimum are left out.
-        path: the file.
+    The means are over all scenarios; those without an optimum are left out.
 
     Raises:
         OSError: it cannot be written.

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import array
-import hashlib
-import inspect
 import json
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +73,6 @@ def benchmark(options: argparse.Namespace) -> int:
             seeds=tuple(seeds),
             policies=tuple(policies.items()),
             traces=traces,
-            cache=options.cache,
             guarded=options.guarded,
         )
         # The longest first, so that the processes end at about the same time.
@@ -133,11 +128,7 @@ class Settings:
 def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpec:
     """The spec of a cluster with a policy's settings.
 
-    Args:
-        name: of the policy.
-        baseline: its settings.
-        slo: the plant's objective, seconds.
-        one: records/s that one worker processes.
+    `slo` is the plant's objective, seconds; `one` what one worker processes, records/s.
 
     Raises:
         ConfigurationError: the settings cannot be read.
@@ -181,7 +172,6 @@ class Job:
     seeds: tuple[int, ...]
     policies: tuple[tuple[str, Baseline], ...]
     traces: Path | None
-    cache: Path | None
     guarded: bool
 
 
@@ -203,7 +193,7 @@ def work(job: Job) -> Done:
         load = load_by_name(job.scenario, seed, job.traces)
         if load.rates not in known:
             begin = time.process_time()
-            known[load.rates] = least(load, job.plant, job.cache)
+            known[load.rates] = least(load, job.plant)
             took["optimum"] = took.get("optimum", 0.0) + time.process_time() - begin
         one = load.per_worker(plant.gamma)
         for name, baseline in job.policies:
@@ -215,33 +205,14 @@ def work(job: Job) -> Done:
     return Done(tuple(rows), took)
 
 
-def least(load: Load, plant: str, folder: Path | None) -> float | None:
-    """The exact optimum, worker-hours; None where nothing keeps the objective.
-
-    Args:
-        load: what is offered.
-        plant: the name of the plant.
-        folder: cache of optima, by their inputs; None: no cache.
-    """
+def least(load: Load, plant: str) -> float | None:
+    """The exact optimum, worker-hours; None where nothing keeps the objective."""
     from autoscaler.simulation import optimum  # noqa: PLC0415 - it needs an extra
 
-    spec = PLANTS[plant]
-    code = inspect.getsource(optimum)
-    key = hashlib.sha256(array.array("d", load.rates).tobytes() + f"{spec!r} {LARGEST} {code}".encode()).hexdigest()
-    kept = None if folder is None else folder / f"optimum-{plant}-{load.name}-{key[:24]}.json"
-    if kept is not None and kept.exists():
-        found: float | None = json.loads(kept.read_text())
-        return found
     try:
-        cost = optimum.optimum(load, spec, LARGEST)
+        return optimum.optimum(load, PLANTS[plant], LARGEST)
     except optimum.OptimumError:
-        cost = None
-    if kept is not None:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        new = kept.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(cost))
-        new.replace(kept)
-    return cost
+        return None
 
 
 def _results(jobs: Sequence[Job], processes: int) -> list[Done]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import history_follow, history_prometheus, history_query, spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, Renamed, renamed
+from autoscaler.cli.options import Commands, Renamed, add_rename
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines, table
 from autoscaler.core.explain import count_of
 from autoscaler.ports import AutoscalerError
@@ -61,14 +61,7 @@ def _register_import(commands: Commands) -> None:
         metavar="DATASET",
         help="the dataset: a directory, or a URL that Spark can write; created if missing",
     )
-    add(
-        "--rename",
-        action="append",
-        type=renamed,
-        default=[],
-        metavar="OLD=NEW",
-        help="store records of cluster OLD as those of NEW; may be repeated",
-    )
+    add_rename(parser)
     add(
         "--reimport",
         "--again",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -33,6 +34,24 @@ def add_listing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="list everything, however long")
     parser.add_argument("--explain", action="store_true", help="explain each decision listed in full")
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_rename(parser: argparse.ArgumentParser) -> None:
+    """Add `--rename`."""
+    text = "cluster OLD was renamed to NEW: its records are those of NEW; may be repeated"
+    parser.add_argument("--rename", action="append", type=renamed, default=[], metavar="OLD=NEW", help=text)
+
+
+def add_metric(parser: argparse.ArgumentParser) -> None:
+    """Add `--metric`, for commands that simulate the cluster of a configuration."""
+    text = "which metric of the simulated cluster a metric of the configuration is, where that is not clear"
+    parser.add_argument("--metric", action="append", type=pair, default=[], metavar="NAME=SHOWN", help=text)
+
+
+def add_traces(parser: argparse.ArgumentParser) -> None:
+    """Add `--traces`."""
+    text = f"directory of the recorded loads (default: ${TRACES}; without it there are only synthetic ones)"
+    parser.add_argument("--traces", type=Path, default=os.environ.get(TRACES), metavar="DIR", help=text)
 
 
 class Renamed(argparse.Action):

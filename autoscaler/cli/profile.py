@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoscaler.cli import spark_options
 from autoscaler.cli.configuration import wrong
-from autoscaler.cli.options import Commands, day, moment, renamed, span
+from autoscaler.cli.options import Commands, add_rename, day, moment, span
 from autoscaler.cli.output import FAILED, OK, hang, print_error, print_json, print_lines, table
 from autoscaler.cli.tables import DEFAULT_ROWS, omitted_rows
 from autoscaler.core.explain import count_of, format_number
@@ -69,14 +69,7 @@ def register(commands: Commands) -> None:
         metavar="DATE",
         help="a day (UTC) unlike others; may be repeated, and days that differ much are found anyway",
     )
-    add(
-        "--rename",
-        action="append",
-        type=renamed,
-        default=[],
-        metavar="OLD=NEW",
-        help="cluster OLD was renamed to NEW: join their histories; may be repeated",
-    )
+    add_rename(parser)
     add("--table", metavar="PATH", help="also write all profiles as one Parquet table")
     add("--all", action="store_true", help="list everything, however long it gets")
     add("--json", action="store_true", help="print JSON")

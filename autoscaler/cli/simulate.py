@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,22 +72,9 @@ def register(commands: Commands) -> None:
         metavar="LIST",
         help=f"faults to inject, like missing,nan@lag:2m,crash:45m: {', '.join(DESCRIPTIONS)}, or all",
     )
-    add(
-        "--metric",
-        action="append",
-        type=arguments.pair,
-        default=[],
-        metavar="NAME=SHOWN",
-        help="which metric of the simulated cluster a metric of the configuration is, where that is not clear",
-    )
+    arguments.add_metric(parser)
     add("--optimum", action="store_true", help="also compute the least possible cost (extra simulate; takes a while)")
-    add(
-        "--traces",
-        type=Path,
-        default=os.environ.get(arguments.TRACES),
-        metavar="DIR",
-        help=f"directory of the recorded loads (default: ${arguments.TRACES})",
-    )
+    arguments.add_traces(parser)
     add("--record", type=Path, metavar="DIR", help="write the decisions there as a daemon's history, for `replay`")
     add("--plot", type=Path, metavar="FILE", help="draw a timeline into this PNG file (extra plot)")
     arguments.add_listing(parser)

@@ -203,12 +203,8 @@ def _sized(
 def plant_metrics(path: Path, cluster: Cluster, given: Mapping[str, str]) -> dict[str, str]:
     """Metric of the cluster -> which of the plant's metrics it is.
 
-    By its own name, or by what it reads from its source, as in `backlog: {source: kafka, metric: lag}`.
-
-    Args:
-        path: the configuration file, for errors.
-        cluster: the cluster.
-        given: metrics that the user has mapped.
+    By its own name, or by what it reads from its source, as in `backlog: {source: kafka, metric: lag}`. `given` are
+    those that the user has mapped.
 
     Raises:
         ConfigurationError: a metric is unknown, or it is not clear which one it is.
@@ -240,9 +236,7 @@ def plant_metrics(path: Path, cluster: Cluster, given: Mapping[str, str]) -> dic
 def simulate(prepared: Setup, keep: Callable[[Record], None] | None) -> tuple[Run, list[Request]]:
     """Run the simulation. Returns what happened, and the changes of size that were requested.
 
-    Args:
-        prepared: what is simulated.
-        keep: receives the record of each decision.
+    `keep` receives the record of each decision.
 
     Raises:
         ConfigurationError: the policies and the simulated cluster do not fit.

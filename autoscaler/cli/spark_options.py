@@ -78,10 +78,6 @@ def require_pyspark(command: str) -> None:
 def open_session(options: argparse.Namespace, command: str) -> Iterator[SparkSession]:
     """The Spark session of the options, until the end of the block. Errors of Spark inside it become one line.
 
-    Args:
-        options: of `add_arguments`.
-        command: the command's name, like `history`.
-
     Raises:
         AutoscalerError: there is no PySpark or no Java, or Spark does not start or fails.
     """

@@ -90,14 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="records/s that one worker processes, if there is no profile; --one is the old name",
     )
-    add(
-        "--metric",
-        action="append",
-        type=arguments.pair,
-        default=[],
-        metavar="NAME=SHOWN",
-        help="the metric of the simulated cluster for one of the configuration, where that is not clear",
-    )
+    arguments.add_metric(parser)
 
 
 def _setting(text: str) -> Setting:
@@ -266,10 +259,7 @@ def variants(
 ) -> dict[str, list[Variant]]:
     """The variants of the configured policies: cluster -> one for each combination of settings.
 
-    Args:
-        options: of the command.
-        given: the clusters.
-        grid: cluster in the configuration -> combinations, of which the first changes nothing.
+    `grid`: cluster in the configuration -> combinations, of which the first changes nothing.
     """
     ours = dict.fromkeys(given.names.values())
     all_of_them = {name: grid(name) for name in ours}

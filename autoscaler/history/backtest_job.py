@@ -72,7 +72,6 @@ RESULTS = (
 
 _CASES = struct(cluster=_text, number=_whole, first=DateType(), last=DateType(), case=BinaryType())
 _FIRST = struct(cluster=_text, first=DateType())
-_DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,7 @@ class Known:
 def arrived(spark: SparkSession, observations: DataFrame, first: Mapping[str, date] | None = None) -> DataFrame:
     """The arrivals, one row for each cluster and day, with the evening before.
 
-    Args:
-        spark: the session.
-        observations: with the columns `cluster`, `at` and `arrivals`.
-        first: cluster -> first day; all days of clusters that are not in it.
+    `first`: cluster -> first day; all days of clusters that are not in it.
 
     Returns:
         The columns `cluster`, `day`, `slots` and `rates` (see `trial.offered`), `missing` (seconds
@@ -178,12 +174,8 @@ def trials(
 ) -> DataFrame:
     """Try every variant of every cluster on every day with every seed. Returns `TRIALS`.
 
-    Args:
-        spark: the session.
-        arrivals: of `arrived`. Days that are not complete enough are left out.
-        cases: cluster -> its variants; clusters without one are left out.
-        found: of `known`; all days from the first to the last of `days` are tried.
-        seeds: of the random numbers.
+    All days from the first to the last of `found` are tried that are complete enough; clusters without a case are left
+    out.
     """
     # Days are numbered, cluster after cluster, and assigned to tasks in turn, so that none gets many more than another.
     # Spark itself assigns at random: a core is idle while another has two more to do.

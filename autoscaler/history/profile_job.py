@@ -358,12 +358,7 @@ def fetched(rows: DataFrame) -> Iterator[Any]:
 
 
 def write(rows: Iterable[Any], directory: Path) -> Iterator[Any]:
-    """Write each profile to a file of a directory, atomically; yields the rows written.
-
-    Args:
-        rows: of `profiles`.
-        directory: created where it is missing.
-    """
+    """Write each profile to a file of a directory, atomically; yields the rows written."""
     directory.mkdir(parents=True, exist_ok=True)
     for row in rows:
         path = directory / file_name(row.cluster)

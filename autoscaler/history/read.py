@@ -56,14 +56,8 @@ def read(
 ) -> Iterator[Record]:
     """The records of a dataset, day by day and cluster by cluster; those of one cluster in order of time.
 
-    The memory needed is that of a batch of each file, and one record of each cluster.
-
-    Args:
-        path: the dataset, a directory of this machine.
-        clusters: only these; files and row groups without them are not read.
-        since: only from then on.
-        until: only up to then, inclusive.
-        advanced: called with the number of days done.
+    The memory needed is that of a batch of each file, and one record of each cluster. Times are inclusive; files and
+    row groups without the wanted `clusters` are not read. `advanced` is called with the number of days done.
 
     Raises:
         DatasetError: there is no dataset, or a file of it cannot be read.
@@ -245,12 +239,6 @@ def _next(
 
 
 # Rows as records
-
-
-def record(observation: _Row, decision: _Row) -> Record:
-    """A row of `observations` and that of `decisions` of the same time, as pyarrow gives them, as the record it was."""
-    at = _time(observation["at"])
-    return _record(_observation({**observation, "at": at}), {**decision, "at": at})
 
 
 def _record(observation: Observation, decision: _Row) -> Record:

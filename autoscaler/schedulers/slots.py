@@ -33,10 +33,8 @@ Group = Sequence[Bounds]
 def default_max_parallelism(parallelism: int) -> int:
     """The key groups of a vertex whose author set none: `KeyGroupRangeAssignment.computeDefaultMaxParallelism`.
 
-    One and a half times its parallelism, up to the next power of two, between 128 and 32768.
-
-    Args:
-        parallelism: as in the job graph, 1 to 32768; -1 (not set) counts as 1, as in `SchedulerBase`.
+    One and a half times its parallelism, up to the next power of two, between 128 and 32768. -1 (not set) counts as 1,
+    as in `SchedulerBase`.
 
     Raises:
         ValueError: Flink has no such parallelism.
@@ -50,10 +48,6 @@ def reactive_bounds(parallelism: int, max_parallelism: int | None = None) -> Bou
     """What a vertex asks for in Reactive Mode: `AdaptiveScheduler.computeReactiveModeVertexParallelismStore`.
 
     Its configured parallelism does not count: it takes all there are, up to its key groups.
-
-    Args:
-        parallelism: as in the job graph.
-        max_parallelism: as in the job graph; None where it is not set.
     """
     return Bounds(1, default_max_parallelism(parallelism) if max_parallelism is None else max_parallelism)
 
@@ -89,12 +83,8 @@ def slot_allocation(groups: Sequence[Group], slots: int) -> tuple[tuple[int, ...
 def slots_needed(groups: Sequence[Group], needed: Sequence[Sequence[int]]) -> int:
     """The fewest slots with which every vertex surely runs at the parallelism it needs, or at its upper bound.
 
-    With a single group that is the greatest of them. Groups are given slots evenly, so a job with several may need
-    more than their sum where they differ.
-
-    Args:
-        groups: the slot sharing groups, none of them empty.
-        needed: parallelism by group and vertex, in the same order.
+    With a single group that is the greatest of them. Groups are given slots evenly, so a job with several may need more
+    than their sum where they differ. No group is empty; `needed` is in the same order.
     """
 
     def beyond(pair: tuple[Group, Sequence[int]]) -> int:

@@ -252,11 +252,6 @@ def advance(settings: Settings, job: Job, event: Event) -> Transition:
     The first event starts the job. Timers that ran out before an event are handled first, in order. At one and the same
     time the slots change first, then timers run out, then a checkpoint completes: what is due at the time of `Slots`,
     `Killed` or `Restored` waits for the next event, which may be `Passed` of that time. Events are in order of time.
-
-    Args:
-        settings: the scheduler's rules.
-        job: as it was.
-        event: what happened.
     """
     done: list[Instruction] = []
     if job.phase is Phase.CREATED:

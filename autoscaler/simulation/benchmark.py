@@ -88,13 +88,7 @@ class Contender:
 def compare(contender: Contender, plant_name: str, plant: PlantSpec, load: Load, seed: int, least: float | None) -> Row:
     """The numbers of one run.
 
-    Args:
-        contender: the policy.
-        plant_name: what tables call the plant.
-        plant: how it behaves.
-        load: what is offered.
-        seed: of everything that is drawn.
-        least: the cost of the optimum, worker-hours, where there is one.
+    `plant_name` is what tables call the plant; `least` the cost of the optimum, worker-hours, where there is one.
     """
     done = run(contender.spec, plant, load, seed, decide=contender.decide)
     return Row(plant_name, load.name, contender.name, seed, done.score(least))
@@ -188,10 +182,7 @@ def markdown(rows: Sequence[Row]) -> str:
 def outperformed(rows: Sequence[Row], policy: str, without: Iterable[str] = ()) -> list[tuple[str, float, str, float]]:
     """Where another policy has a lower J: (scenario, J of the policy, the best other, its J).
 
-    Args:
-        rows: of one plant or several.
-        policy: that is compared with the others.
-        without: names of those that do not count.
+    The policies named in `without` do not count.
     """
     found = []
     left_out = set(without)

@@ -148,12 +148,9 @@ def _number(path: Path, line: int, name: str, text: str) -> float:
 def resample(points: Sequence[Point], begin: float = 0.0, seconds: float | None = None) -> tuple[float, ...]:
     """The mean of each step of `STEP` seconds, interpolated linearly between the points.
 
-    The mean, not a sample: a trace with a point each second keeps all its records.
-
-    Args:
-        points: (seconds, value), seconds strictly increasing.
-        begin: where the first step begins, seconds.
-        seconds: how much of it; None: all. An incomplete step at the end is dropped.
+    The mean, not a sample: a trace with a point each second keeps all its records. The points are (seconds, value),
+    seconds strictly increasing; `begin` and `seconds` (None: all) say how much of them. An incomplete step at the end
+    is dropped.
     """
     until = points[-1][0] if points else begin
     end = until if seconds is None else begin + seconds
@@ -243,11 +240,8 @@ def _steps(hours: float) -> int:
 def noise(rates: Sequence[float], share: float, seed: int, memory: float = 60.0) -> list[float]:
     """Rates times 1 + noise of that standard deviation, never below 0.
 
-    Args:
-        rates: without noise.
-        share: standard deviation; 0.05 is 5 %.
-        seed: of the random draws.
-        memory: time constant of the noise in seconds (an AR(1) process); 0: white noise.
+    `share` is the standard deviation (0.05 is 5 %), `memory` its time constant in seconds (an AR(1) process); 0: white
+    noise.
     """
     if not (math.isfinite(share) and share >= 0 and math.isfinite(memory) and memory >= 0):
         raise LoadError(f"the noise is {share} with a memory of {memory} s, expected 0 or more of both")
@@ -410,10 +404,7 @@ SCENARIOS: tuple[str, ...] = (
 def load_by_name(name: str, seed: int = 0, folder: Path | None = None) -> Load:
     """A scenario by its name.
 
-    Args:
-        name: of `MADE`, or of `RECORDED` where a folder is given.
-        seed: of the random draws; recorded loads do not depend on it.
-        folder: the directory of the recorded traces.
+    Recorded loads need the `folder` of the traces, and do not depend on the seed.
     """
     made = SYNTHETIC.get(name)
     if made is not None:

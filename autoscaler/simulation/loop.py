@@ -42,9 +42,7 @@ class Run:
     def score(self, optimum: float | None = None, begin: int = 0) -> Score:
         """The score of this run.
 
-        Args:
-            optimum: the least cost possible in worker-hours, where known.
-            begin: the steps before this one do not count.
+        Steps before `begin` do not count; `optimum` is the least cost possible in worker-hours.
         """
         return score(
             self.track, self.rate_per_worker, self.plant.gamma, self.plant.slo, optimum, self.load.changes, begin

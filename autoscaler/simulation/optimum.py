@@ -59,13 +59,7 @@ class Problem:
 def problem(load: Load, plant: PlantSpec, largest: int = 24, seconds: float = COARSE) -> Problem:
     """A load on a plant as a problem, with stalls at their median, and the reduced capacity after them.
 
-    Incomplete steps at the end, and of a start-up, are dropped.
-
-    Args:
-        load: what is offered.
-        plant: how the cluster behaves.
-        largest: the most workers allowed; the fewest are 1.
-        seconds: of one step, a multiple of the plant's.
+    Incomplete steps at the end, and of a start-up, are dropped. A step has `seconds`, a multiple of the plant's.
     """
     each = round(seconds / STEP)
     if each < 1 or each * STEP != seconds:

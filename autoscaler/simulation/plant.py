@@ -409,11 +409,7 @@ class Plant:
     ) -> None:
         """Notify the job's scheduler of an event, and carry out its instructions.
 
-        Args:
-            event: at the time when the scheduler learns of it.
-            at: the time now.
-            extra: further seconds to restore the job.
-            rules: of the scheduler, if not its own.
+        It takes `extra` seconds more to restore the job.
         """
         self._job, done = advance(rules or self._rules, self._job, event)
         for instruction in done:

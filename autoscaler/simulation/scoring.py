@@ -147,10 +147,7 @@ def score(
 def needed(arrivals: Sequence[float], rate_per_worker: float, exponent: float) -> list[int]:
     """The smallest size whose capacity is at least the arrivals, for each step; at least 1.
 
-    Args:
-        arrivals: records that arrive in each step.
-        rate_per_worker: records/s that one worker processes; n process n^exponent times as much.
-        exponent: see `rate_per_worker`.
+    One worker processes `rate_per_worker` records/s, n of them n^exponent times as much.
     """
     if not (rate_per_worker > 0 and exponent > 0):
         raise ValueError(
@@ -241,9 +238,7 @@ def delays(arrivals: Sequence[float], position: Sequence[float], begin: int = 0)
 def quantiles(weighted: Iterable[tuple[float, float]], shares: Sequence[float]) -> tuple[float, ...]:
     """The values that these shares of the weight do not exceed; 0 where nothing weighs.
 
-    Args:
-        weighted: (value, weight).
-        shares: from 0 to 1, ascending.
+    The pairs are (value, weight); shares ascend from 0 to 1.
     """
     ordered = sorted(weighted, key=itemgetter(0))
     total = math.fsum(weight for _, weight in ordered)
@@ -265,12 +260,6 @@ def convergence(
     """Seconds from each jump of the load until the size fits and continues to fit for `HELD`.
 
     Where it never does before the next jump, or the end, it counts with the time until then.
-
-    Args:
-        need: workers needed in each step.
-        running: workers used.
-        old: age of the oldest unprocessed record.
-        changes: seconds from the beginning at which the load jumps, ascending.
     """
     begins = [round(change / STEP) for change in changes]
     held = round(SETTLED_FOR / STEP)

@@ -128,11 +128,8 @@ def _lognormal(spread: Spread) -> tuple[float, float]:
 def day_load(name: str, slots: Sequence[int], rates: Sequence[float], rate_per_worker: float) -> Load:
     """The arrivals from `WARM_UP` before a day until its end.
 
-    Args:
-        name: what it is called.
-        slots: those with observations, ascending, counted from midnight; those before it are negative.
-        rates: the mean of each, records/s.
-        rate_per_worker: records/s that one worker processes.
+    `slots` are those with observations, ascending, counted from midnight; those before it are negative. `rates` are the
+    means of each, records/s, as is `rate_per_worker`.
     """
     found: list[float] = []
     last, before = -BEFORE - 1, rates[0]
@@ -153,10 +150,7 @@ def day_load(name: str, slots: Sequence[int], rates: Sequence[float], rate_per_w
 def visible_metrics(spec: ClusterSpec, names: Mapping[str, str], observation: Observation) -> Observation:
     """What the sources of a configuration would have read from the plant.
 
-    Args:
-        spec: of the cluster.
-        names: metric of the spec -> metric of the plant.
-        observation: by the plant's names.
+    `names`: metric of the spec -> metric of the plant; the observation is by the plant's names.
     """
     metrics, missing = observation.metrics, observation.missing
     engine = observation.engine if spec.engine else None
@@ -198,12 +192,7 @@ def decider(variant: Variant, load: Load, profile: Profile | None, start: dateti
 def run_trial(case: Case, variant: Variant, load: Load, day: datetime, seed: int) -> Outcome:
     """Try a variant on a day.
 
-    Args:
-        case: the cluster.
-        variant: one of its variants.
-        load: of the day.
-        day: its midnight.
-        seed: of all random draws.
+    `day` is its midnight.
     """
     done = simulate_trial(case, variant, load, day, seed)
     begin = round(WARM_UP.total_seconds() / STEP)

@@ -39,11 +39,7 @@ def decide_again(
 ) -> tuple[ClusterState, Decision]:
     """Decide about a record.
 
-    Args:
-        spec: of the configuration that is tried.
-        state: after the record before this one, or `ClusterState()` at first.
-        record: what was observed and done.
-        decide: makes the decision.
+    The state is that after the record before this one, or `ClusterState()` at first.
 
     Returns:
         The state after the recorded request, and the decision that would have been made.

@@ -65,15 +65,6 @@ def test_a_table_for_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert row == "| `static` | 2.32 | 0.00% | 0.0 | 2.32 |"
 
 
-def test_optima_are_kept_where_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = _json(capsys, *SMALL, "--policy", "static", "--cache", str(tmp_path / "new"))
-    (kept,) = (tmp_path / "new").iterdir()
-    assert json.loads(kept.read_text()) == first["runs"][0]["score"]["optimum"]
-    kept.write_text("1.0")
-    again = _json(capsys, *SMALL, "--policy", "static", "--cache", str(kept.parent))
-    assert again["runs"][0]["score"]["optimum"] == 1.0
-
-
 def test_the_gate_passes_what_it_recorded_and_fails_what_is_worse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +172,7 @@ def test_a_load_that_no_size_keeps_has_no_optimum(monkeypatch: pytest.MonkeyPatc
     from autoscaler.simulation.loads import Load  # noqa: PLC0415
 
     monkeypatch.setattr(benchmark_run, "LARGEST", 2)
-    assert benchmark_run.least(Load("much", (1.0,) * 120), "k8s", None) is None
+    assert benchmark_run.least(Load("much", (1.0,) * 120), "k8s") is None
 
 
 def test_the_pages_name_every_policy_plant_and_option() -> None:

@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from autoscaler.core.model import ClusterSpec, Limits, NamedPolicy
 from autoscaler.history.dataset import open_dataset
-from autoscaler.history.replay_job import REPLAYED, digest, replay_decisions
 from autoscaler.plugins import Kind, load
 from autoscaler.ports import Record
 from autoscaler.simulation import faults
@@ -24,6 +23,7 @@ from autoscaler.testing import virtual_time
 from autoscaler.trace.replay import Replay
 from tests.cli import test_parity
 from tests.history import written
+from tests.history.replay_job import REPLAYED, digest, replay_decisions
 
 METRICS = ("lag", "arrivals", "throughput", "saturation", "utilization", "cpu")
 

@@ -177,12 +177,8 @@ class Sizes:
 def flink_sizes(home: Path, java: Path, conf: Path, command: str, settings: Mapping[str, str]) -> Sizes:
     """Let Flink compute the sizes as its scripts do. This runs a JVM for a second.
 
-    Args:
-        home: the Flink installation.
-        java: the Java, as a JAVA_HOME.
-        conf: the directory of `config.yaml`.
-        command: `GET_TM_RESOURCE_PARAMS` for a TaskManager, `GET_JM_RESOURCE_PARAMS` for a JobManager.
-        settings: settings that override the file.
+    `command` is `GET_TM_RESOURCE_PARAMS` for a TaskManager, `GET_JM_RESOURCE_PARAMS` for a JobManager; `settings`
+    override the `config.yaml` in `conf`.
 
     Raises:
         RefusedError: Flink does not accept the settings; the message is Flink's.

@@ -262,9 +262,8 @@ def _rises_above(memory: dict[str, float], largest: float, off: float) -> bool:
 def find_trends(memory: dict[str, float], points: Sequence[tuple[float, float]]) -> None:
     """Look for trends in the past.
 
-    Args:
-        memory: what is known, changed in place; `follow` comes first.
-        points: (seconds since 1970, records/s) about a minute apart, in order of time; at least one.
+    `follow` comes first. The points are (seconds since 1970, records/s) about a minute apart, in order of time; at
+    least one.
     """
     level = memory.get("arrivals.level", points[-1][1])
     # What a trend must stand out of does not depend on the present reading: a greater one must not hide it.
@@ -398,9 +397,7 @@ def steady_line(memory: Mapping[str, float]) -> tuple[float, float, float] | Non
 def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float, float], ...]:
     """The trends upward that stand out of the noise, as far as trusted: (rise per second, seconds it was seen for).
 
-    Args:
-        memory: what is known.
-        share: so much of them counts, 0 to 1: none of what something better foretells.
+    So much of them counts as `share`, 0 to 1: none of what something better foretells.
     """
     if share <= 0:
         return ()
@@ -418,9 +415,7 @@ def trends(memory: Mapping[str, float], share: float = 1.0) -> tuple[tuple[float
 def judge_forecast(memory: dict[str, float], now: float) -> None:
     """Compare the trend of a while ago with the arrivals, and make a new forecast.
 
-    Args:
-        memory: what is known, changed in place; `follow` and `find_trends` come first.
-        now: seconds since 1970.
+    `follow` and `find_trends` come first.
     """
     due = memory.get("forecast.due_at", now)
     level = memory.get("arrivals.level", 0.0)

@@ -205,17 +205,7 @@ def aligned(
     Only sources that report their partitions and vertices keyed by an input are aligned. The search goes up from the
     target: to the limits when scaling up, no further than the present parallelism when scaling down. Where it finds
     nothing, the modes of today keep the target; the legacy ones go down to where the fullest subtask gets more, and
-    block what would turn the direction round.
-
-    Args:
-        mode: how.
-        current: the present parallelism.
-        target: the wanted one, within its limits.
-        max_parallelism: key groups.
-        partitions: of the source; 0: none, or not known.
-        keyed: whether an input is distributed by key.
-        lower: least parallelism.
-        upper: most parallelism.
+    block what would turn the direction round. No `partitions` (0): none, or not known.
     """
     if partitions <= 0 and not keyed:
         return target
@@ -296,11 +286,7 @@ def scaling_coefficient(history: Sequence[Summary], observations: int = 3, least
 
     The least squares fit of rate = coefficient x parallelism x rate per subtask, which is that at the smallest
     parallelism (of several the last; at 1 the last one), rounded up to two digits. 1 below `observations` changes.
-
-    Args:
-        history: changes, oldest first.
-        observations: so many are needed.
-        least: lower bound.
+    `history` is oldest first.
     """
     if not history or len(history) < observations:
         return 1.0
@@ -331,14 +317,7 @@ def vertex_change(
 ) -> Change:
     """What one vertex is to get: `JobVertexScaler.computeScaleTargetParallelism`.
 
-    Args:
-        load: the vertex.
-        settings: the options.
-        restart: how long a restart takes.
-        history: its changes in the past, oldest first.
-        delayed: its scale down that waits, if any.
-        now: the time.
-        backlog: whether a backlog is being processed (`processing_backlog`).
+    `history` has its changes in the past, oldest first, `delayed` its scale down that waits.
     """
     current = load.parallelism
     load = _rounded(load, settings.rounded_from)
@@ -452,10 +431,8 @@ def effectiveness(last: Summary, true_rate: float) -> float:
 def processing_backlog(lag: float, records_in: float, threshold: timedelta) -> bool:
     """Whether a source needs longer than a time for its lag: `ScalingMetricEvaluator.isProcessingBacklog`.
 
-    Args:
-        lag: records waiting at its last reading.
-        records_in: records/s it takes in; not known: it is not.
-        threshold: `backlog-processing.lag-threshold`, in whole seconds.
+    `lag` is that of its last reading; where `records_in`, per second, is not known, it is not. The threshold counts in
+    whole seconds.
     """
     return dataflow.divided(lag, records_in) > threshold // _SECOND
 
@@ -516,10 +493,8 @@ def job_changes(
 def job_slots(groups: Iterable[tuple[int, int]]) -> int:
     """Slots with which every slot sharing group runs at the parallelism it needs.
 
-    Reactive Mode gives all groups equally many slots, up to what a group can use: so the neediest sets the measure.
-
-    Args:
-        groups: of each group the parallelism of its neediest vertex, and the most its vertices can use.
+    Reactive Mode gives all groups equally many slots, up to what a group can use: so the neediest sets the measure. A
+    group is the parallelism of its neediest vertex, and the most its vertices can use.
     """
     known = tuple(groups)
     measure = max((needed for needed, _ in known), default=0)
@@ -539,15 +514,8 @@ def exceeds_quota(
     """Whether a change would need more than a quota: `ScalingExecutor.scalingWouldExceedResourceQuota`.
 
     Workers are rounded down here, unlike elsewhere in the original, and what is not more than now is never too much.
-
-    Args:
-        now: of each slot sharing group the greatest parallelism among its vertices that change.
-        new: what that will be.
-        slots_per_worker: slots of one worker.
-        worker_cpu: processors of one worker.
-        worker_memory: memory of one worker, in the unit of the quota.
-        cpu: quota of processors; None: none.
-        memory: quota of memory; None: none.
+    `now` and `new` have, of each slot sharing group, the greatest parallelism among its vertices that change. A quota
+    of None is none; memory has any unit.
     """
     workers = sum(new) // slots_per_worker
     if workers <= sum(now) // slots_per_worker:

@@ -11,7 +11,7 @@ is given by its age; an age of 0 is now.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -223,34 +223,23 @@ def utilization_ratio(current: int, target: int, pods: Sequence[Pod], tolerances
     """The size by a target utilization (GetResourceReplicas).
 
     Pods without a metric count as nothing towards more, and towards fewer as using all of their request, or the target
-    where it is above 100 %. Unready ones count as nothing towards more and not at all towards fewer.
-
-    Args:
-        current: the size there is.
-        target: percent of the request; above 0.
-        pods: all pods that the selector finds; each needs a request.
-        tolerances: what is ignored.
+    where it is above 100 %. Unready ones count as nothing towards more and not at all towards fewer. `target` is in
+    percent of the request, which every pod that the selector finds needs.
 
     Raises:
         MetricError: no metric, no pod or no request.
     """
-    reported, unready, missing = _grouped(pods, "resource")
-    if any(pod.request is None for pod in pods if pod.state is not PodState.UNLISTED):
-        raise MetricError("missing request")
-    ratio, percent, usage = _utilization(reported, target)
-    waiting = unready if ratio > 1.0 else []
-    ready = _count(pod for pod in reported if pod.state is not PodState.UNLISTED)
-    if not waiting and not missing:
-        size = current if tolerances.hold(ratio) else _size(ratio * ready)
-        return Sized(size, usage, percent)
-    filled = [*reported, *(replace(pod, usage=0) for pod in waiting)]
-    if ratio < 1.0:
-        share = max(100, target)
-        filled += [replace(pod, usage=(pod.request or 0) * share // 100) for pod in missing]
-    elif ratio > 1.0:
-        filled += [replace(pod, usage=0) for pod in missing]
-    filled_ratio, _, _ = _utilization(filled, target)
-    return Sized(_rebalanced(current, ratio, filled_ratio, _count(filled), tolerances), usage, percent)
+    share = max(100, target)
+
+    def measured(known: Sequence[Pod]) -> tuple[float, int, int]:
+        if any(pod.request is None for pod in pods if pod.state is not PodState.UNLISTED):
+            raise MetricError("missing request")
+        return _utilization(known, target)
+
+    def silent(pod: Pod) -> Pod:
+        return replace(pod, usage=(pod.request or 0) * share // 100)
+
+    return _filled(current, pods, "resource", measured, silent, tolerances)
 
 
 def pod_average_value(
@@ -259,31 +248,38 @@ def pod_average_value(
     """The size by a target average of a pods metric, or of a resource in its own unit (calcPlainMetricReplicas).
 
     Pods without a metric count as nothing towards more and as being at the target towards fewer. Unready ones count as
-    nothing towards more and not at all towards fewer.
-
-    Args:
-        current: the size there is.
-        target: what a pod should have on average, milli; above 0.
-        pods: all pods that the selector finds.
-        tolerances: what is ignored.
-        api: which metrics API the message names when there is nothing: custom or resource.
+    nothing towards more and not at all towards fewer. `target` is in milli and above 0; `api` (custom or resource) is
+    what the message names when there is nothing.
 
     Raises:
         MetricError: no metric, or no pod.
     """
+    return _filled(
+        current, pods, api, lambda known: _average(known, target), lambda pod: replace(pod, usage=target), tolerances
+    )
+
+
+def _filled(
+    current: int,
+    pods: Sequence[Pod],
+    api: str,
+    measured: Callable[[Sequence[Pod]], tuple[float, int, int | None]],
+    silent: Callable[[Pod], Pod],
+    tolerances: Tolerances,
+) -> Sized:
+    """The size by a ratio, once more with the unready and the `silent` pods where there are some."""
     reported, unready, missing = _grouped(pods, api)
-    ratio, usage = _average(reported, target)
+    ratio, usage, percent = measured(reported)
     waiting = unready if ratio > 1.0 else []
     if not waiting and not missing:
         ready = _count(pod for pod in reported if pod.state is not PodState.UNLISTED)
-        return Sized(current if tolerances.hold(ratio) else _size(ratio * ready), usage)
+        return Sized(current if tolerances.hold(ratio) else _size(ratio * ready), usage, percent)
     filled = [*reported, *(replace(pod, usage=0) for pod in waiting)]
     if ratio < 1.0:
-        filled += [replace(pod, usage=target) for pod in missing]
+        filled += map(silent, missing)
     elif ratio > 1.0:
         filled += [replace(pod, usage=0) for pod in missing]
-    filled_ratio, _ = _average(filled, target)
-    return Sized(_rebalanced(current, ratio, filled_ratio, _count(filled), tolerances), usage)
+    return Sized(_rebalanced(current, ratio, measured(filled)[0], _count(filled), tolerances), usage, percent)
 
 
 def object_or_external_value(
@@ -291,14 +287,8 @@ def object_or_external_value(
 ) -> Sized:
     """The size by a target value of an object or external metric (getUsageRatioReplicaCount).
 
-    The ratio multiplies the pods that are ready. From nothing the ratio itself is the size, without a tolerance.
-
-    Args:
-        current: the size there is.
-        ready: pods that run and are ready.
-        target: what the value should be, milli; above 0.
-        values: the value, or the series of an external metric, which are summed, milli.
-        tolerances: what is ignored.
+    The ratio multiplies the pods that are `ready`. From nothing the ratio itself is the size, without a tolerance.
+    `target` and `values`, the value or the series of an external metric, which are summed, are in milli.
     """
     usage = 0
     for value in values:
@@ -316,13 +306,8 @@ def per_pod_value(status: int, target: int, values: Sequence[int], tolerances: T
     """The size by a target average value of an object or external metric (GetExternalPerPodMetricReplicas).
 
     The sum divided by the target. A sum below zero is taken for one that overflowed, as it is there. Usages beyond all
-    bounds give the largest size, also where the original leaves that to the processor.
-
-    Args:
-        status: pods there are (status.replicas).
-        target: what a pod's part should be, milli; above 0.
-        values: the value, or the series of an external metric, which are summed, milli.
-        tolerances: what is ignored.
+    bounds give the largest size, also where the original leaves that to the processor. `status` is the pods there are
+    (status.replicas); `target` and `values` are in milli.
     """
     usage = 0
     for value in values:
@@ -364,18 +349,7 @@ def scale_up_limit(current: int, rules: ScalingRules, ups: Sequence[Event], down
     The percentage is taken of the size at the period's start and rounded up, in floats: 10 % of 100 give 111, since
     100 x 1.1 is 110.00000000000001.
     """
-    if rules.select is Select.DISABLED:
-        return current
-    tops = []
-    for policy in rules.policies:
-        start = _at_start(current, policy.period, ups, downs)
-        if policy.type is PolicyType.PODS:
-            tops.append(start + policy.value)
-        else:
-            tops.append(math.ceil(float(start) * (1 + float(policy.value) / 100)))
-    if rules.select is Select.MIN:
-        return min(tops, default=MOST)
-    return max(tops, default=-MOST - 1)
+    return _limit(current, rules, ups, downs, 1)
 
 
 def scale_down_limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Sequence[Event]) -> int:
@@ -383,18 +357,23 @@ def scale_down_limit(current: int, rules: ScalingRules, ups: Sequence[Event], do
 
     What remains by a percentage of the size at the period's start is rounded down: 10 % of 72 leave 64.
     """
+    return _limit(current, rules, ups, downs, -1)
+
+
+def _limit(current: int, rules: ScalingRules, ups: Sequence[Event], downs: Sequence[Event], way: int) -> int:
     if rules.select is Select.DISABLED:
         return current
-    floors = []
+    sizes = []
     for policy in rules.policies:
         start = _at_start(current, policy.period, ups, downs)
         if policy.type is PolicyType.PODS:
-            floors.append(start - policy.value)
+            sizes.append(start + way * policy.value)
         else:
-            floors.append(int(float(start) * (1 - float(policy.value) / 100)))
-    if rules.select is Select.MIN:
-        return max(floors, default=-MOST - 1)
-    return min(floors, default=MOST)
+            share = float(start) * (1 + way * float(policy.value) / 100)
+            sizes.append(math.ceil(share) if way > 0 else int(share))
+    if (rules.select is Select.MIN) == (way > 0):
+        return min(sizes, default=MOST)
+    return max(sizes, default=-MOST - 1)
 
 
 def rate_limit(
@@ -543,20 +522,20 @@ def _count(pods: Iterable[Pod]) -> int:
 
 
 def _utilization(pods: Sequence[Pod], target: int) -> tuple[float, int, int]:
-    """Ratio to the target, percent of the request, average usage (GetResourceUtilizationRatio)."""
+    """Ratio to the target, average usage, percent of the request (GetResourceUtilizationRatio)."""
     known = [pod for pod in pods if pod.state is not PodState.UNLISTED]
     usage = sum((pod.usage or 0) * pod.count for pod in known)
     requested = sum((pod.request or 0) * pod.count for pod in known)
     if not requested:
         raise MetricError("no metrics returned matched known pods")
     percent = min(_divided(usage * 100, requested), MOST)
-    return float(percent) / float(target), percent, _divided(usage, _count(known))
+    return float(percent) / float(target), _divided(usage, _count(known)), percent
 
 
-def _average(pods: Sequence[Pod], target: int) -> tuple[float, int]:
+def _average(pods: Sequence[Pod], target: int) -> tuple[float, int, None]:
     """Ratio to the target and average (GetMetricUsageRatio)."""
     usage = _divided(sum((pod.usage or 0) * pod.count for pod in pods), _count(pods))
-    return float(usage) / float(target), usage
+    return float(usage) / float(target), usage, None
 
 
 def _rebalanced(current: int, before: float, ratio: float, count: int, tolerances: Tolerances) -> int:

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, TimestampType
 
 from autoscaler.core.model import ClusterSpec, ClusterState, Decision
-from autoscaler.history.read import record
+from autoscaler.history.read import _observation, _record, _time
 from autoscaler.history.schema import struct
 from autoscaler.trace.replay import decide_again, first_difference
 
@@ -49,7 +49,7 @@ def replay_decisions(observations: DataFrame, decisions: DataFrame, specs: Mappi
         seen.join(done, ["cluster", "at"])
         .repartition(max(1, len(specs)), "cluster")
         .sortWithinPartitions("cluster", "at")
-        .select("cluster", "observation", "decision")
+        .select("cluster", "at", "observation", "decision")
     )
     return records.mapInArrow(_Replay(pickle.dumps(dict(specs))), REPLAYED)
 
@@ -65,7 +65,9 @@ class _Replay:
         for batch in batches:
             rows = []
             for pair in batch.to_pylist():
-                one = record(pair["observation"], pair["decision"])
+                at = _time(pair["at"])
+                seen = _observation({**pair["observation"], "at": at})
+                one = _record(seen, {**pair["decision"], "at": at})
                 if pair["cluster"] != cluster:
                     cluster, state = pair["cluster"], ClusterState()
                 state, decision = decide_again(specs[cluster], state, one)
