@@ -938,7 +938,7 @@ def test_it_cannot_do_without_the_metrics_of_its_mode() -> None:
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "policies" / "flink-operator.md").read_text()
-MOVE = (DOCS / "migrating.md").read_text().partition("## From the Flink autoscaler")[2].partition("\n## ")[0]
+MOVE = PAGE.partition("## From the Flink autoscaler")[2].partition("\n## ")[0]
 
 
 def written(default: object) -> str:

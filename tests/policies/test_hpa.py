@@ -523,7 +523,7 @@ def test_a_metric_goes_by_its_name() -> None:
     assert tuple(map(str, Hpa((CPU, LAG)).metrics)) == ("cpu", "lag")
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "policies" / "hpa-keda.md").read_text()
 NAMES = {
     ("Resource", "averageUtilization"): MetricType.UTILIZATION,
     ("External", "averageValue"): MetricType.VALUE_PER_REPLICA,
