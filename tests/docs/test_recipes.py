@@ -1,4 +1,4 @@
-"""The plug-ins of docs/plugins.md keep their contracts as they stand there, also as changed by docs/contributing/architecture.md."""
+"""The plug-ins of docs/plugins.md keep their contracts as they stand there and as a recipe changes one."""
 
 from __future__ import annotations
 

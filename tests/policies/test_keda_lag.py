@@ -246,7 +246,7 @@ def test_no_more_replicas_than_partitions_can_use(view: Make, trigger: Trigger, 
     assert KedaLag((trigger,)).evaluate(lag(view, values)).replicas == expected
     whole = lag(view, 500.0, partitions=8)
     limited = trigger.limit_to_partitions_with_lag
-    # of a sum nobody knows which partitions it is of
+    # the partitions of a sum are unknown
     assert KedaLag((trigger,)).evaluate(whole).replicas == (8 if limited else expected)
 
 

@@ -1,4 +1,4 @@
-"""The table of schedulers in docs/contributing/calculations.md has the defaults of the code; its examples run as doctests there."""
+"""The table of schedulers in docs/contributing/calculations.md has the defaults of the code."""
 
 from __future__ import annotations
 
