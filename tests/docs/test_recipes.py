@@ -1,4 +1,4 @@
-"""The plug-ins of docs/contributing/recipes.md keep their contracts as they stand there."""
+"""The plug-ins of docs/plugins.md keep their contracts as they stand there and as a recipe changes one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 
 from tests.docs.blocks import ROOT
 
-PAGE = (ROOT / "docs" / "contributing" / "recipes.md").read_text(encoding="utf-8")
-FILES = dict(re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", PAGE, re.DOTALL))
-KEY = re.search(r"```python\n(    def __post_init__.*?)```", PAGE, re.DOTALL)
+PLUGINS = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+RECIPES = (ROOT / "docs" / "contributing" / "architecture.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"```python\n# ([\w/.]+)\n(.*?)```", PLUGINS, re.DOTALL))
+KEY = re.search(r"```python\n(    def __post_init__.*?)```", RECIPES, re.DOTALL)
 
 
 def with_scale(source: str) -> str:
-    """The source as the fourth recipe changes it."""
+    """The source as the recipe for a further key changes it."""
     assert KEY is not None
     source = source.replace(
         "        name: name of the file in the directory.\n",
@@ -58,5 +59,5 @@ def test_the_source_with_a_further_key_keeps_its_contract_and_refuses_what_is_re
 
 
 def test_the_code_that_the_first_recipe_changes_is_there() -> None:
-    module, line = re.findall(r"`(policies/[\w/]+\.py)`.*?the line `([^`]+)`", PAGE, re.DOTALL)[0]
+    module, line = re.findall(r"`(policies/[\w/]+\.py)`.*?the line\s+`([^`]+)`", RECIPES, re.DOTALL)[0]
     assert line in (ROOT / module).read_text()

@@ -254,7 +254,7 @@ main(sys.argv[3:])
     ("method", "count"),
     [
         ("write", 0),  # all is written aside, and nothing says so
-        ("move", 0),  # it is said which files come and go, and none has moved
+        ("move", 0),  # added and removed files are named, and none has moved
         ("move", 2),  # some have
         ("remove", 2),  # what is in the way of them is being removed
     ],

@@ -178,7 +178,7 @@ with session("race", master="local[2]", settings=dict(one.split("=", 1) for one 
     write = hadoop_files._write
 
     def late(stream, text):
-        # The other one has looked, and seen nobody; now this one is quicker.
+        # The other one has found no lock; now this one is quicker.
         hadoop_files._write = write
         with second._layout.files.lock(LOCK):
             write(stream, text)

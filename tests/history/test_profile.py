@@ -195,9 +195,9 @@ def test_a_small_fleet_is_not_made_in_hundreds_of_tasks(spark: SparkSession, his
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", few)
         context.setLocalProperty("spark.jobGroup.id", None)
-    told = context.statusTracker()
-    jobs = [told.getJobInfo(job) for job in told.getJobIdsForGroup("small")]
-    stages = [told.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup("small")]
+    stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
     tasks = [stage.numTasks for stage in stages if stage]
     assert len(tasks) > 4
     assert max(tasks) < 20
@@ -233,8 +233,8 @@ def test_who_ends_when_another_begins_with_as_much_was_renamed(
     start = datetime(2026, 1, 5, tzinfo=UTC)
     rows = [(name, start + timedelta(hours=hour), level) for name, *ends, level in lives for hour in ends]
     frame = spark.createDataFrame(rows, "cluster string, at timestamp, arrivals double")
-    told = {row.cluster: (row.renamed_to, row.renamed_from) for row in _renames(frame).collect()}
-    assert told == found
+    renames = {row.cluster: (row.renamed_to, row.renamed_from) for row in _renames(frame).collect()}
+    assert renames == found
 
 
 @pytest.mark.e2e
@@ -249,10 +249,10 @@ def test_a_cluster_that_was_renamed_is_reported_and_can_be_joined(spark: SparkSe
         for row in profiles(spark, dataset, made_at=MADE_AT, renamed={"old-name": "job-0000"}).collect()
     }
 
-    told = {cluster: [each.text for each in p.findings if each.kind == "renamed"] for cluster, p in apart.items()}
-    assert "--rename old-name=job-0000" in told["old-name"][0]
-    assert "--rename old-name=job-0000" in told["job-0000"][0]
-    assert told["job-0001"] == []
+    texts = {cluster: [each.text for each in p.findings if each.kind == "renamed"] for cluster, p in apart.items()}
+    assert "--rename old-name=job-0000" in texts["old-name"][0]
+    assert "--rename old-name=job-0000" in texts["job-0000"][0]
+    assert texts["job-0001"] == []
     assert one["job-0000"].observations == 8 * 288
     assert "old-name" not in one
 

@@ -45,11 +45,11 @@ def test_the_plan_is_physical_and_nothing_runs(spark: SparkSession, capsys: pyte
 @pytest.mark.usefixtures("spark")
 def test_an_error_of_spark_becomes_one_line() -> None:
     with (
-        pytest.raises(AutoscalerError, match=r"^Spark failed: \[USER_RAISED_EXCEPTION\] no such luck.*$") as told,
+        pytest.raises(AutoscalerError, match=r"^Spark failed: \[USER_RAISED_EXCEPTION\] no such luck.*$") as raised,
         spark_options.open_session(parsed(), "history") as session,
     ):
         session.sql("SELECT raise_error('no such luck')").collect()
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.usefixtures("spark")
@@ -58,7 +58,7 @@ def test_a_java_that_has_ended_is_reported() -> None:
         pytest.raises(AutoscalerError, match=r"^Spark failed: its Java was killed, or had no memory left; run this"),
         spark_options.open_session(parsed(), "history"),
     ):
-        raise ConnectionRefusedError(111, "Connection refused")  # as Py4J does where nobody listens
+        raise ConnectionRefusedError(111, "Connection refused")  # as Py4J does where nothing listens
 
 
 def test_the_innermost_cause_is_reported() -> None:

@@ -368,7 +368,7 @@ def test_sizes_come_from_any_query_with_the_clusters_name_in_it(
     assert (orders.desired, orders.ready) == (6, 6)
     assert (clicks.desired, clicks.ready, clicks.missing) == (None, None, {"target": "no sample"})
 
-    # What is there stays, whatever comes later, and that is told.
+    # What is there stays, whatever comes later, and that is reported.
     assert "differ from what" not in capsys.readouterr().err
     assert import_(stub, tmp_path) == 0
     printed = capsys.readouterr()

@@ -106,10 +106,10 @@ def test_a_day_of_prometheus_is_replayed_beside_the_sizes_that_were(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert import_(world, tmp_path, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     held = (DAY - (GAP.stop - GAP.start - LOOKBACK)) // STEP
-    assert told["clusters"] == {
-        name: {"observations": told["clusters"][name]["observations"], "with_size": held}
+    assert printed["clusters"] == {
+        name: {"observations": printed["clusters"][name]["observations"], "with_size": held}
         for name in ("orders", "clicks")
     }
     for cluster in ("orders", "clicks"):
@@ -119,7 +119,7 @@ def test_a_day_of_prometheus_is_replayed_beside_the_sizes_that_were(
             true = GAP.start - STEP if second in GAP else second
             assert seen.desired == seen.ready == size(cluster, true)
             assert seen.metrics["cpu"].value == cpu(cluster, true)
-            # Of a plain selector, Prometheus tells when its sample was taken.
+            # For a plain selector, Prometheus has the time of its sample.
             stamp = seen.at if cluster == "orders" else datetime.fromtimestamp(world.begin + true, UTC)
             assert seen.metrics["cpu"].at == stamp
             assert not seen.missing
@@ -154,6 +154,6 @@ def test_replay_needs_no_engine_that_prometheus_does_not_know(
     (tmp_path / "config.yaml").write_text(config)
     capsys.readouterr()
     assert cli.main(["replay", str(tmp_path / "dataset"), str(tmp_path / "config.yaml"), "--json"]) == 0
-    told = capsys.readouterr()
-    assert "orders: the history has no engine" in told.err
-    assert min(one["again"][0] for one in json.loads(told.out)["clusters"]["orders"]["differences"]) < 6
+    captured = capsys.readouterr()
+    assert "orders: the history has no engine" in captured.err
+    assert min(one["again"][0] for one in json.loads(captured.out)["clusters"]["orders"]["differences"]) < 6

@@ -177,7 +177,7 @@ def spoiled(**changes: Any) -> bytes:
 BOTH = {"observation__at": "2999-01-01T00:00:00Z", "decision__at": "2999-01-01T00:00:00Z"}
 OLD = dict.fromkeys(BOTH, "1999-12-31T00:00:00Z")
 BAD = {
-    b"once upon a time": "it is not a JSON object",
+    b"not a record": "it is not a JSON object",
     b"[1, 2]": "it is not a JSON object",
     dump_record(GOOD[1]).partition(b',"version"')[0].removesuffix(b"}"): "it is cut off",
     b'{"observation": {}, "decisions": {"cluster": "x"} ]}': "it is not JSON, or has no decision",
@@ -314,7 +314,7 @@ def test_lines_that_are_not_records_are_quarantined_with_the_reason(messy: Messy
         str(messy.directory / name) for name in ("2026-01-05T22.jsonl", "2026-01-06T00.jsonl.gz")
     }
     texts = {row.text for row in rejected_rows}
-    assert "once upon a time" in texts
+    assert "not a record" in texts
     assert all(len(text) <= 1000 for text in texts)
     assert messy.first.damaged == (str(messy.directory / "2026-01-06T00.jsonl.gz"),)
 
@@ -379,11 +379,11 @@ def test_an_import_into_new_dates_makes_files_of_whole_clusters_in_their_order(
     monkeypatch.setattr(ingest_records, "ROWS_PER_FILE", 100)
     names = [f"c{number:02}" for number in range(16)]
     files = []
-    # Each file has two clusters that no other has: the one that is looked at tells nothing of the others.
+    # Each file has two clusters that no other has: the one that is sampled shows nothing of the others.
     for number in range(8):
         files.append(tmp_path / name.format(number))
         files[-1].write_bytes(of([names[number], names[15 - number]]))
-    # A line that a clock has told wrongly does not make one file of all of them.
+    # A line with a wrong time does not make one file of all of them.
     files[0].write_bytes(files[0].read_bytes() + of(["c00"], "2001-02-03", times=1))
     dataset = open_dataset(tmp_path / "dataset", make=True)
     done = ingest_records.add(spark, dataset, [str(file) for file in files], now=NOW)
@@ -420,7 +420,7 @@ def test_one_import_adds_to_old_dates_and_new_ones_and_to_those_with_lines_that_
 def test_a_line_of_an_impossible_time_is_quarantined(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that a date has more files than there are days in the ages that can be told by 32 bits.
+    # So that a date has more files than there are days in what 32 bits can count.
     monkeypatch.setattr(ingest_records, "ROWS_PER_FILE", 1)
     file = tmp_path / "one.jsonl"
     file.write_bytes(of([f"c{number}" for number in range(12)], times=3) + spoiled(decision__at=9 * 10**12) + b"\n")
@@ -485,23 +485,23 @@ def test_the_command_reads_only_what_has_changed_and_renames_clusters(
     (one / "2026-01-05T23.jsonl").write_bytes(lines(mine[10:15]) + dump_record(mine[15])[:100])
     (one / "2026-01-05T21.jsonl").touch()
 
-    def told(*arguments: object) -> dict[str, Any]:
+    def imported(*arguments: object) -> dict[str, Any]:
         assert cli.main(["history", "import", *map(str, arguments), "--json"]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
-    first = told(one, other, dataset, "--rename", "clicks=views")
+    first = imported(one, other, dataset, "--rename", "clicks=views")
     assert first["added"]["decisions"] == 15
     assert first["rejected"] == {}
     assert first["problems"] == [f"{one}/2026-01-05T21.jsonl: is empty", f"{other}: has no file *.jsonl or *.jsonl.gz"]
     assert {record.decision.cluster for record in read(dataset)} == {"views"}
 
-    unchanged = told(one, dataset, "--rename", "clicks=views")
+    unchanged = imported(one, dataset, "--rename", "clicks=views")
     assert unchanged["files"] == {"read": 0, "unchanged": 2}
 
     # The daemon goes on with its file.
     (one / "2026-01-05T23.jsonl").write_bytes(lines(mine[10:20]))
-    grown = told(one, dataset, "--rename", "clicks=views")
+    grown = imported(one, dataset, "--rename", "clicks=views")
     assert grown["files"] == {"read": 1, "unchanged": 1}
     assert (grown["added"]["decisions"], grown["known"]["decisions"]) == (5, 5)
 
@@ -520,7 +520,7 @@ def test_a_file_is_identified_by_any_path_to_it(
     mine = [record for record in GOOD if record.decision.cluster == "clicks"][:3]
     bad = spoiled(decision__verdicts__0__before="few")
     (tmp_path / "traces" / "stored").write_bytes(gzip.compress(lines(mine) + bad))
-    # What tells how to read it is the name of the link.
+    # The name of the link determines how it is read.
     (tmp_path / "traces" / "2026-01-05T22.jsonl.gz").symlink_to("stored")
     (tmp_path / "here" / "linked").symlink_to(tmp_path / "elsewhere" / "deep")
     (tmp_path / "elsewhere" / "traces").symlink_to(tmp_path / "traces")
@@ -579,7 +579,7 @@ def test_what_was_imported_before_a_rename_keeps_its_name(tmp_path: Path, capsys
 @pytest.mark.usefixtures("spark")
 def test_where_nothing_is_a_record_the_command_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, dataset = tmp_path / "2026-01-05T22.jsonl", tmp_path / "dataset"
-    file.write_bytes(b"once upon a time\n[1, 2]\n")
+    file.write_bytes(b"not a record\n[1, 2]\n")
     assert cli.main(["history", "import", str(file), str(dataset), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["added"] == {"observations": 0, "decisions": 0, "rejected": 2}
 

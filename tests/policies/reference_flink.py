@@ -48,7 +48,7 @@ def source_rate(records_in: Samples, lag: Samples, catch_up: timedelta) -> Targe
 
     Args:
         records_in: the counter of its records.
-        lag: its lag at the same times. No sample at all is a source that does not tell: Flink then counts no lag.
+        lag: its lag at the same times. No sample at all is a source that does not report it: Flink then counts no lag.
         catch_up: in what time the lag is to be gone, in whole seconds; 0 asks for nothing on top.
     """
     lags = in_order(lag)

@@ -208,21 +208,21 @@ def test_a_trend_raises_ahead_of_time_and_its_forecast_is_said() -> None:
 
 
 def test_an_external_forecast_takes_the_place_of_the_trend() -> None:
-    def told(*rates: float, rate: float = 380, **more: Any) -> Recommendation:
+    def forecast_of(*rates: float, rate: float = 380, **more: Any) -> Recommendation:
         view = shown(rate, **more)
         reading = Reading(rates, view.now)
         return asked(replace(view, metrics={**view.metrics, "forecast": reading}), forecast="forecast")
 
     # 570/s within a minute, when new workers are there; 700/s after eight, as far as a size is chosen for
-    found = told(570.0, 570.0, 700.0)
+    found = forecast_of(570.0, 570.0, 700.0)
     assert (found.reason, found.inputs["expected"]) == (Reason.ABOVE, 570.0)
     assert found.replicas == 8  # 700 * 1.0583 = 740.8
     # what comes later needs nothing yet, and no trend counts beside it
-    assert told(380.0, 700.0).replicas == 4
-    assert told(380.0, memory={"trend.minutes": 1.0}).replicas == 4
+    assert forecast_of(380.0, 700.0).replicas == 4
+    assert forecast_of(380.0, memory={"trend.minutes": 1.0}).replicas == 4
     # it lowers nothing, and what is no forecast is none
-    assert told(0.0, rate=460).replicas == asked(shown(460)).replicas
-    assert told(-1.0, 5000.0).replicas == 4
+    assert forecast_of(0.0, rate=460).replicas == asked(shown(460)).replicas
+    assert forecast_of(-1.0, 5000.0).replicas == 4
     assert asked(shown(380), forecast="forecast") == asked(shown(380))
 
 
@@ -621,24 +621,24 @@ def test_fewer_that_lasted_or_met_more_arrivals_were_right(arrivals: float, late
 
 
 @pytest.mark.parametrize(
-    ("parameters", "trusted", "told", "reserve"),
+    ("parameters", "trusted", "expected", "reserve"),
     [
         ({"profile": "profile"}, 1.0, (300.0, *[400.0] * 30), None),
         ({"forecast": "profile"}, 0.0, (300.0, *[400.0] * 30), None),
-        # what nobody believes, or tells of no more, was no reason to ask for more
+        # what is not trusted, or expects no more, was no reason to ask for more
         ({"profile": "profile"}, 0.0, (300.0, *[400.0] * 30), 0.08),
         ({"profile": "profile"}, 1.0, (300.0,) * 31, 0.08),
     ],
 )
 def test_fewer_that_do_not_last_because_more_is_foretold_were_right(
-    parameters: dict[str, Any], trusted: float, told: tuple[float, ...], reserve: float | None
+    parameters: dict[str, Any], trusted: float, expected: tuple[float, ...], reserve: float | None
 ) -> None:
     life = Life(Adaptive(**parameters), size=8)
-    life.look(profile=told)
+    life.look(profile=expected)
     for size in (4, 5):
         life.size = size
         life.memory = {**life.memory, "season.trust": trusted}
-        life.look(profile=told)
+        life.look(profile=expected)
     assert life.memory.get("down.reserve") == (None if reserve is None else pytest.approx(reserve))
 
 

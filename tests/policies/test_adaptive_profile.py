@@ -99,7 +99,7 @@ def test_a_bump_that_passes_before_a_rescale_pays_is_left_alone() -> None:
     strange = asked(shown(520, FLAT, 400, memory=rescale_is_dear), objective=timedelta(seconds=120))
     assert strange.replicas is not None
     assert strange.replicas > 4
-    # nor where nobody knows what is usual
+    # nor where the usual is unknown
     unknown = asked(shown(420, None, 12000, memory=rescale_is_dear), objective=timedelta(seconds=120))
     assert unknown.replicas is not None
     assert unknown.replicas > 4
@@ -121,7 +121,7 @@ def test_the_first_sizes_are_by_the_curve_of_the_profile() -> None:
     view = replace(view, memory={name: value for name, value in view.memory.items() if name not in KNOWN | nothing})
     found = asked(view)
     assert (found.inputs["capacity"], found.reason) == (400.0, Reason.ABOVE)
-    # without one nobody knows what a size can do
+    # without one the capacity of a size is unknown
     bare = replace(view, metrics={name: each for name, each in view.metrics.items() if name != "profile"})
     assert "capacity not known yet" in asked(bare).detail
     for wrong in (

@@ -66,8 +66,8 @@ def test_more_at_a_peak_is_no_more_than_what_would_be_kept_after_it() -> None:
 
 def test_what_is_told_to_rise_is_no_peak() -> None:
     view = shown(460, memory=SETTLED)
-    told = {"told": Reading(460.0, NOW)}
-    assert asked(replace(view, metrics={**view.metrics, **told}), forecast="told").reason is Reason.ABOVE
+    given = {"given": Reading(460.0, NOW)}
+    assert asked(replace(view, metrics={**view.metrics, **given}), forecast="given").reason is Reason.ABOVE
 
 
 def test_fewer_must_do_for_the_line_and_what_arrivals_swing_around_it() -> None:

@@ -132,7 +132,7 @@ def test_a_bound_belongs_to_the_range_further_from_the_threshold() -> None:
         assert step_for(-distance, down, above=False) is down[number]
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "policies" / "aws.md").read_text()
 
 
 def test_the_move_from_asg_policies_that_the_page_shows_is_one(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_nothing_is_needed_where_nothing_comes_and_nothing_waits(view: Make) -> 
         ({"arrivals": 5.0}, "lag"),
         ({}, "lag, arrivals"),
         ({"lag": -1.0, "arrivals": 5.0}, "lag"),  # no count of records
-        ({"lag": 1.0, "arrivals": (2.0, 2.0)}, "arrivals"),  # the third replica does not tell
+        ({"lag": 1.0, "arrivals": (2.0, 2.0)}, "arrivals"),  # the third replica has no reading
     ],
 )
 def test_abstains_without_lag_or_arrivals(view: Make, metrics: dict[str, Value], absent: str) -> None:
@@ -245,7 +245,7 @@ CONFIRMING = BacklogDrain(stops=False, stable_time=timedelta(seconds=4))
     ("arrivals", "expected"),
     [
         # age of the reading -> arrivals, oldest first; 20/s is calm, 105/s the surge
-        ({10: 20.0, 5: 20.0, 0: 105.0}, 1),  # nobody knows yet whether 105 is all
+        ({10: 20.0, 5: 20.0, 0: 105.0}, 1),  # it is not known yet whether 105 is all
         ({10: 20.0, 5: 62.0, 0: 105.0}, 1),  # 62 was measured across the rise
         ({10: 62.0, 5: 105.0, 0: 105.0}, 3),
         ({10: 62.0, 5: 95.0, 0: 105.0}, 3),  # noise

@@ -173,7 +173,7 @@ def test_agrees_with_cronsim(text: str, zone: ZoneInfo, wall: datetime) -> None:
         with pytest.raises(ValueError, match="is never due"):
             parse(text)
         return
-    # Of several that fall together into a skipped hour it tells one.
+    # Of several that fall together into a skipped hour it gives one.
     cron, found = parse(text), [begin.astimezone(UTC)]
     for _ in expected:
         found.append(after(cron, zone, by(found[-1]))[0])

@@ -233,7 +233,7 @@ def test_when_it_has_recovered_as_much_was_spare_as_had_piled_up(
 
 
 def load(view: Make, arrivals: float, **more: Any) -> View:
-    """A job that keeps up: 50/s for each replica when busy, unless told otherwise."""
+    """A job that keeps up: 50/s for each replica when busy, by default."""
     current = more.get("current", 1)
     able = 50.0 * max(current, 1)
     metrics = {
@@ -346,7 +346,7 @@ def test_a_forecast_that_was_wrong_gives_way_to_the_last_interval(view: Make) ->
     # what was known when it was made is not held against it
     jump = with_past(load(view, 80.0, current=2), [20.0] * 57 + [80.0] * 4)
     assert decided(POLICY, jump, {**CALM, **line, "level": 20.0}).memory["wape"] == pytest.approx(0.75)
-    # and so is one that nobody has seen yet
+    # and so is one that was not seen yet
     assert decided(POLICY, seen).memory["wape"] == 1e6
 
 
@@ -368,23 +368,23 @@ def test_a_size_must_take_what_is_forecast_until_it_has_recovered(view: Make) ->
 
 
 def test_an_external_forecast_takes_the_place_of_the_line(view: Make) -> None:
-    told = replace(POLICY, forecast="forecast")
+    forecasting = replace(POLICY, forecast="forecast")
 
     def asked(current: int, *forecast: float) -> Recommendation:
         seen = load(view, 60.0, current=current)
         metrics = {**seen.metrics, "forecast": Reading(forecast, seen.now)}
-        return ask(told, replace(seen, metrics=metrics))
+        return ask(forecasting, replace(seen, metrics=metrics))
 
     flat = [60.0] * 5
     assert asked(2, *flat).replicas == 2
-    # 135/s in five minutes, which nothing of the past tells
+    # 135/s in five minutes, which nothing of the past shows
     answer = asked(1, *flat, 135.0)
     assert (answer.replicas, answer.inputs["forecast"], answer.inputs["wape"]) == (3, 135.0, 0.0)
     assert asked(2, 135.0).replicas == 3
     # what is no forecast is none
     assert asked(2, -1.0, 135.0).replicas == 2
     assert asked(2, 1.7e308, 1.7e308).replicas == 10
-    assert ask(told, load(view, 60.0, current=2)) == ask(POLICY, load(view, 60.0, current=2))
+    assert ask(forecasting, load(view, 60.0, current=2)) == ask(POLICY, load(view, 60.0, current=2))
 
 
 def test_the_past_counts_where_it_can(view: Make) -> None:

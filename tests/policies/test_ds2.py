@@ -203,7 +203,7 @@ def test_counts_the_slots_that_the_job_runs_on(view: Make) -> None:
     wide = replace(seen, spec=replace(seen.spec, slots_per_replica=8), engine=engine)
     assert ask(NOW, wide).inputs["slots"] == 9.0
     assert ask(replace(NOW, minor=0), wide).replicas == 2
-    # where the engine does not tell, all slots of what is up: 200 / 32 = 6.25/s each
+    # where the engine does not report it, all slots of what is up: 200 / 32 = 6.25/s each
     assert ask(NOW, replace(wide, engine=None)).inputs["slots"] == 72.0
 
 
@@ -343,7 +343,7 @@ def test_begins_anew_after_a_rescale_and_after_a_restart(view: Make) -> None:
     assert NOW.learn(later(seen, 90, rescale=running, disturbance_ended_at=warm, memory={"from_at": warm.timestamp()}))[
         "slots"
     ]
-    # a restart of the job that nobody requested
+    # a restart of the job that was not requested
     assert NOW.learn(later(seen, 45, disturbance_ended_at=warm, memory=memory)) == {"from_at": warm.timestamp()}
     # a daemon that begins long after it
     assert NOW.learn(later(seen, 90, disturbance_ended_at=warm))["slots"] == 6.0

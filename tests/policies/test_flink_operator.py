@@ -938,7 +938,7 @@ def test_it_cannot_do_without_the_metrics_of_its_mode() -> None:
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "policies" / "flink-operator.md").read_text()
-MOVE = (DOCS / "migrating.md").read_text().partition("## From the Flink autoscaler")[2].partition("\n## ")[0]
+MOVE = PAGE.partition("## From the Flink autoscaler")[2].partition("\n## ")[0]
 
 
 def written(default: object) -> str:
@@ -979,9 +979,9 @@ def test_what_an_operator_was_configured_with_moves_over(tmp_path: Path) -> None
         quota_cpu=32.0,
         worker_cpu=2.0,
     )
-    told = dict(re.findall(r'^job\.autoscaler\.([\w.-]+): "(.*)"', before, re.MULTILINE))
-    del told["enabled"]
-    for option, value in told.items():
+    options = dict(re.findall(r'^job\.autoscaler\.([\w.-]+): "(.*)"', before, re.MULTILINE))
+    del options["enabled"]
+    for option, value in options.items():
         found = getattr(policy, re.sub("[.-]", "_", option))
         assert written(found[0] if isinstance(found, tuple) else found) == value
 

@@ -83,7 +83,7 @@ class TestContractWithoutBehavior(TestContract):
 
 
 class Run:
-    """One policy, turn by turn, as the core asks it; the size follows what it asks for unless told otherwise."""
+    """One policy, turn by turn, as the core asks it; the size follows what it asks for by default."""
 
     def __init__(self, policy: Hpa, size: int, minimum: int = 1, maximum: int = 100) -> None:
         self.policy = policy
@@ -183,10 +183,10 @@ def test_sizes_as_the_controller_from_what_a_source_tells(view: Make, case: dict
         (CPU, 0.9, 4, 4, 6),
         (CPU, 0.9, 4, 3, 5),
         (CPU, 0.2, 4, 3, 1),
-        # a surge tells of more replicas than desired
+        # a surge has more replicas than desired
         (CPU, (0.6,) * 5, 4, 5, 4),
         (CPU, 0.61, 4, 5, 4),
-        # as many tell as there should be, of which some are said not to be up: none is missing
+        # as many report as there should be, of which some are not up: none is missing
         (CPU, (0.9,) * 4, 4, 2, 6),
         (Metric(MetricType.AVERAGE_VALUE, "cpu", 2.5), (5.0, 2.6, 2.6), 3, 3, 5),
         (Metric(MetricType.AVERAGE_VALUE, "cpu", 2.5), 3.4, 3, 3, 5),
@@ -223,13 +223,13 @@ def test_parts_tell_usage_and_request_of_each_replica(view: Make) -> None:
     parts["c"]["ready"] = 1.0
     # 1.9 of 4.0 is 47 %; downwards d counts as all of its request: 2.9 of 5.0 is 58 %
     assert CPU.size(view(current=4), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 4
-    # without d, and with one that nobody tells of, as great as the greatest: 3.9 of 6.0 is 65 %
+    # without d, and with one that is not reported, as great as the greatest: 3.9 of 6.0 is 65 %
     del parts["d"]
     assert CPU.size(view(current=4), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 4
     # a third that is silent counts as the one that requests most: 5.4 of 11.0 is 49 %, 1.4 of 7.0 would be 20 %
     light = {"a": {"usage": 0.2, "request": 1.0}, "b": {"usage": 0.2, "request": 5.0}}
     assert CPU.size(view(current=3), Reading(0.0, T0, parts=light), Tolerances()).replicas == 3
-    # where nobody is silent 47 % of 60 % for three is three
+    # where none is silent 47 % of 60 % for three is three
     assert CPU.size(view(current=3), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 3
     # with one more that is not up, which is not asked on the way down
     assert CPU.size(view(current=4, ready=3), Reading(0.0, T0, parts=parts), Tolerances()).replicas == 3
@@ -523,7 +523,7 @@ def test_a_metric_goes_by_its_name() -> None:
     assert tuple(map(str, Hpa((CPU, LAG)).metrics)) == ("cpu", "lag")
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "policies" / "hpa-keda.md").read_text()
 NAMES = {
     ("Resource", "averageUtilization"): MetricType.UTILIZATION,
     ("External", "averageValue"): MetricType.VALUE_PER_REPLICA,
@@ -656,14 +656,14 @@ def test_the_same_observations_give_the_same_sizes_as_the_controller(
     loop = Loop(policy, size, limits)
     state, now = ClusterState(), T0
     for cpu, lag in [((0.6,) * size, 100.0 * size), *turns]:
-        told = cpu
+        shown_cpu = cpu
         values: dict[str, float | tuple[float, ...]] = {}
-        if told is not None:
-            told = values["cpu"] = told[:size]
+        if shown_cpu is not None:
+            shown_cpu = values["cpu"] = shown_cpu[:size]
         if lag is not None:
             values["queue"] = lag
         metrics = {name: Reading(value, now) for name, value in values.items()}
         state, decision = step(spec, state, Observation(now, size, size, metrics))
-        assert decision.desired == loop.turn(told, lag)
+        assert decision.desired == loop.turn(shown_cpu, lag)
         size = decision.desired
         now += TICK

@@ -210,7 +210,7 @@ def run(kind: str, inputs: Inputs) -> Any:
 
 
 def comparable(found: Any, expected: Any) -> Any:
-    """The part of what was found that a case tells: some leave out the log."""
+    """The part of what was found that a case has: some leave out the log."""
     return {key: found.get(key) for key in {*expected, *(found.keys() - {"log"})}} if isinstance(found, dict) else found
 
 
@@ -269,7 +269,7 @@ def test_no_average_is_made_up_where_nothing_is_measured() -> None:
         (3, [ready(400, count=2), Pod(900, 10000, PodState.UNREADY)], 2),
         # where the silent ones would turn it round, it stays: 400 of 1000 are few, 1400 of 2000 would be much
         (2, [ready(400), ready(None)], 2),
-        # one that is said to be silent is, whatever it told
+        # one that is marked silent is, whatever it reported
         (4, [ready(900, count=3), Pod(900, 1000, PodState.MISSING)], 6),
         # silent pods are taken as using all of their request: (100 + 1000) / 2000 is above the target
         (2, [ready(100), ready(None)], 2),

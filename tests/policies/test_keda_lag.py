@@ -154,11 +154,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_every_difference_from_keda_is_on_the_page(name: str) -> None:
-    assert f"| {name} |" in (DOCS / "policies" / "keda.md").read_text()
+    assert f"| {name} |" in (DOCS / "policies" / "hpa-keda.md").read_text()
 
 
 def test_the_move_from_keda_that_the_page_shows_is_one(tmp_path: Path) -> None:
-    section = (DOCS / "migrating.md").read_text().partition("## From KEDA")[2]
+    section = (DOCS / "policies" / "hpa-keda.md").read_text().partition("## From KEDA")[2]
     before, after = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)[:2]
     path = tmp_path / "autoscaler.yaml"
     path.write_text(after)
@@ -246,7 +246,7 @@ def test_no_more_replicas_than_partitions_can_use(view: Make, trigger: Trigger, 
     assert KedaLag((trigger,)).evaluate(lag(view, values)).replicas == expected
     whole = lag(view, 500.0, partitions=8)
     limited = trigger.limit_to_partitions_with_lag
-    # of a sum nobody knows which partitions it is of
+    # the partitions of a sum are unknown
     assert KedaLag((trigger,)).evaluate(whole).replicas == (8 if limited else expected)
 
 

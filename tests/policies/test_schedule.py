@@ -142,7 +142,7 @@ def test_windows_that_follow_at_once_are_reported_as_one(view: Make) -> None:
     week = Window("workdays", "0 0 * * 1-5", duration=24 * HOUR, min=2)
     detail = made(week).evaluate(replace(view(), now=berlin("2026-01-06 12:00"))).detail
     assert detail.startswith("workdays is open until 2026-01-10 00:00 CET")
-    # always open: told as far as it was looked
+    # always open: shown as far as it was searched
     always = replace(week, start="@daily")
     assert made(always).evaluate(replace(view(), now=berlin("2026-01-06 12:00"))).detail.startswith("workdays is open")
     assert held("2026-05-05 05:05", always) == (2, 12)

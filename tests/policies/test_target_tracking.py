@@ -47,7 +47,7 @@ def test_gives_the_size_that_the_kubernetes_controller_gives(view: Make, case: d
         # a single number above the target never asks for less, one below never for more
         (Mode.AVERAGE, 0.9, 4, 2, 4, Reason.STEADY),
         (Mode.AVERAGE, 0.5, 4, 6, 4, Reason.STEADY),
-        # replicas on their way out may still tell: what they carry has to go somewhere
+        # replicas on their way out may still report: what they carry has to go somewhere
         (Mode.AVERAGE, (0.9, 0.9, 0.9), 2, 2, 5, Reason.ABOVE),
         (Mode.AVERAGE, (0.3, 0.3, 0.3), 2, 2, 1, Reason.BELOW),
         # from none: as much as the number says

@@ -153,7 +153,7 @@ def test_a_replica_that_is_up_and_says_nothing_forbids_going_down_and_not_up(vie
         ([(40, 0.9), (20, ()), (0, 0.9)], False),
         ([(40, 0.9), (20, (0.9, 0.9)), (0, 0.9)], True),
         ([(40, 0.9), (20, (0.9, 0.1)), (0, 0.9)], False),
-        # a minute (max_age) that nobody has seen
+        # a minute (max_age) without an observation
         ([(70, 0.9), (61, 0.9), (0, 0.9)], False),
         ([(70, 0.9), (60, 0.9), (0, 0.9)], True),
         # the clock went back

@@ -360,7 +360,7 @@ def test_made_loads_cost_what_they_did(name: str, cost: float, violation: float,
 
 
 def spark(rates: Sequence[float], seed: int) -> Loop:
-    """Executors come and go without a restart, and the partitions are tasks that do not always divide evenly."""
+    """Executors are added and removed without a restart; partitions are tasks that do not always divide evenly."""
     plant = replace(K8S, gamma=1.0, checkpoint=5.0, scheduler=SparkSettings(most=24), partitions=24)
     return Loop(Plant(plant, ONE, seed, 6, slots=2), spec_for(plant, slots=2)).run(rates)
 

@@ -347,7 +347,7 @@ def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arri
         (_seen(cpu=0.0), 1),
         (_seen(cpu=0.74), 4),
         (_seen(cpu=0.3, lag=1100.0), 4),
-        # a job that stands still: nothing tells how many it needs
+        # a job that stands still: nothing shows how many it needs
         (_seen(cpu=0.3, throughput=0.0, lag=100.0), 4),
         (_seen(cpu=0.3, throughput=0.0), 2),
         # not of this size for two minutes

@@ -60,7 +60,7 @@ def test_bad_parameters_are_refused(parameters: dict[str, Any], message: str) ->
         Local(**parameters)
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "integrations" / "local.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "getting-started.md").read_text()
 
 
 def test_the_targets_on_the_page_load(tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def test_only_what_lies_in_the_time_asked_for_is_compared_but_all_before_is_know
 def test_stretches_account_for_every_decision_and_hour_that_differs(
     ticks: list[tuple[int, int, bool]], plus: int
 ) -> None:
-    # Sizes that nobody would expect, one after the other: as when the target is changed from outside all the time.
+    # Sizes that are unexpected, one after the other: as when the target is changed from outside all the time.
     records = []
     state = ClusterState()
     for tick, (size, wanted, fails) in enumerate(ticks):

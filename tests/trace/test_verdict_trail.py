@@ -18,7 +18,7 @@ MISSED = (Verdict(Reason.FRESHNESS, 8, 8, Reason.MISSING), *QUIET[1:])
 @pytest.mark.parametrize(
     ("trail", "telling"),
     [((), ()), (QUIET, ()), (CAPPED, CAPPED[1:2]), (WAITS, WAITS[1:2]), (MISSED, MISSED[:1])],
-    ids=["nobody was asked", "all let it pass", "one changed it", "one had something to say", "another reason"],
+    ids=["no guard was asked", "all let it pass", "one changed it", "one had something to say", "another reason"],
 )
 def test_a_shortened_trail_names_all_guards_and_keeps_verdicts_with_information(
     trail: tuple[Verdict, ...], telling: tuple[Verdict, ...]
@@ -51,7 +51,7 @@ def test_every_trail_comes_back_from_what_was_shortened(trail: list[Verdict], pr
         ([Reason.CAP, Reason.BOUNDS], [CAPPED[1], CAPPED[1]]),
         ([Reason.CAP, Reason.CAP], [CAPPED[1]]),
     ],
-    ids=["a verdict of nobody", "two verdicts of one", "one twice"],
+    ids=["a verdict of an unknown guard", "two verdicts of one", "one twice"],
 )
 def test_what_contradicts_itself_makes_no_trail(names: list[Reason], telling: list[Verdict]) -> None:
     with pytest.raises(
