@@ -18,6 +18,7 @@ from autoscaler.core.model import (
     ANY,
     Behaviour,
     Bound,
+    Cause,
     ClusterSpec,
     ClusterState,
     Decision,
@@ -146,7 +147,7 @@ class Moment:
         self.drop = draw(st.sampled_from(["", "", "", "", "ask", "lag", "target", "engine"]))
         self.engine = draw(engines)
         self.external = draw(st.sampled_from([None, None, None, None, None, 0, 2, 29, -1]))
-        self.lost = draw(st.sampled_from([0, 0, 0, 1, 3]))
+        self.lost = draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 30]))
         self.call = draw(st.sampled_from(["works", "works", "works", "fails", "lost answer", "slow"]))
         self.floor = draw(bounds)
         self.ceiling = draw(bounds)
@@ -312,6 +313,22 @@ def test_law_3_a_scale_down_happens_only_with_every_replica_ready_and_the_last_r
             # Replicas that are gone are waited for, up to the deadline of doing so.
             given_up = before.last_missed is not None or after.last_missed is not None or before.desired is None
             assert observation.ready >= decision.current or given_up
+
+
+@lives
+def test_law_3_while_no_replica_is_up_more_are_not_requested(
+    spec: ClusterSpec, history: list[Moment], start: int
+) -> None:
+    for before, observation, _, decision in live(spec, history, start):
+        rescale = before.rescale
+        from_nothing = before.desired == 0 or (
+            rescale is not None
+            and rescale.cause is not Cause.LOSS
+            and (0 in (rescale.before, rescale.to) or rescale.replaced is not None)
+        )
+        if observation.ready == 0 and observation.desired and not from_nothing:
+            # Only the user's own minimum may do that.
+            assert decision.desired <= max(decision.current, spec.limits.minimum)
 
 
 @lives
