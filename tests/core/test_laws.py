@@ -18,6 +18,7 @@ from autoscaler.core.model import (
     ANY,
     Behaviour,
     Bound,
+    Cause,
     ClusterSpec,
     ClusterState,
     Decision,
@@ -146,7 +147,7 @@ class Moment:
         self.drop = draw(st.sampled_from(["", "", "", "", "ask", "lag", "target", "engine"]))
         self.engine = draw(engines)
         self.external = draw(st.sampled_from([None, None, None, None, None, 0, 2, 29, -1]))
-        self.lost = draw(st.sampled_from([0, 0, 0, 1, 3]))
+        self.lost = draw(st.sampled_from([0, 0, 0, 0, 0, 1, 3, 30]))
         self.call = draw(st.sampled_from(["works", "works", "works", "fails", "lost answer", "slow"]))
         self.floor = draw(bounds)
         self.ceiling = draw(bounds)
@@ -321,7 +322,9 @@ def test_law_3_while_no_replica_is_up_more_are_not_requested(
     for before, observation, _, decision in live(spec, history, start):
         rescale = before.rescale
         from_nothing = before.desired == 0 or (
-            rescale is not None and (0 in (rescale.before, rescale.to) or rescale.replaced is not None)
+            rescale is not None
+            and rescale.cause is not Cause.LOSS
+            and (0 in (rescale.before, rescale.to) or rescale.replaced is not None)
         )
         if observation.ready == 0 and observation.desired and not from_nothing:
             # Only the user's own minimum may do that.
