@@ -42,11 +42,15 @@ MAX_DECISIONS = 10_000
 _STATUS: web.AppKey[DaemonStatus] = web.AppKey("status")
 _REGISTRY: web.AppKey[CollectorRegistry] = web.AppKey("registry")
 _HOSTS: web.AppKey[frozenset[str]] = web.AppKey("hosts")
+_TURNS: web.AppKey[asyncio.Semaphore] = web.AppKey("turns")
 _CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections")
 _RENDERER: web.AppKey[_Renderer] = web.AppKey("renderer")
 
 _LOCAL = (".localhost", ".svc", ".svc.cluster.local")
 """Ends of names of this machine and of Kubernetes services."""
+
+_AT_ONCE = 8
+"""Requests that begin in one iteration of the loop: a tick waits for no more, however many clients ask."""
 
 _PART = 64 * 1024
 
@@ -74,7 +78,7 @@ async def serve_http(
     """
     host, port = split_address(listen)
     app = application(status, registry, {*hosts, host})
-    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0.2)
     await runner.setup()
     assert runner.server is not None  # noqa: S101 - there is one after setup
     try:
@@ -109,6 +113,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterab
     app[_HOSTS] = frozenset(map(_name, hosts))
     app[_STATUS], app[_REGISTRY] = status, registry
     app.on_response_prepare.append(_name_files)
+    app[_TURNS] = asyncio.Semaphore(_AT_ONCE)
     app[_CONNECTIONS], app[_RENDERER] = Connections(), _Renderer()
     app.add_routes(
         [
@@ -147,6 +152,8 @@ class _Renderer:
 
     async def render(self, function: Callable[[], T]) -> T:
         """Call a function in the thread."""
+        if self._closed.is_set():
+            raise web.HTTPServiceUnavailable(text="the daemon is stopping")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
 
     async def share(self, key: Hashable, function: Callable[[], T]) -> T:
@@ -178,6 +185,8 @@ class _Renderer:
 async def _send(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer, and send the whole of it, within the time that a connection may take."""
     with request.app[_CONNECTIONS].busy(request.protocol):
+        async with request.app[_TURNS]:
+            await asyncio.sleep(0)
         response = await handler(request)
         await response.prepare(request)
         await response.write_eof()
