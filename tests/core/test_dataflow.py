@@ -551,6 +551,6 @@ def test_small_capacities_may_be_left_as_they_are() -> None:
     assert target_capacity(target, 0.5, seconds(0)) == 0
     assert target_capacity(target, 0.5, seconds(0), rounded_from=1) == pytest.approx(0.4)
     assert target_capacity(TargetRate(0.7), 0.5, seconds(0), rounded_from=1) == 1
-    band = {"utilization_target": 0.5, "catch_up_duration": seconds(0)}
+    band: dict[str, Any] = {"utilization_target": 0.5, "catch_up_duration": seconds(0)}
     assert thresholds(target, FlinkOperator(**band), seconds(0)) == pytest.approx((0.25, 1.0))
     assert thresholds(target, Settings(**band), seconds(0)) == (0, 1)
