@@ -149,9 +149,9 @@ def cluster(name: str, baseline: Baseline, slo: float, one: float) -> ClusterSpe
     policies = tuple([NamedPolicy(key, policy) for key, policy in read.policies.items()])
     looking = [getattr(named.policy, "lookback", timedelta(0)) for named in policies]
     return ClusterSpec(
-        name,
-        Limits(read.min, read.max),
-        policies,
+        name=name,
+        limits=Limits(read.min, read.max),
+        policies=policies,
         up=read.up,
         down=read.down,
         settle=read.settle,

@@ -139,7 +139,7 @@ def _follow(options: argparse.Namespace, spark: SparkSession, signals: _Signals)
         batches[:] = [batch]
         print_lines(json.dumps(_to_json(batch)) if options.json else _line(batch))
 
-    follower = Follower(spark, dataset, following, report_batch, print_error)
+    follower = Follower(spark=spark, dataset=dataset, options=following, report=report_batch, warn=print_error)
     spark_options.print_plans(options, {"finding files": follower.found()})
     if not options.json:
         print_lines(f"Following {', '.join(options.places)} into {options.dataset}; the checkpoint is {checkpoint}.")

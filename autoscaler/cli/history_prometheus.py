@@ -200,7 +200,7 @@ def _server(config: Config, cluster: Cluster, url: str) -> Prometheus | None:
         found = _at(source, url)
         if found is not None:
             return found
-    return Prometheus(url) if url else None
+    return Prometheus(url=url) if url else None
 
 
 def _at(source: object, url: str) -> Prometheus | None:
@@ -217,7 +217,11 @@ def _exported(cluster: str, metric: str) -> Query:
 
     by = "by (cluster, metric)"
     age = "timestamp(autoscaler_metric_age_seconds) - autoscaler_metric_age_seconds"
-    return Query(f"max {by} (autoscaler_metric_value)", {"cluster": cluster, "metric": metric}, age=f"min {by} ({age})")
+    return Query(
+        query=f"max {by} (autoscaler_metric_value)",
+        match={"cluster": cluster, "metric": metric},
+        age=f"min {by} ({age})",
+    )
 
 
 def _size(options: argparse.Namespace, cluster: str, *, ready: bool = False) -> Query:
@@ -229,12 +233,12 @@ def _size(options: argparse.Namespace, cluster: str, *, ready: bool = False) -> 
     if asked is None:
         # After a failover both daemons may be present for some minutes.
         own = "autoscaler_ready_replicas" if ready else "autoscaler_current_replicas"
-        return Query(f"max by (cluster) ({own})", {"cluster": cluster})
+        return Query(query=f"max by (cluster) ({own})", match={"cluster": cluster})
     # In parentheses it is not a plain selector, for which the time of its samples would be queried too.
     if _CLUSTER in asked:
         name = cluster.replace("\\", "\\\\").replace('"', '\\"')
-        return Query(f"({asked.replace(_CLUSTER, name)})")
-    return Query(f"({asked})", {"cluster": cluster})
+        return Query(query=f"({asked.replace(_CLUSTER, name)})")
+    return Query(query=f"({asked})", match={"cluster": cluster})
 
 
 # Answers

@@ -285,11 +285,17 @@ def _configured(
     shown = replace(spec, metrics=tuple(rest))
     if used:
         metric = str(next(iter(used)))
-        return [Variant(CONFIGURED, shown, parameters, names, profile=metric if profile else "")]
-    found = [Variant(CONFIGURED, shown, parameters, names)]
+        return [
+            Variant(
+                policy=CONFIGURED, spec=shown, parameters=parameters, names=names, profile=metric if profile else ""
+            )
+        ]
+    found = [Variant(policy=CONFIGURED, spec=shown, parameters=parameters, names=names)]
     if profile is not None and any(_accepts_profile(named.policy) for named in spec.policies):
         more = replace(shown, policies=_with_profile(spec))
-        found.append(Variant(f"{CONFIGURED} + profile", more, parameters, names, profile=PROFILE))
+        found.append(
+            Variant(policy=f"{CONFIGURED} + profile", spec=more, parameters=parameters, names=names, profile=PROFILE)
+        )
     return found
 
 
@@ -351,7 +357,7 @@ def _baseline_variants(
     found = []
     for label, other in policies:
         if other is BASELINES["static"]:
-            found.append(Variant(label, replace(own, policies=(), combine=None), static=True))
+            found.append(Variant(policy=label, spec=replace(own, policies=(), combine=None), static=True))
             continue
         try:
             made = baseline_spec(label, other, slo, one)
@@ -368,10 +374,10 @@ def _baseline_variants(
             slots_per_replica=own.slots_per_replica,
             partitions=own.partitions,
         )
-        found.append(Variant(label, spec, bare=other.bare, oracle=other.oracle))
+        found.append(Variant(policy=label, spec=spec, bare=other.bare, oracle=other.oracle))
         if profile is not None and not other.oracle and any(_accepts_profile(named.policy) for named in spec.policies):
             more = replace(spec, policies=_with_profile(spec))
-            found.append(Variant(f"{label} + profile", more, bare=other.bare, profile=PROFILE))
+            found.append(Variant(policy=f"{label} + profile", spec=more, bare=other.bare, profile=PROFILE))
     return found
 
 

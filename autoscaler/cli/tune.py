@@ -90,7 +90,7 @@ def _number(text: str) -> float:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
     """The result for one cluster.
 
@@ -245,7 +245,15 @@ def recommendation_for(
 
     def result(why: str, *, recommended: bool = False) -> Tuned:
         return Tuned(
-            cluster, trained, validated, configured, chosen, then.get(0), then.get(1), recommended=recommended, why=why
+            cluster=cluster,
+            trained=trained,
+            validated=validated,
+            configured=configured,
+            chosen=chosen,
+            configured_then=then.get(0),
+            chosen_then=then.get(1),
+            recommended=recommended,
+            why=why,
         )
 
     if chosen is None:

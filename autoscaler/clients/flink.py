@@ -312,7 +312,7 @@ class Requirement(Answer):
 FIGURES = ("min", "max", "avg", "sum")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FlinkParameters:
     """The parameters of whatever uses a job of a JobManager; the docstrings of the plug-ins describe them."""
 

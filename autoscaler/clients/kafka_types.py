@@ -39,7 +39,7 @@ class SaslMechanism(StrEnum):
     OAUTHBEARER = "OAUTHBEARER"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConnectionSettings:
     """How to connect to a cluster of brokers; `autoscaler.sources.kafka.Kafka` describes each parameter."""
 

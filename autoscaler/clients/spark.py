@@ -250,7 +250,7 @@ class Master(Answer):
     completed: Annotated[tuple[MasterApplication, ...], Field(alias="completedapps")] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SparkParameters:
     """The parameters of the source and of the engine; their docstrings describe them."""
 

@@ -100,10 +100,10 @@ class _File:
             raise Invalid
         values = read.values
         return Config(
-            self._path,
-            values.get("daemon", default),
-            values.get("sources", {}),
-            values["clusters"],
+            path=self._path,
+            daemon=values.get("daemon", default),
+            sources=values.get("sources", {}),
+            clusters=values["clusters"],
             secrets=frozenset(self._problems.secrets),
         )
 

@@ -84,7 +84,7 @@ class Cluster:
     max_values: int = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A whole configuration file, validated.
 

@@ -34,7 +34,7 @@ class MetricSection:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClusterSection:
     """One cluster: what is scaled, what it is decided by, and within which limits.
 

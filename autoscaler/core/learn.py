@@ -51,17 +51,17 @@ def view_of(seen: Trusted, state: ClusterState, learned: Learned, current: int, 
     """What policies are shown."""
     observation, spec = seen.observation, seen.spec
     return View(
-        observation.at,
-        current,
-        ready,
-        observation.metrics,
-        seen.past,
-        spec.limits,
-        learned,
-        spec,
-        observation.engine,
-        state.rescale,
-        state.disturbance_ended_at,
+        now=observation.at,
+        current=current,
+        ready=ready,
+        metrics=observation.metrics,
+        past=seen.past,
+        limits=spec.limits,
+        learned=learned,
+        spec=spec,
+        engine=observation.engine,
+        rescale=state.rescale,
+        disturbance_ended_at=state.disturbance_ended_at,
     )
 
 

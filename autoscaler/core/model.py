@@ -160,7 +160,7 @@ class Reading:
 
 
 @fast_init
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
     """What the in-job scheduler shows. None: unknown.
 
@@ -214,7 +214,7 @@ class Bound:
 
 
 @fast_init
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """All that was seen of one cluster at one time.
 
@@ -598,7 +598,7 @@ class NamedPolicy:
         object.__setattr__(self, "ranges", ranges)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """Everything fixed that a cluster's decisions depend on.
 
@@ -788,7 +788,7 @@ class ClusterState:
 
 
 @partial(fast_init, former={"warm_from": "disturbance_ended_at"})
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What a policy is shown. `warm_from` is accepted as the former name of `disturbance_ended_at`.
 
@@ -828,18 +828,18 @@ class View:
     def with_learned(self, learned: Learned, memory: Mapping[str, float]) -> View:
         """The same view with something else learned. Written out: `dataclasses.replace` takes twice as long."""
         return View(
-            self.now,
-            self.current,
-            self.ready,
-            self.metrics,
-            self.past,
-            self.limits,
-            learned,
-            self.spec,
-            self.engine,
-            self.rescale,
-            self.disturbance_ended_at,
-            memory,
+            now=self.now,
+            current=self.current,
+            ready=self.ready,
+            metrics=self.metrics,
+            past=self.past,
+            limits=self.limits,
+            learned=learned,
+            spec=self.spec,
+            engine=self.engine,
+            rescale=self.rescale,
+            disturbance_ended_at=self.disturbance_ended_at,
+            memory=memory,
         )
 
     def knowing(self, learned: Learned, memory: Mapping[str, float]) -> View:

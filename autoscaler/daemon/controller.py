@@ -89,7 +89,7 @@ class LogState:
         return True
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Counters:
     """The counters of a cluster, kept when a reload replaces its controller.
 

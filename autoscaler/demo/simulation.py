@@ -272,7 +272,9 @@ class _Query:
                 "progress": tuple(self.batches[-REPORTED_BATCHES:]),
             }
         )
-        seen = Snapshot(run, _EPOCH + now, self.window, self.began is not None, tuple(self.changes))
+        seen = Snapshot(
+            run=run, now=_EPOCH + now, window=self.window, working=self.began is not None, changes=tuple(self.changes)
+        )
         metrics: dict[str, Reading] = {}
         missing: dict[str, str] = {}
         for metric in (Metric.LAG, Metric.ARRIVALS, Metric.THROUGHPUT, Metric.SATURATION):
@@ -282,8 +284,21 @@ class _Query:
                 missing[metric] = str(error)
             else:
                 metrics[metric] = Reading(value.value, START + timedelta(seconds=min(value.at - _EPOCH, now)))
-        engine = EngineStatus(JobState.RUNNING, self.running, self.running, partitions=PARTITIONS, running_since=START)
-        return Observation(START + timedelta(seconds=now), plant.desired, plant.ready, metrics, missing, engine)
+        engine = EngineStatus(
+            job=JobState.RUNNING,
+            slots=self.running,
+            parallelism=self.running,
+            partitions=PARTITIONS,
+            running_since=START,
+        )
+        return Observation(
+            at=START + timedelta(seconds=now),
+            desired=plant.desired,
+            ready=plant.ready,
+            metrics=metrics,
+            missing=missing,
+            engine=engine,
+        )
 
     def _end(self, began: float, now: float) -> None:
         end = self.done + self.rows

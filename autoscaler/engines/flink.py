@@ -37,7 +37,7 @@ JITTER = 1.1  # of the exponential delay, by default
 log = logging.getLogger("autoscaler.engines")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flink(FlinkParameters):
     """A Flink job, best in Reactive Mode. The source `flink` has the same parameters.
 
@@ -79,9 +79,9 @@ class FlinkEngine:
         async with self._in_time():
             line = await self._api.find_job(self._parameters.job)
             if line is None:
-                return EngineStatus(JobState.STOPPED)
+                return EngineStatus(job=JobState.STOPPED)
             if line.ended:
-                return EngineStatus(JobState.FAILED if line.state == "FAILED" else JobState.STOPPED)
+                return EngineStatus(job=JobState.FAILED if line.state == "FAILED" else JobState.STOPPED)
             facts = await self._facts(line)
             numbers = await self._numbers(facts.job)
         if self._examined != (line.jid, line.state):
@@ -176,7 +176,7 @@ def worker(known: TaskManager) -> Worker:
 # how the job is
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The facts about a job that has not ended.
 
@@ -284,7 +284,7 @@ def job_state(facts: Facts) -> JobState:
 PREFIX = "jobmanager.adaptive-scheduler."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """What a version of Flink waits for, in seconds; from the defaults in its `JobManagerOptions` and its like.
 

@@ -35,7 +35,7 @@ ENDED = {"FINISHED": JobState.STOPPED, "KILLED": JobState.STOPPED, "FAILED": Job
 log = logging.getLogger("autoscaler.engines")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
     """A Spark Structured Streaming query, on a standalone cluster, whose job calls `autoscaler.injob.report(spark)`.
 
@@ -77,9 +77,9 @@ class SparkEngine:
         if master is not None:
             application = find_application(master, self._parameters.app, self._parameters.master)
             if application is None:
-                return EngineStatus(JobState.STOPPED)
+                return EngineStatus(job=JobState.STOPPED)
             if application.state != "RUNNING":
-                return EngineStatus(ENDED.get(application.state, JobState.STARTING))
+                return EngineStatus(job=ENDED.get(application.state, JobState.STARTING))
             app_id = application.id
         if isinstance(reported, BaseException):
             raise reported
@@ -216,7 +216,7 @@ def status(report: Report, run: Run | None, executors: Sequence[Executor], parti
     slots = sum(executor.slots for executor in live)
     parallelism = sum(executor.slots for executor in live if executor.tasks)
     if run is None:
-        return EngineStatus(JobState.STARTING, slots=slots, parallelism=parallelism)
+        return EngineStatus(job=JobState.STARTING, slots=slots, parallelism=parallelism)
     last = run.progress[-1] if run.progress else None
     state = last.state_partitions if last else None
     return EngineStatus(
@@ -257,7 +257,7 @@ def job_state(run: Run) -> JobState:
 # the doctor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What the doctor examines.
 

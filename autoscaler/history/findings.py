@@ -37,7 +37,7 @@ FLAT = 0.35
 """Below this exponent more replicas add almost no capacity."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What findings are made from; see `cluster_profile`.
 

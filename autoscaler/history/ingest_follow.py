@@ -52,7 +52,7 @@ class FollowError(AutoscalerError):
     """The query cannot start or continue; the message says why and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
     """Options of the query.
 
@@ -73,7 +73,7 @@ class FollowOptions:
     count: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The result of a batch.
 
@@ -96,7 +96,7 @@ class Batch:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Follower:
     """One query: `run` it once.
 
@@ -203,7 +203,17 @@ class Follower:
             late = sum(at < self._newest - LATE for at in found.values())
             self._newest = max([self._newest, *found.values()])
             gone = len(files) - len(there)
-            self.report(Batch(number, len(files), late, gone, imported, waiting, time.monotonic() - begun))
+            self.report(
+                Batch(
+                    number=number,
+                    files=len(files),
+                    late=late,
+                    gone=gone,
+                    imported=imported,
+                    waiting=waiting,
+                    seconds=time.monotonic() - begun,
+                )
+            )
         except Exception as error:
             if self._failure is None:
                 self._failure = error

@@ -69,7 +69,7 @@ class Span:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """One query over one span, and the file of its answer.
 
@@ -114,7 +114,14 @@ def plan(directory: Path, wants: Iterable[Want], windows: Sequence[Span], step: 
     def answer(one: str, want: Want, span: Span) -> Answer:
         covers = [it for it in kept[one] if it.begin <= span.begin and span.end <= it.end]
         there = covers[0] if covers else span
-        return Answer(one, want.query.asked, want.server, span, _file(directory / one, there), bool(covers))
+        return Answer(
+            id=one,
+            asked=want.query.asked,
+            server=want.server,
+            span=span,
+            file=_file(directory / one, there),
+            there=bool(covers),
+        )
 
     return [answer(one, want, span) for span in windows for one, want in queries.items()]
 

@@ -18,7 +18,7 @@ GAP = 3
 """A pause between two observations of this many usual intervals is a gap; nothing is assumed about it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Minutes:
     """Minutes of one cluster, in order of time: equally long columns, NaN where nothing is known.
 
@@ -73,7 +73,7 @@ class Minutes:
 COLUMNS = tuple(column.name for column in fields(Minutes))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rescaled:
     """A row of the table `rescales`; times in seconds."""
 

@@ -247,15 +247,15 @@ def _record(observation: Observation, decision: _Row) -> Record:
 
 def _observation(row: _Row) -> Observation:
     return Observation(
-        row["at"],
-        row["desired"],
-        row["ready"],
-        {name: _metric(metric) for name, metric in row["metrics"] or ()},
-        dict(row["missing"] or ()),
-        _engine(row["engine"]),
-        _bound(row["floor"]),
-        _bound(row["ceiling"]),
-        tuple(row["remarks"] or ()),
+        at=row["at"],
+        desired=row["desired"],
+        ready=row["ready"],
+        metrics={name: _metric(metric) for name, metric in row["metrics"] or ()},
+        missing=dict(row["missing"] or ()),
+        engine=_engine(row["engine"]),
+        floor=_bound(row["floor"]),
+        ceiling=_bound(row["ceiling"]),
+        remarks=tuple(row["remarks"] or ()),
     )
 
 
@@ -274,15 +274,15 @@ def _engine(row: _Row | None) -> EngineStatus | None:
     if row is None:
         return None
     return EngineStatus(
-        JobState(row["job"]),
-        row["slots"],
-        row["parallelism"],
-        row["max_parallelism"],
-        row["partitions"],
-        None if row["running_since"] is None else _time(row["running_since"]),
-        None if row["last_checkpoint"] is None else _time(row["last_checkpoint"]),
-        row["restarts"],
-        {Phase(phase): timedelta(seconds=seconds) for phase, seconds in row["deadlines"] or ()},
+        job=JobState(row["job"]),
+        slots=row["slots"],
+        parallelism=row["parallelism"],
+        max_parallelism=row["max_parallelism"],
+        partitions=row["partitions"],
+        running_since=None if row["running_since"] is None else _time(row["running_since"]),
+        last_checkpoint=None if row["last_checkpoint"] is None else _time(row["last_checkpoint"]),
+        restarts=row["restarts"],
+        deadlines={Phase(phase): timedelta(seconds=seconds) for phase, seconds in row["deadlines"] or ()},
     )
 
 

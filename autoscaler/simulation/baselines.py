@@ -62,7 +62,7 @@ class Baseline:
         return with_forecast(chosen, load, start) if self.oracle else chosen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogCpu:
     """Google Dataflow's rule for streaming jobs, as its documentation stated it.
 

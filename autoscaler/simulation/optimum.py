@@ -35,7 +35,7 @@ class OptimumError(ValueError):
     """No sequence of sizes keeps the objective."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """An instance of the optimization.
 

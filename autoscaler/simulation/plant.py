@@ -320,10 +320,10 @@ class Plant:
         # Positional: keyword arguments take twice as long.
         utilization = Reading(busy, now, None, {}, METRIC_WINDOW)
         return Observation(
-            now,
-            self.desired,
-            len(self._up),
-            {
+            at=now,
+            desired=self.desired,
+            ready=len(self._up),
+            metrics={
                 "arrivals": Reading(offered, now, None, {}, METRIC_WINDOW),
                 "throughput": Reading(processed, now, None, {}, METRIC_WINDOW),
                 "lag": Reading(lag, now, None, {}, METRIC_WINDOW),
@@ -331,8 +331,8 @@ class Plant:
                 "saturation": utilization,
                 "cpu": Reading(self.spec.idle + (1.0 - self.spec.idle) * busy, now, None, {}, METRIC_WINDOW),
             },
-            {},
-            self._status(),
+            missing={},
+            engine=self._status(),
         )
 
     def scale(self, size: int) -> None:
@@ -357,15 +357,15 @@ class Plant:
         job = self._job
         running = job.phase is JobPhase.EXECUTING and self._now >= self._stalled_until
         return EngineStatus(
-            JobState.RUNNING if running else _STATES.get(job.phase, JobState.RESTARTING),
-            job.slots + job.dead,
-            self._parallelism if running else 0,
-            self._max_parallelism,
-            self.spec.partitions,
-            self._up_since if running else None,
-            self._start_at + timedelta(seconds=self._checkpointed),
-            self.track.restarts,
-            self._deadlines,
+            job=JobState.RUNNING if running else _STATES.get(job.phase, JobState.RESTARTING),
+            slots=job.slots + job.dead,
+            parallelism=self._parallelism if running else 0,
+            max_parallelism=self._max_parallelism,
+            partitions=self.spec.partitions,
+            running_since=self._up_since if running else None,
+            last_checkpoint=self._start_at + timedelta(seconds=self._checkpointed),
+            restarts=self.track.restarts,
+            deadlines=self._deadlines,
         )
 
     def _start(self) -> None:

@@ -46,7 +46,7 @@ _DECILES = 2 * 1.2815515655446004  # standard deviations from the tenth to the n
 _LEAST = 0.1  # seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """A way to decide about a cluster.
 

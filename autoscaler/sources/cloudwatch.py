@@ -60,7 +60,7 @@ _STAT = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Query:
     """One metric: its newest complete datapoint.
 
@@ -127,11 +127,16 @@ class Query:
     @property
     def _key(self) -> _Key:
         return _Key(
-            self.metric, self.namespace, tuple(self.dimensions.items()), self.stat, self.period, self.expression
+            metric=self.metric,
+            namespace=self.namespace,
+            dimensions=tuple(self.dimensions.items()),
+            stat=self.stat,
+            period=self.period,
+            expression=self.expression,
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CloudWatch:
     """Amazon CloudWatch, in one region.
 
@@ -180,7 +185,7 @@ class CloudWatch:
             yield source
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Key:
     """A query as CloudWatch gets it: the same for all clusters that use it."""
 

@@ -105,7 +105,7 @@ class Aggregator(StrEnum):
     AVG = "AVG"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlinkQuery:
     """One metric of a Flink job.
 
@@ -813,7 +813,7 @@ def continues(before: Sample, after: Sample) -> bool:
     return all(not after.sum(name) < before.sum(name) for name in counters)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flink(FlinkParameters):
     """Metrics of a Flink job. The engine `flink` has the same parameters.
 

@@ -74,7 +74,7 @@ class Query:
             _check_path("at", self.at)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Http:
     """A JSON document at an address.
 

@@ -57,7 +57,7 @@ class Uncommitted(StrEnum):
     LATEST = "latest"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Query:
     """One metric of one or several topics, which count as one.
 
@@ -108,7 +108,7 @@ class Query:
             raise ParameterError("window", "must be above 0s")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kafka(ConnectionSettings):
     """A cluster of Kafka brokers.
 

@@ -115,7 +115,7 @@ class Warnings(StrEnum):
     IGNORE = "ignore"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Query:
     """One metric: a PromQL expression, and how its answer becomes one number or one per replica.
 
@@ -194,7 +194,7 @@ class Query:
         return Asked(self.query, age, tuple(self.match), exact=self.age is None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prometheus:
     """A Prometheus server.
 

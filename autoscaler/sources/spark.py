@@ -76,7 +76,7 @@ class Value:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What a query's metrics are computed from.
 
@@ -559,7 +559,7 @@ class SparkQuery:
         return self.metric in {Metric.SATURATION, Metric.UTILIZATION}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spark(SparkParameters):
     """Metrics of a Spark Structured Streaming query whose job calls `autoscaler.injob.report(spark)`.
 
@@ -671,7 +671,7 @@ class SparkSource:
         if share is not None:
             return share, age
         if run.interval:
-            value = saturation(Snapshot(run, report.now, self._window, steady=report.steady))
+            value = saturation(Snapshot(run=run, now=report.now, window=self._window, steady=report.steady))
             return value.value, max(0.0, report.now - value.at)
         if not last.executors:
             raise AnswerError(f"application {self._api.parameters.app!r} has no executor, so no busy share")

@@ -37,7 +37,7 @@ _log = logging.getLogger("autoscaler.targets")
 _MAX_NAMES = 6  # names in a message
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FlinkRequirements(FlinkParameters):
     """The parallelism of one Flink job of the adaptive scheduler, Flink 1.18 or newer, not in Reactive Mode.
 

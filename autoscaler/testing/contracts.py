@@ -165,7 +165,7 @@ def _view(chance: random.Random, names: Sequence[str]) -> View:
     missing = {name: "not delivered" for name in names if name not in metrics}
     engine = _engine(chance, now)
     past = [_past(chance, names, now - n * INTERVAL, current) for n in range(chance.randrange(12), 0, -1)]
-    past.append(Observation(now, current, ready, metrics, missing, engine))
+    past.append(Observation(at=now, desired=current, ready=ready, metrics=metrics, missing=missing, engine=engine))
     spec = ClusterSpec(
         name="contract",
         limits=limits,
@@ -203,7 +203,7 @@ def days(metrics: Sequence[str], count: int = 1200) -> list[View]:
     chance = random.Random(count)  # noqa: S311 - likewise
     names = tuple(dict.fromkeys((*metrics, *ROLES)))
     limits = Limits(1, 600)
-    spec = ClusterSpec("contract", limits, (), metrics=names)
+    spec = ClusterSpec(name="contract", limits=limits, policies=(), metrics=names)
     found: list[View] = []
     now, warm_from = START, START
     past: tuple[Observation, ...] = ()
@@ -226,8 +226,20 @@ def days(metrics: Sequence[str], count: int = 1200) -> list[View]:
             if chance.random() < 0.98  # noqa: PLR2004 - one in fifty is missing
         }
         missing = {name: "not delivered" for name in names if name not in metrics_now}
-        past = (*past[-20:], Observation(now, size, size, metrics_now, missing))
-        found.append(View(now, size, size, metrics_now, past, limits, Learned(), spec, disturbance_ended_at=warm_from))
+        past = (*past[-20:], Observation(at=now, desired=size, ready=size, metrics=metrics_now, missing=missing))
+        found.append(
+            View(
+                now=now,
+                current=size,
+                ready=size,
+                metrics=metrics_now,
+                past=past,
+                limits=limits,
+                learned=Learned(),
+                spec=spec,
+                disturbance_ended_at=warm_from,
+            )
+        )
     return found
 
 
@@ -252,14 +264,23 @@ def _engine(chance: random.Random, now: datetime) -> EngineStatus | None:
     since = chance.choice((None, now, now - timedelta(hours=1)))
     state = chance.choice(tuple(JobState))
     slots, parallelism, most, partitions = (chance.choice(count) for _ in range(4))
-    return EngineStatus(state, slots, parallelism, most or None, partitions or None, since, since, 0)
+    return EngineStatus(
+        job=state,
+        slots=slots,
+        parallelism=parallelism,
+        max_parallelism=most or None,
+        partitions=partitions or None,
+        running_since=since,
+        last_checkpoint=since,
+        restarts=0,
+    )
 
 
 def _past(chance: random.Random, names: Sequence[str], at: datetime, size: int) -> Observation:
     odd = (math.nan, math.inf, -math.inf, *_NUMBERS)
     metrics = {name: Reading(chance.choice(odd), at) for name in names if chance.random() < 0.8}  # noqa: PLR2004 - some gaps
     desired = chance.choice((size, size, None, size + 1))
-    return Observation(at, desired, desired, metrics, {}, _engine(chance, at))
+    return Observation(at=at, desired=desired, ready=desired, metrics=metrics, missing={}, engine=_engine(chance, at))
 
 
 def _learned(chance: random.Random, now: datetime) -> Learned:

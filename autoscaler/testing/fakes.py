@@ -69,7 +69,7 @@ class FakeEngine:
         delay: seconds an answer takes.
     """
 
-    status: EngineStatus = field(default_factory=lambda: EngineStatus(JobState.RUNNING))
+    status: EngineStatus = field(default_factory=lambda: EngineStatus(job=JobState.RUNNING))
     failure: BaseException | None = None
     delay: float = 0.0
 
@@ -82,7 +82,7 @@ class FakeEngine:
         return self.status
 
 
-@dataclass
+@dataclass(kw_only=True)
 class FakeTarget:
     """A target that starts and stops replicas in no time, or after `startup` seconds.
 

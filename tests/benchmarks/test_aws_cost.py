@@ -129,7 +129,7 @@ def test_a_thousand_groups_cost_ten_calls_a_tick(stub: int, tmp_path: Path) -> N
 
 
 async def test_a_decision_is_soon_at_aws(proxy: Proxy) -> None:
-    plugin = AwsAsg(proxy.moto.group(1), REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
+    plugin = AwsAsg(group=proxy.moto.group(1), region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
     took = []
     async with LocalShared() as shared, plugin.connect(shared) as target:
         for turn in range(60):

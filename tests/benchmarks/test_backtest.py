@@ -37,8 +37,10 @@ METRICS = ("lag", "arrivals", "throughput", "utilization")
 def case(name: str) -> Case:
     policy = load(Kind.POLICY, "adaptive")()
     policies = (NamedPolicy("main", policy),)
-    spec = ClusterSpec(name, Limits(1, 24), policies, metrics=METRICS, engine=True, lookback=policy.lookback)
-    return Case(PLANTS["k8s"], 75.0, 18, (Variant("configured", spec),))
+    spec = ClusterSpec(
+        name=name, limits=Limits(1, 24), policies=policies, metrics=METRICS, engine=True, lookback=policy.lookback
+    )
+    return Case(PLANTS["k8s"], 75.0, 18, (Variant(policy="configured", spec=spec),))
 
 
 def observations(spark: SparkSession, days: int) -> DataFrame:

@@ -37,9 +37,13 @@ async def test_many_clusters_on_one_broker(tmp_path: Path) -> None:
     with kafka_broker.running(tmp_path / "kafka") as broker:
         names = [f"topic-{number}" for number in range(CLUSTERS)]
         await make(broker.address, names)
-        plugin = Kafka(broker.address, fresh=timedelta(0), timeout=timedelta(seconds=10))
-        queries = [Query(metric, (name,), name) for name in names for metric in (Metric.LAG, Metric.MAX_LAG)]
-        queries += [Query(Metric.ARRIVALS, (name,), window=timedelta(milliseconds=1)) for name in names]
+        plugin = Kafka(bootstrap_servers=broker.address, fresh=timedelta(0), timeout=timedelta(seconds=10))
+        queries = [
+            Query(metric=metric, topics=(name,), group=name)
+            for name in names
+            for metric in (Metric.LAG, Metric.MAX_LAG)
+        ]
+        queries += [Query(metric=Metric.ARRIVALS, topics=(name,), window=timedelta(milliseconds=1)) for name in names]
         async with LocalShared() as shared, plugin.connect(shared) as source:
             took, cpu, sent = [], [], []
             connections = source._client._connections._open

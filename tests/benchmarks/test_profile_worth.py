@@ -137,7 +137,14 @@ def lived(job: tuple[str, str, int, bool]) -> Score:
     one = Load(name, rates(name)).per_worker(plant.gamma)
     policy = Adaptive(objective=timedelta(seconds=plant.slo), profile="profile" if with_profile else None)
     policies = (NamedPolicy("adaptive", policy),)
-    spec = ClusterSpec(name, Limits(1, 24), policies, metrics=policy.metrics, engine=True, lookback=policy.lookback)
+    spec = ClusterSpec(
+        name=name,
+        limits=Limits(1, 24),
+        policies=policies,
+        metrics=policy.metrics,
+        engine=True,
+        lookback=policy.lookback,
+    )
     up = {"start_up": Spread(plant.startup, 0, 0, 9), "stall": Spread(plant.restart_up, 0, 0, 9)}
     profile = replace(
         profile,

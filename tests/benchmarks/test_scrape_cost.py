@@ -43,14 +43,16 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
         controllers[name] = SimpleNamespace(
             name=name,
             problem=None,
-            observation=Observation(NOW, 3, 3, readings),
+            observation=Observation(at=NOW, desired=3, ready=3, metrics=readings),
             decision=Decision(
                 cluster=name, at=NOW, current=3, proposed=3, desired=3, reason=Reason.STEADY, recommendations=(asked,)
             ),
             state=ClusterState(learned=learned),
             cluster=SimpleNamespace(engine=None, metrics=readings),
             counters=Counters(
-                {Reason.STEADY: 5, Reason.ABOVE: 1}, {Direction.UP: 1}, {(Direction.UP, Phase.READY): (1, 4.5)}
+                decisions={Reason.STEADY: 5, Reason.ABOVE: 1},
+                rescales={Direction.UP: 1},
+                phases={(Direction.UP, Phase.READY): (1, 4.5)},
             ),
         )
     daemon = SimpleNamespace(

@@ -41,9 +41,9 @@ def _spec() -> ClusterSpec:
         NamedPolicy("lag", threshold(up=(rule(metric="lag", above=5000.0),), down=(rule(metric="lag", below=500.0),))),
     )
     return ClusterSpec(
-        "bench",
-        Limits(1, 24),
-        policies,
+        name="bench",
+        limits=Limits(1, 24),
+        policies=policies,
         up=Behaviour(rates=(Rate(RateKind.REPLICAS, 4, timedelta(minutes=1)),)),
         down=Behaviour(timedelta(minutes=5), 0.1, timedelta(minutes=1), Select.MAX),
         capacity=CapacitySpec(per_replica=60.0),
@@ -60,7 +60,9 @@ def _observations() -> list[Observation]:
         arrivals = 290.0 + 10.0 * (n % 7) - 5.0 * (n % 5)
         cpu = 0.6 if n % 7 else 0.68
         values = {"lag": 100.0, "arrivals": arrivals, "throughput": arrivals, "saturation": 0.6, "cpu": cpu}
-        found.append(Observation(at, 8, 8, {name: Reading(value, at) for name, value in values.items()}))
+        found.append(
+            Observation(at=at, desired=8, ready=8, metrics={name: Reading(value, at) for name, value in values.items()})
+        )
     return found
 
 
@@ -105,9 +107,9 @@ def test_decisions_per_second_with_three_policies_and_a_full_window() -> None:
 def test_a_simulated_day_with_the_default_policy() -> None:
     policy = load(Kind.POLICY, "adaptive")()
     spec = ClusterSpec(
-        "day",
-        Limits(1, 24),
-        (NamedPolicy("adaptive", policy),),
+        name="day",
+        limits=Limits(1, 24),
+        policies=(NamedPolicy("adaptive", policy),),
         metrics=("arrivals", "throughput", "lag", "utilization"),
         engine=True,
         lookback=policy.lookback,

@@ -51,7 +51,7 @@ def use(
     plugin = Fake(engine)
     clusters = {
         name: Cluster(
-            spec=ClusterSpec(name, Limits(1, 5), (), metrics=("lag",), engine=True),
+            spec=ClusterSpec(name=name, limits=Limits(1, 5), policies=(), metrics=("lag",), engine=True),
             target=Fake(FakeTarget(remarks=("be careful",))),
             engine=Fake(engine) if names else plugin,
             metrics={"lag": Metric("source", FakeQuery("lag"))},
@@ -61,7 +61,12 @@ def use(
         for name in (names or ("a", "b"))
     }
     plugged = Fake(source or FakeSource({"lag": 7.0}))
-    config = Config(Path("config.yaml"), DaemonSpec(directory=Path("nowhere")), {"source": plugged}, clusters)
+    config = Config(
+        path=Path("config.yaml"),
+        daemon=DaemonSpec(directory=Path("nowhere")),
+        sources={"source": plugged},
+        clusters=clusters,
+    )
     monkeypatch.setattr(check, "load_live", lambda _: config)
 
 
@@ -116,7 +121,7 @@ def test_a_maximum_beyond_what_the_job_can_use_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Examined()
-    engine.status = EngineStatus(JobState.RUNNING, max_parallelism=3)
+    engine.status = EngineStatus(job=JobState.RUNNING, max_parallelism=3)
     use(monkeypatch, engine)
     assert cli.main(["check", "--online", "config.yaml"]) == 0
     out = capsys.readouterr().out

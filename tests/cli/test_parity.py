@@ -34,7 +34,9 @@ TICK = timedelta(seconds=15)
 
 def _spec(kind: str, **fields: Any) -> ClusterSpec:
     policy = NamedPolicy("main", load(Kind.POLICY, kind)(**fields))
-    return ClusterSpec("x", Limits(1, 24), (policy,), metrics=METRICS, engine=True, lookback=timedelta(minutes=30))
+    return ClusterSpec(
+        name="x", limits=Limits(1, 24), policies=(policy,), metrics=METRICS, engine=True, lookback=timedelta(minutes=30)
+    )
 
 
 def _load() -> Load:
@@ -53,7 +55,7 @@ class World:
         self.plant = Plant(plant, one, SEED, needed([self.rates[0] * STEP], one, plant.gamma)[0])
         self.injector = faults.Injector(wrong, SEED, spec)
         self.steps = 0
-        self.seen = Observation(START, 1, 1)
+        self.seen = Observation(at=START, desired=1, ready=1)
 
     def look(self, now: datetime) -> Observation:
         if now > self.seen.at:
@@ -144,7 +146,12 @@ async def _daemon(spec: ClusterSpec, offered: Load, wrong: faults.Faults, restar
         interval=TICK,
         timeout=timedelta(seconds=10),
     )
-    config = Config(Path("x"), DaemonSpec(directory=Path("x")), {"source": source}, {"x": cluster})  # type: ignore[dict-item]
+    config = Config(
+        path=Path("x"),
+        daemon=DaemonSpec(directory=Path("x")),
+        sources={"source": source},  # type: ignore[dict-item]
+        clusters={"x": cluster},
+    )
     fleet = None
     ticks = 0
     while not world.ended:

@@ -45,7 +45,7 @@ class Cluster:
         return self._server
 
     def target(self, name: str, **more: Any) -> Kubernetes:
-        return Kubernetes(name, **{"namespace": self.namespace, "kubeconfig": self.kubeconfig, **more})
+        return Kubernetes(name=name, **{"namespace": self.namespace, "kubeconfig": self.kubeconfig, **more})
 
     async def create(self, kind: Kind, body: Json) -> Json:
         body = {"apiVersion": kind.api_version, "kind": kind.kind, **body}

@@ -32,7 +32,7 @@ class Rig:
         self.flink, self.url, self.shared = flink, url, shared
 
     async def api(self, **changes: Any) -> FlinkApi:
-        return await FlinkParameters(self.url, **changes).api(self.shared)
+        return await FlinkParameters(url=self.url, **changes).api(self.shared)
 
 
 @pytest.fixture(params=VERSIONS)
@@ -244,8 +244,8 @@ async def test_a_job_manager_that_hangs_takes_nothing_from_others_behind_the_sam
     asked = [f"/hanging/jobs/{number}" for number in range(100)]
     newest.flink.special = dict.fromkeys(asked, hang)
     newest.flink.answers["/good/overview"] = newest.flink.answers["/overview"]
-    slow = await FlinkParameters(newest.url + "/hanging", timeout=timedelta(minutes=5)).api(newest.shared)
-    good = await FlinkParameters(newest.url + "/good").api(newest.shared)
+    slow = await FlinkParameters(url=newest.url + "/hanging", timeout=timedelta(minutes=5)).api(newest.shared)
+    good = await FlinkParameters(url=newest.url + "/good").api(newest.shared)
     waiting: list[asyncio.Task[Any]] = [asyncio.create_task(slow.get(path.removeprefix("/hanging"))) for path in asked]
     async with asyncio.timeout(10):
         while len(newest.flink.asked) < 8:  # noqa: ASYNC110 - nothing tells
@@ -285,7 +285,7 @@ async def test_a_server_that_hangs_is_given_up_in_time(newest: Rig) -> None:
 async def test_a_job_manager_that_is_down_is_unavailable() -> None:
     shared = Shared()
     async with shared.stack:
-        api = await FlinkParameters("http://127.0.0.1:1").api(shared)
+        api = await FlinkParameters(url="http://127.0.0.1:1").api(shared)
         with pytest.raises(UnavailableError, match="cannot be reached"):
             await api.overview()
 
@@ -326,13 +326,13 @@ async def test_a_login_of_one_is_not_used_for_another(newest: Rig) -> None:
     # Cookies are kept for names, not for addresses.
     url = newest.url.replace("127.0.0.1", "localhost")
     for token in ("first", "second"):
-        await (await FlinkParameters(url, token=Secret(token)).api(newest.shared)).overview()
+        await (await FlinkParameters(url=url, token=Secret(token)).api(newest.shared)).overview()
     assert cookies == [{}, {}]
 
 
 async def test_a_certificate_file_that_is_not_there_is_named(newest: Rig) -> None:
     with pytest.raises(AnswerError, match=r"ca_file /nowhere/ca.pem cannot be used"):
-        await FlinkParameters("https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")).api(newest.shared)
+        await FlinkParameters(url="https://127.0.0.1:1", ca_file=Path("/nowhere/ca.pem")).api(newest.shared)
 
 
 def line(jid: str, state: str = "RUNNING", name: str = "orders", start: int = 0) -> JobLine:

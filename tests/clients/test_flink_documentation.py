@@ -41,6 +41,15 @@ def test_the_documented_policy_asks_for_the_workers_that_give_the_slots_needed(t
     for slots, size in product(range(1, 49), range(1, 25)):
         now = datetime(2026, 1, 1, tzinfo=UTC)
         readings = {metric: Reading(float(slots), now)}
-        seen = Observation(now, size, size, readings)
-        view = View(now, size, size, readings, (seen,), cluster.spec.limits, Learned(), cluster.spec)
+        seen = Observation(at=now, desired=size, ready=size, metrics=readings)
+        view = View(
+            now=now,
+            current=size,
+            ready=size,
+            metrics=readings,
+            past=(seen,),
+            limits=cluster.spec.limits,
+            learned=Learned(),
+            spec=cluster.spec,
+        )
         assert named.policy.evaluate(view).replicas == -(-slots // cluster.spec.slots_per_replica), (slots, size)

@@ -34,7 +34,7 @@ JUNK: tuple[Any, ...] = (
     {"a": 1},
     float("nan"),
 )
-QUERIES = [FlinkQuery(metric, vertex="work" if metric in NEEDS_VERTEX else None) for metric in Metric]
+QUERIES = [FlinkQuery(metric=metric, vertex="work" if metric in NEEDS_VERTEX else None) for metric in Metric]
 
 
 def places(known: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -69,8 +69,8 @@ async def test_wrong_answers_never_make_a_wrong_number(release: str) -> None:
         async with (
             serve(flink) as url,
             shared.stack,
-            Flink(url).connect(shared) as source,
-            Engine(url).connect(shared) as engine,
+            Flink(url=url).connect(shared) as source,
+            Engine(url=url).connect(shared) as engine,
         ):
             readings = await asyncio.gather(*(source.collect(q, now) for q in QUERIES), return_exceptions=True)
             for query, reading in zip(QUERIES, readings, strict=True):

@@ -332,7 +332,7 @@ def test_no_text_does_anything_but_be_read_or_refused(text: str) -> None:
 def test_a_step_decides_by_it() -> None:
     a_spec = spec(Fixed(7), Asks(), combine=Expression("p1 if p0 else p0"))
     readings = {"ask": Reading(9.0, T0)}
-    state, decision = step(a_spec, ClusterState(), Observation(T0, 4, 4, readings))
+    state, decision = step(a_spec, ClusterState(), Observation(at=T0, desired=4, ready=4, metrics=readings))
     assert (decision.proposed, decision.combined) == (9, "p1 if p0 else p0")
     assert state.rescale is not None
 

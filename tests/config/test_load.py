@@ -33,7 +33,13 @@ def test_what_is_left_out_has_the_defaults_of_the_core(accepted: Accepted, good:
     cluster = config.clusters["demo"]
     assert (cluster.interval, cluster.timeout) == (seconds(15), seconds(10))
     assert cluster.engine is None
-    bare = ClusterSpec("demo", cluster.spec.limits, cluster.spec.policies, metrics=("lag",), interval=cluster.interval)
+    bare = ClusterSpec(
+        name="demo",
+        limits=cluster.spec.limits,
+        policies=cluster.spec.policies,
+        metrics=("lag",),
+        interval=cluster.interval,
+    )
     assert cluster.spec == bare
 
 

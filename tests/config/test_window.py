@@ -38,7 +38,7 @@ TIMED = (
 )
 ADAPTIVE = NamedPolicy("main", Adaptive())
 TRACKING = NamedPolicy("cpu", TargetTracking("cpu", 0.6))
-CALENDAR = NamedPolicy("day", Schedule((Window("day", "0 8 * * *", duration=timedelta(hours=9), min=2),)))
+CALENDAR = NamedPolicy("day", Schedule((Window(name="day", start="0 8 * * *", duration=timedelta(hours=9), min=2),)))
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,20 @@ def test_the_window_of_the_way_down_is_what_is_written_else_what_the_policies_ne
     ],
 )
 def test_a_spec_has_the_window_that_its_policies_need(policies: tuple[NamedPolicy, ...], down: Behaviour) -> None:
-    assert ClusterSpec("c", Limits(1, 2), policies).down == down
+    assert ClusterSpec(name="c", limits=Limits(1, 2), policies=policies).down == down
 
 
 def test_other_policies_bring_the_window_back() -> None:
-    spec = ClusterSpec("c", Limits(1, 2), (ADAPTIVE,))
+    spec = ClusterSpec(name="c", limits=Limits(1, 2), policies=(ADAPTIVE,))
     assert dataclasses.replace(spec, policies=(TRACKING,)).down == DOWN
     assert dataclasses.replace(spec, limits=Limits(1, 3)).down == STABILIZED
 
 
 def test_a_window_that_is_given_is_kept_whatever_the_policies_do() -> None:
-    assert ClusterSpec("c", Limits(1, 2), (ADAPTIVE,), down=Behaviour(window=timedelta(minutes=5))).down == DOWN
-    assert ClusterSpec("c", Limits(1, 2), (TRACKING,), down=Behaviour()).down == STABILIZED
+    assert (
+        ClusterSpec(
+            name="c", limits=Limits(1, 2), policies=(ADAPTIVE,), down=Behaviour(window=timedelta(minutes=5))
+        ).down
+        == DOWN
+    )
+    assert ClusterSpec(name="c", limits=Limits(1, 2), policies=(TRACKING,), down=Behaviour()).down == STABILIZED

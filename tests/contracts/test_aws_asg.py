@@ -16,9 +16,9 @@ pytest_plugins = ("tests.clients.aws_fixtures",)
 class TestAwsAsg(TargetContract):
     @pytest.fixture
     def plugin(self, proxy: Proxy) -> AwsAsg:
-        return AwsAsg(proxy.moto.group(), REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
+        return AwsAsg(group=proxy.moto.group(), region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
 
     @pytest.fixture
     def unreachable(self, identity: str) -> AwsAsg:
         del identity
-        return AwsAsg("group", REGION, endpoint_url="http://127.0.0.1:1")
+        return AwsAsg(group="group", region=REGION, endpoint_url="http://127.0.0.1:1")

@@ -18,7 +18,7 @@ pytest_plugins = ("tests.clients.aws_fixtures",)
 class TestCloudWatch(SourceContract):
     @pytest.fixture
     def plugin(self, proxy: Proxy) -> CloudWatch:
-        return CloudWatch(REGION, endpoint_url=proxy.url, fresh=timedelta(0), timeout=timedelta(seconds=9))
+        return CloudWatch(region=REGION, endpoint_url=proxy.url, fresh=timedelta(0), timeout=timedelta(seconds=9))
 
     @pytest.fixture
     def query(self, proxy: Proxy) -> Query:
@@ -26,9 +26,9 @@ class TestCloudWatch(SourceContract):
         at = datetime.fromtimestamp(time.time() - 120, UTC)
         datum = {"MetricName": "Lag", "Value": 7.0, "Timestamp": at}
         proxy.moto.client("cloudwatch").put_metric_data(Namespace=namespace, MetricData=[datum])
-        return Query("Lag", namespace, stat="Maximum")
+        return Query(metric="Lag", namespace=namespace, stat="Maximum")
 
     @pytest.fixture
     def unreachable(self, identity: str) -> CloudWatch:
         del identity
-        return CloudWatch(REGION, endpoint_url="http://127.0.0.1:1")
+        return CloudWatch(region=REGION, endpoint_url="http://127.0.0.1:1")

@@ -398,9 +398,9 @@ class Live:
     async def describe(self) -> Any:
         await self._fail()
         if self.spec.fault == "engine":
-            return EngineStatus(JobState.RUNNING, slots=4, running_since=datetime.fromtimestamp(1, UTC))
+            return EngineStatus(job=JobState.RUNNING, slots=4, running_since=datetime.fromtimestamp(1, UTC))
         if self.spec.fault == "half a slot":
-            return EngineStatus(JobState.RUNNING, slots=0.5)  # type: ignore[arg-type]
+            return EngineStatus(job=JobState.RUNNING, slots=0.5)  # type: ignore[arg-type]
         return TargetStatus(self.spec.state["size"], 0)
 
     async def scale(self, replicas: int) -> None:

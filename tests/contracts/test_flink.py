@@ -24,11 +24,11 @@ async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
 class TestFlinkSource(SourceContract):
     @pytest.fixture
     def plugin(self, url: str) -> Flink:
-        return Flink(url, job="recorded")
+        return Flink(url=url, job="recorded")
 
     @pytest.fixture(params=[Metric.LAG, Metric.SATURATION])
     def query(self, request: pytest.FixtureRequest) -> FlinkQuery:
-        return FlinkQuery(request.param)
+        return FlinkQuery(metric=request.param)
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:
@@ -36,13 +36,13 @@ class TestFlinkSource(SourceContract):
 
     @pytest.fixture
     def unreachable(self) -> Flink:
-        return Flink(NOWHERE, username="ann", password=Secret("hunter2"))
+        return Flink(url=NOWHERE, username="ann", password=Secret("hunter2"))
 
 
 class TestFlinkEngine(EngineContract):
     @pytest.fixture
     def plugin(self, url: str) -> FlinkEngine:
-        return FlinkEngine(url, job="recorded")
+        return FlinkEngine(url=url, job="recorded")
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:
@@ -50,4 +50,4 @@ class TestFlinkEngine(EngineContract):
 
     @pytest.fixture
     def unreachable(self) -> FlinkEngine:
-        return FlinkEngine(NOWHERE, token=Secret("hunter2"))
+        return FlinkEngine(url=NOWHERE, token=Secret("hunter2"))

@@ -23,7 +23,7 @@ class TestHttp(SourceContract):
         application = web.Application()
         application.router.add_get("/stats", answer)
         async with TestServer(application) as server:
-            yield Http(str(server.make_url("/stats")), token=Secret("hunter2"), fresh=timedelta(0))
+            yield Http(url=str(server.make_url("/stats")), token=Secret("hunter2"), fresh=timedelta(0))
 
     @pytest.fixture
     def query(self) -> Query:
@@ -31,4 +31,4 @@ class TestHttp(SourceContract):
 
     @pytest.fixture
     def unreachable(self) -> Http:
-        return Http("http://127.0.0.1:1/stats", token=Secret("hunter2"))
+        return Http(url="http://127.0.0.1:1/stats", token=Secret("hunter2"))

@@ -18,16 +18,16 @@ class TestKafka(SourceContract):
     @pytest.fixture
     async def plugin(self) -> AsyncIterator[Kafka]:
         async with stub(ends={"orders": [10, 20]}, commits={("group", "orders"): [5, 20]}) as server:
-            yield Kafka(server.address, fresh=timedelta(0))
+            yield Kafka(bootstrap_servers=server.address, fresh=timedelta(0))
 
     @pytest.fixture
     def query(self) -> Query:
-        return Query(Metric.LAG, ("orders",), "group")
+        return Query(metric=Metric.LAG, topics=("orders",), group="group")
 
     @pytest.fixture
     def unreachable(self) -> Kafka:
         return Kafka(
-            "127.0.0.1:1",
+            bootstrap_servers="127.0.0.1:1",
             security_protocol=SecurityProtocol.SASL_PLAINTEXT,
             sasl_mechanism=SaslMechanism.PLAIN,
             username="ann",

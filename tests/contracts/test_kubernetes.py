@@ -41,7 +41,7 @@ class TestKubernetes(TargetContract):
     def unreachable(self, tmp_path: Path) -> Kubernetes:
         absent = ApiServer()
         absent.url = "http://127.0.0.1:1"
-        return Kubernetes("tm", kubeconfig=kubeconfig(tmp_path / "absent", absent, "hunter2"))
+        return Kubernetes(name="tm", kubeconfig=kubeconfig(tmp_path / "absent", absent, "hunter2"))
 
     @pytest.fixture
     def secrets(self) -> Sequence[str]:

@@ -16,12 +16,15 @@ from autoscaler_policies.rules.threshold import Aggregate, Rule, Threshold
 class TestThreshold(PolicyContract):
     @pytest.fixture(
         params=[
-            Threshold(up=(Rule("lag", above=100),), down=(Rule("lag", below=10),)),
+            Threshold(up=(Rule(metric="lag", above=100),), down=(Rule(metric="lag", below=10),)),
             Threshold(
-                up=(Rule("lag", above=1e4, percent=50), Rule("utilization", above=0.9, hold=timedelta(seconds=30))),
-                down=(Rule("utilization", below=0.3, replicas=2, aggregate=Aggregate.MAX),),
+                up=(
+                    Rule(metric="lag", above=1e4, percent=50),
+                    Rule(metric="utilization", above=0.9, hold=timedelta(seconds=30)),
+                ),
+                down=(Rule(metric="utilization", below=0.3, replicas=2, aggregate=Aggregate.MAX),),
             ),
-            Threshold(down=(Rule("arrivals", below=1e9, hold=timedelta(minutes=1), percent=100),)),
+            Threshold(down=(Rule(metric="arrivals", below=1e9, hold=timedelta(minutes=1), percent=100),)),
         ],
         ids=["one-metric", "several-rules", "down-only"],
     )

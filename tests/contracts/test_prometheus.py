@@ -21,12 +21,12 @@ class TestPrometheus(SourceContract):
             "timestamp(lag)": vector(({"cluster": "orders"}, str(EVALUATED - 2))),
         }
         async with stub(answers=answers) as server:
-            yield Prometheus(server.url, token=Secret("hunter2"), fresh=timedelta(0))
+            yield Prometheus(url=server.url, token=Secret("hunter2"), fresh=timedelta(0))
 
     @pytest.fixture
     def query(self) -> Query:
-        return Query("lag", {"cluster": "orders"})
+        return Query(query="lag", match={"cluster": "orders"})
 
     @pytest.fixture
     def unreachable(self) -> Prometheus:
-        return Prometheus("http://127.0.0.1:1", username="ann", password=Secret("hunter2"))
+        return Prometheus(url="http://127.0.0.1:1", username="ann", password=Secret("hunter2"))

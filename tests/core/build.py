@@ -68,7 +68,7 @@ def asks(replicas: int, current: int) -> Recommendation:
 
 def spec(*policies: Policy, **changes: Any) -> ClusterSpec:
     named = tuple(NamedPolicy(f"p{i}", policy) for i, policy in enumerate(policies or (Asks(),)))
-    base = ClusterSpec("c", Limits(1, 10), named, down=Behaviour())
+    base = ClusterSpec(name="c", limits=Limits(1, 10), policies=named, down=Behaviour())
     return replace(base, **changes)
 
 
@@ -87,8 +87,12 @@ def seen(
         numbers["ask"] = ask
     readings = {name: Reading(value, at(second)) for name, value in numbers.items()}
     there = desired if ready == -1 else ready
-    return Observation(at(second), desired, there, readings, missing or {}, engine)
+    return Observation(
+        at=at(second), desired=desired, ready=there, metrics=readings, missing=missing or {}, engine=engine
+    )
 
 
 def running(slots: int, parallelism: int | None = None, **more: Any) -> EngineStatus:
-    return EngineStatus(JobState.RUNNING, slots, slots if parallelism is None else parallelism, **more)
+    return EngineStatus(
+        job=JobState.RUNNING, slots=slots, parallelism=slots if parallelism is None else parallelism, **more
+    )

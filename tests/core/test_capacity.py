@@ -154,12 +154,12 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any]) -> Non
 )
 def test_a_maximum_is_beyond_use_by_whole_replicas(maximum: int, partitions: int | None, problem: str) -> None:
     s = spec(limits=Limits(1, maximum), slots_per_replica=2, partitions=partitions)
-    assert beyond_use(s, EngineStatus(JobState.RUNNING), ()) == problem
+    assert beyond_use(s, EngineStatus(job=JobState.RUNNING), ()) == problem
 
 
 def observed(second: float, *missing: str, **partitions: int | None) -> Observation:
     metrics = {name: Reading(5.0, at(second), count) for name, count in partitions.items()}
-    return Observation(at(second), 2, 2, metrics, dict.fromkeys(missing, "no broker"))
+    return Observation(at=at(second), desired=2, ready=2, metrics=metrics, missing=dict.fromkeys(missing, "no broker"))
 
 
 def test_the_widest_log_that_a_metric_was_read_from_gives_the_partitions() -> None:

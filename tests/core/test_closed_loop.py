@@ -92,11 +92,13 @@ class Plant:
         offered, done = (sum(values) / len(self.last) for values in zip(*self.last, strict=True))
         numbers = {"lag": self.lag, "arrivals": offered, "throughput": done, "saturation": self.busy}
         job = JobState.RUNNING if self.running else JobState.RESTARTING
-        engine = EngineStatus(job, self.size, self.size, partitions=self.partitions)
+        engine = EngineStatus(job=job, slots=self.size, parallelism=self.size, partitions=self.partitions)
         silent = self.dice.random() < self.silent
         shown = self.wanted[-1 - self.dice.randint(0, min(self.stale, len(self.wanted) - 1))]
         readings = {name: Reading(number, now) for name, number in numbers.items()}
-        return Observation(now, shown, self.size, readings, {}, None if silent else engine)
+        return Observation(
+            at=now, desired=shown, ready=self.size, metrics=readings, missing={}, engine=None if silent else engine
+        )
 
 
 def dice(seed: int) -> random.Random:
@@ -126,9 +128,9 @@ def run(spec: ClusterSpec, plant: Plant, until: int) -> list[tuple[int, int]]:
 
 def cluster(*policies: Policy, per_replica: float | None = 50.0, up: float = 0) -> ClusterSpec:
     return ClusterSpec(
-        "plant",
-        Limits(1, 20),
-        tuple(NamedPolicy(f"p{n}", policy) for n, policy in enumerate(policies)),
+        name="plant",
+        limits=Limits(1, 20),
+        policies=tuple(NamedPolicy(f"p{n}", policy) for n, policy in enumerate(policies)),
         up=Behaviour(window=seconds(up)),
         down=Behaviour(window=seconds(120), tolerance=0.1),
         capacity=CapacitySpec(per_replica=per_replica),
@@ -144,7 +146,7 @@ def cluster(*policies: Policy, per_replica: float | None = 50.0, up: float = 0) 
 def test_a_constant_load_is_left_alone_once_it_is_served(load: float, stops: bool, per_replica: float | None) -> None:
     for seed in range(2):
         plant = Plant(lambda _: load, dice(seed), stops=stops, silent=0.05)
-        brake = Threshold(up=(Rule("lag", above=50_000.0, hold=seconds(30)),))
+        brake = Threshold(up=(Rule(metric="lag", above=50_000.0, hold=seconds(30)),))
         found = run(cluster(BacklogDrain(stops=stops), brake, per_replica=per_replica), plant, 3600)
         assert len(found) <= 4, found
         assert [when for when, _ in found if when > 1800] == []

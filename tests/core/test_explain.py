@@ -53,9 +53,9 @@ class Says:
 def spec(*policies: Says, up: Behaviour | None = None, down: Behaviour | None = None) -> ClusterSpec:
     names = ("drain", "cpu", "rules")
     return ClusterSpec(
-        "orders",
-        Limits(1, 10),
-        tuple(NamedPolicy(name, policy) for name, policy in zip(names, policies, strict=False)),
+        name="orders",
+        limits=Limits(1, 10),
+        policies=tuple(NamedPolicy(name, policy) for name, policy in zip(names, policies, strict=False)),
         up=up or Behaviour(),
         down=down or Behaviour(window=timedelta(minutes=5)),
         metrics=("lag", "arrivals"),
@@ -65,7 +65,7 @@ def spec(*policies: Says, up: Behaviour | None = None, down: Behaviour | None = 
 
 def observation(at: datetime = NOW, desired: int = 3, ready: int = 3) -> Observation:
     engine = EngineStatus(
-        JobState.RUNNING,
+        job=JobState.RUNNING,
         slots=ready,
         parallelism=ready,
         partitions=12,
@@ -74,7 +74,7 @@ def observation(at: datetime = NOW, desired: int = 3, ready: int = 3) -> Observa
         restarts=1,
     )
     metrics = {"lag": Reading(12345.6, at - 2 * SECOND), "arrivals": Reading(181.25, at)}
-    return Observation(at, desired, ready, metrics, {}, engine)
+    return Observation(at=at, desired=desired, ready=ready, metrics=metrics, missing={}, engine=engine)
 
 
 def explanation(a_spec: ClusterSpec, seen: Observation, state: ClusterState | None = None) -> str:
@@ -203,11 +203,11 @@ def test_a_change_that_was_refused_is_not_told_as_made() -> None:
 def test_missing_and_stale_input_is_explained_with_its_reason() -> None:
     a_spec = spec(Says(1, Reason.BELOW, "1 would do"), Says(None, Reason.FAILED, "raised ZeroDivisionError: x"))
     seen = Observation(
-        NOW,
-        3,
-        1,
-        {"lag": Reading(1.0, NOW - timedelta(minutes=10))},
-        {"arrivals": "prometheus: no sample", "engine": "refused"},
+        at=NOW,
+        desired=3,
+        ready=1,
+        metrics={"lag": Reading(1.0, NOW - timedelta(minutes=10))},
+        missing={"arrivals": "prometheus: no sample", "engine": "refused"},
     )
     explained = explanation(a_spec, seen)
     assert (
@@ -221,7 +221,7 @@ def test_missing_and_stale_input_is_explained_with_its_reason() -> None:
 
 
 def test_an_unknown_target_is_left_alone() -> None:
-    seen = Observation(NOW, None, None, {}, {"target": "no route to the host"})
+    seen = Observation(at=NOW, desired=None, ready=None, metrics={}, missing={"target": "no route to the host"})
     explained = explanation(spec(Says(9, Reason.ABOVE)), seen, ClusterState(at=NOW - 15 * SECOND, desired=4))
     assert explained.startswith(
         "2026-01-31 03:12:45 UTC: cluster orders is left alone, because the size of its target is not known; "
@@ -253,7 +253,7 @@ def test_a_dry_run_is_marked() -> None:
 
 def test_a_decision_with_nothing_in_it_can_be_explained() -> None:
     decision = Decision(cluster="orders", at=NOW, current=0, proposed=0, desired=0, reason=Reason.ABSTAINED)
-    assert explain(Observation(NOW, 0, None), decision) == text(
+    assert explain(Observation(at=NOW, desired=0, ready=None), decision) == text(
         """
         2026-01-31 03:12:45 UTC: cluster orders stays at 0, because no policy asked for anything.
 
@@ -276,7 +276,9 @@ def test_readings_are_explained_one_by_one() -> None:
         "odd": Reading(math.nan, NOW + 90 * SECOND),
         "small": Reading(0.000123456, NOW - timedelta(minutes=3, seconds=20)),
     }
-    seen = Observation(NOW, 1, 1, metrics, engine=EngineStatus(JobState.UNKNOWN, max_parallelism=128))
+    seen = Observation(
+        at=NOW, desired=1, ready=1, metrics=metrics, engine=EngineStatus(job=JobState.UNKNOWN, max_parallelism=128)
+    )
     assert readings(seen) == [
         ("target", "The target has 1 replica, all of them up."),
         ("engine", "The job is in an unknown state: at most 128 usable."),
@@ -318,12 +320,14 @@ def test_a_single_guard_without_objection_is_named_alone() -> None:
 
 
 def test_what_could_not_be_seen_is_not_among_the_readings() -> None:
-    assert readings(Observation(NOW, None, None, {"lag": Reading(1.0, NOW)})) == [("lag", "1, just now")]
+    assert readings(Observation(at=NOW, desired=None, ready=None, metrics={"lag": Reading(1.0, NOW)})) == [
+        ("lag", "1, just now")
+    ]
 
 
 def test_what_the_target_reports_is_explained() -> None:
     pending = "2 pods pending: Insufficient cpu"
-    observation = Observation(NOW, 4, 2, {"lag": Reading(5.0, NOW, 12)}, remarks=(pending,))
+    observation = Observation(at=NOW, desired=4, ready=2, metrics={"lag": Reading(5.0, NOW, 12)}, remarks=(pending,))
     state, decision = step(spec(Says(4, Reason.STEADY)), ClusterState(), observation)
     text = explain(state.past[-1], decision)
     assert "The target reports: 2 pods pending: Insufficient cpu." in text
@@ -331,7 +335,7 @@ def test_what_the_target_reports_is_explained() -> None:
 
 
 def test_limits_that_the_target_does_not_reach_are_the_reason_and_not_the_load() -> None:
-    held = Observation(NOW, 2, 2, ceiling=Bound(3, "the quota is used up"))
+    held = Observation(at=NOW, desired=2, ready=2, ceiling=Bound(3, "the quota is used up"))
     limited = replace(spec(Says(2, Reason.STEADY)), limits=Limits(4, 9))
     state, decision = step(limited, ClusterState(), held)
     assert decision.reason is Reason.BOUNDS

@@ -332,7 +332,7 @@ def test_usable_slots_are_the_least_of_what_is_known(
     assert usable_slots(spec(partitions=partitions), engine, ()) == usable
 
 
-@pytest.mark.parametrize("engine", [None, EngineStatus(JobState.STARTING, 3)])
+@pytest.mark.parametrize("engine", [None, EngineStatus(job=JobState.STARTING, slots=3)])
 def test_a_job_has_as_many_partitions_as_before_while_the_engine_reports_nothing(engine: EngineStatus | None) -> None:
     s = spec(engine=True, partitions=7)
     past = (seen(0, 3, engine=running(3, partitions=4, max_parallelism=2)), seen(15, 3, engine=engine))

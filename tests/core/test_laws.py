@@ -209,14 +209,14 @@ def _observe(spec: ClusterSpec, moment: Moment, now: datetime, desired: int) -> 
     missing = {moment.drop: "gone"} if moment.drop else {}
     known = moment.drop != "target"
     return Observation(
-        now,
-        desired if known else None,
-        max(0, desired - moment.lost) if known else None,
-        metrics,
-        missing,
-        moment.engine if spec.engine and moment.drop != "engine" else None,
-        moment.floor if known else None,
-        moment.ceiling if known else None,
+        at=now,
+        desired=desired if known else None,
+        ready=max(0, desired - moment.lost) if known else None,
+        metrics=metrics,
+        missing=missing,
+        engine=moment.engine if spec.engine and moment.drop != "engine" else None,
+        floor=moment.floor if known else None,
+        ceiling=moment.ceiling if known else None,
     )
 
 

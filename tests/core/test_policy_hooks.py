@@ -124,16 +124,36 @@ def run(a_spec: ClusterSpec, *observations: Observation, state: ClusterState | N
 def test_a_view_that_knows_something_else_shows_all_else_as_before() -> None:
     learned, memory = Learned(memory={"p0": {"ticks": 1.0}}), {"ticks": 1.0}
     view = View(
-        T0, 3, 2, {"lag": Reading(1.0, T0)}, (seen(0, 3),), Limits(1, 5), Learned({3: SizeCapacity(1.0, T0, 1)}),
-        spec(), EngineStatus(JobState.RUNNING), begin(2, 3, T0, Cause.REQUEST), T0, {"ticks": 0.0},
-    )  # fmt: skip
+        now=T0,
+        current=3,
+        ready=2,
+        metrics={"lag": Reading(1.0, T0)},
+        past=(seen(0, 3),),
+        limits=Limits(1, 5),
+        learned=Learned({3: SizeCapacity(1.0, T0, 1)}),
+        spec=spec(),
+        engine=EngineStatus(job=JobState.RUNNING),
+        rescale=begin(2, 3, T0, Cause.REQUEST),
+        disturbance_ended_at=T0,
+        memory={"ticks": 0.0},
+    )
     assert view.with_learned(learned, memory) == replace(view, learned=learned, memory=memory)
     assert view.knowing(learned, memory) == view.with_learned(learned, memory)
     assert all(getattr(view, item.name) not in (None, {}, ()) for item in fields(View))
 
 
 def test_a_view_accepts_the_former_name_of_when_the_last_disturbance_ended() -> None:
-    view = View(T0, 3, 3, {}, (), Limits(1, 5), Learned(), spec(), warm_from=T0)  # type: ignore[call-arg]
+    view = View(
+        now=T0,
+        current=3,
+        ready=3,
+        metrics={},
+        past=(),
+        limits=Limits(1, 5),
+        learned=Learned(),
+        spec=spec(),
+        warm_from=T0,
+    )  # type: ignore[call-arg]
     assert (view.disturbance_ended_at, view.warm_from) == (T0, T0)
     assert replace(view, warm_from=at(15)) == replace(view, disturbance_ended_at=at(15))  # type: ignore[call-arg]
     assert replace(view, warm_from=None).disturbance_ended_at is None  # type: ignore[call-arg]
@@ -456,7 +476,16 @@ def test_whatever_a_policy_learns_the_memory_is_finite_numbers_by_name(outcomes:
 
 
 def test_learn_gives_the_memory_of_the_learners_alone() -> None:
-    view = View(T0, 2, 2, {}, (), Limits(1, 10), Learned(memory={"p0": {"old": 1.0}, "gone": {"x": 1.0}}), spec())
+    view = View(
+        now=T0,
+        current=2,
+        ready=2,
+        metrics={},
+        past=(),
+        limits=Limits(1, 10),
+        learned=Learned(memory={"p0": {"old": 1.0}, "gone": {"x": 1.0}}),
+        spec=spec(),
+    )
     memory, failed = learn_policies(named(Learns(lambda one: {**one.memory, "new": 2.0}), Asks()), view)
     assert (memory, failed) == ({"p0": {"old": 1.0, "new": 2.0}}, {})
 
@@ -593,7 +622,7 @@ def test_whatever_the_hooks_do_a_step_stays_within_its_laws(
     a_spec = spec(
         Asks(), Allows(lambda *_: answer(allowance)), combine=Combines(lambda *_: answer(reply)), engine=unknown
     )
-    engine = EngineStatus(JobState.UNKNOWN) if unknown else None
+    engine = EngineStatus(job=JobState.UNKNOWN) if unknown else None
     state, decision = step(a_spec, ClusterState(), seen(0, current, ask, engine=engine))
     limits = allowance.limits if isinstance(allowance, Allowance) else a_spec.limits
     if decision.rescale:

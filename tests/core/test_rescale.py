@@ -58,7 +58,7 @@ def test_a_rescale_goes_through_its_phases_and_each_duration_is_kept() -> None:
         (5, 4, 2, running(2), 0, Phase.REQUESTED),
         (10, 4, 4, running(2), 0, Phase.READY),
         (14, 4, 4, running(4, 2), 0, Phase.REGISTERED),
-        (16, 4, 4, EngineStatus(JobState.RESTARTING, 4, 4), 0, Phase.ABSORBED),
+        (16, 4, 4, EngineStatus(job=JobState.RESTARTING, slots=4, parallelism=4), 0, Phase.ABSORBED),
         (20, 4, 4, running(4), 5000, Phase.RUNNING),
     ]:
         assert rescale is not None
@@ -100,7 +100,7 @@ def test_scale_down_waits_for_replicas_and_slots_to_go() -> None:
         (UP, 3, running(2), 0.0, Phase.READY),
         (UP, 4, running(3), 0.0, Phase.REGISTERED),
         (UP, 4, running(4, 3), 0.0, Phase.ABSORBED),
-        (UP, 4, EngineStatus(JobState.RESTARTING, 4, 4), 0.0, Phase.RUNNING),
+        (UP, 4, EngineStatus(job=JobState.RESTARTING, slots=4, parallelism=4), 0.0, Phase.RUNNING),
         (UP, 4, None, 0.0, Phase.REGISTERED),
         (UP, 4, running(4), 9000.0, Phase.CAUGHT_UP),
     ],
@@ -128,7 +128,7 @@ def test_without_an_engine_and_metrics_ready_replicas_are_all_there_is_to_wait_f
 
 
 def test_an_engine_that_does_not_tell_its_slots_is_not_waited_for() -> None:
-    assert now(WATCHED, UP, world(9, 4, 4, EngineStatus(JobState.RUNNING))).settled is not None
+    assert now(WATCHED, UP, world(9, 4, 4, EngineStatus(job=JobState.RUNNING))).settled is not None
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,10 @@ def test_replicas_that_never_come_back_are_given_up_once_and_not_again() -> None
 
 @pytest.mark.parametrize(
     "engine",
-    [EngineStatus(JobState.RESTARTING, 3, 3, restarts=0), EngineStatus(JobState.RUNNING, 3, 3, restarts=1)],
+    [
+        EngineStatus(job=JobState.RESTARTING, slots=3, parallelism=3, restarts=0),
+        EngineStatus(job=JobState.RUNNING, slots=3, parallelism=3, restarts=1),
+    ],
 )
 def test_a_job_that_restarts_by_itself_is_followed_until_it_has_caught_up(engine: EngineStatus) -> None:
     metrics = ("lag", "throughput")
@@ -304,7 +307,7 @@ def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None
         ticks = [tick(15.0 * n, engine, 900 * (n > 0)) for n, engine in enumerate(engines)]
         return lived(*ticks, s=s)[0].rescale
 
-    gone = [None, EngineStatus(JobState.STOPPED), EngineStatus(JobState.STARTING, 3)]
+    gone = [None, EngineStatus(job=JobState.STOPPED), EngineStatus(job=JobState.STARTING, slots=3)]
     first = running(3, restarts=0, running_since=at(-100))
     again = fate(first, *gone, running(3, restarts=1))
     assert again is not None
@@ -318,7 +321,9 @@ def test_a_restart_while_the_engine_could_not_be_asked_is_followed_too() -> None
 
 
 def test_a_job_seen_running_for_the_first_time_has_not_restarted() -> None:
-    state, _ = lived(seen(0, 3, engine=EngineStatus(JobState.STARTING, 3)), seen(15, 3, engine=running(3, restarts=2)))
+    state, _ = lived(
+        seen(0, 3, engine=EngineStatus(job=JobState.STARTING, slots=3)), seen(15, 3, engine=running(3, restarts=2))
+    )
     assert state.rescale is None
 
 
@@ -383,7 +388,7 @@ def test_more_replicas_than_desired_as_in_a_rolling_update_have_lost_none() -> N
 
 @pytest.mark.parametrize("job", [JobState.RUNNING, JobState.RESTARTING, JobState.FAILED, JobState.UNKNOWN])
 def test_slots_that_never_go_are_waited_for_once_at_most(job: JobState) -> None:
-    more = [seen(15 * tick, 3, engine=EngineStatus(job, 4, 3)) for tick in range(1, 60)]
+    more = [seen(15 * tick, 3, engine=EngineStatus(job=job, slots=4, parallelism=3)) for tick in range(1, 60)]
     state, reported = ClusterState(), []
     s = spec(Fixed(3), engine=True)
     for observation in [seen(0, 3, engine=running(3)), *more]:
@@ -447,13 +452,13 @@ def test_a_job_that_recovers_is_not_reported_as_a_change_of_size() -> None:
     restart = replace(begin(3, 3, T0, Cause.LOSS), phase=Phase.ABSORBED)
     state = replace(ClusterState(), rescale=restart, watched_since=T0, desired=3)
     watched = replace(WATCHED, policies=spec(Fixed(2)).policies)
-    _, decision = step(watched, state, world(5, 3, 3, EngineStatus(JobState.RESTARTING, 3, 3)))
+    _, decision = step(watched, state, world(5, 3, 3, EngineStatus(job=JobState.RESTARTING, slots=3, parallelism=3)))
     assert decision.verdicts[1].detail == "the job's recovery on 3 is on its way, not yet running"
 
 
 def test_a_deadline_or_bound_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="the deadline of absorbed must be above 0s"):
-        EngineStatus(JobState.RUNNING, deadlines={Phase.ABSORBED: seconds(0)})
+        EngineStatus(job=JobState.RUNNING, deadlines={Phase.ABSORBED: seconds(0)})
     for odd in (-1, 2.5, True, "3"):
         with pytest.raises(ValueError, match=f"a bound must be a whole number of replicas, 0 or more, not {odd!r}"):
             Bound(odd, "odd")  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ def test_a_policy_that_fails_does_not_block_scaling_up() -> None:
     ],
 )
 def test_a_reading_that_cannot_be_trusted_counts_as_missing_and_never_lowers(reading: Reading, says: str) -> None:
-    observation = Observation(T0, 4, 4, {"ask": reading})
+    observation = Observation(at=T0, desired=4, ready=4, metrics={"ask": reading})
     state, decision = step(spec(metrics=("ask",)), ClusterState(), observation)
     assert decision.desired == 4
     assert says in state.past[-1].missing["ask"]
@@ -151,7 +151,7 @@ class Ranged(Asks):
 def test_a_reading_outside_what_the_metric_can_be_is_missing(
     name: str, value: float | tuple[float, ...], says: str
 ) -> None:
-    observation = Observation(T0, 4, 4, {"ask": Reading(1.0, T0), name: Reading(value, T0)})
+    observation = Observation(at=T0, desired=4, ready=4, metrics={"ask": Reading(1.0, T0), name: Reading(value, T0)})
     state, decision = step(spec(Ranged(), metrics=("ask",)), ClusterState(), observation)
     assert decision.desired == 4
     assert state.past[-1].missing == {name: says}
@@ -164,13 +164,13 @@ def test_a_reading_outside_what_the_metric_can_be_is_missing(
 )
 def test_a_reading_within_what_the_metric_can_be_is_used(name: str, value: float | tuple[float, ...]) -> None:
     reading = Reading(value, T0, parts={"a": {"offset": -1.0}})
-    state, _ = step(spec(Ranged()), ClusterState(), Observation(T0, 4, 4, {name: reading}))
+    state, _ = step(spec(Ranged()), ClusterState(), Observation(at=T0, desired=4, ready=4, metrics={name: reading}))
     assert state.past[-1].metrics == {name: reading}
 
 
 def test_a_part_beyond_all_numbers_makes_the_reading_missing() -> None:
     reading = Reading(1.0, T0, parts={"map": {"records_in": 1e308}})
-    state, _ = step(spec(Ranged()), ClusterState(), Observation(T0, 4, 4, {"ask": reading}))
+    state, _ = step(spec(Ranged()), ClusterState(), Observation(at=T0, desired=4, ready=4, metrics={"ask": reading}))
     assert state.past[-1].missing == {"ask": "a part of it is not a number of less than 2^63"}
 
 
@@ -186,7 +186,7 @@ def test_a_reading_that_the_source_itself_reports_missing_is_not_used() -> None:
     assert doubts == {"ask": "half an answer"}
 
 
-@pytest.mark.parametrize("engine", [None, EngineStatus(JobState.UNKNOWN)])
+@pytest.mark.parametrize("engine", [None, EngineStatus(job=JobState.UNKNOWN)])
 def test_an_unknown_engine_never_lowers_the_size(engine: EngineStatus | None) -> None:
     _, decision = decide(spec(Fixed(1), engine=True), seen(0, 4, engine=engine))
     assert decision.desired == 4
@@ -441,12 +441,12 @@ def test_rebase_moves_every_time_there_is() -> None:
                 0,
                 2,
                 metrics={"throughput": 90.0, "saturation": 1.0},
-                engine=EngineStatus(JobState.RESTARTING),
+                engine=EngineStatus(job=JobState.RESTARTING),
             ),
             False,
         ),
         (
-            seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}, engine=EngineStatus(JobState.UNKNOWN)),
+            seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}, engine=EngineStatus(job=JobState.UNKNOWN)),
             False,
         ),
         (seen(0, 2, metrics={"throughput": 90.0, "saturation": 1.0}, engine=running(2)), True),
@@ -545,7 +545,7 @@ def test_capacity_spec_refuses_negative_spans(name: str) -> None:
 @pytest.mark.parametrize("name", ["slots", "parallelism", "max_parallelism", "partitions", "restarts"])
 def test_an_engine_cannot_show_less_than_nothing(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: must be 0 or more, not -1"):
-        EngineStatus(JobState.RUNNING, **{name: -1})  # type: ignore[arg-type]
+        EngineStatus(job=JobState.RUNNING, **{name: -1})  # type: ignore[arg-type]
 
 
 def test_there_are_at_most_24_reasons() -> None:

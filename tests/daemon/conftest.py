@@ -91,7 +91,7 @@ def spec(name: str, **changes: Any) -> ClusterSpec:
         "interval": INTERVAL,
         "lookback": timedelta(minutes=5),
     }
-    return ClusterSpec(name, **(fields | changes))
+    return ClusterSpec(name=name, **(fields | changes))
 
 
 def make_cluster(name: str, target: object, engine: object | None = None, **changes: Any) -> Cluster:
@@ -109,7 +109,7 @@ def make_cluster(name: str, target: object, engine: object | None = None, **chan
 
 def make_config(clusters: Mapping[str, Cluster], source: object, directory: Path = Path("unused")) -> Config:
     daemon = DaemonSpec(directory=directory, listen="127.0.0.1:0")
-    return Config(Path("config.yaml"), daemon, {"source": source}, dict(clusters))  # type: ignore[dict-item]
+    return Config(path=Path("config.yaml"), daemon=daemon, sources={"source": source}, clusters=dict(clusters))  # type: ignore[dict-item]
 
 
 @dataclass

@@ -232,11 +232,11 @@ def test_a_rescale_is_requested_once_and_followed_until_it_has_settled() -> None
         world = World("a", engine=True)
         target, engine = world.targets["a"], world.engines["a"]
         target.startup = 22.0
-        engine.status = EngineStatus(JobState.RUNNING, slots=1, parallelism=1)
+        engine.status = EngineStatus(job=JobState.RUNNING, slots=1, parallelism=1)
         world.source.values["load"] = 300.0
         await world.start()
         await world.until(28)
-        engine.status = EngineStatus(JobState.RUNNING, slots=3, parallelism=3)
+        engine.status = EngineStatus(job=JobState.RUNNING, slots=3, parallelism=3)
         await world.until(60)
         await world.fleet.stop()
         assert target.requests == [3]
@@ -727,7 +727,7 @@ def test_what_the_target_allows_and_reports_is_observed_and_kept() -> None:
 def test_a_maximum_beyond_what_the_job_can_use_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         world = World("a", engine=True)
-        world.engines["a"].status = EngineStatus(JobState.RUNNING, slots=1, parallelism=1, max_parallelism=4)
+        world.engines["a"].status = EngineStatus(job=JobState.RUNNING, slots=1, parallelism=1, max_parallelism=4)
         await world.start()
         await world.until(600)
         await world.fleet.stop()
@@ -745,7 +745,7 @@ def test_stages_of_another_width_with_every_batch_do_not_fill_the_log(caplog: py
         await world.start()
         for number in range(60):
             tasks = 2 + number % 5
-            world.engines["a"].status = EngineStatus(JobState.RUNNING, slots=1, parallelism=1, partitions=tasks)
+            world.engines["a"].status = EngineStatus(job=JobState.RUNNING, slots=1, parallelism=1, partitions=tasks)
             await world.until(10 * number + 10)
         world.clusters["a"] = make_cluster("a", world.plugins["a"], world.engine_plugins["a"], limits=Limits(1, 12))
         await world.fleet.apply(world.config)

@@ -51,12 +51,21 @@ DATA = Path(__file__).parent / "data"
 
 def a_record(at: datetime = NOW, cluster: str = "a") -> Record:
     observation = Observation(
-        at,
-        3,
-        2,
-        {"lag": Reading(120.5, at - timedelta(seconds=2)), "cpu": Reading((0.5, 0.75), at)},
-        {"engine": 'it said "no"\nand more'},
-        EngineStatus(JobState.RESTARTING, 3, 2, 128, 12, at, at, 4),
+        at=at,
+        desired=3,
+        ready=2,
+        metrics={"lag": Reading(120.5, at - timedelta(seconds=2)), "cpu": Reading((0.5, 0.75), at)},
+        missing={"engine": 'it said "no"\nand more'},
+        engine=EngineStatus(
+            job=JobState.RESTARTING,
+            slots=3,
+            parallelism=2,
+            max_parallelism=128,
+            partitions=12,
+            running_since=at,
+            last_checkpoint=at,
+            restarts=4,
+        ),
     )
     decision = Decision(
         cluster=cluster,
@@ -128,7 +137,9 @@ async def test_the_past_is_moved_along_when_the_clock_was_set_back(tmp_path: Pat
     state = ClusterState()
     async with open_state_store(tmp_path, decisions=100) as store:
         for at in (0, 10, 20, -3580, -3570, 15, 5):
-            observation = Observation(NOW + timedelta(seconds=at), 3, 3, {"load": Reading(300.0, NOW)})
+            observation = Observation(
+                at=NOW + timedelta(seconds=at), desired=3, ready=3, metrics={"load": Reading(300.0, NOW)}
+            )
             state, decision = step(spec("a", lookback=timedelta(hours=2)), state, observation)
             await store.save("a", state, Record(state.past[-1], decision))
         loaded = await store.load("a")
@@ -150,7 +161,7 @@ def test_every_kind_of_number_survives() -> None:
 
 
 def test_a_line_has_what_is_out_of_the_usual() -> None:
-    observation = Observation(NOW, 3, 3, {"load": Reading(300.0, NOW)})
+    observation = Observation(at=NOW, desired=3, ready=3, metrics={"load": Reading(300.0, NOW)})
     _, decision = step(spec("a"), ClusterState(), observation)
     text = dump_record(Record(observation, decision))
     assert load_record(text) == Record(observation, decision)
@@ -214,7 +225,7 @@ def test_what_a_version_before_targets_had_bounds_has_kept_is_still_read() -> No
 def test_all_that_a_target_and_an_engine_may_say_survives() -> None:
     record, state = a_record(), a_state()
     engine = EngineStatus(
-        JobState.RUNNING, deadlines={Phase.ABSORBED: timedelta.max, Phase.RUNNING: timedelta(seconds=72.5)}
+        job=JobState.RUNNING, deadlines={Phase.ABSORBED: timedelta.max, Phase.RUNNING: timedelta(seconds=72.5)}
     )
     observation = replace(
         record.observation,

@@ -96,7 +96,9 @@ class FlinkCluster:
 
     def start_task_manager(self, number: int, slots: int = 1) -> None:
         """Start one without the target `local`; `processes.stop(f"taskmanager-{number}", 10)` stops it."""
-        kind = FlinkTaskManagers(self.home, self.jdk, self.conf, self.task_manager_sizes(slots), None)
+        kind = FlinkTaskManagers(
+            home=self.home, java=self.jdk, conf=self.conf, sizes=self.task_manager_sizes(slots), page=None
+        )
         work = self.directory / f"taskmanager-{number}"
         work.mkdir()
         command, environment = kind.launch(Place(f"127.77.7.{number + 1}", work, work, number))

@@ -43,7 +43,7 @@ class Rig:
         """What can be read of these now."""
         now = datetime.now(UTC)  # noqa: TID251 - a real daemon's clock
         found = await asyncio.gather(
-            *(self.source.collect(FlinkQuery(metric, **query), now) for metric in metrics),  # type: ignore[arg-type]
+            *(self.source.collect(FlinkQuery(metric=metric, **query), now) for metric in metrics),  # type: ignore[arg-type]
             return_exceptions=True,
         )
         values: dict[str, float] = {}
@@ -99,8 +99,8 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         window = timedelta(seconds=10)
         async with (
             shared.stack,
-            Flink(cluster.rest, "surge", window).connect(shared) as source,
-            FlinkPlugin(cluster.rest, "surge", window).connect(shared) as engine,
+            Flink(url=cluster.rest, job="surge", timeout=window).connect(shared) as source,
+            FlinkPlugin(url=cluster.rest, job="surge", timeout=window).connect(shared) as engine,
         ):
             yield Rig(cluster, source, engine)
 

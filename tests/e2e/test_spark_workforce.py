@@ -62,8 +62,8 @@ async def test_a_real_worker_is_drained_before_its_instance_goes_and_no_task_fai
         ui = f"http://127.0.0.1:{standalone.ui}"
         spark = Spark(app="local-target", report=f"http://127.0.0.1:{standalone.report}", master=ui)
         plugin = AwsAsg(
-            group,
-            REGION,
+            group=group,
+            region=REGION,
             endpoint_url=proxy.url,
             scale_in=ScaleIn.DRAIN,
             drain=timedelta(minutes=2),

@@ -42,7 +42,9 @@ class Rig:
 
     async def open(self, **changes: Any) -> FlinkEngine:
         if self.engine is None:
-            self.engine = await self.shared.stack.enter_async_context(Flink(self.url, **changes).connect(self.shared))
+            self.engine = await self.shared.stack.enter_async_context(
+                Flink(url=self.url, **changes).connect(self.shared)
+            )
         return self.engine
 
     async def describe(self, **changes: Any) -> EngineStatus:
@@ -129,7 +131,7 @@ async def test_tasks_that_have_come_to_their_end_are_no_harm(rig: Rig) -> None:
 
 async def test_a_job_without_restarts_has_failed_when_its_worker_is_lost() -> None:
     async for rig in _rig("2.3", "failed"):
-        assert await rig.describe() == EngineStatus(JobState.FAILED)
+        assert await rig.describe() == EngineStatus(job=JobState.FAILED)
 
 
 async def test_a_job_of_the_default_scheduler_runs_on_the_slots_it_uses() -> None:
@@ -145,7 +147,7 @@ async def test_a_job_of_the_default_scheduler_runs_on_the_slots_it_uses() -> Non
 
 
 async def test_a_job_that_is_not_there_is_stopped(rig: Rig) -> None:
-    assert await rig.describe(job="other") == EngineStatus(JobState.STOPPED)
+    assert await rig.describe(job="other") == EngineStatus(job=JobState.STOPPED)
 
 
 async def test_two_jobs_of_one_name_are_refused(rig: Rig) -> None:
@@ -569,12 +571,12 @@ sources: {{job: {{type: flink, url: "{rig.url}"}}}}
 
 
 def test_the_source_and_the_engine_have_the_same_parameters() -> None:
-    assert vars(Source("http://h:1")) == vars(Flink("http://h:1"))
+    assert vars(Source(url="http://h:1")) == vars(Flink(url="http://h:1"))
     for plugin in (Source, Flink):
         with pytest.raises(ValueError, match="url: must be"):
-            plugin("h:1")
+            plugin(url="h:1")
         with pytest.raises(ValueError, match="window: must be above 0"):
-            plugin("http://h:1", window=timedelta(0))
+            plugin(url="http://h:1", window=timedelta(0))
 
 
 def test_a_vertex_is_a_source_when_nothing_feeds_it() -> None:

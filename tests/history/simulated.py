@@ -49,7 +49,14 @@ def followed(load: Load, plant: PlantSpec, *, seed: int = 1, target: float = 0.8
     """What is recorded of a cluster that follows its load."""
     records: list[Record] = []
     decide = Follow(load.per_worker(plant.gamma), plant.gamma, target)
-    done = run(ClusterSpec("simulated", Limits(1, 40), ()), plant, load, seed, record=records.append, decide=decide)
+    done = run(
+        ClusterSpec(name="simulated", limits=Limits(1, 40), policies=()),
+        plant,
+        load,
+        seed,
+        record=records.append,
+        decide=decide,
+    )
     return records, done
 
 

@@ -116,9 +116,9 @@ def test_days_before_the_first_that_counts_are_left_out(spark: SparkSession) -> 
 def case() -> Case:
     adaptive, drain = (load(Kind.POLICY, kind) for kind in ("adaptive", "backlog-drain"))
     spec = ClusterSpec(
-        "x",
-        Limits(1, 12),
-        (NamedPolicy("a", adaptive()), NamedPolicy("b", drain())),
+        name="x",
+        limits=Limits(1, 12),
+        policies=(NamedPolicy("a", adaptive()), NamedPolicy("b", drain())),
         metrics=("lag", "arrivals", "throughput"),
         engine=True,
         interval=timedelta(minutes=5),
@@ -126,7 +126,12 @@ def case() -> Case:
         combine=expression("max(a, b)", ("a", "b")),
     )
     other = replace(spec, policies=spec.policies[:1], combine=None)
-    return Case(PLANTS["k8s"], 80.0, 12, (Variant("both", spec), Variant("one", other, {"a.headroom": "0.05"})))
+    return Case(
+        PLANTS["k8s"],
+        80.0,
+        12,
+        (Variant(policy="both", spec=spec), Variant(policy="one", spec=other, parameters={"a.headroom": "0.05"})),
+    )
 
 
 def test_spark_and_this_process_simulate_the_same_bit_for_bit(spark: SparkSession) -> None:

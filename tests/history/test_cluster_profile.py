@@ -145,7 +145,14 @@ def test_the_profile_scales_with_the_records(day: tuple[list[Record], Run]) -> N
 def _rescale(number: int, direction: str = "up", **changes: Any) -> Rescaled:
     before, after = (4, 6) if direction == "up" else (6, 4)
     known = {"ready_s": 30.0, "absorbed_s": 52.0, "stall_s": 12.0, "caught_up_s": 100.0} | changes
-    return Rescaled(BEGIN + 7200.0 * number, before, after, direction, known.pop("cause", "request"), **known)
+    return Rescaled(
+        at=BEGIN + 7200.0 * number,
+        before=before,
+        after=after,
+        direction=direction,
+        cause=known.pop("cause", "request"),
+        **known,
+    )
 
 
 def test_times_are_by_direction_each_after_the_one_before() -> None:
@@ -191,7 +198,9 @@ def _steady(days: float = 8, size: float = 4.0, arrivals: Any = 300.0, **changes
         "slots": size,
         "partitions": math.nan,
     } | changes
-    return Minutes(minute, **{name: np.broadcast_to(value, count).astype(float) for name, value in values.items()})
+    return Minutes(
+        minute=minute, **{name: np.broadcast_to(value, count).astype(float) for name, value in values.items()}
+    )
 
 
 def _found(kind: str, profile: Profile) -> Any:
@@ -317,8 +326,18 @@ HISTORIES = {
 @pytest.mark.parametrize("history", HISTORIES)
 def test_whatever_was_seen_gives_a_profile_that_can_be_read_back(history: str) -> None:
     odd = [
-        Rescaled(BEGIN, 1, 1, "sideways", "?"),
-        Rescaled(BEGIN, 0, 3, "up", "request", NAN, math.inf, -5.0, None),
+        Rescaled(at=BEGIN, before=1, after=1, direction="sideways", cause="?"),
+        Rescaled(
+            at=BEGIN,
+            before=0,
+            after=3,
+            direction="up",
+            cause="request",
+            ready_s=NAN,
+            absorbed_s=math.inf,
+            stall_s=-5.0,
+            caught_up_s=None,
+        ),
     ]
 
     profile = build_profile("it", HISTORIES[history], odd, OPTIONS)

@@ -84,7 +84,7 @@ def test_what_busy_sizes_do_and_how_long_changes_take_is_true() -> None:
 def test_it_looks_as_the_simulators_history_does(day: tuple[generated.Part, generated.Day]) -> None:
     records: list[Record] = []
     policy = NamedPolicy("adaptive", load(Kind.POLICY, "adaptive")())
-    spec = ClusterSpec("it", Limits(1, 24), (policy,), engine=True, metrics=METRICS)
+    spec = ClusterSpec(name="it", limits=Limits(1, 24), policies=(policy,), engine=True, metrics=METRICS)
     run(
         spec,
         PLANTS["k8s"],

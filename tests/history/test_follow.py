@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +32,7 @@ def lines(cluster: str, hour: datetime, count: int = 3) -> list[bytes]:
     found = []
     for number in range(count):
         at = hour + timedelta(minutes=number)
-        observation = Observation(at, 3, 3, {"lag": Reading(float(number), at)})
+        observation = Observation(at=at, desired=3, ready=3, metrics={"lag": Reading(float(number), at)})
         found.append(
             dump_record(
                 Record(
@@ -68,8 +69,14 @@ class Fleet:
     def follow(self, **changes: object) -> list[Batch]:
         """Take what is there. Returns the batches."""
         self.batches = []
-        what = {"places": [f"{self.root}/*/history"], "checkpoint": str(self.root / "dataset" / "_follow"), **changes}
-        Follower(self.spark, self.dataset, FollowOptions(**what), self.batches.append).run()  # type: ignore[arg-type]
+        what: dict[str, Any] = {
+            "places": [f"{self.root}/*/history"],
+            "checkpoint": str(self.root / "dataset" / "_follow"),
+            **changes,
+        }
+        Follower(
+            spark=self.spark, dataset=self.dataset, options=FollowOptions(**what), report=self.batches.append
+        ).run()
         return self.batches
 
     def rows(self, table: str = "observations") -> list[tuple[str, datetime]]:
@@ -133,9 +140,9 @@ def test_a_batch_that_was_cut_off_is_repeated_and_nothing_is_lost_or_there_twice
         # The rows are in the dataset, and Spark does not know it: as after a kill between the two.
         raise AutoscalerError(f"killed in batch {batch.number}")
 
-    what = FollowOptions([f"{fleet.root}/*/history"], str(fleet.root / "checkpoint"))
+    what = FollowOptions(places=[f"{fleet.root}/*/history"], checkpoint=str(fleet.root / "checkpoint"))
     with pytest.raises(AutoscalerError, match=r"^killed in batch 0$"):
-        Follower(fleet.spark, fleet.dataset, what, fail).run()
+        Follower(spark=fleet.spark, dataset=fleet.dataset, options=what, report=fail).run()
     (again,) = fleet.follow(checkpoint=what.checkpoint)
     assert (again.number, again.files) == (0, 2)
     assert (again.imported.merged.added["decisions"], again.imported.merged.known["decisions"]) == (0, 6)
@@ -176,13 +183,13 @@ def test_a_file_that_is_removed_before_it_is_read_stops_nothing(fleet: Fleet, mo
 def test_it_waits_while_another_process_writes_and_can_be_stopped_then(fleet: Fleet) -> None:
     packed(fleet.root / "a" / "history", NOON)
     warned: list[str] = []
-    what = FollowOptions([f"{fleet.root}/a/history"], str(fleet.root / "checkpoint"))
+    what = FollowOptions(places=[f"{fleet.root}/a/history"], checkpoint=str(fleet.root / "checkpoint"))
 
     def warn(text: str) -> None:
         warned.append(text)
         follower.stop()
 
-    follower = Follower(fleet.spark, fleet.dataset, what, fleet.batches.append, warn)
+    follower = Follower(spark=fleet.spark, dataset=fleet.dataset, options=what, report=fleet.batches.append, warn=warn)
     with fleet.dataset.writing():
         follower.run()
     assert (fleet.batches, fleet.rows()) == ([], [])
@@ -197,12 +204,12 @@ def test_files_that_wait_are_counted_also_after_a_restart(fleet: Fleet) -> None:
         packed(fleet.root / "a b,{c}" / "history", NOON + number * HOUR)
     places = [str(fleet.root / "a b,{c}" / "history"), f"{fleet.root}/x*"]
     batches: list[Batch] = []
-    what = FollowOptions(places, str(fleet.root / "checkpoint"), files=2, count=True)
-    first = Follower(fleet.spark, fleet.dataset, what, batches.append)
+    what = FollowOptions(places=places, checkpoint=str(fleet.root / "checkpoint"), files=2, count=True)
+    first = Follower(spark=fleet.spark, dataset=fleet.dataset, options=what, report=batches.append)
     first.report = lambda batch: (batches.append(batch), first.stop())  # type: ignore[func-returns-value]
     first.run()
     packed(fleet.root / "a b,{c}" / "history", NOON + 5 * HOUR)
-    second = Follower(fleet.spark, fleet.dataset, what, batches.append)
+    second = Follower(spark=fleet.spark, dataset=fleet.dataset, options=what, report=batches.append)
     second.run()
     waiting = {batch.number: batch.waiting for batch in batches}
     assert waiting == {0: 3, 1: 2, 2: 0}
@@ -243,10 +250,10 @@ def test_a_checkpoint_that_cannot_be_used_reports_that(fleet: Fleet, monkeypatch
         with pytest.raises(FollowError, match=rf"spoilt: the checkpoint is damaged \(.*{damage}.*\); move it away"):
             fleet.follow(checkpoint=str(spoilt))
         shutil.rmtree(spoilt)
-    other = FollowOptions([f"{fleet.root}/a/history"], str(place))
+    other = FollowOptions(places=[f"{fleet.root}/a/history"], checkpoint=str(place))
     dataset = open_dataset(fleet.root / "another", make=True)
     with pytest.raises(FollowError, match=r"_follow: is the checkpoint of another dataset"):
-        Follower(fleet.spark, dataset, other, fleet.batches.append).run()
+        Follower(spark=fleet.spark, dataset=dataset, options=other, report=fleet.batches.append).run()
 
 
 def test_places_that_cannot_be_followed_say_so(tmp_path: Path) -> None:

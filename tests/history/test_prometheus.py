@@ -199,7 +199,7 @@ def test_what_prometheus_has_becomes_observations_as_the_daemon_would_have_made_
     assert [observation.at for observation, _ in orders] == [BEGIN + number * STEP for number in range(121)]
     at = BEGIN + 30 * STEP
     assert orders[30][0] == Observation(
-        at, 4, 4, {"cpu": Reading(0.5, at), "lag": Reading(70, at - timedelta(seconds=3))}
+        at=at, desired=4, ready=4, metrics={"cpu": Reading(0.5, at), "lag": Reading(70, at - timedelta(seconds=3))}
     )
     changes = [(observation.at, decision.current, decision.desired) for observation, decision in orders]
     assert [change for change in changes if change[1] != change[2]] == [(BEGIN + 59 * STEP, 4, 8)]
@@ -207,10 +207,10 @@ def test_what_prometheus_has_becomes_observations_as_the_daemon_would_have_made_
     seen, _ = imported(tmp_path, "clicks")[-1]
     last = BEGIN + 2 * HOUR
     assert seen == Observation(
-        last,
-        2,
-        2,
-        {
+        at=last,
+        desired=2,
+        ready=2,
+        metrics={
             "cpu": Reading(0.25, last),
             "errors": Reading(0.0, last),
             "busy": Reading((0.25, 0.5), last - timedelta(seconds=1.5)),

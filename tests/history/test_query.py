@@ -30,7 +30,7 @@ def record(cluster: str, number: int) -> Record:
     metrics = {"lag": Reading(10.0 * number, at), "cpu": Reading(0.5, at)}
     missing = {"throughput": "no sample"} if number == 3 else {}
     return Record(
-        Observation(at, 4, 4, metrics, missing),
+        Observation(at=at, desired=4, ready=4, metrics=metrics, missing=missing),
         Decision(cluster=cluster, at=at, current=4, proposed=4, desired=4, reason=Reason.STEADY),
     )
 

@@ -52,19 +52,29 @@ clusters:
 def full(cluster: str, at: datetime) -> Record:
     """A record with all that one can have."""
     seen = Observation(
-        at,
-        4,
-        None,
-        {
+        at=at,
+        desired=4,
+        ready=None,
+        metrics={
             "lag": Reading(12.5, at - timedelta(microseconds=1), 12, {"map": {"rate": 1.0, "busy": 0.1}}),
             "utilization": Reading((0.1, 0.30000000000000004), at, over=timedelta(seconds=59.999999)),
             "arrivals": Reading(math.inf, at),
         },
-        {"throughput": "no sample", "engine": ""},
-        EngineStatus(JobState.RUNNING, 8, None, 128, 12, at - TICK, None, 0, {Phase.ABSORBED: timedelta(seconds=0.25)}),
-        Bound(1, "the group's own"),
-        None,
-        ("a pod does not come up", "ä"),
+        missing={"throughput": "no sample", "engine": ""},
+        engine=EngineStatus(
+            job=JobState.RUNNING,
+            slots=8,
+            parallelism=None,
+            max_parallelism=128,
+            partitions=12,
+            running_since=at - TICK,
+            last_checkpoint=None,
+            restarts=0,
+            deadlines={Phase.ABSORBED: timedelta(seconds=0.25)},
+        ),
+        floor=Bound(1, "the group's own"),
+        ceiling=None,
+        remarks=("a pod does not come up", "ä"),
     )
     decision = Decision(
         cluster=cluster,
@@ -86,7 +96,7 @@ def full(cluster: str, at: datetime) -> Record:
 
 def plain(cluster: str, at: datetime, desired: int | None = 4) -> Record:
     return Record(
-        Observation(at, desired, desired),
+        Observation(at=at, desired=desired, ready=desired),
         Decision(cluster=cluster, at=at, current=desired or 0, proposed=0, desired=desired or 0, reason=Reason.STEADY),
     )
 

@@ -75,27 +75,27 @@ def _record(dice: Random, at: datetime) -> Record:
         return dice.randrange(30)
 
     engine = EngineStatus(
-        dice.choice(list(JobState)),
-        dice.choice([None, size()]),
-        dice.choice([None, size()]),
-        dice.choice([None, size()]),
-        dice.choice([None, size()]),
-        dice.choice([None, at - _span(dice)]),
-        dice.choice([None, at - _span(dice)]),
-        dice.choice([None, 3]),
-        {phase: _span(dice) + timedelta(seconds=1) for phase in Phase if dice.random() < 0.3},
+        job=dice.choice(list(JobState)),
+        slots=dice.choice([None, size()]),
+        parallelism=dice.choice([None, size()]),
+        max_parallelism=dice.choice([None, size()]),
+        partitions=dice.choice([None, size()]),
+        running_since=dice.choice([None, at - _span(dice)]),
+        last_checkpoint=dice.choice([None, at - _span(dice)]),
+        restarts=dice.choice([None, 3]),
+        deadlines={phase: _span(dice) + timedelta(seconds=1) for phase in Phase if dice.random() < 0.3},
     )
     names = ("lag", "arrivals", "throughput", "utilization", _text(dice) or "other")
     observation = Observation(
-        at,
-        dice.choice([None, size()]),
-        dice.choice([None, size()]),
-        {name: _reading(dice, at) for name in names if dice.random() < 0.7},
-        {_text(dice): _text(dice) for _ in range(dice.randrange(2))},
-        dice.choice([None, engine]),
-        dice.choice([None, Bound(size(), "its own least")]),
-        dice.choice([None, Bound(size(), "a quota")]),
-        tuple(_text(dice) for _ in range(dice.randrange(3))),
+        at=at,
+        desired=dice.choice([None, size()]),
+        ready=dice.choice([None, size()]),
+        metrics={name: _reading(dice, at) for name in names if dice.random() < 0.7},
+        missing={_text(dice): _text(dice) for _ in range(dice.randrange(2))},
+        engine=dice.choice([None, engine]),
+        floor=dice.choice([None, Bound(size(), "its own least")]),
+        ceiling=dice.choice([None, Bound(size(), "a quota")]),
+        remarks=tuple(_text(dice) for _ in range(dice.randrange(3))),
     )
     reason = dice.choice(list(Reason))
     asked = tuple(

@@ -30,7 +30,14 @@ METRICS = ("lag", "arrivals", "throughput", "saturation", "utilization", "cpu")
 
 def spec(name: str, kind: str, **fields: Any) -> ClusterSpec:
     policy = NamedPolicy("main", load(Kind.POLICY, kind)(**fields))
-    return ClusterSpec(name, Limits(1, 24), (policy,), metrics=METRICS, engine=True, lookback=timedelta(minutes=32))
+    return ClusterSpec(
+        name=name,
+        limits=Limits(1, 24),
+        policies=(policy,),
+        metrics=METRICS,
+        engine=True,
+        lookback=timedelta(minutes=32),
+    )
 
 
 def simulated(what: ClusterSpec, wrong: str, seed: int) -> list[Record]:

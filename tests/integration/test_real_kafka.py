@@ -59,7 +59,7 @@ class Asker:
         self._source = source
 
     async def ask(self, metric: str, *topics: str, now: datetime = NOW, **more: Any) -> Reading:
-        return cast("Reading", await self._source.collect(Query(Metric(metric), topics, **more), now))
+        return cast("Reading", await self._source.collect(Query(metric=Metric(metric), topics=topics, **more), now))
 
     async def value(self, metric: str, *topics: str, **more: Any) -> float:
         value = (await self.ask(metric, *topics, **more)).value
@@ -90,7 +90,7 @@ async def opened(plugin: Kafka) -> AsyncIterator[Asker]:
 
 @asynccontextmanager
 async def source(broker: Broker, **more: Any) -> AsyncIterator[Asker]:
-    async with opened(Kafka(broker.address, **{"fresh": AT_ONCE, **more})) as asker:
+    async with opened(Kafka(bootstrap_servers=broker.address, **{"fresh": AT_ONCE, **more})) as asker:
         yield asker
 
 
@@ -270,7 +270,7 @@ class TestAuthentication:
 
     def plugin(self, broker: Broker, listener: str, **more: Any) -> Kafka:
         protocol = SecurityProtocol(kafka_broker.PROTOCOLS[listener])
-        return Kafka(broker.at(listener), security_protocol=protocol, fresh=AT_ONCE, **more)
+        return Kafka(bootstrap_servers=broker.at(listener), security_protocol=protocol, fresh=AT_ONCE, **more)
 
     @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
     @pytest.mark.parametrize("listener", ["SASL", "SASL_SSL"])
@@ -344,7 +344,12 @@ class TestAuthentication:
             ("PLAINTEXT", "SSL", {"ca_file": authority.ca}),
         )
         for listener, protocol, more in wrong:
-            plugin = Kafka(broker.at(listener), security_protocol=SecurityProtocol(protocol), timeout=QUICK, **more)
+            plugin = Kafka(
+                bootstrap_servers=broker.at(listener),
+                security_protocol=SecurityProtocol(protocol),
+                timeout=QUICK,
+                **more,
+            )
             async with opened(plugin) as asker:
                 with pytest.raises(EdgeError, match=f"does it expect {protocol} there|TLS failed"):
                     await asker.ask("lag", "allowed", group="group")
@@ -422,7 +427,7 @@ async def test_a_leader_that_is_lost_is_missing_until_another_is_elected(two: tu
         await produce(first.address, topic, {0: 10, 1: 10})
         await commit(first.address, "group", topic, {0: 4, 1: 4})
     # Only the second is known at first, so that the first is found through it.
-    async with opened(Kafka(second.address, fresh=AT_ONCE, timeout=QUICK)) as asker:
+    async with opened(Kafka(bootstrap_servers=second.address, fresh=AT_ONCE, timeout=QUICK)) as asker:
         for topic in ("copied", "single"):
             await asker.until(is_value(12.0), "lag", topic, group="group")
         second.signal(signal.SIGKILL)
@@ -441,7 +446,7 @@ async def test_a_leader_that_hangs_does_not_cost_topics_of_other_brokers(patient
     first, second = patient
     await make_topic(first.address, "here", assigned={0: [1]})
     await make_topic(first.address, "there", assigned={0: [2]})
-    async with opened(Kafka(f"{first.address},{second.address}", fresh=AT_ONCE)) as asker:
+    async with opened(Kafka(bootstrap_servers=f"{first.address},{second.address}", fresh=AT_ONCE)) as asker:
         window = timedelta(seconds=0.1)
         for topic in ("here", "there"):
             await asker.until(is_value(0.0), "arrivals", topic, window=window)

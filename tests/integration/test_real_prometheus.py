@@ -195,8 +195,8 @@ async def until(plugin: Prometheus, query: Query, wanted: Callable[[Reading | Ed
 
 
 async def test_a_value_follows_the_target(world: World) -> None:
-    query = Query('consumer_lag{cluster="c7"}')
-    plugin = Prometheus(world.url, fresh=timedelta(0))
+    query = Query(query='consumer_lag{cluster="c7"}')
+    plugin = Prometheus(url=world.url, fresh=timedelta(0))
     reading = await read(plugin, query, now())
     assert reading.value == 7
     assert timedelta(seconds=-1) < now() - reading.at < timedelta(seconds=5)
@@ -208,41 +208,41 @@ async def test_a_value_follows_the_target(world: World) -> None:
 
 @pytest.mark.parametrize("promql", ["consumer_lag", "sum by (cluster) (consumer_lag)"])
 async def test_one_query_serves_many_clusters(world: World, promql: str) -> None:
-    async with LocalShared() as shared, Prometheus(world.url).connect(shared) as source:
-        queries = [Query(promql, {"cluster": f"c{number}"}) for number in range(CLUSTERS)]
+    async with LocalShared() as shared, Prometheus(url=world.url).connect(shared) as source:
+        queries = [Query(query=promql, match={"cluster": f"c{number}"}) for number in range(CLUSTERS)]
         readings = await asyncio.gather(*(source.collect(query, now()) for query in queries))
         with pytest.raises(AnswerError, match=f"no sample for cluster='c{CLUSTERS}' among {CLUSTERS}"):
-            await source.collect(Query(promql, {"cluster": f"c{CLUSTERS}"}), now())
+            await source.collect(Query(query=promql, match={"cluster": f"c{CLUSTERS}"}), now())
     assert [reading.value for reading in readings] == list(range(CLUSTERS))
     assert all(abs(now() - reading.at) < timedelta(seconds=5) for reading in readings)
 
 
 async def test_one_number_per_replica(world: World) -> None:
-    reading = await read(Prometheus(world.url), Query("busy_ratio", many=Many.EACH), now())
+    reading = await read(Prometheus(url=world.url), Query(query="busy_ratio", many=Many.EACH), now())
     assert reading.value == (0.25, 0.75, 0.5)
-    reading = await read(Prometheus(world.url), Query("busy_ratio", many=Many.MAX), now())
+    reading = await read(Prometheus(url=world.url), Query(query="busy_ratio", many=Many.MAX), now())
     assert reading.value == 0.75
 
 
 async def test_a_sum_can_require_all_its_series(world: World) -> None:
     promql = "sum(busy_ratio) and count(busy_ratio) == "
-    assert (await read(Prometheus(world.url), promql + "3", now())).value == 1.5
+    assert (await read(Prometheus(url=world.url), promql + "3", now())).value == 1.5
     with pytest.raises(AnswerError, match="no sample"):
-        await read(Prometheus(world.url), promql + "4", now())
+        await read(Prometheus(url=world.url), promql + "4", now())
 
 
 async def test_a_sample_with_its_own_time_has_that_age(world: World) -> None:
-    reading = await read(Prometheus(world.url), "bridged_lag", now())
+    reading = await read(Prometheus(url=world.url), "bridged_lag", now())
     assert reading.value == 42
     assert reading.at.timestamp() == pytest.approx(world.stamped.at, abs=0.001)
 
 
 async def test_an_aggregate_has_the_age_of_its_age_expression(world: World) -> None:
     promql, labels = "sum by (cluster) (bridged_lag)", {"cluster": "orders"}
-    undated = await read(Prometheus(world.url), Query(promql, labels), now())
+    undated = await read(Prometheus(url=world.url), Query(query=promql, match=labels), now())
     assert abs(now() - undated.at) < timedelta(seconds=5)  # all that Prometheus tells: documented
     age = "min by (cluster) (timestamp(bridged_lag))"
-    dated = await read(Prometheus(world.url), Query(promql, labels, age=age), now())
+    dated = await read(Prometheus(url=world.url), Query(query=promql, match=labels, age=age), now())
     assert dated.at.timestamp() == pytest.approx(world.stamped.at, abs=0.001)
 
 
@@ -263,23 +263,23 @@ async def test_a_query_without_a_number_is_an_error_with_the_servers_message(
     world: World, promql: str, message: str
 ) -> None:
     with pytest.raises(AnswerError, match=message):
-        await read(Prometheus(world.url), promql, now())
+        await read(Prometheus(url=world.url), promql, now())
 
 
 async def test_a_bearer_token_is_accepted_by_a_proxy(world: World) -> None:
     async with proxy(world.url, "s3cret") as url:
-        assert (await read(Prometheus(url, token=Secret("s3cret")), "sum(consumer_lag)", now())).value == 44850
+        assert (await read(Prometheus(url=url, token=Secret("s3cret")), "sum(consumer_lag)", now())).value == 44850
         with pytest.raises(RefusedError, match="HTTP 401: 'token wrong or missing'"):
-            await read(Prometheus(url, token=Secret("guess")), "sum(consumer_lag)", now())
+            await read(Prometheus(url=url, token=Secret("guess")), "sum(consumer_lag)", now())
 
 
 async def test_a_metric_disappears_with_its_target_and_is_never_zero(world: World) -> None:
-    plugin = Prometheus(world.url, fresh=timedelta(0))
+    plugin = Prometheus(url=world.url, fresh=timedelta(0))
     for promql in ("mortal_lag", "sum(mortal_lag)"):
         assert (await read(plugin, promql, now())).value == 5
     world.stop()
     for promql in ("mortal_lag", "sum(mortal_lag)"):
-        await until(plugin, Query(promql), lambda outcome: isinstance(outcome, AnswerError))
+        await until(plugin, Query(query=promql), lambda outcome: isinstance(outcome, AnswerError))
 
 
 @pytest.fixture(scope="module")
@@ -300,22 +300,22 @@ class TestGuarded:
 
     async def test_the_right_password_over_trusted_tls_gives_values(self, guarded: tuple[str, Path]) -> None:
         url, ca = guarded
-        plugin = Prometheus(url, username="ann", password=Secret(PASSWORD), ca_file=ca)
+        plugin = Prometheus(url=url, username="ann", password=Secret(PASSWORD), ca_file=ca)
         assert (await read(plugin, "vector(3)", now())).value == 3
 
     async def test_a_wrong_password_is_refused(self, guarded: tuple[str, Path]) -> None:
         url, ca = guarded
         with pytest.raises(RefusedError, match="HTTP 401"):
-            await read(Prometheus(url, username="ann", password=Secret("guess"), ca_file=ca), "vector(3)")
+            await read(Prometheus(url=url, username="ann", password=Secret("guess"), ca_file=ca), "vector(3)")
         with pytest.raises(RefusedError, match="check username and password, or token"):
-            await read(Prometheus(url, ca_file=ca), "vector(3)")
+            await read(Prometheus(url=url, ca_file=ca), "vector(3)")
 
     async def test_an_authority_that_is_not_ours_is_not_trusted(self, guarded: tuple[str, Path]) -> None:
         url, _ = guarded
         with pytest.raises(AnswerError, match="CERTIFICATE_VERIFY_FAILED"):
-            await read(Prometheus(url, username="ann", password=Secret(PASSWORD)), "vector(3)")
+            await read(Prometheus(url=url, username="ann", password=Secret(PASSWORD)), "vector(3)")
 
     async def test_plain_http_to_the_tls_port_is_an_error(self, guarded: tuple[str, Path]) -> None:
         url, _ = guarded
         with pytest.raises(AnswerError, match="HTTP 400: 'Client sent an HTTP request to an HTTPS server"):
-            await read(Prometheus(url.replace("https", "http")), "vector(3)")
+            await read(Prometheus(url=url.replace("https", "http")), "vector(3)")

@@ -25,7 +25,8 @@ spec = config.clusters["shop"].spec
 state = ClusterState()
 for minute, sessions in ((0, 300.0), (5, 600.0)):
     at = datetime(2026, 1, 1, 12, minute, tzinfo=UTC)
-    state, decision = step(spec, state, Observation(at, 6, 6, {"sessions": Reading(sessions, at)}))
+    observation = Observation(at=at, desired=6, ready=6, metrics={"sessions": Reading(sessions, at)})
+    state, decision = step(spec, state, observation)
     (answer,) = decision.recommendations
     print(answer.policy, answer.replicas, answer.reason, decision.desired)
 print(*[f"{p.package} {p.version} {p.reference}" for p in plugins.installed() if p.name == "trend"])

@@ -62,11 +62,15 @@ class TestContract(PolicyContract):
 
 def steps(peak: Any, *loads: float, begin: datetime = NOON) -> tuple[ClusterState, list[Decision]]:
     """A step each half hour, each with the size that the one before decided, up at once."""
-    spec = ClusterSpec("c", Limits(1, 10), (NamedPolicy("peak", peak),), interval=timedelta(minutes=30))
+    spec = ClusterSpec(
+        name="c", limits=Limits(1, 10), policies=(NamedPolicy("peak", peak),), interval=timedelta(minutes=30)
+    )
     state, decisions, size = ClusterState(), [], 6
     for number, load in enumerate(loads):
         at = begin + number * timedelta(minutes=30)
-        state, decision = step(spec, state, Observation(at, size, size, {"sessions": Reading(load, at)}))
+        state, decision = step(
+            spec, state, Observation(at=at, desired=size, ready=size, metrics={"sessions": Reading(load, at)})
+        )
         decisions.append(decision)
         size = decision.desired
     return state, decisions

@@ -49,7 +49,7 @@ def make(
     readings = {name: Reading(value, NOW) for name, value in (metrics or {}).items()}
     ready = current if ready is None else ready
     if past is None:
-        past = (Observation(NOW, current, ready, readings, missing or {}),)
+        past = (Observation(at=NOW, desired=current, ready=ready, metrics=readings, missing=missing or {}),)
     durations = {
         direction: {Phase.READY: (seconds,)}
         for direction, seconds in ((Direction.UP, learned_up), (Direction.DOWN, learned_down))
@@ -67,14 +67,14 @@ def make(
             durations,
         ),
         spec=ClusterSpec(
-            "c",
-            limits,
-            (),
+            name="c",
+            limits=limits,
+            policies=(),
             capacity=CapacitySpec(per_replica=per_replica),
             partitions=None if engine else partitions,
             max_age=timedelta(seconds=60),
         ),
-        engine=EngineStatus(JobState.RUNNING, partitions=partitions) if engine else None,
+        engine=EngineStatus(job=JobState.RUNNING, partitions=partitions) if engine else None,
         rescale=Rescale(before=1, to=current, at=NOW, cause=Cause.REQUEST, phase=Phase.REQUESTED, since=NOW)
         if rescale
         else None,

@@ -351,8 +351,8 @@ def test_fewer_must_do_for_the_most_that_arrived_within_the_calm_time() -> None:
     def seen(ago: float, most: float) -> int | None:
         view = shown(300, current=8, memory={**spare(8), "arrivals.noise": 0.01})
         at = NOW - timedelta(seconds=ago)
-        before = Observation(at, 8, 8, {"arrivals": Reading(most, at)})
-        odd = Observation(at, 8, 8, {"arrivals": Reading(math.nan, at)})
+        before = Observation(at=at, desired=8, ready=8, metrics={"arrivals": Reading(most, at)})
+        odd = Observation(at=at, desired=8, ready=8, metrics={"arrivals": Reading(math.nan, at)})
         return asked(replace(view, past=(before, odd, *view.past))).replicas
 
     assert seen(181, 600.0) == 4
@@ -404,7 +404,7 @@ class Life:
         self.memory: Memory = {}
         self.now = NOW
         self.past: tuple[Observation, ...] = ()
-        self.status = EngineStatus(JobState.RUNNING, running_since=NOW - timedelta(hours=1))
+        self.status = EngineStatus(job=JobState.RUNNING, running_since=NOW - timedelta(hours=1))
 
     @property
     def able(self) -> float:
@@ -417,7 +417,7 @@ class Life:
         values = {"arrivals": arrivals, "lag": lag, "throughput": done, "utilization": busy}
         values["profile"] = change.pop("profile", None)
         metrics = {name: Reading(value, self.now) for name, value in values.items() if value is not None}
-        observation = Observation(self.now, self.size, self.size, metrics)
+        observation = Observation(at=self.now, desired=self.size, ready=self.size, metrics=metrics)
         self.past = (*self.past[-70:], observation)
         view = make(current=self.size, past=self.past, **self.given)
         view = replace(view, **{"now": self.now, "metrics": metrics, "engine": self.status, **change})
@@ -482,8 +482,8 @@ def test_a_job_that_falls_behind_does_all_it_can() -> None:
     [
         {"ready": 3},
         {"current": 0, "ready": 0},
-        {"engine": EngineStatus(JobState.RESTARTING)},
-        {"engine": EngineStatus(JobState.RUNNING, running_since=NOW)},
+        {"engine": EngineStatus(job=JobState.RESTARTING)},
+        {"engine": EngineStatus(job=JobState.RUNNING, running_since=NOW)},
         {"disturbance_ended_at": NOW - timedelta(seconds=90)},
         {"rescale": Rescale(before=3, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.READY, since=NOW)},
         {"throughput": None},
@@ -499,8 +499,8 @@ def test_nothing_is_learned_of_what_a_size_does_from_a_transient(change: dict[st
     "change",
     [
         {"engine": None},
-        {"engine": EngineStatus(JobState.RUNNING)},
-        {"engine": EngineStatus(JobState.RUNNING, running_since=NOW + timedelta(hours=1))},  # their clock is ahead
+        {"engine": EngineStatus(job=JobState.RUNNING)},
+        {"engine": EngineStatus(job=JobState.RUNNING, running_since=NOW + timedelta(hours=1))},  # their clock is ahead
         {"disturbance_ended_at": NOW - timedelta(seconds=120)},
         {"rescale": Rescale(before=3, to=4, at=NOW, cause=Cause.REQUEST, phase=Phase.RUNNING, since=NOW)},
     ],
@@ -565,11 +565,11 @@ def test_while_the_job_does_not_run_no_stall_is_taken() -> None:
     life.status = replace(life.status, parallelism=4)
     life.look()
     before = life.memory["running.seen_at"]
-    life.status = EngineStatus(JobState.RESTARTING, parallelism=8)
+    life.status = EngineStatus(job=JobState.RESTARTING, parallelism=8)
     life.look()
     assert life.memory["running.seen_at"] == before
     # the look before it failed was 30 s ago: 30 - 5 - 7.5
-    life.status = EngineStatus(JobState.RUNNING, running_since=life.now + INTERVAL - timedelta(seconds=5))
+    life.status = EngineStatus(job=JobState.RUNNING, running_since=life.now + INTERVAL - timedelta(seconds=5))
     life.status = replace(life.status, parallelism=8)
     life.look()
     assert life.memory["stall.up"] == pytest.approx(17.5)
@@ -759,7 +759,11 @@ def test_more_arrivals_never_mean_fewer_replicas(seed: int, more: float) -> None
         view = shown(now, waited * now, memory={**extra, **trends, **memory}, throughput=min(now, able), **given)
         at = NOW - INTERVAL
         view = replace(
-            view, past=(Observation(at, current, current, {"arrivals": Reading(peak * now, at)}), *view.past)
+            view,
+            past=(
+                Observation(at=at, desired=current, ready=current, metrics={"arrivals": Reading(peak * now, at)}),
+                *view.past,
+            ),
         )
         found = asked(view, **parameters).replicas
         assert found is not None
@@ -805,9 +809,9 @@ def sizes(seed: int, factor: float, looks: int = 120) -> list[int]:
     policy = Adaptive(profile="profile" if usual else None)
     limits = Limits(chance.choice((0, 1, 2)), chance.choice((10, 40)))
     spec = ClusterSpec(
-        "c",
-        limits,
-        (NamedPolicy("a", policy),),
+        name="c",
+        limits=limits,
+        policies=(NamedPolicy("a", policy),),
         capacity=CapacitySpec(per_replica=chance.choice((None, 100 * factor))),
         metrics=policy.metrics,
         engine=True,
@@ -839,8 +843,18 @@ def sizes(seed: int, factor: float, looks: int = 120) -> list[int]:
         if usual:
             metrics["profile"] = Reading(usual[number // 4 :][:31], at)  # a minute is four looks
         checkpoint = at - timedelta(seconds=number % 4 * 15 + chance.random())
-        status = EngineStatus(JobState.RUNNING, ready, ready, None, None, since, checkpoint)
-        state, decision = step(spec, state, Observation(at, desired, ready, metrics, {}, status))
+        status = EngineStatus(
+            job=JobState.RUNNING,
+            slots=ready,
+            parallelism=ready,
+            max_parallelism=None,
+            partitions=None,
+            running_since=since,
+            last_checkpoint=checkpoint,
+        )
+        state, decision = step(
+            spec, state, Observation(at=at, desired=desired, ready=ready, metrics=metrics, missing={}, engine=status)
+        )
         assert limits.minimum <= decision.desired <= limits.maximum
         assert all(asked.reason is not Reason.FAILED for asked in decision.recommendations)
         if decision.rescale:

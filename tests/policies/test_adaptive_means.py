@@ -17,9 +17,9 @@ OVER = timedelta(seconds=60)
 EVERY = 15.0
 JUMP = 1800.0
 SPEC = ClusterSpec(
-    "c",
-    Limits(1, 24),
-    (NamedPolicy("adaptive", Adaptive()),),
+    name="c",
+    limits=Limits(1, 24),
+    policies=(NamedPolicy("adaptive", Adaptive()),),
     metrics=("arrivals", "throughput", "lag", "utilization"),
     interval=timedelta(seconds=EVERY),
     lookback=Adaptive().lookback,
@@ -34,7 +34,13 @@ def seen(at: float, size: int, over: timedelta, jump: float) -> Observation:
     done = min(came, capacity)
     lag = max(0.0, at - jump) * (800.0 - capacity)
     metrics = {"arrivals": came, "throughput": done, "lag": lag, "utilization": done / capacity}
-    return Observation(now, size, size, {name: Reading(value, now, over=over) for name, value in metrics.items()}, {})
+    return Observation(
+        at=now,
+        desired=size,
+        ready=size,
+        metrics={name: Reading(value, now, over=over) for name, value in metrics.items()},
+        missing={},
+    )
 
 
 def decided(over: timedelta, until: float, jump: float = JUMP, missed: Collection[float] = ()) -> dict[float, Decision]:

@@ -30,11 +30,11 @@ class Life:
 
 def running(parallelism: int, since: float | None = None) -> EngineStatus:
     began = STARTED if since is None else NOW + timedelta(seconds=since)
-    return EngineStatus(JobState.RUNNING, parallelism=parallelism, running_since=began)
+    return EngineStatus(job=JobState.RUNNING, parallelism=parallelism, running_since=began)
 
 
 def restarting(state: JobState = JobState.RESTARTING) -> EngineStatus:
-    return EngineStatus(state)
+    return EngineStatus(job=state)
 
 
 def test_a_stall_lasts_until_the_job_says_to_run_again() -> None:

@@ -146,10 +146,10 @@ def test_the_move_from_asg_policies_that_the_page_shows_is_one(tmp_path: Path) -
     found = {named.name: named.policy for named in load(path, {}).clusters["spark-workers"].spec.policies}
     assert found == {
         stepping["PolicyName"]: AwsStep(
-            "hottest",
-            alarm["Threshold"],
-            {"GreaterThanOrEqualToThreshold": Comparison.AT_LEAST}[alarm["ComparisonOperator"]],
-            tuple(
+            metric="hottest",
+            threshold=alarm["Threshold"],
+            comparison={"GreaterThanOrEqualToThreshold": Comparison.AT_LEAST}[alarm["ComparisonOperator"]],
+            steps=tuple(
                 Step(
                     given_["ScalingAdjustment"],
                     given_.get("MetricIntervalLowerBound"),
@@ -157,17 +157,17 @@ def test_the_move_from_asg_policies_that_the_page_shows_is_one(tmp_path: Path) -
                 )
                 for given_ in stepping["StepAdjustments"]
             ),
-            AdjustmentType(stepping["AdjustmentType"]),
-            stepping["MinAdjustmentMagnitude"],
-            timedelta(seconds=alarm["Period"]),
-            alarm["EvaluationPeriods"],
-            alarm["DatapointsToAlarm"],
-            Aggregation(alarm["Statistic"]),
-            timedelta(seconds=stepping["EstimatedInstanceWarmup"]),
+            adjustment_type=AdjustmentType(stepping["AdjustmentType"]),
+            min_adjustment_magnitude=stepping["MinAdjustmentMagnitude"],
+            period=timedelta(seconds=alarm["Period"]),
+            evaluation_periods=alarm["EvaluationPeriods"],
+            datapoints_to_alarm=alarm["DatapointsToAlarm"],
+            aggregation=Aggregation(alarm["Statistic"]),
+            warmup=timedelta(seconds=stepping["EstimatedInstanceWarmup"]),
         ),
         tracking["PolicyName"]: AwsTargetTracking(
-            "cpu",
-            tracking["TargetTrackingConfiguration"]["TargetValue"],
+            metric="cpu",
+            target=tracking["TargetTrackingConfiguration"]["TargetValue"],
             disable_scale_in=tracking["TargetTrackingConfiguration"]["DisableScaleIn"],
             warmup=timedelta(seconds=tracking["EstimatedInstanceWarmup"]),
         ),
@@ -192,22 +192,37 @@ def view(
         at = NOW - index * every
         readings = {} if value is None else {"cpu": Reading(value, at)}
         desired, up = (sizes or {}).get(index, (current, ready))
-        seen.append(Observation(at, desired, up, readings))
+        seen.append(Observation(at=at, desired=desired, ready=up, metrics=readings))
     now = dict(seen[0].metrics)
     limits = Limits(minimum, maximum)
-    spec = ClusterSpec("c", limits, (), interval=min(every, MINUTE))
-    return View(NOW, current, ready, now, tuple(reversed(seen)) if past else (), limits, Learned(), spec)
+    spec = ClusterSpec(name="c", limits=limits, policies=(), interval=min(every, MINUTE))
+    return View(
+        now=NOW,
+        current=current,
+        ready=ready,
+        metrics=now,
+        past=tuple(reversed(seen)) if past else (),
+        limits=limits,
+        learned=Learned(),
+        spec=spec,
+    )
 
 
 OUT = AwsStep(
-    "cpu",
-    60,
-    Comparison.AT_LEAST,
-    (Step(10, 0, 10), Step(30, 10)),
-    AdjustmentType.PERCENT,
+    metric="cpu",
+    threshold=60,
+    comparison=Comparison.AT_LEAST,
+    steps=(Step(10, 0, 10), Step(30, 10)),
+    adjustment_type=AdjustmentType.PERCENT,
     min_adjustment_magnitude=1,
 )
-IN = AwsStep("cpu", 40, Comparison.AT_MOST, (Step(-10, -10, 0), Step(-30, None, -10)), AdjustmentType.PERCENT)
+IN = AwsStep(
+    metric="cpu",
+    threshold=40,
+    comparison=Comparison.AT_MOST,
+    steps=(Step(-10, -10, 0), Step(-30, None, -10)),
+    adjustment_type=AdjustmentType.PERCENT,
+)
 
 
 @pytest.mark.parametrize(
@@ -247,16 +262,21 @@ def test_the_comparison_says_what_breaches_the_threshold(
 ) -> None:
     above = comparison in (Comparison.AT_LEAST, Comparison.ABOVE)
     ranges = (Step(2, 0),) if above else (Step(-1, None, -0.01),)
-    assert AwsStep("cpu", 50, comparison, ranges).evaluate(view([value])).replicas == expected
+    assert (
+        AwsStep(metric="cpu", threshold=50, comparison=comparison, steps=ranges).evaluate(view([value])).replicas
+        == expected
+    )
 
 
 def test_what_no_step_is_for_changes_nothing() -> None:
-    policy = AwsStep("cpu", 50, Comparison.AT_LEAST, (Step(5, 20),))
+    policy = AwsStep(metric="cpu", threshold=50, comparison=Comparison.AT_LEAST, steps=(Step(5, 20),))
     answer = policy.evaluate(view([60.0]))
     assert (answer.replicas, answer.reason) == (None, Reason.ABSTAINED)
     assert answer.detail == "cpu 60 is 10 from 50: no step is for that"
     assert policy.evaluate(view([70.0])).replicas == 15
-    still = AwsStep("cpu", 50, Comparison.AT_LEAST, (Step(0, 0),)).evaluate(view([60.0]))
+    still = AwsStep(metric="cpu", threshold=50, comparison=Comparison.AT_LEAST, steps=(Step(0, 0),)).evaluate(
+        view([60.0])
+    )
     assert (still.reason, still.detail) == (
         Reason.ABSTAINED,
         "cpu 60 is 10 from 50: ChangeInCapacity 0 of 10 replicas changes nothing",
@@ -264,20 +284,34 @@ def test_what_no_step_is_for_changes_nothing() -> None:
 
 
 def test_an_exact_capacity_goes_either_way() -> None:
-    policy = AwsStep("cpu", 50, Comparison.AT_LEAST, (Step(6, 0, 10), Step(14, 10)), AdjustmentType.EXACT)
+    policy = AwsStep(
+        metric="cpu",
+        threshold=50,
+        comparison=Comparison.AT_LEAST,
+        steps=(Step(6, 0, 10), Step(14, 10)),
+        adjustment_type=AdjustmentType.EXACT,
+    )
     assert policy.evaluate(view([55.0])).replicas == 6
     assert policy.evaluate(view([60.0])).replicas == 14
 
 
 def test_so_many_of_the_last_datapoints_must_breach() -> None:
     policy = AwsStep(
-        "cpu", 60, Comparison.AT_LEAST, (Step(2, 0),), evaluation_periods=3, datapoints_to_alarm=2, warmup=MINUTE
+        metric="cpu",
+        threshold=60,
+        comparison=Comparison.AT_LEAST,
+        steps=(Step(2, 0),),
+        evaluation_periods=3,
+        datapoints_to_alarm=2,
+        warmup=MINUTE,
     )
     assert policy.evaluate(view([70.0, 50.0, 70.0, 70.0])).replicas == 12
     assert policy.evaluate(view([70.0, 50.0, 50.0, 70.0])).replicas is None
     # the alarm is on, and the newest value is on no step's side
     assert policy.evaluate(view([50.0, 70.0, 70.0])).replicas is None
-    all_three = AwsStep("cpu", 60, Comparison.AT_LEAST, (Step(2, 0),), evaluation_periods=3)
+    all_three = AwsStep(
+        metric="cpu", threshold=60, comparison=Comparison.AT_LEAST, steps=(Step(2, 0),), evaluation_periods=3
+    )
     assert all_three.evaluate(view([70.0, 70.0, 70.0])).replicas == 12
     assert all_three.evaluate(view([70.0, 50.0, 70.0])).detail == "cpu 70: 2 of 3 datapoints >= 60, no alarm"
     assert all_three.lookback == timedelta(minutes=10)
@@ -285,7 +319,14 @@ def test_so_many_of_the_last_datapoints_must_breach() -> None:
 
 
 def test_a_period_without_a_value_breaches_nothing() -> None:
-    policy = AwsStep("cpu", 40, Comparison.BELOW, (Step(-2, None, 0),), evaluation_periods=3, warmup=MINUTE)
+    policy = AwsStep(
+        metric="cpu",
+        threshold=40,
+        comparison=Comparison.BELOW,
+        steps=(Step(-2, None, 0),),
+        evaluation_periods=3,
+        warmup=MINUTE,
+    )
     assert policy.evaluate(view([10.0, 10.0, 10.0])).replicas == 8
     assert policy.evaluate(view([10.0, None, 10.0])).replicas is None
     assert policy.evaluate(view([10.0, math.nan, 10.0])).replicas is None
@@ -322,15 +363,24 @@ def test_a_period_is_never_shorter_than_the_interval() -> None:
 
 
 def test_values_that_are_too_old_or_from_the_future_are_not_used() -> None:
-    stale = Observation(NOW - MINUTE, 10, 10, {"cpu": Reading(70.0, NOW - 3 * MINUTE)})
-    ahead = Observation(NOW - 2 * MINUTE, 10, 10, {"cpu": Reading(70.0, NOW)})
-    later = Observation(NOW + 2 * MINUTE, 10, 10, {"cpu": Reading(70.0, NOW)})
+    stale = Observation(at=NOW - MINUTE, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW - 3 * MINUTE)})
+    ahead = Observation(at=NOW - 2 * MINUTE, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW)})
+    later = Observation(at=NOW + 2 * MINUTE, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW)})
     now = view([70.0])
-    odd = View(NOW, 10, 10, now.metrics, (ahead, stale, *now.past, later), now.limits, now.learned, now.spec)
+    odd = View(
+        now=NOW,
+        current=10,
+        ready=10,
+        metrics=now.metrics,
+        past=(ahead, stale, *now.past, later),
+        limits=now.limits,
+        learned=now.learned,
+        spec=now.spec,
+    )
     assert datapoints(odd, "cpu", MINUTE, 3, Aggregation.AVERAGE) == (70.0, None, None)
-    edge = Observation(NOW, 10, 10, {"cpu": Reading(70.0, NOW - odd.spec.max_age)})
+    edge = Observation(at=NOW, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW - odd.spec.max_age)})
     assert datapoints(dataclasses.replace(odd, past=(edge,)), "cpu", MINUTE, 1, Aggregation.AVERAGE) == (70.0,)
-    edge = Observation(NOW, 10, 10, {"cpu": Reading(70.0, NOW + odd.spec.max_ahead)})
+    edge = Observation(at=NOW, desired=10, ready=10, metrics={"cpu": Reading(70.0, NOW + odd.spec.max_ahead)})
     assert datapoints(dataclasses.replace(odd, past=(edge,)), "cpu", MINUTE, 1, Aggregation.AVERAGE) == (70.0,)
 
 
@@ -387,9 +437,9 @@ def test_explains_what_it_computed() -> None:
 
 def test_of_several_policies_the_largest_size_counts() -> None:
     policies = (NamedPolicy("out", OUT), NamedPolicy("in", IN))
-    spec = ClusterSpec("c", Limits(1, 50), policies, metrics=("cpu",), lookback=OUT.lookback)
+    spec = ClusterSpec(name="c", limits=Limits(1, 50), policies=policies, metrics=("cpu",), lookback=OUT.lookback)
     for value, expected in ((80.0, 13), (50.0, 10), (20.0, 7)):
-        seen = Observation(NOW, 10, 10, {"cpu": Reading(value, NOW)})
+        seen = Observation(at=NOW, desired=10, ready=10, metrics={"cpu": Reading(value, NOW)})
         assert step(spec, ClusterState(), seen)[1].proposed == expected
 
 
@@ -427,11 +477,20 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
 @pytest.mark.parametrize("comparison", list(Comparison))
 def test_steps_on_both_sides_of_the_threshold_are_taken(comparison: Comparison) -> None:
     both = (Step(-1, None, 0), Step(1, 0))
-    assert AwsStep("cpu", 60.0, comparison, both, evaluation_periods=1440).lookback > timedelta(days=1)
+    assert AwsStep(
+        metric="cpu", threshold=60.0, comparison=comparison, steps=both, evaluation_periods=1440
+    ).lookback > timedelta(days=1)
 
 
 def test_takes_the_ends_of_what_makes_sense() -> None:
-    policy = AwsStep("cpu", 60, Comparison.AT_LEAST, (Step(0, 0),), AdjustmentType.EXACT, warmup=timedelta(0))
+    policy = AwsStep(
+        metric="cpu",
+        threshold=60,
+        comparison=Comparison.AT_LEAST,
+        steps=(Step(0, 0),),
+        adjustment_type=AdjustmentType.EXACT,
+        warmup=timedelta(0),
+    )
     assert policy.evaluate(view([60.0], minimum=0)).replicas == 0
 
 
@@ -471,10 +530,23 @@ def test_a_higher_value_never_asks_for_less(value: float, more: float, current: 
 class TestContract(PolicyContract):
     @pytest.fixture
     def policy(self) -> AwsStep:
-        return AwsStep("utilization", 0.5, Comparison.BELOW, (Step(-2, None, 0),), period=timedelta(seconds=30))
+        return AwsStep(
+            metric="utilization",
+            threshold=0.5,
+            comparison=Comparison.BELOW,
+            steps=(Step(-2, None, 0),),
+            period=timedelta(seconds=30),
+        )
 
 
 class TestContractOfScalingOut(PolicyContract):
     @pytest.fixture
     def policy(self) -> AwsStep:
-        return AwsStep("lag", 10, Comparison.AT_LEAST, (Step(50, 0),), AdjustmentType.PERCENT, evaluation_periods=2)
+        return AwsStep(
+            metric="lag",
+            threshold=10,
+            comparison=Comparison.AT_LEAST,
+            steps=(Step(50, 0),),
+            adjustment_type=AdjustmentType.PERCENT,
+            evaluation_periods=2,
+        )

@@ -34,23 +34,23 @@ def view(
         at = NOW - index * MINUTE
         readings = {} if value is None else {"cpu": Reading(value, at)}
         desired, up = (sizes or {}).get(index, (current, ready))
-        seen.append(Observation(at, desired, up, readings))
+        seen.append(Observation(at=at, desired=desired, ready=up, metrics=readings))
     limits = Limits(minimum, maximum)
     return View(
-        NOW,
-        current,
-        ready,
-        dict(seen[0].metrics),
-        tuple(reversed(seen)),
-        limits,
-        Learned(),
-        ClusterSpec("c", limits, ()),
+        now=NOW,
+        current=current,
+        ready=ready,
+        metrics=dict(seen[0].metrics),
+        past=tuple(reversed(seen)),
+        limits=limits,
+        learned=Learned(),
+        spec=ClusterSpec(name="c", limits=limits, policies=()),
     )
 
 
-POLICY = AwsTargetTracking("cpu", 50.0)
+POLICY = AwsTargetTracking(metric="cpu", target=50.0)
 BACKLOG = AwsTargetTracking(
-    "cpu",
+    metric="cpu",
     acceptable_latency=timedelta(seconds=10),
     processing_time=timedelta(seconds=0.1),
     high_periods=1,
@@ -92,7 +92,7 @@ def test_a_missing_metric_never_lowers_the_size() -> None:
 
 
 def test_scaling_in_can_be_left_to_others() -> None:
-    out_only = AwsTargetTracking("cpu", 50.0, disable_scale_in=True)
+    out_only = AwsTargetTracking(metric="cpu", target=50.0, disable_scale_in=True)
     assert out_only.evaluate(view([60.0] * 3)).replicas == 12
     quiet = out_only.evaluate(view([10.0] * 15))
     assert (quiet.replicas, quiet.reason) == (None, Reason.ABSTAINED)
@@ -112,19 +112,19 @@ def test_replicas_that_warm_up_count_for_a_backlog_and_not_for_an_average() -> N
     assert POLICY.evaluate(view([70.0] * 3, current=15, sizes=coming)).replicas == 15
     assert POLICY.evaluate(view([90.0] * 3, current=15, sizes=coming)).replicas == 18
     assert BACKLOG.evaluate(view([1600.0] * 3, current=15, sizes=coming)).replicas == 16
-    low = AwsTargetTracking("cpu", 50.0, low_periods=1)
+    low = AwsTargetTracking(metric="cpu", target=50.0, low_periods=1)
     assert low.evaluate(view([10.0] * 3, current=15, sizes=coming)).replicas == 15
     assert low.evaluate(view([10.0] * 9, current=15, sizes={7: (10, 10)})).replicas == 3
 
 
 def test_replicas_that_go_are_not_taken_twice() -> None:
-    low = AwsTargetTracking("cpu", 50.0, low_periods=1)
+    low = AwsTargetTracking(metric="cpu", target=50.0, low_periods=1)
     held = low.evaluate(view([40.0] * 2, current=8, sizes={1: (10, 10)}))
     assert (held.replicas, held.detail) == (8, "cpu 40 at target 50: waits for replicas that come or go")
 
 
 def test_without_a_number_of_every_replica_the_size_is_not_lowered() -> None:
-    low = AwsTargetTracking("cpu", 50.0, low_periods=1, high_periods=1)
+    low = AwsTargetTracking(metric="cpu", target=50.0, low_periods=1, high_periods=1)
     assert low.evaluate(view([(40.0,) * 9])).reason is Reason.MISSING
     assert low.evaluate(view([(40.0,) * 10])).replicas == 8
     assert low.evaluate(view([(60.0,) * 9])).replicas == 12
@@ -174,7 +174,7 @@ def test_refuses_parameters_that_make_no_sense(parameters: dict[str, Any], messa
 
 
 def test_takes_the_ends_of_what_makes_sense() -> None:
-    eager = AwsTargetTracking("cpu", 50.0, warmup=timedelta(0), high_periods=1, low_periods=1, low=1.0)
+    eager = AwsTargetTracking(metric="cpu", target=50.0, warmup=timedelta(0), high_periods=1, low_periods=1, low=1.0)
     assert eager.evaluate(view([49.0], current=100)).replicas == 98
 
 
@@ -197,12 +197,12 @@ def test_a_constant_load_is_settled_in_one_change(load: float, current: int) -> 
 class TestContract(PolicyContract):
     @pytest.fixture
     def policy(self) -> AwsTargetTracking:
-        return AwsTargetTracking("utilization", 0.5, high_periods=1, low_periods=1)
+        return AwsTargetTracking(metric="utilization", target=0.5, high_periods=1, low_periods=1)
 
 
 class TestContractOfABacklog(PolicyContract):
     @pytest.fixture
     def policy(self) -> AwsTargetTracking:
         return AwsTargetTracking(
-            "lag", acceptable_latency=timedelta(seconds=1), processing_time=timedelta(seconds=0.5), low_periods=2
+            metric="lag", acceptable_latency=timedelta(seconds=1), processing_time=timedelta(seconds=0.5), low_periods=2
         )

@@ -261,10 +261,17 @@ CONFIRMING = BacklogDrain(stops=False, stable_time=timedelta(seconds=4))
 )
 def test_waits_until_the_arrivals_are_confirmed(view: Make, arrivals: dict[int, Value], expected: int) -> None:
     past = tuple(
-        Observation(NOW - timedelta(seconds=age), 1, 1, {"arrivals": Reading(value, NOW - timedelta(seconds=age))})
+        Observation(
+            at=NOW - timedelta(seconds=age),
+            desired=1,
+            ready=1,
+            metrics={"arrivals": Reading(value, NOW - timedelta(seconds=age))},
+        )
         for age, value in arrivals.items()
     )
-    seen = view(load(0.0, arrivals[0]), current=1, per_replica=50.0, past=(*past, Observation(NOW, 1, 1)))
+    seen = view(
+        load(0.0, arrivals[0]), current=1, per_replica=50.0, past=(*past, Observation(at=NOW, desired=1, ready=1))
+    )
     answer = CONFIRMING.evaluate(seen)
     assert answer.replicas == expected
     assert answer.detail.endswith("waiting") == (expected == 1)
@@ -273,7 +280,12 @@ def test_waits_until_the_arrivals_are_confirmed(view: Make, arrivals: dict[int, 
 def test_a_reading_shown_twice_does_not_confirm_itself(view: Make) -> None:
     ages = ((15, 20.0, 15), (5, 62.0, 0), (0, 62.0, 0))
     past = tuple(
-        Observation(NOW - timedelta(seconds=seen), 1, 1, {"arrivals": Reading(value, NOW - timedelta(seconds=age))})
+        Observation(
+            at=NOW - timedelta(seconds=seen),
+            desired=1,
+            ready=1,
+            metrics={"arrivals": Reading(value, NOW - timedelta(seconds=age))},
+        )
         for seen, value, age in ages
     )
     answer = CONFIRMING.evaluate(view(load(0.0, 62.0), current=1, per_replica=50.0, past=past))
@@ -285,7 +297,7 @@ def test_a_reading_shown_twice_does_not_confirm_itself(view: Make) -> None:
 
 def test_waits_on_the_way_down_too_and_not_at_all_with_a_dangerous_backlog(view: Make) -> None:
     before = NOW - timedelta(seconds=5)
-    past = (Observation(before, 3, 3, {"arrivals": Reading(105.0, before)}),)
+    past = (Observation(at=before, desired=3, ready=3, metrics={"arrivals": Reading(105.0, before)}),)
     assert CONFIRMING.evaluate(view(load(0.0, 20.0), current=3, per_replica=50.0, past=past)).replicas == 3
     assert CONFIRMING.evaluate(view(load(9000.0, 140.0), current=3, per_replica=50.0, past=past)).replicas == 3
     assert CONFIRMING.evaluate(view(load(9001.0, 140.0), current=3, per_replica=50.0, past=past)).replicas == 7

@@ -249,10 +249,10 @@ def with_past(seen: View, rates: Sequence[float], step: float = 15.0) -> View:
     """The view after arrivals of these rates, the present one last."""
     past = tuple(
         Observation(
-            seen.now - timedelta(seconds=step * back),
-            seen.current,
-            seen.ready,
-            {"arrivals": Reading(rate, seen.now - timedelta(seconds=step * back))},
+            at=seen.now - timedelta(seconds=step * back),
+            desired=seen.current,
+            ready=seen.ready,
+            metrics={"arrivals": Reading(rate, seen.now - timedelta(seconds=step * back))},
         )
         for back, rate in zip(range(len(rates) - 1, 0, -1), rates, strict=False)
     )
@@ -392,9 +392,14 @@ def test_the_past_counts_where_it_can(view: Make) -> None:
     now = load(view, 80.0, current=2)
     values: list[float | tuple[float, ...]] = [math.nan, -1.0, math.inf, (30.0, 50.0)]
     times = [now.now - timedelta(seconds=15 * back) for back in (4, 3, 2, 1)]
-    seen = [Observation(at, 2, 2, {"arrivals": Reading(value, at)}) for value, at in zip(values, times, strict=True)]
-    seen.append(Observation(now.now - timedelta(seconds=5), 2, 2))
-    seen.insert(0, Observation(now.now - timedelta(hours=1), 2, 2, {"arrivals": Reading(1e9, now.now)}))
+    seen = [
+        Observation(at=at, desired=2, ready=2, metrics={"arrivals": Reading(value, at)})
+        for value, at in zip(values, times, strict=True)
+    ]
+    seen.append(Observation(at=now.now - timedelta(seconds=5), desired=2, ready=2))
+    seen.insert(
+        0, Observation(at=now.now - timedelta(hours=1), desired=2, ready=2, metrics={"arrivals": Reading(1e9, now.now)})
+    )
     line = {"line_at": now.now.timestamp() - 60, "level": 80.0, "slope": 0.0}
     for known in (CALM, CALM | line):  # the last interval, and all of the trend
         answer = ask(POLICY, replace(now, past=(*seen, *now.past)), known)
@@ -434,7 +439,7 @@ def test_the_hottest_replica_bounds_all(view: Make) -> None:
 
 def engine(seen: View, job: JobState = JobState.RUNNING, ago: float | None = None) -> View:
     since = None if ago is None else seen.now - timedelta(seconds=ago)
-    return replace(seen, engine=EngineStatus(job, running_since=since))
+    return replace(seen, engine=EngineStatus(job=job, running_since=since))
 
 
 def test_a_transient_shows_nothing_about_capacity(view: Make) -> None:
@@ -695,9 +700,9 @@ def test_is_shown_as_much_past_as_its_trend_needs() -> None:
 def test_follows_a_load_with_few_rescales_and_recovers_in_time() -> None:
     rates, changes = staircase([(0.75, 0.3), (0.75, 0.8), (0.75, 0.4)])
     spec = ClusterSpec(
-        "c",
-        Limits(1, 24),
-        (NamedPolicy("daedalus", Daedalus(utilization="cpu")),),
+        name="c",
+        limits=Limits(1, 24),
+        policies=(NamedPolicy("daedalus", Daedalus(utilization="cpu")),),
         down=Behaviour(),
         metrics=("arrivals", "throughput", "lag", "cpu"),
         engine=True,

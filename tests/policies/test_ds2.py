@@ -199,7 +199,7 @@ def test_a_smaller_change_is_made_when_configured(view: Make) -> None:
 def test_counts_the_slots_that_the_job_runs_on(view: Make) -> None:
     seen = load(view, 450.0, 200.0, 1.0, current=4)
     # 8 slots for each replica, of which the job uses 4: 9 slots are 2 replicas
-    engine = EngineStatus(JobState.RUNNING, slots=32, parallelism=4)
+    engine = EngineStatus(job=JobState.RUNNING, slots=32, parallelism=4)
     wide = replace(seen, spec=replace(seen.spec, slots_per_replica=8), engine=engine)
     assert ask(NOW, wide).inputs["slots"] == 9.0
     assert ask(replace(NOW, minor=0), wide).replicas == 2
@@ -441,9 +441,9 @@ def test_three_steps_are_all_it_needs() -> None:
             sizes.append(made.decision.desired)
 
     spec = ClusterSpec(
-        "c",
-        Limits(1, 30),
-        (NamedPolicy("ds2", Ds2()),),
+        name="c",
+        limits=Limits(1, 30),
+        policies=(NamedPolicy("ds2", Ds2()),),
         down=Behaviour(),
         settle=SettleSpec(backlog_time=timedelta(days=1)),
         metrics=("arrivals", "throughput", "lag", "utilization"),

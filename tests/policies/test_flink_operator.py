@@ -73,23 +73,27 @@ class Rig:
     partitions: int | None = None
 
     def view(self, metrics: Mapping[str, Reading]) -> View:
-        observation = Observation(self.now, self.current, self.current, metrics, {}, self.engine)
+        observation = Observation(
+            at=self.now, desired=self.current, ready=self.current, metrics=metrics, missing={}, engine=self.engine
+        )
         oldest = self.now - self.policy.lookback
         self.past = (*(one for one in self.past if one.at >= oldest), observation)
-        spec = ClusterSpec("c", self.limits, (), slots_per_replica=self.slots, partitions=self.partitions)
+        spec = ClusterSpec(
+            name="c", limits=self.limits, policies=(), slots_per_replica=self.slots, partitions=self.partitions
+        )
         return View(
-            self.now,
-            self.current,
-            self.current,
-            metrics,
-            self.past,
-            self.limits,
-            Learned(),
-            spec,
-            self.engine,
-            self.rescale,
-            self.warm_from,
-            self.memory,
+            now=self.now,
+            current=self.current,
+            ready=self.current,
+            metrics=metrics,
+            past=self.past,
+            limits=self.limits,
+            learned=Learned(),
+            spec=spec,
+            engine=self.engine,
+            rescale=self.rescale,
+            disturbance_ended_at=self.warm_from,
+            memory=self.memory,
         )
 
     def see(self, metrics: Mapping[str, Reading], seconds: float = 15) -> Recommendation:
@@ -165,7 +169,7 @@ class TestVertices(PolicyContract):
     @pytest.fixture
     def policy(self) -> FlinkOperator:
         return FlinkOperator(
-            "vertices",
+            vertices="vertices",
             **{**AT_ONCE, "scale_down_interval": MINUTE},
             restart_time_tracking_enabled=True,
             scaling_effectiveness_detection_enabled=True,
@@ -318,14 +322,14 @@ def test_a_job_that_is_stuck_is_not_shrunk() -> None:
 
 
 def test_the_job_runs_on_the_slots_that_the_engine_shows() -> None:
-    running = EngineStatus(JobState.RUNNING, slots=8, parallelism=6, max_parallelism=7)
+    running = EngineStatus(job=JobState.RUNNING, slots=8, parallelism=6, max_parallelism=7)
     known = rig(current=4, slots=2, utilization_max=0.8, more={"engine": running}, **NO_BACKLOG)
     seen = known.steady(lag=0, arrivals=600, throughput=600, saturation=1.0)
     assert (seen.inputs["parallelism"], seen.inputs["needed"], seen.replicas) == (6, 7, 4)
 
 
 def test_replicas_that_the_job_does_not_use_yet_are_not_taken_away() -> None:
-    running = EngineStatus(JobState.RUNNING, slots=8, parallelism=4)
+    running = EngineStatus(job=JobState.RUNNING, slots=8, parallelism=4)
     known = rig(current=4, slots=2, utilization_max=0.8, more={"engine": running}, **NO_BACKLOG)
     seen = known.steady(lag=0, arrivals=600, throughput=600, saturation=1.0)
     assert seen.replicas == 4
@@ -361,7 +365,7 @@ def test_nothing_is_asked_for_before_the_window_is_full() -> None:
 
 
 def test_what_is_seen_while_the_job_stabilizes_does_not_count() -> None:
-    running = EngineStatus(JobState.RUNNING, running_since=START)
+    running = EngineStatus(job=JobState.RUNNING, running_since=START)
     known = rig(more={"engine": running}, stabilization_interval=2 * MINUTE)
     details = [known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).detail for _ in range(12)]
     assert details[0] == "the job has just started: nothing counts for another 105 s"
@@ -382,7 +386,7 @@ def test_another_size_begins_the_window_anew() -> None:
     known.steady(lag=0, arrivals=1, throughput=1, saturation=0.5)
     known.current = 3
     assert known.job(lag=0, arrivals=1, throughput=1, saturation=0.5).reason is Reason.LEARNING
-    running = EngineStatus(JobState.RUNNING, parallelism=2)
+    running = EngineStatus(job=JobState.RUNNING, parallelism=2)
     known = rig(more={"engine": running})
     known.steady(lag=0, arrivals=1, throughput=1, saturation=0.5)
     known.engine = replace(running, parallelism=3)
@@ -412,7 +416,7 @@ def test_nothing_is_judged_while_a_rescale_is_on_its_way_or_the_job_does_not_run
     assert known.job(**values).reason is Reason.ABSTAINED
     known.rescale = replace(known.rescale, phase=Phase.RUNNING)
     assert known.job(**values).replicas == 2
-    known.engine = EngineStatus(JobState.RESTARTING)
+    known.engine = EngineStatus(job=JobState.RESTARTING)
     assert known.job(**values).detail == "the job is restarting: there is nothing to judge"
 
 
@@ -771,7 +775,7 @@ def test_the_longest_restart_seen_counts_where_that_is_asked_for() -> None:
 
 def test_a_restart_ends_when_the_engine_reports_that_the_job_runs() -> None:
     values: dict[str, Any] = {"lag": 0.0, "arrivals": 100.0, "throughput": 100.0, "saturation": 0.9}
-    running = EngineStatus(JobState.RUNNING, running_since=START)
+    running = EngineStatus(job=JobState.RUNNING, running_since=START)
     known = rig(restart_time_tracking_enabled=True, more={"engine": running})
     known.steady(**values)
     rescaled(known, 3, **values)
@@ -866,9 +870,9 @@ def test_in_the_core_a_job_settles_and_stays() -> None:
     """1000 records/s, 100 a worker: from 5 to 15 workers, then 14 hours of nothing."""
     policy = FlinkOperator(metrics_window=2 * MINUTE, stabilization_interval=MINUTE, catch_up_duration=timedelta(0))
     spec = ClusterSpec(
-        "c",
-        Limits(1, 50),
-        (NamedPolicy("flink", policy),),
+        name="c",
+        limits=Limits(1, 50),
+        policies=(NamedPolicy("flink", policy),),
         down=Behaviour(),
         metrics=policy.metrics,
         lookback=policy.lookback,
@@ -879,7 +883,7 @@ def test_in_the_core_a_job_settles_and_stays() -> None:
         done = min(1000.0, size * 100.0)
         values: dict[str, Any] = {"lag": 0.0, "arrivals": 1000.0, "throughput": done, "saturation": done / size / 100}
         readings = {name: Reading(value, now) for name, value in values.items()}
-        state, decision = step(spec, state, Observation(now, size, size, readings))
+        state, decision = step(spec, state, Observation(at=now, desired=size, ready=size, metrics=readings))
         size = decision.desired
         sizes.append(size)
     assert sorted(set(sizes)) == [5, 15]
@@ -930,7 +934,7 @@ def test_wrong_parameters_are_named(parameters: dict[str, Any], text: str) -> No
 
 def test_it_cannot_do_without_the_metrics_of_its_mode() -> None:
     assert FlinkOperator().metrics == ("lag", "throughput", "saturation")
-    assert FlinkOperator("parts").metrics == ("parts",)
+    assert FlinkOperator(vertices="parts").metrics == ("parts",)
     assert FlinkOperator().lookback > timedelta(minutes=15)
 
 

@@ -106,12 +106,12 @@ def history(inputs: Inputs) -> list[Summary]:
 def load(inputs: Inputs, **more: Any) -> Load:
     inputs = {**inputs, **more}
     return Load(
-        inputs["parallelism"],
-        TargetRate(number(inputs["target_data_rate"]), number(inputs.get("catch_up_rate", 0))),
-        number(inputs["true_processing_rate"]),
-        inputs.get("max_parallelism", MOST),
-        inputs.get("num_source_partitions", 0),
-        inputs.get("has_hash_input", False),
+        parallelism=inputs["parallelism"],
+        target=TargetRate(number(inputs["target_data_rate"]), number(inputs.get("catch_up_rate", 0))),
+        true_rate=number(inputs["true_processing_rate"]),
+        max_parallelism=inputs.get("max_parallelism", MOST),
+        partitions=inputs.get("num_source_partitions", 0),
+        keyed=inputs.get("has_hash_input", False),
     )
 
 
@@ -302,10 +302,10 @@ def _first_change(inputs: Inputs) -> list[int] | None:
         taken = float(inputs["records_in_per_s"])
         loads = {
             name: Load(
-                known[name],
-                TargetRate(taken),
-                true_processing_rate(busy_time("MAX", seen[-inputs["window_samples"] :]), taken),
-                4000,
+                parallelism=known[name],
+                target=TargetRate(taken),
+                true_rate=true_processing_rate(busy_time("MAX", seen[-inputs["window_samples"] :]), taken),
+                max_parallelism=4000,
             )
             for name, seen in busy.items()
         }
@@ -340,7 +340,13 @@ def _evaluated(config: Inputs, window: Inputs) -> int:
     behind = processing_backlog(lags[-1][1], flowing, seconds(config["lag_threshold_s"]))
     most = {"source": 720 if window["parallelism"] == 1 else 24, "sink": 720}
     loads = {
-        name: Load(window["parallelism"], targets[name], true_rates[name], most[name]) for name in ("source", "sink")
+        name: Load(
+            parallelism=window["parallelism"],
+            target=targets[name],
+            true_rate=true_rates[name],
+            max_parallelism=most[name],
+        )
+        for name in ("source", "sink")
     }
     changed = job_changes(loads, settings(config), stopped, backlog=behind, now=window["at_s"]).changed
     sizes = {changed[name].parallelism if name in changed else vertex.parallelism for name, vertex in loads.items()}
@@ -524,7 +530,7 @@ PLAIN = Settings(
 def vertex(
     parallelism: int = 10, target: float = 100, true_rate: float = 100, catch_up: float = 0, **more: Any
 ) -> Load:
-    return Load(parallelism, TargetRate(target, catch_up), true_rate, **more)
+    return Load(parallelism=parallelism, target=TargetRate(target, catch_up), true_rate=true_rate, **more)
 
 
 def test_a_vertex_of_which_nothing_is_known_keeps_what_it_has_and_what_waits() -> None:
@@ -725,7 +731,10 @@ def test_the_last_digit_of_a_mean_costs_no_subtask() -> None:
     share = sum([0.78] * 10) / 10
     assert share != 0.78
     known = Settings(utilization_target=0.8, catch_up_duration=timedelta(0), scale_down_interval=timedelta(0))
-    assert vertex_change(Load(200, TargetRate(80_000.0), 80_000 / share), known).parallelism == 195
+    assert (
+        vertex_change(Load(parallelism=200, target=TargetRate(80_000.0), true_rate=80_000 / share), known).parallelism
+        == 195
+    )
 
 
 # corners
@@ -740,4 +749,4 @@ def test_a_rate_at_the_edge_of_its_band_is_within() -> None:
     known = Settings(utilization_target=0.8, utilization_max=0.9, utilization_min=0.5, catch_up_duration=seconds(0))
     target = TargetRate(900.0)
     for true_rate, outside in ((999.999, True), (1000.0, False), (1800.0, False), (1800.001, True)):
-        assert outside_band(Load(10, target, true_rate), known, timedelta(0)) is outside
+        assert outside_band(Load(parallelism=10, target=target, true_rate=true_rate), known, timedelta(0)) is outside

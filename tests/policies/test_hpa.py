@@ -97,14 +97,14 @@ class Run:
             name: value if isinstance(value, Reading) else Reading(value, self.now) for name, value in metrics.items()
         }
         view = View(
-            self.now,
-            self.size,
-            self.size,
-            readings,
-            (Observation(self.now, self.size, self.size, readings),),
-            self.limits,
-            ClusterState().learned,
-            ClusterSpec("c", self.limits, (), interval=TICK),
+            now=self.now,
+            current=self.size,
+            ready=self.size,
+            metrics=readings,
+            past=(Observation(at=self.now, desired=self.size, ready=self.size, metrics=readings),),
+            limits=self.limits,
+            learned=ClusterState().learned,
+            spec=ClusterSpec(name="c", limits=self.limits, policies=(), interval=TICK),
             memory=self.memory,
         )
         self.memory = self.policy.learn(view)
@@ -646,9 +646,9 @@ def test_the_same_observations_give_the_same_sizes_as_the_controller(
     limits = Limits(1, 12)
     # An interval so long that no turn without metrics is a gap: after one we are more careful than the original.
     spec = ClusterSpec(
-        "c",
-        limits,
-        (NamedPolicy("hpa", policy),),
+        name="c",
+        limits=limits,
+        policies=(NamedPolicy("hpa", policy),),
         down=Behaviour(window=ZERO),
         metrics=("cpu", "queue"),
         interval=timedelta(minutes=10),
@@ -663,7 +663,7 @@ def test_the_same_observations_give_the_same_sizes_as_the_controller(
         if lag is not None:
             values["queue"] = lag
         metrics = {name: Reading(value, now) for name, value in values.items()}
-        state, decision = step(spec, state, Observation(now, size, size, metrics))
+        state, decision = step(spec, state, Observation(at=now, desired=size, ready=size, metrics=metrics))
         assert decision.desired == loop.turn(shown_cpu, lag)
         size = decision.desired
         now += TICK

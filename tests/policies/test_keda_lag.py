@@ -111,11 +111,11 @@ def ours(view: Make, kind: str, i: Inputs) -> object:
         )
         seen = view({"lag": float(i["total_lag"])}, current=i["current_replicas"], minimum=0, maximum=1000)
         seen = replace(seen, metrics={"lag": replace(seen.metrics["lag"], partitions=i["partitions"])})
-        return KedaLag((trigger,)).evaluate(seen).replicas
+        return KedaLag(triggers=(trigger,)).evaluate(seen).replicas
     if kind == "fallback":
         return safe_fallback_size(Behaviour(i["behavior"]), i["current_replicas"], i["fallback_replicas"])
     seen = view({}, current=i["current_replicas"], minimum=0, maximum=1000)
-    return KedaLag((Trigger(),)).evaluate(seen).replicas or i["current_replicas"]
+    return KedaLag(triggers=(Trigger(),)).evaluate(seen).replicas or i["current_replicas"]
 
 
 def test_what_is_not_said_is_as_in_keda() -> None:
@@ -166,11 +166,11 @@ def test_the_move_from_keda_that_the_page_shows_is_one(tmp_path: Path) -> None:
     keda = yaml.safe_load(before)["spec"]
     given_, fallen = keda["triggers"][0]["metadata"], keda["fallback"]
     policy = KedaLag(
-        (
+        triggers=(
             Trigger(
-                "lag",
-                float(given_["lagThreshold"]),
-                float(given_["activationLagThreshold"]),
+                metric="lag",
+                lag_threshold=float(given_["lagThreshold"]),
+                activation_lag_threshold=float(given_["activationLagThreshold"]),
                 exclude_persistent_lag=given_["excludePersistentLag"] == "true",
                 persistent_after=timedelta(0),
             ),
@@ -192,7 +192,7 @@ def idle_after(spec: ClusterSpec) -> timedelta:
     last = at + 9 * spec.interval
     while size > spec.limits.minimum and at < last + timedelta(hours=1):
         lag_of = Reading(3000.0 if at <= last else 0.0, at)
-        state, decision = step(spec, state, Observation(at, size, size, {"lag": lag_of}))
+        state, decision = step(spec, state, Observation(at=at, desired=size, ready=size, metrics={"lag": lag_of}))
         size, at = decision.desired, at + spec.interval
     return state.past[-1].at - last
 
@@ -227,7 +227,7 @@ def lag(
 def test_asks_for_a_replica_per_threshold_of_lag(
     view: Make, value: float | tuple[float, ...], current: int, expected: int, reason: Reason
 ) -> None:
-    answer = KedaLag((Trigger(),)).evaluate(lag(view, value, current=current))
+    answer = KedaLag(triggers=(Trigger(),)).evaluate(lag(view, value, current=current))
     assert (answer.replicas, answer.reason) == (expected, reason)
 
 
@@ -243,33 +243,33 @@ def test_asks_for_a_replica_per_threshold_of_lag(
 )
 def test_no_more_replicas_than_partitions_can_use(view: Make, trigger: Trigger, expected: int) -> None:
     values = (250.0, 250.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    assert KedaLag((trigger,)).evaluate(lag(view, values)).replicas == expected
+    assert KedaLag(triggers=(trigger,)).evaluate(lag(view, values)).replicas == expected
     whole = lag(view, 500.0, partitions=8)
     limited = trigger.limit_to_partitions_with_lag
     # the partitions of a sum are unknown
-    assert KedaLag((trigger,)).evaluate(whole).replicas == (8 if limited else expected)
+    assert KedaLag(triggers=(trigger,)).evaluate(whole).replicas == (8 if limited else expected)
 
 
 def test_partitions_of_the_engine_count_where_the_source_tells_none(view: Make) -> None:
-    assert KedaLag((Trigger(),)).evaluate(lag(view, 500.0, partitions=None)).replicas == 50
+    assert KedaLag(triggers=(Trigger(),)).evaluate(lag(view, 500.0, partitions=None)).replicas == 50
     seen = view({"lag": 500.0}, current=2, maximum=100, partitions=6)
-    assert KedaLag((Trigger(),)).evaluate(seen).replicas == 6
+    assert KedaLag(triggers=(Trigger(),)).evaluate(seen).replicas == 6
 
 
 def test_an_uneven_size_within_the_tolerance_is_made_even(view: Make) -> None:
-    even = KedaLag((Trigger(ensure_even_distribution_of_partitions=True),))
+    even = KedaLag(triggers=(Trigger(ensure_even_distribution_of_partitions=True),))
     assert even.evaluate(lag(view, 95.0, partitions=20, current=10)).replicas == 10
     assert even.evaluate(lag(view, 95.0, partitions=20, current=9)).replicas == 10
 
 
 def test_a_missing_metric_never_lowers_the_size(view: Make) -> None:
-    answer = KedaLag((Trigger(),)).evaluate(view({}, current=5, missing={"lag": "refused"}))
+    answer = KedaLag(triggers=(Trigger(),)).evaluate(view({}, current=5, missing={"lag": "refused"}))
     assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
     assert answer.detail == "no trusted reading of lag (refused)"
 
 
 def test_of_a_log_that_is_known_in_part_there_is_at_least_so_much(view: Make) -> None:
-    policy = KedaLag((Trigger(),))
+    policy = KedaLag(triggers=(Trigger(),))
     short = lag(view, (100.0, 0.0), partitions=3, current=2)
     assert policy.evaluate(short).replicas == 3
     assert policy.evaluate(replace(short, current=3)).reason is Reason.STEADY
@@ -279,7 +279,7 @@ def test_of_a_log_that_is_known_in_part_there_is_at_least_so_much(view: Make) ->
 
 
 def test_the_largest_size_of_several_triggers_counts(view: Make) -> None:
-    policy = KedaLag((Trigger(), Trigger("orders", lag_threshold=5)))
+    policy = KedaLag(triggers=(Trigger(), Trigger(metric="orders", lag_threshold=5)))
     seen = view({"lag": 40.0, "orders": 60.0}, current=2, maximum=100)
     assert policy.metrics == ("lag", "orders")
     assert policy.evaluate(seen).replicas == 12
@@ -292,7 +292,7 @@ def offsets(**partitions: Mapping[str, float]) -> dict[str, Mapping[str, float]]
 
 
 def test_computes_the_lag_from_offsets_where_the_source_tells_them(view: Make) -> None:
-    policy = KedaLag((Trigger(offset_reset_policy=Reset.EARLIEST),))
+    policy = KedaLag(triggers=(Trigger(offset_reset_policy=Reset.EARLIEST),))
     parts = offsets(a={"offset": 100, "end": 150}, b={"offset": -1, "end": 30}, c={"lag": 40.0})
     assert policy.evaluate(lag(view, 0.0, parts=parts)).inputs == {"lag": 120.0}
     done = offsets(a={"lag": 0.0}, b={"lag": 50.0})
@@ -313,7 +313,7 @@ def later(seen: View, memory: Mapping[str, float], seconds: float, reading: Read
 
 
 def test_lag_of_a_partition_whose_offset_stands_still_is_left_out_after_a_time(view: Make) -> None:
-    policy = KedaLag((Trigger(exclude_persistent_lag=True),))
+    policy = KedaLag(triggers=(Trigger(exclude_persistent_lag=True),))
     parts = offsets(a={"offset": 100, "end": 150}, b={"offset": 7, "end": 37}, c={"offset": -1, "end": 9})
     first = lag(view, 0.0, parts=parts)
     memory = policy.learn(first)
@@ -333,7 +333,7 @@ def test_lag_of_a_partition_whose_offset_stands_still_is_left_out_after_a_time(v
 
 
 def test_with_no_time_to_wait_an_offset_is_compared_with_the_reading_before_as_in_keda(view: Make) -> None:
-    policy = KedaLag((Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
+    policy = KedaLag(triggers=(Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
     first = lag(view, 0.0, parts=offsets(a={"offset": 100, "end": 150}))
     memory = policy.learn(first)
     # the same reading once more is not another one
@@ -348,7 +348,7 @@ def test_with_no_time_to_wait_an_offset_is_compared_with_the_reading_before_as_i
 
 
 def test_of_a_log_with_more_partitions_than_can_be_kept_nothing_is_left_out(view: Make) -> None:
-    policy = KedaLag((Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
+    policy = KedaLag(triggers=(Trigger(exclude_persistent_lag=True, persistent_after=timedelta(0)),))
     wide = {str(n): {"offset": 1.0, "end": 2.0} for n in range(500)}
     memory = policy.learn(lag(view, 0.0, parts=wide))
     assert set(memory) == {"lag failures", "active_at"}
@@ -363,7 +363,7 @@ def active(view: Make, policy: KedaLag, value: float, since: float | None, **mor
 
 
 def test_goes_to_the_minimum_when_no_trigger_has_been_active_for_the_cooldown(view: Make) -> None:
-    policy = KedaLag((Trigger(activation_lag_threshold=50),), active_minimum=3)
+    policy = KedaLag(triggers=(Trigger(activation_lag_threshold=50),), active_minimum=3)
     assert active(view, policy, 51.0, 1e6) == 6
     assert active(view, policy, 50.0, 299) == 5
     assert active(view, policy, 10.0, 299) == 3
@@ -378,7 +378,7 @@ def test_goes_to_the_minimum_when_no_trigger_has_been_active_for_the_cooldown(vi
 
 
 def test_a_trigger_that_cannot_be_read_counts_as_active(view: Make) -> None:
-    policy = KedaLag((Trigger(),))
+    policy = KedaLag(triggers=(Trigger(),))
     quiet = view({"lag": 0.0}, minimum=0)
     first = policy.learn(quiet)
     now = quiet.now.timestamp()
@@ -404,13 +404,13 @@ def test_a_trigger_that_cannot_be_read_counts_as_active(view: Make) -> None:
 def test_falls_back_after_failures_in_a_row_and_never_to_fewer(
     view: Make, behavior: Behaviour, current: int, failures: int, expected: int | None
 ) -> None:
-    policy = KedaLag((Trigger(),), fallback=Fallback(10, 3, behavior))
+    policy = KedaLag(triggers=(Trigger(),), fallback=Fallback(10, 3, behavior))
     seen = replace(view({}, current=current, maximum=100), memory={"lag failures": float(failures)})
     assert policy.evaluate(seen).replicas == expected
 
 
 def test_failures_are_counted_until_a_reading_comes(view: Make) -> None:
-    policy = KedaLag((Trigger(),))
+    policy = KedaLag(triggers=(Trigger(),))
     seen = replace(view({}), memory={"lag failures": 7.0})
     assert policy.learn(seen)["lag failures"] == 8
     assert policy.learn(replace(seen, memory={"lag failures": 1e6}))["lag failures"] == 1e6
@@ -418,7 +418,7 @@ def test_failures_are_counted_until_a_reading_comes(view: Make) -> None:
     assert policy.learn(lag(view, (1.0,), partitions=2, memory={"lag failures": 7.0}))["lag failures"] == 8
 
 
-BOTH = (Trigger(name="kafka"), Trigger("orders", name="orders"))
+BOTH = (Trigger(name="kafka"), Trigger(metric="orders", name="orders"))
 
 
 def both(view: Make, kafka: float | tuple[float, ...] | None, orders: float | None, **more: Any) -> View:
@@ -428,7 +428,7 @@ def both(view: Make, kafka: float | tuple[float, ...] | None, orders: float | No
 
 
 def test_a_formula_makes_one_number_of_all_triggers(view: Make) -> None:
-    policy = KedaLag(BOTH, formula="kafka + orders", target=20)
+    policy = KedaLag(triggers=BOTH, formula="kafka + orders", target=20)
     answer = policy.evaluate(both(view, 30.0, 100.0))
     assert (answer.replicas, answer.inputs) == (7, {"kafka": 30.0, "orders": 100.0})
     assert answer.detail == "the formula gives 130 at 20 per replica: 7 replicas"
@@ -438,14 +438,14 @@ def test_a_formula_makes_one_number_of_all_triggers(view: Make) -> None:
 def test_a_formula_sees_lags_cut_down_to_the_partitions(view: Make) -> None:
     trigger = Trigger(ensure_even_distribution_of_partitions=True)
     for each, expected in ((Trigger(), 5), (Trigger(allow_idle_consumers=True), 46), (trigger, 5)):
-        policy = KedaLag((each,), formula="lag", target=10)
+        policy = KedaLag(triggers=(each,), formula="lag", target=10)
         assert policy.evaluate(lag(view, 460.0, partitions=5)).replicas == expected
-    assert KedaLag((trigger,), formula="lag", target=10).evaluate(lag(view, 25.0, partitions=4)).replicas == 4
-    assert KedaLag((trigger,), formula="lag", target=10).evaluate(lag(view, 25.0)).replicas == 3
+    assert KedaLag(triggers=(trigger,), formula="lag", target=10).evaluate(lag(view, 25.0, partitions=4)).replicas == 4
+    assert KedaLag(triggers=(trigger,), formula="lag", target=10).evaluate(lag(view, 25.0)).replicas == 3
 
 
 def test_a_trigger_that_keeps_failing_is_nil_in_the_formula_and_lowers_nothing(view: Make) -> None:
-    policy = KedaLag(BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3, Behaviour.MODIFIERS))
+    policy = KedaLag(triggers=BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3, Behaviour.MODIFIERS))
     failing = {"kafka failures": 4.0}
     seen = both(view, None, 60.0)
     assert policy.evaluate(seen).reason is Reason.MISSING
@@ -456,23 +456,23 @@ def test_a_trigger_that_keeps_failing_is_nil_in_the_formula_and_lowers_nothing(v
     assert policy.evaluate(part).replicas == 6
     blind = replace(both(view, None, None), memory={"kafka failures": 4.0, "orders failures": 4.0})
     assert policy.evaluate(blind).replicas == 2
-    none = KedaLag(BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3))
+    none = KedaLag(triggers=BOTH, formula="kafka ?? orders", target=10, fallback=Fallback(7, 3))
     assert none.evaluate(blind).replicas == 7
 
 
 def test_a_formula_without_a_value_lowers_nothing(view: Make) -> None:
-    policy = KedaLag(BOTH, formula="kafka / orders", target=10)
+    policy = KedaLag(triggers=BOTH, formula="kafka / orders", target=10)
     answer = policy.evaluate(both(view, 5.0, 0.0))
     assert (answer.replicas, answer.reason) == (None, Reason.MISSING)
     assert answer.detail == "the formula cannot compute '/' at column 1: float division by zero"
     assert policy.learn(replace(both(view, 5.0, 0.0), memory={"active_at": 0.0}))["active_at"] > 0
-    nil = KedaLag(BOTH, formula="kafka > 0 ? nil : orders", target=10)
+    nil = KedaLag(triggers=BOTH, formula="kafka > 0 ? nil : orders", target=10)
     assert nil.evaluate(both(view, 5.0, 0.0)).reason is Reason.MISSING
     assert replace(nil, fallback=Fallback(7)).evaluate(both(view, 5.0, 0.0)).replicas == 7
 
 
 def test_a_formula_decides_about_activity(view: Make) -> None:
-    policy = KedaLag(BOTH, formula="kafka - orders", target=10, activation_target=5)
+    policy = KedaLag(triggers=BOTH, formula="kafka - orders", target=10, activation_target=5)
     quiet = both(view, 20.0, 15.0, minimum=0)
     old = {"active_at": quiet.now.timestamp() - 1e4}
     assert policy.learn(replace(quiet, memory=old))["active_at"] == old["active_at"]
@@ -485,7 +485,7 @@ def test_a_formula_decides_about_activity(view: Make) -> None:
 def test_the_worked_numbers_of_the_page(view: Make) -> None:
     def size(value: float, partitions: int | None, current: int = 1, *, even: bool = False) -> int | None:
         trigger = Trigger(lag_threshold=500, ensure_even_distribution_of_partitions=even)
-        return KedaLag((trigger,)).evaluate(lag(view, value, partitions=partitions, current=current)).replicas
+        return KedaLag(triggers=(trigger,)).evaluate(lag(view, value, partitions=partitions, current=current)).replicas
 
     assert size(5000, None) == 10
     assert size(5000, 8) == size(5000, 8, even=True) == 8
@@ -494,21 +494,25 @@ def test_the_worked_numbers_of_the_page(view: Make) -> None:
 
 
 def test_explains_what_it_computed(view: Make) -> None:
-    answer = KedaLag((Trigger(),)).evaluate(lag(view, 500.0, partitions=8))
+    answer = KedaLag(triggers=(Trigger(),)).evaluate(lag(view, 500.0, partitions=8))
     assert answer.detail == "lag 500 at 10 per replica: 8 replicas, at most 8 can be used"
     rest = replace(lag(view, 0.0, minimum=0), memory={"active_at": 0.0})
-    assert KedaLag((Trigger(),)).evaluate(rest).detail == (
+    assert KedaLag(triggers=(Trigger(),)).evaluate(rest).detail == (
         "lag 0 at 10 per replica: 0 replicas; no trigger is active: 0 replicas"
     )
 
 
 def test_falls_back_in_the_daemons_own_step() -> None:
-    policy = KedaLag((Trigger(),), fallback=Fallback(6, 2))
-    spec = ClusterSpec("c", Limits(0, 10), (NamedPolicy("keda", policy),), metrics=("lag",))
+    policy = KedaLag(triggers=(Trigger(),), fallback=Fallback(6, 2))
+    spec = ClusterSpec(name="c", limits=Limits(0, 10), policies=(NamedPolicy("keda", policy),), metrics=("lag",))
     state, at = ClusterState(), datetime(2026, 1, 1, tzinfo=UTC)
     sizes = []
     for tick in range(4):
-        state, decision = step(spec, state, Observation(at + tick * spec.interval, 2, 2, {}, {"lag": "refused"}))
+        state, decision = step(
+            spec,
+            state,
+            Observation(at=at + tick * spec.interval, desired=2, ready=2, metrics={}, missing={"lag": "refused"}),
+        )
         sizes.append(decision.desired)
     assert sizes == [2, 2, 6, 6]
 
@@ -516,7 +520,7 @@ def test_falls_back_in_the_daemons_own_step() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Trigger(""), "metric: is empty"),
+        (lambda: Trigger(metric=""), "metric: is empty"),
         (lambda: Trigger(lag_threshold=0), "lag_threshold: is 0, expected"),
         (lambda: Trigger(lag_threshold=math.nan), "lag_threshold: is nan, expected"),
         (lambda: Trigger(activation_lag_threshold=-1), "activation_lag_threshold: is -1, expected"),
@@ -528,28 +532,34 @@ def test_falls_back_in_the_daemons_own_step() -> None:
         (lambda: Trigger(persistent_after=timedelta(seconds=-1)), "persistent_after: is -1s, expected"),
         (lambda: Fallback(-1), "replicas: is -1, expected"),
         (lambda: Fallback(1, -1), "failure_threshold: is -1, expected"),
-        (lambda: KedaLag(()), "triggers: is empty"),
-        (lambda: KedaLag((Trigger(), Trigger())), "triggers: have the names lag, lag, expected different ones"),
-        (lambda: KedaLag((Trigger(),), formula="lag"), "target: is missing, expected"),
-        (lambda: KedaLag((Trigger(),), target=1), "target: is 1 without a formula, expected"),
-        (lambda: KedaLag((Trigger(),), formula="lag", target=0), "target: is 0, expected"),
-        (lambda: KedaLag((Trigger(),), formula="lag", target=math.inf), "target: is inf, expected"),
-        (lambda: KedaLag((Trigger("a-b"),), formula="1", target=1), "triggers: have the name 'a-b'"),
-        (lambda: KedaLag((Trigger("if"),), formula="1", target=1), "triggers: have the name 'if'"),
+        (lambda: KedaLag(triggers=()), "triggers: is empty"),
         (
-            lambda: KedaLag((Trigger(),), formula="1 + la", target=1),
+            lambda: KedaLag(triggers=(Trigger(), Trigger())),
+            "triggers: have the names lag, lag, expected different ones",
+        ),
+        (lambda: KedaLag(triggers=(Trigger(),), formula="lag"), "target: is missing, expected"),
+        (lambda: KedaLag(triggers=(Trigger(),), target=1), "target: is 1 without a formula, expected"),
+        (lambda: KedaLag(triggers=(Trigger(),), formula="lag", target=0), "target: is 0, expected"),
+        (lambda: KedaLag(triggers=(Trigger(),), formula="lag", target=math.inf), "target: is inf, expected"),
+        (lambda: KedaLag(triggers=(Trigger(metric="a-b"),), formula="1", target=1), "triggers: have the name 'a-b'"),
+        (lambda: KedaLag(triggers=(Trigger(metric="if"),), formula="1", target=1), "triggers: have the name 'if'"),
+        (
+            lambda: KedaLag(triggers=(Trigger(),), formula="1 + la", target=1),
             "formula: column 5: there is no trigger 'la'; trig",
         ),
         (
-            lambda: KedaLag((Trigger(),), formula="lag +", target=1),
+            lambda: KedaLag(triggers=(Trigger(),), formula="lag +", target=1),
             "formula: column 6: expected a number, a name",
         ),
-        (lambda: KedaLag((Trigger(),), fallback=Fallback(1, 3, Behaviour.MODIFIERS)), "fallback: has the behavior"),
-        (lambda: KedaLag((Trigger(),), activation_target=math.nan), "activation_target: is nan, expected"),
-        (lambda: KedaLag((Trigger(),), active_minimum=0), "active_minimum: is 0, expected"),
-        (lambda: KedaLag((Trigger(),), cooldown=timedelta(seconds=-1)), "cooldown: is -1s, expected"),
-        (lambda: KedaLag((Trigger(),), tolerance=-0.1), "tolerance: is -0.1, expected"),
-        (lambda: KedaLag((Trigger(),), tolerance=math.inf), "tolerance: is inf, expected"),
+        (
+            lambda: KedaLag(triggers=(Trigger(),), fallback=Fallback(1, 3, Behaviour.MODIFIERS)),
+            "fallback: has the behavior",
+        ),
+        (lambda: KedaLag(triggers=(Trigger(),), activation_target=math.nan), "activation_target: is nan, expected"),
+        (lambda: KedaLag(triggers=(Trigger(),), active_minimum=0), "active_minimum: is 0, expected"),
+        (lambda: KedaLag(triggers=(Trigger(),), cooldown=timedelta(seconds=-1)), "cooldown: is -1s, expected"),
+        (lambda: KedaLag(triggers=(Trigger(),), tolerance=-0.1), "tolerance: is -0.1, expected"),
+        (lambda: KedaLag(triggers=(Trigger(),), tolerance=math.inf), "tolerance: is inf, expected"),
     ],
 )
 def test_refuses_parameters_that_make_no_sense(make: Callable[[], object], message: str) -> None:
@@ -560,7 +570,7 @@ def test_refuses_parameters_that_make_no_sense(make: Callable[[], object], messa
 def test_takes_the_ends_of_what_makes_sense() -> None:
     trigger = Trigger(activation_lag_threshold=0, persistent_after=timedelta(0))
     assert not trigger.exclude_persistent_lag
-    assert KedaLag((trigger,), fallback=Fallback(0, 0), cooldown=timedelta(0), tolerance=0).active_minimum == 1
+    assert KedaLag(triggers=(trigger,), fallback=Fallback(0, 0), cooldown=timedelta(0), tolerance=0).active_minimum == 1
 
 
 @settings(deadline=None)  # a busy machine is no failure
@@ -573,7 +583,7 @@ def test_takes_the_ends_of_what_makes_sense() -> None:
 def test_more_lag_never_gives_a_smaller_size_and_no_size_is_beyond_the_partitions(
     view: Make, lags: list[float], more: float, current: int, even: bool
 ) -> None:
-    policy = KedaLag((Trigger(lag_threshold=100, ensure_even_distribution_of_partitions=even),), tolerance=0)
+    policy = KedaLag(triggers=(Trigger(lag_threshold=100, ensure_even_distribution_of_partitions=even),), tolerance=0)
     low = policy.evaluate(lag(view, tuple(lags), current=current)).replicas
     high = policy.evaluate(lag(view, (lags[0] + more, *lags[1:]), current=current)).replicas
     assert low is not None
@@ -596,17 +606,21 @@ def test_without_tolerance_it_is_kedas_size_less_the_consumer_too_many(
 class TestContract(PolicyContract):
     @pytest.fixture
     def policy(self) -> KedaLag:
-        return KedaLag((Trigger(exclude_persistent_lag=True), Trigger("arrivals")), fallback=Fallback(3))
+        return KedaLag(
+            triggers=(Trigger(exclude_persistent_lag=True), Trigger(metric="arrivals")), fallback=Fallback(3)
+        )
 
 
 class TestContractOfAFormula(PolicyContract):
     @pytest.fixture
     def policy(self) -> KedaLag:
-        return KedaLag((Trigger(), Trigger("arrivals")), formula="lag / arrivals", target=2, fallback=Fallback(3))
+        return KedaLag(
+            triggers=(Trigger(), Trigger(metric="arrivals")), formula="lag / arrivals", target=2, fallback=Fallback(3)
+        )
 
 
 def test_a_fallback_wakes_what_is_idle(view: Make) -> None:
-    policy = KedaLag((Trigger(),), fallback=Fallback(6, 4))
+    policy = KedaLag(triggers=(Trigger(),), fallback=Fallback(6, 4))
     seen = replace(view({}, current=0, minimum=0), memory={"lag failures": 4.0})
     assert policy.evaluate(seen).replicas is None
     seen = replace(seen, memory=policy.learn(seen))

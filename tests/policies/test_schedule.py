@@ -31,9 +31,9 @@ from autoscaler_policies.schedule.policy import Exclusion, Schedule, Window
 
 Make = Callable[..., View]
 HOUR = timedelta(hours=1)
-OFFICE = Window("office hours", "0 8 * * 1-5", "0 18 * * 1-5", min=4)
-NIGHT = Window("night", "0 22 * * *", "0 6 * * *", min=0, max=2)
-SALE = Window("sale", "0 6 27 11 *", duration=18 * HOUR, min=10, max=40)
+OFFICE = Window(name="office hours", start="0 8 * * 1-5", end="0 18 * * 1-5", min=4)
+NIGHT = Window(name="night", start="0 22 * * *", end="0 6 * * *", min=0, max=2)
+SALE = Window(name="sale", start="0 6 27 11 *", duration=18 * HOUR, min=10, max=40)
 DEPLOY = Exclusion("deploy", "30 9 * * 2", duration=timedelta(minutes=20))
 CLUSTER = Limits(1, 12)
 
@@ -82,7 +82,7 @@ def test_of_several_open_windows_the_greatest_bounds_count() -> None:
     friday = "2026-11-27 12:00"
     assert held(friday, OFFICE, SALE) == (10, 40)
     assert held(friday, replace(OFFICE, min=14), SALE) == (14, 40)
-    assert held(friday, OFFICE, Window("most", "@daily", duration=24 * HOUR, max=50), SALE) == (10, 50)
+    assert held(friday, OFFICE, Window(name="most", start="@daily", duration=24 * HOUR, max=50), SALE) == (10, 50)
 
 
 def test_a_window_without_a_bound_leaves_the_clusters() -> None:
@@ -139,7 +139,7 @@ def test_reports_which_windows_are_open_and_until_when(view: Make, text: str, de
 
 
 def test_windows_that_follow_at_once_are_reported_as_one(view: Make) -> None:
-    week = Window("workdays", "0 0 * * 1-5", duration=24 * HOUR, min=2)
+    week = Window(name="workdays", start="0 0 * * 1-5", duration=24 * HOUR, min=2)
     detail = made(week).evaluate(replace(view(), now=berlin("2026-01-06 12:00"))).detail
     assert detail.startswith("workdays is open until 2026-01-10 00:00 CET")
     # always open: shown as far as it was searched
@@ -157,20 +157,20 @@ def test_each_window_may_have_its_own_time_zone() -> None:
 
 
 def test_a_start_that_is_skipped_opens_the_window_when_the_clock_goes_on() -> None:
-    early = Window("early", "30 2 * * *", "0 5 * * *", min=3)
+    early = Window(name="early", start="30 2 * * *", end="0 5 * * *", min=3)
     assert held("2026-03-29 01:59", early) == (1, 12)
     assert held("2026-03-29 03:00", early) == (3, 12)
     assert held("2026-03-29 05:00", early) == (1, 12)
 
 
 def test_an_end_that_is_skipped_closes_the_window_when_the_clock_goes_on() -> None:
-    late = Window("late", "0 1 * * *", "30 2 * * *", min=3)
+    late = Window(name="late", start="0 1 * * *", end="30 2 * * *", min=3)
     assert held("2026-03-29 01:59", late) == (3, 12)
     assert held("2026-03-29 03:00", late) == (1, 12)
 
 
 def test_a_window_within_a_skipped_hour_does_not_open(view: Make) -> None:
-    inside = Window("inside", "10 2 * * *", "50 2 * * *", min=3)
+    inside = Window(name="inside", start="10 2 * * *", end="50 2 * * *", min=3)
     assert held("2026-03-28 02:30", inside) == (3, 12)
     for minute in range(0, 180, 5):
         assert held(f"2026-03-29 0{3 + minute // 60}:{minute % 60:02}", inside) == (1, 12)
@@ -179,7 +179,7 @@ def test_a_window_within_a_skipped_hour_does_not_open(view: Make) -> None:
 
 
 def test_a_window_in_an_hour_that_comes_twice_is_open_the_first_time() -> None:
-    inside = made(Window("inside", "10 2 * * *", "50 2 * * *", min=3))
+    inside = made(Window(name="inside", start="10 2 * * *", end="50 2 * * *", min=3))
     first = berlin("2026-10-25 02:00")  # 02:00 in summer time
     opened = [
         minute for minute in range(180) if inside.allow(first + minute * HOUR / 60, CLUSTER) != Allowance(CLUSTER)
@@ -188,7 +188,7 @@ def test_a_window_in_an_hour_that_comes_twice_is_open_the_first_time() -> None:
 
 
 def test_a_duration_is_elapsed_time() -> None:
-    night = made(Window("night", "0 0 * * *", duration=6 * HOUR, min=3))
+    night = made(Window(name="night", start="0 0 * * *", duration=6 * HOUR, min=3))
     begin = berlin("2026-03-29 00:00")
     opened = [hour for hour in range(12) if night.allow(begin + hour * HOUR, CLUSTER).limits.minimum == 3]
     assert opened == list(range(6))  # until 07:00 of the clock
@@ -214,7 +214,9 @@ def test_is_open_when_the_clock_on_the_wall_is_within(moment: datetime) -> None:
 def test_the_bounds_are_always_bounds_and_what_is_kept_is_what_is_computed(
     moment: datetime, minimum: int, spread: int
 ) -> None:
-    policy = made(OFFICE, NIGHT, SALE, DEPLOY, Window("often", "*/7 * * * *", duration=timedelta(minutes=3), min=5))
+    policy = made(
+        OFFICE, NIGHT, SALE, DEPLOY, Window(name="often", start="*/7 * * * *", duration=timedelta(minutes=3), min=5)
+    )
     limits = policy.allow(moment, Limits(minimum, minimum + spread)).limits
     assert 0 <= limits.minimum <= limits.maximum
     computed, _ = module._state_from(policy, moment)
@@ -223,10 +225,10 @@ def test_the_bounds_are_always_bounds_and_what_is_kept_is_what_is_computed(
 
 
 def test_a_step_holds_the_size_within_the_windows_bounds() -> None:
-    spec = ClusterSpec("c", Limits(1, 12), (NamedPolicy("calendar", made(OFFICE, DEPLOY)),))
+    spec = ClusterSpec(name="c", limits=Limits(1, 12), policies=(NamedPolicy("calendar", made(OFFICE, DEPLOY)),))
 
     def desired(text: str) -> tuple[int, Reason]:
-        _, decision = step(spec, ClusterState(), Observation(berlin(text), 2, 2))
+        _, decision = step(spec, ClusterState(), Observation(at=berlin(text), desired=2, ready=2))
         return decision.desired, decision.reason
 
     assert desired("2026-01-05 07:59") == (2, Reason.ABSTAINED)
@@ -309,9 +311,11 @@ class TestContract(PolicyContract):
 
 def test_a_policy_says_where_the_bounds_of_a_window_change_what_it_asks_for() -> None:
     spec = ClusterSpec(
-        "c", CLUSTER, (NamedPolicy("calendar", made(OFFICE)), NamedPolicy("cpu", TargetTracking("cpu", 0.6)))
+        name="c",
+        limits=CLUSTER,
+        policies=(NamedPolicy("calendar", made(OFFICE)), NamedPolicy("cpu", TargetTracking("cpu", 0.6))),
     )
     at = berlin("2026-01-05 12:00")
-    _, decision = step(spec, ClusterState(), Observation(at, 2, 2, {"cpu": Reading(0.6, at)}))
+    _, decision = step(spec, ClusterState(), Observation(at=at, desired=2, ready=2, metrics={"cpu": Reading(0.6, at)}))
     assert decision.desired == 4
     assert decision.recommendations[1].detail.endswith("2 replicas stay; 4 to 12 is allowed")

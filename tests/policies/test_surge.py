@@ -30,9 +30,9 @@ def requests(batch: int, phase: int, start_up: int) -> tuple[list[tuple[int, int
     """Sizes asked for, each with its second, and the records left; rates are shown per batch of so many seconds."""
     policy = BacklogDrain(stops=False, stable_time=timedelta(seconds=INTERVAL - 1))
     spec = ClusterSpec(
-        "demo",
-        Limits(1, 4),
-        (NamedPolicy("drain", policy),),
+        name="demo",
+        limits=Limits(1, 4),
+        policies=(NamedPolicy("drain", policy),),
         down=Behaviour(window=timedelta(seconds=30)),
         capacity=CapacitySpec(per_replica=50.0),
         metrics=("lag", "arrivals", "throughput", "saturation"),
@@ -58,8 +58,17 @@ def requests(batch: int, phase: int, start_up: int) -> tuple[list[tuple[int, int
             "throughput": Reading(float(done), at),
             "saturation": Reading(done / (50 * ready), at),
         }
-        engine = EngineStatus(JobState.RUNNING, ready, ready, None, 12, BEGIN)
-        state, decision = step(spec, state, Observation(at, desired, ready, metrics, {}, engine))
+        engine = EngineStatus(
+            job=JobState.RUNNING,
+            slots=ready,
+            parallelism=ready,
+            max_parallelism=None,
+            partitions=12,
+            running_since=BEGIN,
+        )
+        state, decision = step(
+            spec, state, Observation(at=at, desired=desired, ready=ready, metrics=metrics, missing={}, engine=engine)
+        )
         if decision.rescale:
             found.append((second, decision.desired))
             coming = second + (start_up if decision.desired > ready else 3)

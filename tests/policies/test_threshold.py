@@ -16,8 +16,8 @@ from autoscaler_policies.rules.threshold import Aggregate, Rule, Threshold
 Make = Callable[..., View]
 Value = float | tuple[float, ...]
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
-HIGH = Rule("cpu", above=0.8)
-LOW = Rule("cpu", below=0.3)
+HIGH = Rule(metric="cpu", above=0.8)
+LOW = Rule(metric="cpu", below=0.3)
 
 
 def seconds(number: float) -> timedelta:
@@ -26,7 +26,9 @@ def seconds(number: float) -> timedelta:
 
 def seen(ago: float, value: Value | None, *, name: str = "cpu", age: float = 0) -> Observation:
     at = NOW - seconds(ago)
-    return Observation(at, 4, 4, {} if value is None else {name: Reading(value, at - seconds(age))})
+    return Observation(
+        at=at, desired=4, ready=4, metrics={} if value is None else {name: Reading(value, at - seconds(age))}
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,14 +63,16 @@ def test_steps_when_the_metric_is_beyond_the_bound(view: Make, value: float, exp
 def test_the_step_is_a_number_or_a_share_of_the_size(
     view: Make, step: dict[str, Any], current: int, up: int, down: int
 ) -> None:
-    more = Threshold(up=(Rule("cpu", above=0.8, **step),))
-    fewer = Threshold(down=(Rule("cpu", below=0.3, **step),))
+    more = Threshold(up=(Rule(metric="cpu", above=0.8, **step),))
+    fewer = Threshold(down=(Rule(metric="cpu", below=0.3, **step),))
     assert more.evaluate(view({"cpu": 0.9}, current=current, minimum=0, maximum=200)).replicas == up
     assert fewer.evaluate(view({"cpu": 0.1}, current=current, minimum=0, maximum=200)).replicas == down
 
 
 def test_never_leaves_the_limits(view: Make) -> None:
-    policy = Threshold(up=(Rule("cpu", above=0.8, percent=1e300),), down=(Rule("cpu", below=0.3, replicas=99),))
+    policy = Threshold(
+        up=(Rule(metric="cpu", above=0.8, percent=1e300),), down=(Rule(metric="cpu", below=0.3, replicas=99),)
+    )
     assert policy.evaluate(view({"cpu": 0.9}, current=4)).replicas == 10
     assert policy.evaluate(view({"cpu": 0.1}, current=4)).replicas == 1
     full = policy.evaluate(view({"cpu": 0.9}, current=10))
@@ -77,8 +81,16 @@ def test_never_leaves_the_limits(view: Make) -> None:
 
 def test_the_largest_size_asked_for_counts(view: Make) -> None:
     policy = Threshold(
-        up=(Rule("cpu", above=0.8), Rule("lag", above=100, replicas=4), Rule("lag", above=10, replicas=2)),
-        down=(Rule("cpu", below=0.3, replicas=3), Rule("lag", below=1), Rule("lag", below=2, replicas=2)),
+        up=(
+            Rule(metric="cpu", above=0.8),
+            Rule(metric="lag", above=100, replicas=4),
+            Rule(metric="lag", above=10, replicas=2),
+        ),
+        down=(
+            Rule(metric="cpu", below=0.3, replicas=3),
+            Rule(metric="lag", below=1),
+            Rule(metric="lag", below=2, replicas=2),
+        ),
     )
     more = policy.evaluate(view({"cpu": 0.9, "lag": 500.0}, current=4))
     assert (more.replicas, more.detail) == (8, "lag 500 above 100: 4 replicas + 4")
@@ -88,13 +100,13 @@ def test_the_largest_size_asked_for_counts(view: Make) -> None:
 
 
 def test_a_down_rule_counts_only_when_no_up_rule_fires(view: Make) -> None:
-    policy = Threshold(up=(Rule("lag", above=100),), down=(LOW,))
+    policy = Threshold(up=(Rule(metric="lag", above=100),), down=(LOW,))
     assert policy.evaluate(view({"cpu": 0.1, "lag": 500.0}, current=4)).replicas == 5
 
 
 @pytest.mark.parametrize("absent", ["cpu", "lag"])
 def test_nothing_goes_down_while_a_metric_of_any_rule_is_missing(view: Make, absent: str) -> None:
-    policy = Threshold(up=(Rule("lag", above=100),), down=(LOW, Rule("lag", below=1)))
+    policy = Threshold(up=(Rule(metric="lag", above=100),), down=(LOW, Rule(metric="lag", below=1)))
     metrics = {"cpu": 0.1, "lag": 0.0}
     del metrics[absent]
     answer = policy.evaluate(view(metrics, current=4, missing={absent: "time-out"}))
@@ -103,7 +115,7 @@ def test_nothing_goes_down_while_a_metric_of_any_rule_is_missing(view: Make, abs
 
 
 def test_an_up_rule_fires_whatever_else_is_missing(view: Make) -> None:
-    policy = Threshold(up=(Rule("lag", above=100), HIGH), down=(LOW,))
+    policy = Threshold(up=(Rule(metric="lag", above=100), HIGH), down=(LOW,))
     assert policy.evaluate(view({"cpu": 0.9}, current=4)).replicas == 5
 
 
@@ -118,7 +130,7 @@ def test_an_up_rule_fires_whatever_else_is_missing(view: Make) -> None:
 def test_one_number_per_replica_is_aggregated(
     view: Make, aggregate: Aggregate, expected: int | None, name: str
 ) -> None:
-    policy = Threshold(up=(Rule("cpu", above=0.8, aggregate=aggregate),))
+    policy = Threshold(up=(Rule(metric="cpu", above=0.8, aggregate=aggregate),))
     answer = policy.evaluate(view({"cpu": (0.9, 0.5, 0.1, 0.5)}, current=4))
     assert answer.replicas == expected
     assert list(answer.inputs) == [name]
@@ -163,7 +175,7 @@ def test_a_replica_that_is_up_and_says_nothing_forbids_going_down_and_not_up(vie
 def test_a_rule_with_a_hold_fires_when_it_has_held_without_a_gap(
     view: Make, past: list[tuple[float, Value | None]], expected: bool
 ) -> None:
-    rule = Rule("cpu", above=0.8, hold=seconds(30))
+    rule = Rule(metric="cpu", above=0.8, hold=seconds(30))
     observations = tuple(seen(ago, value) for ago, value in past)
     answer = Threshold(up=(rule,)).evaluate(view({"cpu": 0.9}, current=4, past=observations))
     assert (answer.reason is Reason.ABOVE) == expected
@@ -172,13 +184,13 @@ def test_a_rule_with_a_hold_fires_when_it_has_held_without_a_gap(
 @pytest.mark.parametrize(("age", "expected"), [(0, True), (60, True), (61, False), (-5, True), (-6, False)])
 def test_a_past_reading_counts_for_a_hold_only_if_it_was_fresh(view: Make, age: float, expected: bool) -> None:
     past = (seen(30, 0.9), seen(15, 0.9, age=age), seen(0, 0.9))
-    rule = Rule("cpu", above=0.8, hold=seconds(30))
+    rule = Rule(metric="cpu", above=0.8, hold=seconds(30))
     answer = Threshold(up=(rule,)).evaluate(view({"cpu": 0.9}, current=4, past=past))
     assert (answer.reason is Reason.ABOVE) == expected
 
 
 def test_ticks_slower_than_readings_age_can_hold_a_rule(view: Make) -> None:
-    rule = Rule("cpu", above=0.8, hold=seconds(300))
+    rule = Rule(metric="cpu", above=0.8, hold=seconds(300))
     slow = replace(view({"cpu": 0.9}, current=4), past=tuple(seen(ago, 0.9) for ago in (480, 240, 0)))
     policy = Threshold(up=(rule,))
     assert policy.evaluate(replace(slow, spec=replace(slow.spec, interval=seconds(240)))).reason is Reason.ABOVE
@@ -191,14 +203,14 @@ def test_rules_for_more_alone_do_not_hold_up_who_asks_for_fewer(view: Make) -> N
     idle = policy.evaluate(view({"cpu": 0.5}, current=4))
     assert (idle.replicas, idle.reason, idle.detail) == (None, Reason.ABSTAINED, "no rule fires: cpu 0.5")
     # Beyond the bound, only not yet for long enough: that is no time to go down.
-    waiting = Threshold(up=(Rule("cpu", above=0.8, hold=seconds(30)),))
+    waiting = Threshold(up=(Rule(metric="cpu", above=0.8, hold=seconds(30)),))
     assert waiting.evaluate(view({"cpu": 0.9}, current=4)).replicas == 4
     # With a rule for fewer, silence says that there are not too many.
     assert Threshold(up=(HIGH,), down=(LOW,)).evaluate(view({"cpu": 0.5}, current=4)).replicas == 4
 
 
 def test_a_hold_works_downwards_too_and_is_in_the_detail(view: Make) -> None:
-    policy = Threshold(down=(Rule("cpu", below=0.3, hold=seconds(30)),))
+    policy = Threshold(down=(Rule(metric="cpu", below=0.3, hold=seconds(30)),))
     past = tuple(seen(ago, 0.1) for ago in (40, 20, 0))
     answer = policy.evaluate(view({"cpu": 0.1}, current=4, past=past))
     assert (answer.replicas, answer.detail) == (3, "cpu 0.1 below 0.3 for 30 s: 4 replicas - 1")
@@ -207,7 +219,7 @@ def test_a_hold_works_downwards_too_and_is_in_the_detail(view: Make) -> None:
 
 def test_asks_for_as_much_past_as_the_longest_hold_needs() -> None:
     assert Threshold(up=(HIGH,), down=(LOW,)).lookback == timedelta(0)
-    policy = Threshold(up=(Rule("cpu", above=0.8, hold=seconds(30)),), down=(LOW,))
+    policy = Threshold(up=(Rule(metric="cpu", above=0.8, hold=seconds(30)),), down=(LOW,))
     assert policy.lookback == timedelta(minutes=5, seconds=30)
 
 
@@ -235,15 +247,15 @@ def test_refuses_rules_that_make_no_sense(parameters: dict[str, Any], message: s
     ("up", "down", "message"),
     [
         ((), (), "up: has no rule and neither has down"),
-        ((), (Rule("cpu", below=0.3, percent=101),), "down: percent of rule 1 is 101, expected at most 100"),
+        ((), (Rule(metric="cpu", below=0.3, percent=101),), "down: percent of rule 1 is 101, expected at most 100"),
         (
             (HIGH,),
-            (LOW, Rule("cpu", below=0.9)),
+            (LOW, Rule(metric="cpu", below=0.9)),
             r"down: below of rule 2 is 0.9, expected less than above \(0.8\) of rule 1",
         ),
         (
-            (Rule("m", below=3),),
-            (Rule("m", above=2),),
+            (Rule(metric="m", below=3),),
+            (Rule(metric="m", above=2),),
             r"down: above of rule 1 is 2, expected more than below \(3\) of rule 1",
         ),
     ],
@@ -256,11 +268,11 @@ def test_refuses_rules_that_chase_each_other(up: tuple[Rule, ...], down: tuple[R
 @pytest.mark.parametrize(
     ("up", "down"),
     [
-        ((HIGH,), (Rule("mem", below=0.9),)),
-        ((Rule("cpu", above=0.8, aggregate=Aggregate.MAX),), (Rule("cpu", below=0.9),)),
-        ((Rule("m", below=3),), (Rule("m", above=4),)),
-        ((HIGH,), (Rule("cpu", above=0.9),)),
-        ((Rule("m", below=3),), (Rule("m", below=1),)),
+        ((HIGH,), (Rule(metric="mem", below=0.9),)),
+        ((Rule(metric="cpu", above=0.8, aggregate=Aggregate.MAX),), (Rule(metric="cpu", below=0.9),)),
+        ((Rule(metric="m", below=3),), (Rule(metric="m", above=4),)),
+        ((HIGH,), (Rule(metric="cpu", above=0.9),)),
+        ((Rule(metric="m", below=3),), (Rule(metric="m", below=1),)),
     ],
 )
 def test_takes_rules_that_do_not(up: tuple[Rule, ...], down: tuple[Rule, ...]) -> None:
@@ -291,12 +303,17 @@ def test_is_total_stays_within_limits_and_never_goes_down_on_what_is_missing(
     ages: list[int],
 ) -> None:
     policy = Threshold(
-        up=(Rule("cpu", above=0.8, aggregate=aggregate, hold=seconds(hold)),),
-        down=(Rule("lag", below=1.0, percent=50, aggregate=aggregate, hold=seconds(hold)),),
+        up=(Rule(metric="cpu", above=0.8, aggregate=aggregate, hold=seconds(hold)),),
+        down=(Rule(metric="lag", below=1.0, percent=50, aggregate=aggregate, hold=seconds(hold)),),
     )
     metrics = {name: value for name, value in (("cpu", cpu), ("lag", lag)) if value is not None}
     past = tuple(
-        Observation(NOW - seconds(ago), current, current, {n: Reading(v, NOW) for n, v in metrics.items()})
+        Observation(
+            at=NOW - seconds(ago),
+            desired=current,
+            ready=current,
+            metrics={n: Reading(v, NOW) for n, v in metrics.items()},
+        )
         for ago in sorted({*ages, 0}, reverse=True)
     )
     answer = policy.evaluate(view(metrics, current=current, past=past))

@@ -47,9 +47,9 @@ Shown = Callable[[Observation], Observation]
 def spec_for(plant: PlantSpec, policy: Adaptive | None = None, slots: int = 1) -> ClusterSpec:
     policy = policy or Adaptive(objective=timedelta(seconds=plant.slo))
     return ClusterSpec(
-        "plant",
-        Limits(1, 24),
-        (NamedPolicy("adaptive", policy),),
+        name="plant",
+        limits=Limits(1, 24),
+        policies=(NamedPolicy("adaptive", policy),),
         metrics=METRICS,
         engine=True,
         slots_per_replica=slots,

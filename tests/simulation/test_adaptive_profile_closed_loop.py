@@ -34,9 +34,9 @@ def lived(days: int, late_hours: float | None, times: float = 1.0, curve: Curve 
         objective=timedelta(seconds=EC2.slo), profile=None if late_hours is None else "profile", slack=0.75
     )
     spec = ClusterSpec(
-        "plant",
-        Limits(1, 24),
-        (NamedPolicy("adaptive", policy),),
+        name="plant",
+        limits=Limits(1, 24),
+        policies=(NamedPolicy("adaptive", policy),),
         metrics=policy.metrics,
         engine=True,
         lookback=policy.lookback,

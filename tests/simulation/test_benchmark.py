@@ -70,7 +70,12 @@ SCORE = Score(
 
 def _spec(policy: Policy, limits: Limits = Limits(1, 24)) -> ClusterSpec:  # noqa: B008 - frozen
     return ClusterSpec(
-        "it", limits, (NamedPolicy("one", policy),), metrics=METRICS, engine=True, lookback=timedelta(minutes=10)
+        name="it",
+        limits=limits,
+        policies=(NamedPolicy("one", policy),),
+        metrics=METRICS,
+        engine=True,
+        lookback=timedelta(minutes=10),
     )
 
 
@@ -302,7 +307,9 @@ def test_an_oracle_sees_the_next_minutes_as_they_will_be() -> None:
         return step(spec, state, observation)
 
     foreseen = with_forecast(decide, Load("rises", rates))
-    observation = Observation(START + timedelta(seconds=60), 1, 1, {"lag": Reading(0.0, START)})
+    observation = Observation(
+        at=START + timedelta(seconds=60), desired=1, ready=1, metrics={"lag": Reading(0.0, START)}
+    )
     foreseen(_spec(_Wants(1)), ClusterState(), observation)
     future = shown[0].metrics[FORECAST].value
     assert isinstance(future, tuple)
@@ -327,9 +334,22 @@ def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arri
     for back in range(of.get("looks", 13) - 1, -1, -1):
         at = START - timedelta(seconds=15 * back)
         had = of.get("before", size) if back == 3 else size
-        past.append(Observation(at, had, had, {name: Reading(number, at) for name, number in numbers.items()}))
+        past.append(
+            Observation(
+                at=at, desired=had, ready=had, metrics={name: Reading(number, at) for name, number in numbers.items()}
+            )
+        )
     policy = BacklogCpu()
-    return View(START, size, size, past[-1].metrics, tuple(past), Limits(1, 24), ClusterState().learned, _spec(policy))
+    return View(
+        now=START,
+        current=size,
+        ready=size,
+        metrics=past[-1].metrics,
+        past=tuple(past),
+        limits=Limits(1, 24),
+        learned=ClusterState().learned,
+        spec=_spec(policy),
+    )
 
 
 @pytest.mark.parametrize(

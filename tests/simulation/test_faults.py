@@ -52,9 +52,9 @@ RAMPS = replace(load_by_name("ramps8h", 3), rates=load_by_name("ramps8h", 3).rat
 def _spec(policy: Policy = ADAPTIVE, limits: Limits = ALL_SIZES) -> ClusterSpec:
     looking = getattr(policy, "lookback", timedelta(0))
     return ClusterSpec(
-        "x",
-        limits,
-        (NamedPolicy("one", policy),),
+        name="x",
+        limits=limits,
+        policies=(NamedPolicy("one", policy),),
         metrics=METRICS,
         engine=True,
         lookback=max(timedelta(minutes=10), looking),
@@ -184,7 +184,7 @@ def _seen(text: str, hours: float = 3.0, seed: int = 1) -> list[Observation]:
     for tick in range(round(hours * 240)):
         at = START + timedelta(seconds=15 * tick)
         metrics = {name: Reading(float(tick), at) for name in ("lag", "arrivals")} | {"cpu": Reading((1.0, tick), at)}
-        found.append(injector.seen(Observation(at, 3, 3, metrics), 15.0 * tick))
+        found.append(injector.seen(Observation(at=at, desired=3, ready=3, metrics=metrics), 15.0 * tick))
     return found
 
 
@@ -251,9 +251,9 @@ def test_a_metric_that_is_missing_already_can_be_nothing_else() -> None:
 
 def test_a_metric_that_appears_during_a_fault_has_nothing_to_stay_as_it_was() -> None:
     injector = Injector(parse("frozen:1h"), 1, _spec())
-    injector.seen(Observation(START, 1, 1), 0.0)
+    injector.seen(Observation(at=START, desired=1, ready=1), 0.0)
     late = START + timedelta(seconds=15)
-    seen = injector.seen(Observation(late, 1, 1, {"lag": Reading(1.0, late)}), 15.0)
+    seen = injector.seen(Observation(at=late, desired=1, ready=1, metrics={"lag": Reading(1.0, late)}), 15.0)
     assert dict(seen.metrics) == {}
     assert set(seen.missing) == {"lag"}
 

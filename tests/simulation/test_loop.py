@@ -38,7 +38,7 @@ class Wants:
 
 def _spec(policy: Policy | None = None, limits: Limits = ALL) -> ClusterSpec:
     policies = () if policy is None else (NamedPolicy("one", policy),)
-    return ClusterSpec("x", limits, policies, metrics=METRICS, engine=True)
+    return ClusterSpec(name="x", limits=limits, policies=policies, metrics=METRICS, engine=True)
 
 
 def _drain() -> ClusterSpec:

@@ -27,7 +27,14 @@ def lived(load: str, name: str) -> tuple[object, ...]:
     plant = PLANTS[name]
     policy = Adaptive(objective=timedelta(seconds=plant.slo))
     policies = (NamedPolicy("adaptive", policy),)
-    spec = ClusterSpec("plant", Limits(1, 24), policies, metrics=policy.metrics, engine=True, lookback=policy.lookback)
+    spec = ClusterSpec(
+        name="plant",
+        limits=Limits(1, 24),
+        policies=policies,
+        metrics=policy.metrics,
+        engine=True,
+        lookback=policy.lookback,
+    )
     records: list[Record] = []
     track = run(spec, plant, load_by_name(load, 1), 1, record=records.append).track
     return tuple(track.billed), tuple(track.position), [each.decision.desired for each in records]

@@ -39,12 +39,12 @@ def _problems(draw: st.DrawFn) -> Problem:
     # Eighths, so that sums are exact and both ways agree on what is just allowed.
     lost = st.integers(0, 14).map(lambda eighths: eighths / 8)
     return Problem(
-        tuple(map(float, draw(st.lists(records, min_size=steps, max_size=steps)))),
-        tuple(map(float, capacity)),
-        draw(lost),
-        draw(lost),
-        tuple(map(float, draw(st.lists(st.integers(0, 25), min_size=steps, max_size=steps)))),
-        draw(st.integers(0, 3)),
+        arrivals=tuple(map(float, draw(st.lists(records, min_size=steps, max_size=steps)))),
+        capacity=tuple(map(float, capacity)),
+        lost_up=draw(lost),
+        lost_down=draw(lost),
+        most=tuple(map(float, draw(st.lists(st.integers(0, 25), min_size=steps, max_size=steps)))),
+        startup=draw(st.integers(0, 3)),
     )
 
 
@@ -59,35 +59,47 @@ def test_it_is_the_least_of_all_sequences_of_sizes(given: Problem) -> None:
 
 
 def test_a_constant_load_costs_the_size_that_carries_it() -> None:
-    given = Problem((19.0,) * 50, (10.0, 20.0, 30.0), 0.4, 0.3, (0.0,) * 50)
+    given = Problem(arrivals=(19.0,) * 50, capacity=(10.0, 20.0, 30.0), lost_up=0.4, lost_down=0.3, most=(0.0,) * 50)
     assert solve(given) == 100
 
 
 def test_a_backlog_is_used_where_the_objective_allows_it() -> None:
     # 21 records a step: two workers leave one each time, which is allowed up to 5.
-    given = Problem((21.0,) * 5, (10.0, 20.0, 30.0), 0.0, 0.0, (5.0,) * 5)
+    given = Problem(arrivals=(21.0,) * 5, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(5.0,) * 5)
     assert solve(given) == 10
-    assert solve(Problem((21.0,) * 6, (10.0, 20.0, 30.0), 0.0, 0.0, (5.0,) * 6)) == 13
+    assert (
+        solve(Problem(arrivals=(21.0,) * 6, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(5.0,) * 6))
+        == 13
+    )
 
 
 def test_a_short_crowd_is_not_worth_two_changes_where_they_cost_more_than_they_save() -> None:
     busy, quiet = 30.0, 5.0
     arrivals = (busy, busy, quiet, busy, busy)
-    cheap = Problem(arrivals, (10.0, 20.0, 30.0), 0.0, 0.0, (0.0,) * 5)
-    dear = Problem(arrivals, (10.0, 20.0, 30.0), 0.9, 0.9, (0.0,) * 5)
+    cheap = Problem(arrivals=arrivals, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(0.0,) * 5)
+    dear = Problem(arrivals=arrivals, capacity=(10.0, 20.0, 30.0), lost_up=0.9, lost_down=0.9, most=(0.0,) * 5)
     assert solve(cheap) == 13
     assert solve(dear) == 15
 
 
 def test_workers_that_start_are_billed() -> None:
     arrivals = (10.0, 30.0, 30.0)
-    assert solve(Problem(arrivals, (10.0, 20.0, 30.0), 0.0, 0.0, (0.0,) * 3)) == 7
-    assert solve(Problem(arrivals, (10.0, 20.0, 30.0), 0.0, 0.0, (0.0,) * 3, startup=1)) == 9
+    assert (
+        solve(Problem(arrivals=arrivals, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(0.0,) * 3)) == 7
+    )
+    assert (
+        solve(
+            Problem(
+                arrivals=arrivals, capacity=(10.0, 20.0, 30.0), lost_up=0.0, lost_down=0.0, most=(0.0,) * 3, startup=1
+            )
+        )
+        == 9
+    )
 
 
 def test_a_load_beyond_the_greatest_size_has_no_optimum() -> None:
     with pytest.raises(OptimumError, match="step 1: not even 2 workers keep the objective"):
-        solve(Problem((5.0, 50.0), (10.0, 20.0), 0.0, 0.0, (0.0, 10.0)))
+        solve(Problem(arrivals=(5.0, 50.0), capacity=(10.0, 20.0), lost_up=0.0, lost_down=0.0, most=(0.0, 10.0)))
 
 
 def test_a_plant_and_a_load_make_a_problem() -> None:

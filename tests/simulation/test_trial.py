@@ -47,7 +47,9 @@ NOON = SLOTS // 2
 
 def _spec(*policies: Any, limits: Limits = LIMITS) -> ClusterSpec:
     named = tuple(NamedPolicy(f"p{number}", policy) for number, policy in enumerate(policies))
-    return ClusterSpec("x", limits, named, metrics=("lag", "arrivals"), engine=True, interval=timedelta(minutes=1))
+    return ClusterSpec(
+        name="x", limits=limits, policies=named, metrics=("lag", "arrivals"), engine=True, interval=timedelta(minutes=1)
+    )
 
 
 def _case(*variants: Variant) -> Case:
@@ -113,7 +115,7 @@ def test_what_a_profile_does_not_know_stays_as_it_is() -> None:
 def test_no_more_is_seen_than_the_configuration_asks_for() -> None:
     plant = Plant(PLANTS["k8s"], 100.0, 1, 2)
     plant.advance(1000.0)
-    spec = ClusterSpec("x", Limits(1, 9), (), metrics=("waiting",))
+    spec = ClusterSpec(name="x", limits=Limits(1, 9), policies=(), metrics=("waiting",))
     found = visible_metrics(spec, {"waiting": "lag"}, plant.observe())
     assert list(found.metrics) == ["waiting"]
     assert found.engine is None
@@ -151,7 +153,7 @@ def test_a_trial_has_the_date_of_its_day_and_the_profile_of_its_time() -> None:
     low, high = (2.0,) * 72, (5.0,) * 96  # from Thursday on: the day is a Wednesday
     season = Season(low + high, low + high, low + high)
     case = replace(_case(), profile=_profile(season=season))
-    variant = Variant("looks", _spec(Looks("usual"), limits=Limits(1, 9)), profile="usual")
+    variant = Variant(policy="looks", spec=_spec(Looks("usual"), limits=Limits(1, 9)), profile="usual")
     wednesday = simulate_trial(case, variant, _level(), DAY, 1)
     assert {size for _, size in wednesday.track.requests[:1]} == {2}
     assert wednesday.track.billed[-1] in (2, 3)
@@ -163,7 +165,7 @@ def test_only_the_day_is_judged() -> None:
     # Far too little in the evening before, and from midnight on enough.
     rates = [2000.0] * (BEFORE - 100) + [100.0] * (100 + SLOTS)
     late = day_load("x", range(-BEFORE, SLOTS), rates, 100.0)
-    variant = Variant("none", _spec(limits=Limits(6, 6)))
+    variant = Variant(policy="none", spec=_spec(limits=Limits(6, 6)))
     found = run_trial(_case(variant), variant, late, DAY, 1)
     assert found.score.hours == 24
     assert found.score.cost == pytest.approx(6 * 24)
@@ -172,7 +174,7 @@ def test_only_the_day_is_judged() -> None:
 
 
 def test_the_static_variant_has_the_static_size() -> None:
-    variant = Variant("static", _spec(load(Kind.POLICY, "adaptive")()), static=True)
+    variant = Variant(policy="static", spec=_spec(load(Kind.POLICY, "adaptive")()), static=True)
     assert run_trial(_case(variant), variant, _level(), DAY, 1).score.cost == pytest.approx(6 * 24)
 
 
@@ -181,28 +183,35 @@ def test_an_oracle_sees_what_comes() -> None:
     adaptive = load(Kind.POLICY, "adaptive")
     rates = [100.0] * (BEFORE + NOON) + [900.0] * NOON
     jump = day_load("x", range(-BEFORE, SLOTS), rates, 100.0)
-    blind = Variant("adaptive", _spec(adaptive()))
-    seer = Variant("oracle", _spec(adaptive(forecast="forecast")), oracle=True)
+    blind = Variant(policy="adaptive", spec=_spec(adaptive()))
+    seer = Variant(policy="oracle", spec=_spec(adaptive(forecast="forecast")), oracle=True)
     late, early = (run_trial(_case(one), one, jump, DAY, 1).score for one in (blind, seer))
     assert early.violation < late.violation
 
 
 def test_equal_trials_have_one_digest_and_others_another() -> None:
-    variant = Variant("drain", _spec(load(Kind.POLICY, "backlog-drain")()))
+    variant = Variant(policy="drain", spec=_spec(load(Kind.POLICY, "backlog-drain")()))
     first, again, other = (run_trial(_case(variant), variant, _level(), DAY, seed) for seed in (1, 1, 2))
     assert first == again
     assert first.digest != other.digest
 
 
 def test_a_case_can_be_sent_to_another_process() -> None:
-    variant = Variant("drain", _spec(load(Kind.POLICY, "adaptive")()), {"p0.reserve": "0.1"}, {"lag": "lag"})
+    variant = Variant(
+        policy="drain",
+        spec=_spec(load(Kind.POLICY, "adaptive")()),
+        parameters={"p0.reserve": "0.1"},
+        names={"lag": "lag"},
+    )
     case = replace(_case(variant), profile=_profile())
     assert pickle.loads(pickle.dumps(case)) == case  # noqa: S301 - our own
 
 
 def test_metrics_are_found_under_the_names_that_the_configuration_has() -> None:
     spec = replace(_spec(), metrics=("behind",))
-    named = decider(Variant("x", spec, names={"behind": "lag"}, oracle=True), Load("flat", (5.0,) * 12), None, START)
+    named = decider(
+        Variant(policy="x", spec=spec, names={"behind": "lag"}, oracle=True), Load("flat", (5.0,) * 12), None, START
+    )
     plant = Plant(PLANTS["k8s"], 100.0, 1, 4)
     plant.advance(1000.0)
     state, _ = named(spec, ClusterState(), plant.observe())

@@ -31,7 +31,7 @@ from tests.simulation.published import (
     simulated,
 )
 
-SPEC = ClusterSpec("test", Limits(1, STATIC), (), metrics=("cpu",), interval=timedelta(seconds=15))
+SPEC = ClusterSpec(name="test", limits=Limits(1, STATIC), policies=(), metrics=("cpu",), interval=timedelta(seconds=15))
 
 
 def fake(replicas: int) -> Measured:
@@ -55,7 +55,9 @@ class Pods:
     def show(self, seconds: float, ready: int | None, cpu: float | tuple[float, ...]) -> list[tuple[float, float]]:
         """Usage, and whether it is ready, of each pod, the oldest first."""
         at = START + timedelta(seconds=seconds)
-        observation = Observation(at, ready, ready, {"cpu": Reading(cpu, at)}, {}, None)
+        observation = Observation(
+            at=at, desired=ready, ready=ready, metrics={"cpu": Reading(cpu, at)}, missing={}, engine=None
+        )
         self.decide(SPEC, ClusterState(), observation)
         return [(part["usage"], part["ready"]) for part in self.seen[-1].values()]
 

@@ -98,7 +98,7 @@ async def raw(
 async def read(plugin: Prometheus, query: Query | str, now: dt.datetime = NOW) -> Reading:
     """One metric, read by a source opened for it alone."""
     async with LocalShared() as shared, plugin.connect(shared) as source:
-        return await source.collect(Query(query) if isinstance(query, str) else query, now)
+        return await source.collect(Query(query=query) if isinstance(query, str) else query, now)
 
 
 def at(seconds: float) -> dt.datetime:

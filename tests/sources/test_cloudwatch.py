@@ -36,13 +36,13 @@ GET = "GetMetricData"
 NOW = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 START = NOW.replace(second=0) - MINUTE  # of the last period that is over
-LAG = Query("Lag", "Test", stat="Maximum")
+LAG = Query(metric="Lag", namespace="Test", stat="Maximum")
 Result = dict[str, Any]
 
 
 @pytest.fixture
 def plugin(proxy: Proxy) -> CloudWatch:
-    return CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
+    return CloudWatch(region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
 
 
 @asynccontextmanager
@@ -98,9 +98,9 @@ async def test_a_metric_is_read_from_moto_and_dated_to_the_end_of_its_period(pro
         }
         proxy.moto.client("cloudwatch").put_metric_data(Namespace=namespace, MetricData=[datum])
     async with connected(plugin) as source:
-        query = Query("Lag", namespace, dimensions={"Shard": "a"}, stat="Maximum")
+        query = Query(metric="Lag", namespace=namespace, dimensions={"Shard": "a"}, stat="Maximum")
         assert await source.collect(query, NOW) == Reading(9.0, START + MINUTE)
-        query = Query("Lag", namespace, dimensions={"Shard": "a"}, stat="Sum", scale=0.5)
+        query = Query(metric="Lag", namespace=namespace, dimensions={"Shard": "a"}, stat="Sum", scale=0.5)
         assert await source.collect(query, NOW) == Reading(8.0, START + MINUTE)
 
 
@@ -111,7 +111,7 @@ async def test_the_current_period_is_left_out(proxy: Proxy, plugin: CloudWatch) 
 
 async def test_a_delay_leaves_out_the_period_that_may_still_get_late_values(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0), (START - MINUTE, 4.0)))
-    query = Query("Lag", "Test", stat="Maximum", delay=MINUTE)
+    query = Query(metric="Lag", namespace="Test", stat="Maximum", delay=MINUTE)
     assert await collected(plugin, query) == Reading(4.0, START)
 
 
@@ -119,7 +119,9 @@ async def test_the_request_contains_what_was_configured(proxy: Proxy, plugin: Cl
     answer(proxy, lambda query: points(query, (START - timedelta(minutes=4), 5.0)))
     five = timedelta(minutes=5)
     stream = {"StreamName": "orders"}
-    query = Query("GetRecords.IteratorAgeMilliseconds", "AWS/Kinesis", dimensions=stream, stat="p99", period=five)
+    query = Query(
+        metric="GetRecords.IteratorAgeMilliseconds", namespace="AWS/Kinesis", dimensions=stream, stat="p99", period=five
+    )
     await collected(plugin, query)
     asked = proxy.made(GET)[0].parameters
     assert asked["MetricDataQueries"] == [
@@ -216,7 +218,7 @@ async def test_throttling_is_retried(proxy: Proxy, plugin: CloudWatch) -> None:
 
 async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy) -> None:
     proxy.stall(GET, 30, times=None)
-    plugin = CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=0.5))
+    plugin = CloudWatch(region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=0.5))
     with pytest.raises(EdgeTimeoutError):
         await collected(plugin, LAG)
 
@@ -237,7 +239,7 @@ async def test_a_caller_waiting_when_the_source_is_closed_gets_an_error(proxy: P
 async def test_metrics_read_together_are_one_request_for_each_five_hundred(proxy: Proxy, plugin: CloudWatch) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
-        queries = [Query(f"m{number}", "Test") for number in range(1200)]
+        queries = [Query(metric=f"m{number}", namespace="Test") for number in range(1200)]
         readings = await asyncio.gather(*(source.collect(query, NOW) for query in queries))
     assert {reading.value for reading in readings} == {5.0}
     assert sorted(len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)) == [200, 500, 500]
@@ -247,15 +249,15 @@ async def test_a_query_is_sent_once_a_period_whoever_reads_it(proxy: Proxy, plug
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
         for scale in (1.0, 1.0, 0.001):
-            await source.collect(Query("Lag", "Test", stat="Maximum", scale=scale), NOW)
+            await source.collect(Query(metric="Lag", namespace="Test", stat="Maximum", scale=scale), NOW)
         assert len(proxy.made(GET)) == 1
 
 
 async def test_after_its_period_a_query_is_sent_again_together_with_others(proxy: Proxy) -> None:
     answer(proxy, lambda query: points(query, (START, 5.0)))
-    plugin = CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9), fresh=timedelta(0))
+    plugin = CloudWatch(region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9), fresh=timedelta(0))
     async with connected(plugin) as source:
-        other = Query("Other", "Test")
+        other = Query(metric="Other", namespace="Test")
         await source.collect(other, NOW)
         await source.collect(LAG, NOW)
         await source.collect(LAG, NOW)
@@ -266,7 +268,7 @@ async def test_periods_are_requested_separately(proxy: Proxy, plugin: CloudWatch
     """The time that is asked for is one for the whole question."""
     answer(proxy, lambda query: points(query, (START - timedelta(minutes=4), 5.0)))
     async with connected(plugin) as source:
-        queries = [Query("Lag", "Test", period=timedelta(minutes=minutes)) for minutes in (1, 5)]
+        queries = [Query(metric="Lag", namespace="Test", period=timedelta(minutes=minutes)) for minutes in (1, 5)]
         await asyncio.gather(*(source.collect(query, NOW) for query in queries))
     assert len(proxy.made(GET)) == 2
 
@@ -285,7 +287,7 @@ async def test_one_bad_query_does_not_affect_the_others(proxy: Proxy, plugin: Cl
 
     proxy.rule(GET, refuse, None)
     async with connected(plugin) as source:
-        queries = [Query(f"m{number}", "Test") for number in range(20)]
+        queries = [Query(metric=f"m{number}", namespace="Test") for number in range(20)]
         wrong = Query(expression="SELECT nonsense")
         *readings, failure = await asyncio.gather(
             *(source.collect(query, NOW) for query in (*queries, wrong)), return_exceptions=True
@@ -300,7 +302,9 @@ async def test_metrics_insights_queries_are_sent_one_by_one(proxy: Proxy, plugin
     answer(proxy, lambda query: points(query, (START, 5.0)))
     async with connected(plugin) as source:
         queries = [Query(expression=f" select MAX({name}) FROM Test") for name in "abc"]  # noqa: S608 - no database
-        await asyncio.gather(*(source.collect(query, NOW) for query in [LAG, Query("Other", "Test"), *queries]))
+        await asyncio.gather(
+            *(source.collect(query, NOW) for query in [LAG, Query(metric="Other", namespace="Test"), *queries])
+        )
     assert sorted(len(call.parameters["MetricDataQueries"]) for call in proxy.made(GET)) == [1, 1, 1, 2]
 
 
@@ -309,7 +313,7 @@ async def test_a_failed_query_is_retried_before_a_long_period_is_over(
     proxy: Proxy, plugin: CloudWatch, monkeypatch: pytest.MonkeyPatch, failure: str
 ) -> None:
     monkeypatch.setattr(cloudwatch, "MAX_ERROR_REUSE", 0.0)
-    query = Query("Lag", "Test", period=timedelta(days=1))
+    query = Query(metric="Lag", namespace="Test", period=timedelta(days=1))
     if failure == "denied":
         proxy.error(GET, "AccessDenied", "not authorized", 403)
     empty = iter([True] if failure == "no value" else [])
@@ -358,7 +362,7 @@ def test_a_wrong_query_is_refused(parameters: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize("stat", ["Average", "p99", "p99.9", "tm90", "IQM", "TM(2%:98%)", "SampleCount"])
 def test_statistics_of_cloudwatch_are_accepted(stat: str) -> None:
-    assert Query("Lag", "N", stat=stat).stat == stat
+    assert Query(metric="Lag", namespace="N", stat=stat).stat == stat
 
 
 def test_a_max_age_below_the_age_of_every_value_is_refused_with_one_that_is_not(tmp_path: Path) -> None:
@@ -391,4 +395,4 @@ clusters:
 
 def test_a_negative_fresh_is_refused() -> None:
     with pytest.raises(ValueError, match="fresh"):
-        CloudWatch(REGION, fresh=timedelta(seconds=-1))
+        CloudWatch(region=REGION, fresh=timedelta(seconds=-1))

@@ -43,7 +43,9 @@ class Rig:
 
     async def open(self, **changes: Any) -> FlinkSource:
         if self.source is None:
-            self.source = await self.shared.stack.enter_async_context(Flink(self.url, **changes).connect(self.shared))
+            self.source = await self.shared.stack.enter_async_context(
+                Flink(url=self.url, **changes).connect(self.shared)
+            )
         return self.source
 
     def tick(self) -> None:
@@ -52,7 +54,7 @@ class Rig:
         self.shared.forget()
 
     async def collect(self, metric: str, **query: Any) -> Reading:
-        return await (await self.open()).collect(FlinkQuery(metric, **query), self.now)
+        return await (await self.open()).collect(FlinkQuery(metric=metric, **query), self.now)
 
     async def value(self, metric: str, **query: Any) -> float:
         found = (await self.collect(metric, **query)).value
@@ -669,7 +671,7 @@ async def test_the_partitions_of_a_source_are_counted(rig: Rig) -> None:
 async def test_the_policy_that_judges_every_vertex_reads_these_numbers(rig: Rig) -> None:
     """The work can do 500 with 2 subtasks; 400 / 0.5 are 4, on 2 workers of 2 slots. It is keyed by nothing."""
     policy = FlinkOperator(
-        "vertices",
+        vertices="vertices",
         utilization_target=0.5,
         target_utilization_boundary=0.2,
         metrics_window=timedelta(seconds=30),
@@ -677,13 +679,17 @@ async def test_the_policy_that_judges_every_vertex_reads_these_numbers(rig: Rig)
         catch_up_duration=timedelta(0),
     )
     spec = ClusterSpec(
-        "c", Limits(1, 9), (NamedPolicy("flink", policy),), slots_per_replica=2, lookback=policy.lookback
+        name="c",
+        limits=Limits(1, 9),
+        policies=(NamedPolicy("flink", policy),),
+        slots_per_replica=2,
+        lookback=policy.lookback,
     )
     state, found = ClusterState(), []
     await rig.steady(RATES, SHARES)
     for _ in range(4):
         await rig.look(10, RATES, SHARES)
-        observation = Observation(rig.now, 1, 1, {"vertices": await rig.collect("vertices")})
+        observation = Observation(at=rig.now, desired=1, ready=1, metrics={"vertices": await rig.collect("vertices")})
         state, decision = step(spec, state, observation)
         found.append(decision.recommendations[0])
     asked = next(one for one in found if one.replicas is not None)
@@ -712,7 +718,7 @@ def test_partitions_are_counted_by_the_names_of_metrics(names: list[str], expect
 
 
 async def test_all_metrics_of_one_observation_cost_one_poll(rig: Rig) -> None:
-    queries = [FlinkQuery(metric, vertex=WORK if metric in NEEDS_VERTEX else None) for metric in Metric]
+    queries = [FlinkQuery(metric=metric, vertex=WORK if metric in NEEDS_VERTEX else None) for metric in Metric]
     source = await rig.open()
 
     async def ask() -> int:
@@ -731,12 +737,12 @@ async def test_all_metrics_of_one_observation_cost_one_poll(rig: Rig) -> None:
 
 async def test_clusters_that_share_a_source_each_poll_at_their_own_time(rig: Rig) -> None:
     source = await rig.open()
-    await source.collect(FlinkQuery("lag"), START)
+    await source.collect(FlinkQuery(metric="lag"), START)
     before = len(rig.flink.asked)
-    await source.collect(FlinkQuery("lag"), START)
+    await source.collect(FlinkQuery(metric="lag"), START)
     assert len(rig.flink.asked) == before
     rig.shared.forget()
-    await source.collect(FlinkQuery("lag"), START + timedelta(seconds=1))
+    await source.collect(FlinkQuery(metric="lag"), START + timedelta(seconds=1))
     assert len(rig.flink.asked) > before
 
 

@@ -112,7 +112,7 @@ async def reading(plugin: Http, path: str, at: str | None = None) -> Reading:
 )
 async def test_a_path_picks_a_number_or_several(path: str, value: object) -> None:
     async with serving() as server:
-        assert (await reading(Http(server.url), path)).value == value
+        assert (await reading(Http(url=server.url), path)).value == value
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ async def test_a_path_picks_a_number_or_several(path: str, value: object) -> Non
 async def test_what_is_not_a_number_is_missing(path: str, message: str) -> None:
     async with serving() as server:
         with pytest.raises(AnswerError, match=rf"{server.url}: path .*{message}"):
-            await reading(Http(server.url), path)
+            await reading(Http(url=server.url), path)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
 async def test_what_is_not_finite_is_missing(number: str) -> None:
     async with serving(Server(f'{{"lag": {number}}}'.encode())) as server:
         with pytest.raises(AnswerError, match=r"path 'lag' gives .*, expected a finite number"):
-            await reading(Http(server.url), "lag")
+            await reading(Http(url=server.url), "lag")
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,14 @@ async def test_what_an_expression_stumbles_over_is_missing(path: str) -> None:
     body = f'{{"nan": NaN, "endless": Infinity, "large": 1{"0" * 400}, "mixed": [1, "a"]}}'
     async with serving(Server(body.encode())) as server:
         with pytest.raises(AnswerError, match=rf"{server.url}: path .* cannot be applied: "):
-            await reading(Http(server.url), path)
+            await reading(Http(url=server.url), path)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>login</html>", b"{", b"[" * 100_000, b"\xff\xfe\x00"])
 async def test_what_is_not_json_is_missing(body: bytes) -> None:
     async with serving(Server(body)) as server:
         with pytest.raises(AnswerError, match=f"{server.url}: expected JSON, got "):
-            await reading(Http(server.url), "lag")
+            await reading(Http(url=server.url), "lag")
 
 
 @pytest.mark.parametrize(
@@ -165,20 +165,20 @@ async def test_what_is_not_json_is_missing(body: bytes) -> None:
 )
 async def test_the_document_may_date_its_values(stamp: object) -> None:
     async with serving(Server({"lag": 1, "at": stamp})) as server:
-        assert (await reading(Http(server.url), "lag", "at")).at == NOW - timedelta(seconds=100)
-        assert (await reading(Http(server.url), "lag")).at == NOW
+        assert (await reading(Http(url=server.url), "lag", "at")).at == NOW - timedelta(seconds=100)
+        assert (await reading(Http(url=server.url), "lag")).at == NOW
 
 
 @pytest.mark.parametrize("stamp", ["2025-12-31T23:58:20", "yesterday", True, [1], 1e300, {}])
 async def test_a_time_that_cannot_be_read_is_an_error(stamp: object) -> None:
     async with serving(Server({"lag": 1, "at": stamp})) as server:
         with pytest.raises(AnswerError, match="path 'at' gives"):
-            await reading(Http(server.url), "lag", "at")
+            await reading(Http(url=server.url), "lag", "at")
 
 
 async def test_a_document_is_requested_once_for_all_its_metrics() -> None:
     async with serving() as server, LocalShared() as shared:
-        plugin = Http(server.url, fresh=timedelta(seconds=30))
+        plugin = Http(url=server.url, fresh=timedelta(seconds=30))
         async with plugin.connect(shared) as source:
             queries = [Query("queues[0].waiting"), Query("busy"), Query("text")] * 20
             outcomes = await asyncio.gather(*(source.collect(q, NOW) for q in queries), return_exceptions=True)
@@ -191,15 +191,15 @@ async def test_a_document_is_requested_once_for_all_its_metrics() -> None:
 
 async def test_the_query_of_the_address_is_sent() -> None:
     async with serving() as server:
-        assert (await reading(Http(server.url + "?queue=a%20b"), "busy")).value == (0.25, 1.0, 0.5)
+        assert (await reading(Http(url=server.url + "?queue=a%20b"), "busy")).value == (0.25, 1.0, 0.5)
     assert server.queries == ["queue=a%20b"]
 
 
 async def test_the_token_goes_where_it_is_wanted() -> None:
     async with serving() as server:
-        await reading(Http(server.url, token=Secret("hunter2")), "busy")
-        await reading(Http(server.url, token=Secret("hunter2"), token_header="X-Api-Key"), "busy")
-        await reading(Http(server.url, headers={"X-Tenant": "a"}), "busy")
+        await reading(Http(url=server.url, token=Secret("hunter2")), "busy")
+        await reading(Http(url=server.url, token=Secret("hunter2"), token_header="X-Api-Key"), "busy")
+        await reading(Http(url=server.url, headers={"X-Tenant": "a"}), "busy")
     first, second, third = server.headers
     assert first["Authorization"] == "Bearer hunter2"
     assert second["X-Api-Key"] == "hunter2"
@@ -220,7 +220,7 @@ async def test_the_token_goes_where_it_is_wanted() -> None:
 async def test_other_answers_are_errors_and_are_not_retried(status: int, error: type[EdgeError], message: str) -> None:
     async with serving(Server(statuses=[status])) as server:
         with pytest.raises(error, match=message) as caught:
-            await reading(Http(server.url), "busy")
+            await reading(Http(url=server.url), "busy")
         assert "secret" not in str(caught.value)
         assert len(server.headers) == 1
 
@@ -228,10 +228,10 @@ async def test_other_answers_are_errors_and_are_not_retried(status: int, error: 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
 async def test_a_busy_server_is_retried(status: int) -> None:
     async with serving(Server(statuses=[status])) as server:
-        assert (await reading(Http(server.url), "busy")).value == (0.25, 1.0, 0.5)
+        assert (await reading(Http(url=server.url), "busy")).value == (0.25, 1.0, 0.5)
     async with serving(Server(statuses=[status] * 9)) as server:
         with pytest.raises(UnavailableError, match=f"answered {status}"):
-            await reading(Http(server.url), "busy")
+            await reading(Http(url=server.url), "busy")
         assert len(server.headers) == 3
 
 
@@ -239,25 +239,25 @@ async def test_a_server_that_hangs_is_missing_in_time() -> None:
     async with serving(Server(pause=60)) as server:
         begun = time.monotonic()
         with pytest.raises(EdgeTimeoutError, match=f"{server.url} did not answer in full within 0.285 s"):
-            await reading(Http(server.url, timeout=timedelta(seconds=0.3)), "busy")
+            await reading(Http(url=server.url, timeout=timedelta(seconds=0.3)), "busy")
         assert time.monotonic() - begun < 10
 
 
 async def test_a_document_that_is_too_large_is_refused() -> None:
     async with serving(Server(b" " * 2000)) as server:
         with pytest.raises(AnswerError, match="answered more than 1,000 bytes, the limit max_bytes"):
-            await reading(Http(server.url, max_bytes=1000), "busy")
+            await reading(Http(url=server.url, max_bytes=1000), "busy")
 
 
 async def test_tls_trusts_the_given_authority(tmp_path: Path) -> None:
     authority = Authority.make(tmp_path)
     async with serving(ssl_context=authority.context()) as server:
-        assert (await reading(Http(server.url, ca_file=authority.ca), "queues[0].waiting")).value == 12
-        assert (await reading(Http(server.url, verify=False), "queues[0].waiting")).value == 12
+        assert (await reading(Http(url=server.url, ca_file=authority.ca), "queues[0].waiting")).value == 12
+        assert (await reading(Http(url=server.url, verify=False), "queues[0].waiting")).value == 12
         with pytest.raises(AnswerError, match=r"TLS failed: .*certificates are trusted by the system"):
-            await reading(Http(server.url), "busy")
+            await reading(Http(url=server.url), "busy")
     with pytest.raises(AnswerError, match=r"ca_file .* cannot be used"):
-        await reading(Http("https://127.0.0.1:1/", ca_file=tmp_path / "none.pem"), "busy")
+        await reading(Http(url="https://127.0.0.1:1/", ca_file=tmp_path / "none.pem"), "busy")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ async def test_without_the_package_the_error_names_what_to_install(monkeypatch: 
     Query("not [ an expression")  # nobody can tell
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match=r"pip install '\.\[http\]'"):
-            async with Http("http://host/").connect(shared):
+            async with Http(url="http://host/").connect(shared):
                 pass
 
 

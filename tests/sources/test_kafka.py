@@ -42,13 +42,13 @@ from tests.sources.kafka_stub import COMMITS, COORDINATOR, METADATA, OFFSETS, St
 from tests.sources.prometheus_server import Authority
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-LAG = Query(Metric.LAG, ("orders",), "group")
-ARRIVALS = Query(Metric.ARRIVALS, ("orders",), window=timedelta(seconds=10))
+LAG = Query(metric=Metric.LAG, topics=("orders",), group="group")
+ARRIVALS = Query(metric=Metric.ARRIVALS, topics=("orders",), window=timedelta(seconds=10))
 QUICK = timedelta(seconds=1)
 
 
 def plugin(server: Stub, **more: Any) -> Kafka:
-    return Kafka(server.address, **{"fresh": timedelta(0), **more})
+    return Kafka(bootstrap_servers=server.address, **{"fresh": timedelta(0), **more})
 
 
 @asynccontextmanager
@@ -82,14 +82,14 @@ class TestParameters:
         ["kafka:9092", "a:1,b:2", " a:9092 , b:9092", "[::1]:9092", "10.0.0.1:65535", "kafka-1.example.org:9"],
     )
     def test_addresses_are_read(self, servers: str) -> None:
-        assert Kafka(servers).addresses()
+        assert Kafka(bootstrap_servers=servers).addresses()
 
     @pytest.mark.parametrize(
         "servers", ["", "kafka", "kafka:", "kafka:0", "kafka:70000", "http://kafka:9092", "a:1,,b:2"]
     )
     def test_a_wrong_address_is_reported(self, servers: str) -> None:
         with pytest.raises(ValueError, match="bootstrap_servers: must look like kafka-1:9092,kafka-2:9092"):
-            Kafka(servers)
+            Kafka(bootstrap_servers=servers)
 
     @pytest.mark.parametrize(
         ("given_", "message"),
@@ -128,7 +128,7 @@ class TestParameters:
     )
     def test_a_wrong_source_is_reported(self, given_: Mapping[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
-            Kafka("kafka:9092", **given_)
+            Kafka(bootstrap_servers="kafka:9092", **given_)
 
     @pytest.mark.parametrize(
         ("given_", "message"),
@@ -184,7 +184,7 @@ class TestPartitionLags:
     ) -> None:
         starts = [start for start, _, _ in partitions]
         ends = [start + records for start, records, _ in partitions]
-        query = Query(Metric.LAG, ("orders",), "group", uncommitted=uncommitted)
+        query = Query(metric=Metric.LAG, topics=("orders",), group="group", uncommitted=uncommitted)
         try:
             found = partition_lags(self.snapshot(ends, [committed for *_, committed in partitions], starts), query)
         except AnswerError:
@@ -264,9 +264,13 @@ class TestAnswers:
         commits = {(group, topic): [5, 5] for group in groups for topic in ("orders", "bills")}
         async with stub(ends={"orders": [10, 20], "bills": [7, 7]}, commits=commits) as server:
             queries = [
-                Query(metric, ("orders", "bills"), group) for group in groups for metric in (Metric.LAG, Metric.MAX_LAG)
+                Query(metric=metric, topics=("orders", "bills"), group=group)
+                for group in groups
+                for metric in (Metric.LAG, Metric.MAX_LAG)
             ]
-            outcomes = await read(plugin(server), *queries, Query(Metric.LAG, ("orders",), "group-0"))
+            outcomes = await read(
+                plugin(server), *queries, Query(metric=Metric.LAG, topics=("orders",), group="group-0")
+            )
             assert [outcome.value for outcome in outcomes] == [24.0, 15.0] * 20 + [20.0]
             assert server.count(METADATA) == 1
             assert server.count(COORDINATOR) == len(groups)
@@ -277,8 +281,10 @@ class TestAnswers:
     async def test_each_partition_is_returned_when_requested(self) -> None:
         commits = {("group", "orders"): [5, -1], ("group", "bills"): [7]}
         async with stub(ends={"orders": [10, 0], "bills": [9]}, commits=commits) as server:
-            each = Query(Metric.LAG, ("orders", "bills"), "group", partitions=True)
-            asked = await read(plugin(server), each, Query(Metric.LAG, ("orders", "bills"), "group"))
+            each = Query(metric=Metric.LAG, topics=("orders", "bills"), group="group", partitions=True)
+            asked = await read(
+                plugin(server), each, Query(metric=Metric.LAG, topics=("orders", "bills"), group="group")
+            )
         assert [outcome.value for outcome in asked] == [7.0, 7.0]
         assert [outcome.parts for outcome in asked] == [
             {
@@ -310,7 +316,7 @@ class TestAnswers:
             assert (await source.collect(LAG, NOW)).value == 5.0
             server.ends["orders"] = [12, 22]
             commits["other", "orders"] = [12, 22]
-            assert (await source.collect(Query(Metric.LAG, ("orders",), "other"), NOW)).value == 0.0
+            assert (await source.collect(Query(metric=Metric.LAG, topics=("orders",), group="other"), NOW)).value == 0.0
 
     @pytest.mark.parametrize("kind", [METADATA, COORDINATOR, COMMITS, OFFSETS])
     @pytest.mark.parametrize("code", [5, 6, 14, 15, 16])
@@ -369,7 +375,7 @@ class TestAnswers:
     async def test_a_rate_of_the_first_snapshot_is_not_available_yet_and_not_a_failure(self, metric: Metric) -> None:
         async with stub(**orders()) as server:
             with pytest.raises(NotYetError, match=f"{metric} of .*orders.* needs two snapshots .*no action is needed"):
-                await value(plugin(server), Query(metric, ("orders",), "group"))
+                await value(plugin(server), Query(metric=metric, topics=("orders",), group="group"))
 
     @pytest.mark.parametrize("kind", [METADATA, COORDINATOR, COMMITS, OFFSETS])
     async def test_a_silent_broker_is_missing_within_the_timeout(self, kind: int) -> None:
@@ -384,13 +390,13 @@ class TestAnswers:
             with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 cannot be reached.*advertised\.listeners"):
                 await value(plugin(server))
         with pytest.raises(UnavailableError) as caught:
-            await value(Kafka("127.0.0.1:1"))
+            await value(Kafka(bootstrap_servers="127.0.0.1:1"))
         assert "advertised" not in str(caught.value)
 
     async def test_the_next_server_is_tried_when_one_is_down(self) -> None:
         async with stub(**orders()) as server:
             for servers in (f"127.0.0.1:1,{server.address}", f"{server.address},127.0.0.1:1"):
-                assert await value(Kafka(servers)) == 5.0
+                assert await value(Kafka(bootstrap_servers=servers)) == 5.0
 
     @pytest.mark.parametrize(
         "greeting",
@@ -406,7 +412,7 @@ class TestAnswers:
         async with server:
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises(EdgeError, match=address):
-                await value(Kafka(address, timeout=QUICK))
+                await value(Kafka(bootstrap_servers=address, timeout=QUICK))
 
     async def test_a_cancelled_caller_does_not_cancel_the_others(self) -> None:
         async with stub(**orders(silent={OFFSETS})) as server, opened(plugin(server)) as source:
@@ -428,7 +434,9 @@ class TestAnswers:
                     while not server.connections:  # noqa: ASYNC110 - nothing tells
                         await asyncio.sleep(0.01)
                 # Too late for the first snapshot, so that there are two.
-                second = asyncio.create_task(source.collect(Query(Metric.LAG, ("orders",), "other"), NOW))
+                second = asyncio.create_task(
+                    source.collect(Query(metric=Metric.LAG, topics=("orders",), group="other"), NOW)
+                )
                 await asyncio.sleep(0.1)
             for task in (first, second):
                 with pytest.raises(UnavailableError, match="the source was closed"):
@@ -452,7 +460,7 @@ class TestFiles:
 
     def plugin(self, locked: Authority, password: Secret | None) -> Kafka:
         return Kafka(
-            "127.0.0.1:1",
+            bootstrap_servers="127.0.0.1:1",
             security_protocol=SecurityProtocol.SSL,
             ca_file=locked.ca,
             certificate_file=locked.certificate,
@@ -472,13 +480,15 @@ class TestFiles:
             await value(self.plugin(locked, password))
 
     async def test_a_missing_file_is_an_error(self, tmp_path: Path) -> None:
-        plugin = Kafka("127.0.0.1:1", security_protocol=SecurityProtocol.SSL, ca_file=tmp_path / "none.pem")
+        plugin = Kafka(
+            bootstrap_servers="127.0.0.1:1", security_protocol=SecurityProtocol.SSL, ca_file=tmp_path / "none.pem"
+        )
         with pytest.raises(AnswerError, match=r"a file of the configuration cannot be used: .*No such file"):
             await value(plugin)
 
     def test_host_names_are_checked_by_default(self) -> None:
         for check in (True, False):
-            plugin = Kafka("kafka:9093", security_protocol=SecurityProtocol.SSL, check_hostname=check)
+            plugin = Kafka(bootstrap_servers="kafka:9093", security_protocol=SecurityProtocol.SSL, check_hostname=check)
             context = _context(plugin)
             assert context.check_hostname is check
             assert context.verify_mode is ssl.CERT_REQUIRED
@@ -486,7 +496,7 @@ class TestFiles:
 
 def test_secrets_are_not_shown() -> None:
     plugin = Kafka(
-        "kafka:9093",
+        bootstrap_servers="kafka:9093",
         security_protocol=SecurityProtocol.SASL_SSL,
         sasl_mechanism=SaslMechanism.PLAIN,
         username="ann",
@@ -502,5 +512,5 @@ async def test_without_the_package_the_error_names_what_to_install(monkeypatch: 
     monkeypatch.delitem(sys.modules, "autoscaler.clients.kafka", raising=False)
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match=r"pip install '\.\[kafka\]'"):
-            async with Kafka("kafka:9092").connect(shared):
+            async with Kafka(bootstrap_servers="kafka:9092").connect(shared):
                 pass

@@ -48,7 +48,7 @@ async def test_a_key_that_is_there_twice_is_an_error(server: Stub) -> None:
 
     server.respond = answer
     with pytest.raises(AnswerError, match="JSON in which the key 'value' is there twice: which value counts"):
-        await read(Prometheus(server.url), "sum(lag)")
+        await read(Prometheus(url=server.url), "sum(lag)")
 
 
 async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(server: Stub) -> None:
@@ -56,18 +56,18 @@ async def test_a_server_that_asks_for_a_pause_gets_it_over_several_ticks(server:
         return web.Response(status=503, text="busy", headers={"Retry-After": "30"})
 
     server.respond = answer
-    plugin = Prometheus(server.url, fresh=timedelta(0))
+    plugin = Prometheus(url=server.url, fresh=timedelta(0))
     async with LocalShared() as shared, plugin.connect(shared) as source:
         for number in range(5):
             with pytest.raises(UnavailableError, match=r"HTTP 503: 'busy'; it asked for no request before \d+ s"):
-                await source.collect(Query(f"sum(lag{number})"), NOW)
+                await source.collect(Query(query=f"sum(lag{number})"), NOW)
     assert len(server.requests) == 1
 
 
 class TestValues:
     async def test_one_sample_is_the_reading_as_of_the_evaluation(self, server: Stub) -> None:
         server.answers = {"sum(lag)": vector(({}, "12.5"))}
-        reading = await read(Prometheus(server.url), "sum(lag)")
+        reading = await read(Prometheus(url=server.url), "sum(lag)")
         assert (reading.value, reading.at) == (12.5, at(EVALUATED))
         assert server.queries == ["sum(lag)"]
 
@@ -87,7 +87,7 @@ class TestValues:
     )
     async def test_a_reading_carries_the_time_it_is_a_mean_over(self, server: Stub, query: str, seconds: float) -> None:
         server.answers = {query: vector(({}, "12.5"))}
-        assert (await read(Prometheus(server.url), query)).over == timedelta(seconds=seconds)
+        assert (await read(Prometheus(url=server.url), query)).over == timedelta(seconds=seconds)
 
     async def test_a_plain_selector_is_as_old_as_its_sample(self, server: Stub) -> None:
         labels = {"job": "a", "instance": "b"}
@@ -95,7 +95,7 @@ class TestValues:
             'lag{job="a"}': vector(({"__name__": "lag", **labels}, "7")),
             'timestamp(lag{job="a"})': vector((labels, str(EVALUATED - 40))),
         }
-        reading = await read(Prometheus(server.url), 'lag{job="a"}')
+        reading = await read(Prometheus(url=server.url), 'lag{job="a"}')
         assert (reading.value, reading.at) == (7.0, at(EVALUATED - 40))
         # at the very instant of the first answer: the pair belongs together whatever comes in meanwhile
         assert [request.get("time") for request in server.requests] == [None, str(EVALUATED)]
@@ -107,7 +107,7 @@ class TestValues:
     ) -> None:
         fresh = vector(({}, str(EVALUATED - 5)))
         server.answers = {"lag": vector(({}, "7"), at=own), "timestamp(lag)": fresh, "age": fresh}
-        reading = await read(Prometheus(server.url), Query("lag", age=age))
+        reading = await read(Prometheus(url=server.url), Query(query="lag", age=age))
         assert reading.at == at(own)
 
     async def test_each_cluster_of_a_fan_out_has_the_age_of_its_own_sample(self, server: Stub) -> None:
@@ -115,9 +115,9 @@ class TestValues:
             "lag": vector(({"__name__": "lag", "c": "a"}, "1"), ({"__name__": "lag", "c": "b"}, "2")),
             "timestamp(lag)": vector(({"c": "b"}, str(EVALUATED - 9)), ({"c": "a"}, str(EVALUATED - 3))),
         }
-        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
-            assert (await source.collect(Query("lag", {"c": "a"}), NOW)).at == at(EVALUATED - 3)
-            assert (await source.collect(Query("lag", {"c": "b"}), NOW)).at == at(EVALUATED - 9)
+        async with LocalShared() as shared, Prometheus(url=server.url).connect(shared) as source:
+            assert (await source.collect(Query(query="lag", match={"c": "a"}), NOW)).at == at(EVALUATED - 3)
+            assert (await source.collect(Query(query="lag", match={"c": "b"}), NOW)).at == at(EVALUATED - 9)
 
     async def test_age_by_expression_takes_the_oldest_of_the_cluster(self, server: Stub) -> None:
         server.answers = {
@@ -128,25 +128,25 @@ class TestValues:
                 ({"cluster": "b", "topic": "y"}, str(EVALUATED - 99)),
             ),
         }
-        reading = await read(Prometheus(server.url), Query(LAG, {"cluster": "a"}, age="timestamp(lag)"))
+        reading = await read(Prometheus(url=server.url), Query(query=LAG, match={"cluster": "a"}, age="timestamp(lag)"))
         assert (reading.value, reading.at) == (1.0, at(EVALUATED - 8))
 
     async def test_age_may_be_a_scalar(self, server: Stub) -> None:
         scalar = {"resultType": "scalar", "result": [EVALUATED, "1767225000"]}
         server.answers = {"sum(lag)": vector(({}, "3")), "a": {"status": "success", "data": scalar}}
-        reading = await read(Prometheus(server.url), Query("sum(lag)", age="a"))
+        reading = await read(Prometheus(url=server.url), Query(query="sum(lag)", age="a"))
         assert reading.at == at(1_767_225_000)
 
     @pytest.mark.parametrize("age", [vector(), vector(({}, "NaN")), vector(({}, "1e300")), vector(({}, "x"))])
     async def test_an_age_that_is_not_known_is_an_error(self, server: Stub, age: object) -> None:
         server.answers = {"sum(lag)": vector(({}, "3")), "age": age}
         with pytest.raises(AnswerError, match="time is"):
-            await read(Prometheus(server.url), Query("sum(lag)", age="age"))
+            await read(Prometheus(url=server.url), Query(query="sum(lag)", age="age"))
 
     async def test_a_scalar_is_a_number(self, server: Stub) -> None:
         scalar = {"resultType": "scalar", "result": [EVALUATED, "4"]}
         server.answers = {"2 + 2": {"status": "success", "data": scalar}}
-        assert (await read(Prometheus(server.url), "2 + 2")).value == 4.0
+        assert (await read(Prometheus(url=server.url), "2 + 2")).value == 4.0
 
     @pytest.mark.parametrize(
         ("many", "value"),
@@ -156,56 +156,56 @@ class TestValues:
         replicas = [({"pod": "b"}, "1"), ({"pod": "c"}, "2.5"), ({"pod": "a"}, "4")]
         ages = [({"pod": pod}, str(EVALUATED - n)) for n, pod in enumerate("abc")]
         server.answers = {"busy": vector(*replicas), "timestamp(busy)": vector(*ages)}
-        reading = await read(Prometheus(server.url), Query("busy", many=many))  # type: ignore[arg-type]
+        reading = await read(Prometheus(url=server.url), Query(query="busy", many=many))  # type: ignore[arg-type]
         assert (reading.value, reading.at) == (value, at(EVALUATED - 2))
 
     async def test_each_gives_a_tuple_for_one_sample_too(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({}, "1"))}
-        assert (await read(Prometheus(server.url), Query("a + b", many="each"))).value == (1.0,)  # type: ignore[arg-type]
+        assert (await read(Prometheus(url=server.url), Query(query="a + b", many="each"))).value == (1.0,)  # type: ignore[arg-type]
 
     async def test_several_samples_are_an_error_by_default(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({"pod": "a"}, "1"), ({"pod": "b"}, "2"))}
         with pytest.raises(AnswerError, match="2 samples, expected one"):
-            await read(Prometheus(server.url), "a + b")
+            await read(Prometheus(url=server.url), "a + b")
 
     async def test_no_sample_is_an_error_by_default(self, server: Stub) -> None:
         server.answers = {"lag": vector()}
         with pytest.raises(AnswerError, match="no sample among 0"):
-            await read(Prometheus(server.url), "lag")
+            await read(Prometheus(url=server.url), "lag")
 
     async def test_a_cluster_without_a_sample_in_a_fan_out_is_an_error(self, server: Stub) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, "1"))}
         with pytest.raises(AnswerError, match="no sample for cluster='z' among 1"):
-            await read(Prometheus(server.url), Query(LAG, {"cluster": "z"}))
+            await read(Prometheus(url=server.url), Query(query=LAG, match={"cluster": "z"}))
 
     async def test_no_sample_is_zero_only_on_request(self, server: Stub) -> None:
         server.answers = {"lag": vector()}
-        reading = await read(Prometheus(server.url), Query("lag", empty="zero"))  # type: ignore[arg-type]
+        reading = await read(Prometheus(url=server.url), Query(query="lag", empty="zero"))  # type: ignore[arg-type]
         assert (reading.value, reading.at) == (0.0, NOW)
 
     async def test_a_label_the_sample_does_not_have_counts_as_empty(self, server: Stub) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, "1"), ({"cluster": "a", "zone": "x"}, "2"))}
-        reading = await read(Prometheus(server.url), Query(LAG, {"cluster": "a", "zone": ""}))
+        reading = await read(Prometheus(url=server.url), Query(query=LAG, match={"cluster": "a", "zone": ""}))
         assert reading.value == 1.0
 
     @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "Inf", "many", "", None, True, [1], 10**400])
     async def test_what_is_not_a_finite_number_is_an_error_for_its_cluster_only(self, server: Stub, value: Any) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, value), ({"cluster": "b"}, "2"))}
-        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
+        async with LocalShared() as shared, Prometheus(url=server.url).connect(shared) as source:
             with pytest.raises(AnswerError, match="expected a finite number"):
-                await source.collect(Query(LAG, {"cluster": "a"}), NOW)
-            assert (await source.collect(Query(LAG, {"cluster": "b"}), NOW)).value == 2.0
+                await source.collect(Query(query=LAG, match={"cluster": "a"}), NOW)
+            assert (await source.collect(Query(query=LAG, match={"cluster": "b"}), NOW)).value == 2.0
 
     async def test_a_sum_that_overflows_is_an_error(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({"c": "1"}, "1.5e308"), ({"c": "2"}, "1.5e308"))}
         with pytest.raises(AnswerError, match="finite"):
-            await read(Prometheus(server.url), Query("a + b", many="sum"))  # type: ignore[arg-type]
+            await read(Prometheus(url=server.url), Query(query="a + b", many="sum"))  # type: ignore[arg-type]
 
     async def test_a_histogram_is_an_error(self, server: Stub) -> None:
         sample = {"metric": {}, "histogram": [EVALUATED, {"count": "1"}]}
         server.answers = {"h + h": {"status": "success", "data": {"resultType": "vector", "result": [sample]}}}
         with pytest.raises(AnswerError, match="a histogram"):
-            await read(Prometheus(server.url), "h + h")
+            await read(Prometheus(url=server.url), "h + h")
 
 
 @pytest.mark.parametrize(
@@ -234,29 +234,34 @@ class TestValues:
     ],
 )
 def test_a_plain_selector_is_distinguished_from_other_expressions(query: str, *, plain: bool) -> None:
-    assert Query(query).asked.age == (f"timestamp({query.strip()})" if plain else None)
+    assert Query(query=query).asked.age == (f"timestamp({query.strip()})" if plain else None)
 
 
 class TestFanOut:
     async def test_many_clusters_share_one_request(self, server: Stub) -> None:
         names = [f"c{n}" for n in range(200)]
         server.answers = {LAG: vector(*(({"cluster": name}, str(n)) for n, name in enumerate(names)))}
-        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
-            readings = await asyncio.gather(*(source.collect(Query(LAG, {"cluster": name}), NOW) for name in names))
+        async with LocalShared() as shared, Prometheus(url=server.url).connect(shared) as source:
+            readings = await asyncio.gather(
+                *(source.collect(Query(query=LAG, match={"cluster": name}), NOW) for name in names)
+            )
         assert [reading.value for reading in readings] == list(range(200))
         assert server.queries == [LAG]
 
     async def test_an_answer_is_reused_while_fresh(self, server: Stub) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, "1"))}
-        plugin = Prometheus(server.url, fresh=timedelta(minutes=1))
+        plugin = Prometheus(url=server.url, fresh=timedelta(minutes=1))
         async with LocalShared() as shared, plugin.connect(shared) as source:
             for _ in range(3):
-                assert (await source.collect(Query(LAG, {"cluster": "a"}), NOW)).value == 1.0
+                assert (await source.collect(Query(query=LAG, match={"cluster": "a"}), NOW)).value == 1.0
         assert len(server.requests) == 1
 
     async def test_an_answer_that_is_no_longer_fresh_is_requested_again(self, server: Stub) -> None:
         server.answers = {LAG: vector(({"cluster": "a"}, "1"))}
-        plugin, query = Prometheus(server.url, fresh=timedelta(seconds=0.1)), Query(LAG, {"cluster": "a"})
+        plugin, query = (
+            Prometheus(url=server.url, fresh=timedelta(seconds=0.1)),
+            Query(query=LAG, match={"cluster": "a"}),
+        )
         async with LocalShared() as shared, plugin.connect(shared) as source, asyncio.timeout(60):
             await source.collect(query, NOW)
             server.answers = {LAG: vector(({"cluster": "a"}, "2"))}
@@ -269,9 +274,9 @@ class TestFanOut:
             return web.Response(status=503, text="no")
 
         server.respond = broken
-        plugin = Prometheus(server.url, attempts=1)
+        plugin = Prometheus(url=server.url, attempts=1)
         async with LocalShared() as shared, plugin.connect(shared) as source:
-            queries = [Query(LAG, {"cluster": str(n)}) for n in range(50)]
+            queries = [Query(query=LAG, match={"cluster": str(n)}) for n in range(50)]
             errors = await asyncio.gather(*(source.collect(q, NOW) for q in queries), return_exceptions=True)
         assert {type(error) for error in errors} == {UnavailableError}
         assert len(set(map(id, errors))) == 50
@@ -286,9 +291,9 @@ class TestFanOut:
             return web.json_response(vector(({}, "1")))
 
         server.respond = later
-        async with LocalShared() as shared, Prometheus(server.url).connect(shared) as source:
-            first = asyncio.create_task(source.collect(Query("a + b"), NOW))
-            second = asyncio.create_task(source.collect(Query("a + b"), NOW))
+        async with LocalShared() as shared, Prometheus(url=server.url).connect(shared) as source:
+            first = asyncio.create_task(source.collect(Query(query="a + b"), NOW))
+            second = asyncio.create_task(source.collect(Query(query="a + b"), NOW))
             await asked.wait()
             first.cancel()
             await asyncio.wait((first,))
@@ -306,8 +311,8 @@ class TestFanOut:
 
         server.respond = never
         async with LocalShared() as shared:
-            async with Prometheus(server.url).connect(shared) as source:
-                waiting = asyncio.create_task(source.collect(Query("a + b"), NOW))
+            async with Prometheus(url=server.url).connect(shared) as source:
+                waiting = asyncio.create_task(source.collect(Query(query="a + b"), NOW))
                 await asked.wait()
             with pytest.raises(UnavailableError, match="closed"):
                 await waiting
@@ -320,7 +325,7 @@ class TestFanOut:
                 entered.append(key)
                 return await super().enter(key, factory)
 
-        plugin = Prometheus(server.url)
+        plugin = Prometheus(url=server.url)
         other = replace(plugin, fresh=timedelta(0), timeout=timedelta(seconds=1))
         async with Counting() as shared, plugin.connect(shared), other.connect(shared):
             assert len(set(entered)) == 1
@@ -335,7 +340,7 @@ class TestAsking:
             return web.json_response(vector(({}, "1")))
 
         server.respond = once_broken
-        assert (await read(Prometheus(server.url), "a + b")).value == 1.0
+        assert (await read(Prometheus(url=server.url), "a + b")).value == 1.0
         assert len(server.requests) == 2
 
     async def test_there_are_no_more_attempts_than_configured(self, server: Stub) -> None:
@@ -344,7 +349,7 @@ class TestAsking:
 
         server.respond = broken
         with pytest.raises(UnavailableError, match="HTTP 500"):
-            await read(Prometheus(server.url, attempts=2), "a + b")
+            await read(Prometheus(url=server.url, attempts=2), "a + b")
         assert len(server.requests) == 2
 
     async def test_a_bad_query_is_not_retried(self, server: Stub) -> None:
@@ -354,13 +359,13 @@ class TestAsking:
 
         server.respond = bad
         with pytest.raises(AnswerError, match=r"query 'sum\(': HTTP 400: .*unclosed paren"):
-            await read(Prometheus(server.url), "sum(")
+            await read(Prometheus(url=server.url), "sum(")
         assert len(server.requests) == 1
 
     async def test_bearer_token_and_headers_are_sent(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({}, "1"))}
         headers = {"X-Scope-OrgID": "team"}
-        await read(Prometheus(server.url, token=Secret("s3cret"), headers=headers), "a + b")
+        await read(Prometheus(url=server.url, token=Secret("s3cret"), headers=headers), "a + b")
         assert server.headers[0]["Authorization"] == "Bearer s3cret"
         assert server.headers[0]["X-Scope-OrgID"] == "team"
 
@@ -371,7 +376,7 @@ class TestAsking:
         netrc.write_text("machine 127.0.0.1 login other password wrong\n")
         monkeypatch.setenv("NETRC", str(netrc))
         server.answers = {"a + b": vector(({}, "1"))}
-        await read(Prometheus(server.url, username="zoë", password=Secret("päss:word")), "a + b")
+        await read(Prometheus(url=server.url, username="zoë", password=Secret("päss:word")), "a + b")
         expected = base64.b64encode("zoë:päss:word".encode()).decode()
         assert server.headers[0]["Authorization"] == f"Basic {expected}"
 
@@ -384,12 +389,12 @@ class TestAsking:
 
         server.answers = {"a + b": vector(({}, "1"))}
         async with raw(hang) as url, LocalShared() as shared:
-            slow = Prometheus(url, connections=1, timeout=timedelta(seconds=1))
-            async with slow.connect(shared) as stuck, Prometheus(server.url).connect(shared) as source:
-                tasks = [asyncio.create_task(stuck.collect(Query(f"a + {n}"), NOW)) for n in range(20)]
+            slow = Prometheus(url=url, connections=1, timeout=timedelta(seconds=1))
+            async with slow.connect(shared) as stuck, Prometheus(url=server.url).connect(shared) as source:
+                tasks = [asyncio.create_task(stuck.collect(Query(query=f"a + {n}"), NOW)) for n in range(20)]
                 await hung.wait()
                 async with asyncio.timeout(0.9):
-                    assert (await source.collect(Query("a + b"), NOW)).value == 1.0
+                    assert (await source.collect(Query(query="a + b"), NOW)).value == 1.0
                 outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {EdgeTimeoutError}
 
@@ -425,7 +430,7 @@ class TestBadAnswers:
 
         server.respond = answer
         with pytest.raises(EdgeError) as caught:
-            await read(Prometheus(server.url, attempts=1), "a + b")
+            await read(Prometheus(url=server.url, attempts=1), "a + b")
         assert type(caught.value) is kind
         message = str(caught.value)
         assert message.startswith(f"prometheus {server.url}: query 'a + b': HTTP {status}")
@@ -458,7 +463,7 @@ class TestBadAnswers:
 
         server.respond = answer
         with pytest.raises(AnswerError) as caught:
-            await read(Prometheus(server.url), "a + b")
+            await read(Prometheus(url=server.url), "a + b")
         assert message in str(caught.value)
         assert "query 'a + b'" in str(caught.value)
         assert len(str(caught.value)) < 500
@@ -467,13 +472,13 @@ class TestBadAnswers:
     async def test_an_answer_with_warnings_is_refused_or_accepted_as_configured(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({}, "1")) | {"warnings": ["store east: unavailable"]}}
         with pytest.raises(AnswerError, match="store east: unavailable"):
-            await read(Prometheus(server.url), "a + b")
-        reading = await read(Prometheus(server.url, warnings="ignore"), "a + b")  # type: ignore[arg-type]
+            await read(Prometheus(url=server.url), "a + b")
+        reading = await read(Prometheus(url=server.url, warnings="ignore"), "a + b")  # type: ignore[arg-type]
         assert reading.value == 1.0
 
     async def test_a_note_is_not_a_warning(self, server: Stub) -> None:
         server.answers = {"a + b": vector(({}, "1")) | {"warnings": ["PromQL info: metric might not be a counter"]}}
-        assert (await read(Prometheus(server.url), "a + b")).value == 1.0
+        assert (await read(Prometheus(url=server.url), "a + b")).value == 1.0
 
     async def test_100_megabytes_are_not_read(self, server: Stub) -> None:
         sent = 0
@@ -490,7 +495,7 @@ class TestBadAnswers:
 
         server.respond = endless
         with pytest.raises(AnswerError, match="more than 16,000,000 bytes"):
-            await read(Prometheus(server.url), "a + b")
+            await read(Prometheus(url=server.url), "a + b")
         assert sent < 40_000_000  # what lay in the sockets' buffers
 
     async def test_compressed_answers_are_not_unpacked(self, server: Stub) -> None:
@@ -501,7 +506,7 @@ class TestBadAnswers:
 
         server.respond = compressed
         with pytest.raises(AnswerError, match="not JSON"):
-            await read(Prometheus(server.url), "a + b")
+            await read(Prometheus(url=server.url), "a + b")
         assert server.headers[0]["Accept-Encoding"] == "identity"
 
     @pytest.mark.parametrize("tls", [False, True])
@@ -526,11 +531,11 @@ class TestBadAnswers:
 
         async with raw(drip, authority.context() if tls else None) as url, LocalShared() as shared:
             plugin = Prometheus(
-                url, timeout=timedelta(seconds=0.4), connections=1, ca_file=authority.ca if tls else None
+                url=url, timeout=timedelta(seconds=0.4), connections=1, ca_file=authority.ca if tls else None
             )
             async with plugin.connect(shared) as source:
                 with pytest.raises(EdgeTimeoutError, match=r"within 0\.4s"):
-                    await source.collect(Query("a + b"), NOW)
+                    await source.collect(Query(query="a + b"), NOW)
                 # So much comes in 0.8 s: counted, as a machine that pauses has no time pass for either side.
                 assert drops < 16
                 async with asyncio.timeout(60):
@@ -547,7 +552,7 @@ class TestBadAnswers:
 
         async with raw(silence) as url:
             with pytest.raises(EdgeTimeoutError, match="no answer"):
-                await read(Prometheus(url, timeout=timedelta(seconds=0.3)), "a + b")
+                await read(Prometheus(url=url, timeout=timedelta(seconds=0.3)), "a + b")
         assert connections == 1
 
     @pytest.mark.parametrize(
@@ -567,33 +572,33 @@ class TestBadAnswers:
 
         async with raw(say) as url:
             with pytest.raises(UnavailableError, match="no connection, or it was closed"):
-                await read(Prometheus(url, attempts=1), "a + b")
+                await read(Prometheus(url=url, attempts=1), "a + b")
 
     async def test_a_port_without_a_listener_is_unavailable(self, unused_port: int) -> None:
         with pytest.raises(UnavailableError, match="Connection refused"):
-            await read(Prometheus(f"http://127.0.0.1:{unused_port}"), "a + b")
+            await read(Prometheus(url=f"http://127.0.0.1:{unused_port}"), "a + b")
 
     async def test_a_name_that_does_not_exist_is_unavailable(self) -> None:
         with pytest.raises(UnavailableError, match=r"prometheus http://nowhere\.invalid:9090: query 'a \+ b'"):
-            await read(Prometheus("http://nowhere.invalid:9090", timeout=timedelta(seconds=1)), "a + b")
+            await read(Prometheus(url="http://nowhere.invalid:9090", timeout=timedelta(seconds=1)), "a + b")
 
 
 class TestTls:
     async def test_a_certificate_of_the_given_authority_is_trusted(self, authority: Authority) -> None:
         async with stub(authority.context(), answers={"a + b": vector(({}, "1"))}) as server:
-            assert (await read(Prometheus(server.url, ca_file=authority.ca), "a + b")).value == 1.0
+            assert (await read(Prometheus(url=server.url, ca_file=authority.ca), "a + b")).value == 1.0
 
     async def test_an_unknown_authority_is_refused_and_named(self, authority: Authority, tmp_path: Path) -> None:
         other = Authority.make(tmp_path)
         async with stub(authority.context()) as server:
             with pytest.raises(AnswerError, match=f"CERTIFICATE_VERIFY_FAILED.*{other.ca}"):
-                await read(Prometheus(server.url, ca_file=other.ca), "a + b")
+                await read(Prometheus(url=server.url, ca_file=other.ca), "a + b")
             with pytest.raises(AnswerError, match="trusted by the certifi package"):
-                await read(Prometheus(server.url), "a + b")
+                await read(Prometheus(url=server.url), "a + b")
 
     async def test_verification_can_be_turned_off(self, authority: Authority) -> None:
         async with stub(authority.context(), answers={"a + b": vector(({}, "1"))}) as server:
-            assert (await read(Prometheus(server.url, verify=False), "a + b")).value == 1.0
+            assert (await read(Prometheus(url=server.url, verify=False), "a + b")).value == 1.0
 
     @pytest.mark.parametrize("content", [None, "no certificate"])
     async def test_a_ca_file_that_cannot_be_used_is_named(
@@ -604,17 +609,17 @@ class TestTls:
             file.write_text(content)
         async with stub(authority.context()) as server:
             with pytest.raises(AnswerError, match=r"broken\.pem"):
-                await read(Prometheus(server.url, ca_file=file), "a + b")
+                await read(Prometheus(url=server.url, ca_file=file), "a + b")
 
     async def test_a_handshake_that_is_not_answered_is_a_time_out(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as mute:
             url = f"https://127.0.0.1:{mute.getsockname()[1]}"
             with pytest.raises(EdgeTimeoutError, match="no complete answer"):
-                await read(Prometheus(url, timeout=timedelta(seconds=0.3)), "a + b")
+                await read(Prometheus(url=url, timeout=timedelta(seconds=0.3)), "a + b")
 
     async def test_plain_http_where_tls_is_expected_is_an_error(self, server: Stub) -> None:
         with pytest.raises(AnswerError, match="TLS failed"):
-            await read(Prometheus(server.url.replace("http", "https")), "a + b")
+            await read(Prometheus(url=server.url.replace("http", "https")), "a + b")
 
 
 class TestSecrets:
@@ -627,7 +632,7 @@ class TestSecrets:
             return web.Response(status=403, text=f"{request.headers['Authorization']} or hunter2 is wrong")
 
         server.respond = echo
-        plugin = Prometheus(server.url, **credentials)
+        plugin = Prometheus(url=server.url, **credentials)
         assert "hunter2" not in repr(plugin)
         with pytest.raises(RefusedError) as caught:
             await read(plugin, "a + b")
@@ -692,8 +697,10 @@ class TestParameters:
             Query(**{"query": "lag", **parameters})
 
     def test_equal_ones_are_equal_whatever_the_order(self) -> None:
-        assert Query("a", {"x": "1", "y": "2"}) == Query("a", {"y": "2", "x": "1"})
-        assert hash(Query("a", {"x": "1", "y": "2"})) == hash(Query("a", {"y": "2", "x": "1"}))
-        assert Query("a", {"x": "1"}) != Query("a", {"x": "2"})
-        assert Prometheus("http://h/") == Prometheus("http://h")
-        assert hash(Prometheus("http://h/", headers={"a": "b"})) == hash(Prometheus("http://h", headers={"a": "b"}))
+        assert Query(query="a", match={"x": "1", "y": "2"}) == Query(query="a", match={"y": "2", "x": "1"})
+        assert hash(Query(query="a", match={"x": "1", "y": "2"})) == hash(Query(query="a", match={"y": "2", "x": "1"}))
+        assert Query(query="a", match={"x": "1"}) != Query(query="a", match={"x": "2"})
+        assert Prometheus(url="http://h/") == Prometheus(url="http://h")
+        assert hash(Prometheus(url="http://h/", headers={"a": "b"})) == hash(
+            Prometheus(url="http://h", headers={"a": "b"})
+        )

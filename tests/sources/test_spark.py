@@ -109,7 +109,7 @@ class Query:
                 # Spark waits for the next multiple after the batch began; one that took longer is followed at once.
                 t = max(t, (math.floor(begun / self.interval + 1e-9) + 1) * self.interval)
         trigger = f"ProcessingTimeTrigger({round(self.interval * 1000)})"
-        seen = Snapshot(run(progress, trigger=trigger, started=T0 - 60), T0 + end, 15.0, working=working)
+        seen = Snapshot(run=run(progress, trigger=trigger, started=T0 - 60), now=T0 + end, window=15.0, working=working)
         return seen, self.head(end) - done
 
 
@@ -263,14 +263,14 @@ def test_throughput_and_saturation_do_not_mix_two_sets_of_slots() -> None:
         (slow + mixed, T0 + 45.5, 50, T0 + 40),  # it has ended: cold, and on two sets of slots
         (slow + mixed + fast, T0 + 48.2, 100, T0 + 48),
     ):
-        seen = Snapshot(run(progress, started=T0 - 60), now, 15.0, working=True, changes=change)
+        seen = Snapshot(run=run(progress, started=T0 - 60), now=now, window=15.0, working=True, changes=change)
         assert throughput(seen).value == pytest.approx(rate)
         assert throughput(seen).at == pytest.approx(at)
         assert saturation(seen).value == pytest.approx(1.0)
 
 
 def test_the_first_batch_of_a_run_is_too_cold_to_show_saturation() -> None:
-    seen = Snapshot(run([batch(0, T0, 9.0, 0, 200, 400)]), T0 + 9.5, 15.0, working=True)
+    seen = Snapshot(run=run([batch(0, T0, 9.0, 0, 200, 400)]), now=T0 + 9.5, window=15.0, working=True)
     with pytest.raises(AnswerError, match="no whole batch"):
         saturation(seen)
     assert lag(seen).value == 200
@@ -280,7 +280,9 @@ def test_the_first_batch_of_a_run_is_too_cold_to_show_saturation() -> None:
 
 
 def test_a_source_that_does_not_report_its_newest_offset_has_no_lag() -> None:
-    seen = Snapshot(run([batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, None) for n in range(5)]), T0 + 5, 15.0)
+    seen = Snapshot(
+        run=run([batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, None) for n in range(5)]), now=T0 + 5, window=15.0
+    )
     for metric in (lag, lag_seconds, arrivals):
         with pytest.raises(AnswerError, match="does not report its newest offset"):
             metric(seen)
@@ -290,15 +292,15 @@ def test_a_source_that_does_not_report_its_newest_offset_has_no_lag() -> None:
 def test_offsets_that_do_not_count_records_are_refused() -> None:
     seconds = [batch(n, T0 + n, 0.2, n, n + 1, n + 1, rows=50) for n in range(10)]
     with pytest.raises(AnswerError, match="do not count records"):
-        arrivals(Snapshot(run(seconds), T0 + 10, 15.0, working=True))
+        arrivals(Snapshot(run=run(seconds), now=T0 + 10, window=15.0, working=True))
 
 
 def test_a_source_that_was_reset_gives_no_negative_rate() -> None:
     old = [batch(n, T0 + n, 0.5, 1000 * n, 1000 * n + 1000, 1000 * n + 1000) for n in range(10)]
     new = [batch(10 + n, T0 + 10 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(2)]
-    assert arrivals(Snapshot(run(old + new), T0 + 11.6, 15.0, working=True)).value == pytest.approx(10)
+    assert arrivals(Snapshot(run=run(old + new), now=T0 + 11.6, window=15.0, working=True)).value == pytest.approx(10)
     with pytest.raises(AnswerError, match="two batches"):
-        arrivals(Snapshot(run(old + new[:1]), T0 + 10.6, 15.0, working=True))
+        arrivals(Snapshot(run=run(old + new[:1]), now=T0 + 10.6, window=15.0, working=True))
 
 
 def idled(progress: list[dict[str, Any]], idle_at: float) -> list[dict[str, Any]]:
@@ -310,7 +312,7 @@ def test_a_query_that_was_idle_for_minutes_and_bursts_is_neither_stuck_nor_witho
     calm = [batch(n, T0 + n, 0.5, 50 * n, 50 * n + 50, 50 * n + 50) for n in range(20)]
     idle_at = T0 + 300.0
     # The batch of the burst is running: that it was idle 3 s ago is known, how much has come since is not.
-    seen = Snapshot(run(calm, idle=idle_at), idle_at + 3, 15.0, working=True)
+    seen = Snapshot(run=run(calm, idle=idle_at), now=idle_at + 3, window=15.0, working=True)
     with pytest.raises(AnswerError, match="had nothing to do 3 s ago and has now; how much waits is not known"):
         lag(seen)
     with pytest.raises(AnswerError, match="how much waits is not known"):
@@ -321,11 +323,13 @@ def test_a_query_that_was_idle_for_minutes_and_bursts_is_neither_stuck_nor_witho
         lag(replace(seen, now=idle_at + 40, working=False))
     # The first capped batch has ended.
     burst = [*calm, batch(20, idle_at + 1, 4.0, 1000, 1500, 5000)]
-    seen = Snapshot(run(idled(burst, idle_at), idle=idle_at), idle_at + 6, 15.0, working=True)
+    seen = Snapshot(run=run(idled(burst, idle_at), idle=idle_at), now=idle_at + 6, window=15.0, working=True)
     assert lag(seen).value >= 3500
     assert arrivals(seen).value > 200, "4,000 came within a second, which the window of 15 s dilutes"
     burst.append(batch(21, idle_at + 5, 4.0, 1500, 2000, 9000))
-    seen = Snapshot(run(idled(burst[:-1], idle_at) + burst[-1:], idle=idle_at), idle_at + 10, 15.0, working=True)
+    seen = Snapshot(
+        run=run(idled(burst[:-1], idle_at) + burst[-1:], idle=idle_at), now=idle_at + 10, window=15.0, working=True
+    )
     assert arrivals(seen).value == pytest.approx(8000 / 5)
     assert saturation(seen).value == pytest.approx(1)
 
@@ -340,11 +344,11 @@ def test_partitions_that_are_added_bring_positions_but_no_arrivals_and_no_throug
     # A topic that kept only its last records: its positions begin at 5 million.
     joined = wider(10, T0 + 10, 1000, 5_001_100, (4, 6))
     new = [wider(11 + n, T0 + 11 + n, 5_001_100 + 100 * n, 5_001_200 + 100 * n, (6, 6)) for n in range(3)]
-    seen = Snapshot(run([*old, joined], started=T0 - 60), T0 + 10.8, 15.0, working=True)
+    seen = Snapshot(run=run([*old, joined], started=T0 - 60), now=T0 + 10.8, window=15.0, working=True)
     assert throughput(seen).value < 400
     with pytest.raises(AnswerError, match="two batches"):
         arrivals(seen)
-    seen = Snapshot(run([*old, joined, *new], started=T0 - 60), T0 + 13.8, 15.0, working=True)
+    seen = Snapshot(run=run([*old, joined, *new], started=T0 - 60), now=T0 + 13.8, window=15.0, working=True)
     assert arrivals(seen).value == pytest.approx(100)
     assert throughput(seen).value == pytest.approx(100, rel=0.2)
 
@@ -353,7 +357,7 @@ def test_partitions_that_are_added_bring_positions_but_no_arrivals_and_no_throug
 def test_a_query_that_runs_once_does_not_see_what_arrives(trigger: str) -> None:
     # It fixes at its start up to where it reads; that it does not move says nothing about the load.
     once = [batch(n, T0 + 2 * n, 1.9, 100 * n, 100 * n + 100, 5000) for n in range(8)]
-    seen = Snapshot(run(once, trigger=trigger, started=T0 - 60), T0 + 16.5, 15.0, working=True)
+    seen = Snapshot(run=run(once, trigger=trigger, started=T0 - 60), now=T0 + 16.5, window=15.0, working=True)
     for metric in (arrivals, lag_seconds):
         with pytest.raises(AnswerError, match=rf"reads what was there when it started and ends \({trigger}\)"):
             metric(seen)
@@ -368,7 +372,7 @@ def test_a_drivers_clock_that_is_set_is_noticed_and_makes_no_rate(jump: float) -
         return made | {"steady": steady, "start": made["start"] + by, "received": made["received"] + by}
 
     before = [steadily(batch(n, T0 + n, 0.9, 1000 * n, 1000 * n + 1000, 1000 * n + 1000)) for n in range(20)]
-    seen = Snapshot(run(before), T0 + 20.5 + jump, 15.0, working=True, steady=1020.5)
+    seen = Snapshot(run=run(before), now=T0 + 20.5 + jump, window=15.0, working=True, steady=1020.5)
     for compute in METRICS.values():
         with pytest.raises(AnswerError, match="clock"):
             compute(seen)
@@ -382,7 +386,7 @@ def test_a_drivers_clock_that_is_set_is_noticed_and_makes_no_rate(jump: float) -
         ]
         for count, wanted in ((0, "clock"), (1, "two batches"), (3, "")):
             shown = run([*before, cut, *after[:count]], started=T0 - 60)
-            seen = Snapshot(shown, T0 + 21.2 + count + jump, 15.0, working=True, steady=1021.2 + count)
+            seen = Snapshot(run=shown, now=T0 + 21.2 + count + jump, window=15.0, working=True, steady=1021.2 + count)
             if wanted:
                 with pytest.raises(AnswerError, match=wanted):
                     arrivals(seen)
@@ -394,18 +398,20 @@ def test_a_drivers_clock_that_is_set_is_noticed_and_makes_no_rate(jump: float) -
 def test_a_batch_from_the_future_is_refused_and_a_clock_set_back_restarts_the_window() -> None:
     progress = [batch(n, T0 + n, 0.5, 10 * n, 10 * n + 10, 10 * n + 10) for n in range(10)]
     with pytest.raises(AnswerError, match="clock was set back"):
-        lag(Snapshot(run(progress), T0 - 100, 15.0, working=True))
+        lag(Snapshot(run=run(progress), now=T0 - 100, window=15.0, working=True))
     again = [batch(10 + n, T0 - 100 + n, 0.5, 100 + 10 * n, 110 + 10 * n, 110 + 10 * n) for n in range(3)]
-    assert arrivals(Snapshot(run(progress + again), T0 - 97, 15.0, working=True)).value == pytest.approx(10)
+    assert arrivals(Snapshot(run=run(progress + again), now=T0 - 97, window=15.0, working=True)).value == pytest.approx(
+        10
+    )
 
 
 def test_the_error_of_a_query_that_ended_has_its_exception() -> None:
     ended = run([batch(0, T0, 1, 0, 10, 10)], terminated=T0 + 5, exception="boom")
     for compute in METRICS.values():
         with pytest.raises(AnswerError, match="ended 2 s ago: boom"):
-            compute(Snapshot(ended, T0 + 7, 15.0))
+            compute(Snapshot(run=ended, now=T0 + 7, window=15.0))
     with pytest.raises(AnswerError, match="not completed a batch"):
-        lag(Snapshot(run([]), T0, 15.0))
+        lag(Snapshot(run=run([]), now=T0, window=15.0))
 
 
 def test_batch_time_is_the_mean_length() -> None:
@@ -544,9 +550,9 @@ def test_a_query_on_files_whose_job_counts_them_has_all_metrics_in_files() -> No
         entry |= {"start": T0 + number, "received": T0 + number + 0.9, "durationMs": {"triggerExecution": 900}}
         idle_at.append(entry | {"sources": with_row_positions([source], 10 * number, 30 - 10 * number)})
     left = run(idle_at[:3])
-    seen = Snapshot(left, now=T0 + 2.9, window=15.0, working=True)
+    seen = Snapshot(run=left, now=T0 + 2.9, window=15.0, working=True)
     assert lag(seen).value == 10
     assert arrivals(seen).value == 0
     assert throughput(seen).value == pytest.approx(10, rel=0.1)
     assert saturation(seen).value == pytest.approx(1.0)
-    assert lag(Snapshot(run(idle_at), now=T0 + 3.9, window=15.0, working=True)).value == 0
+    assert lag(Snapshot(run=run(idle_at), now=T0 + 3.9, window=15.0, working=True)).value == 0

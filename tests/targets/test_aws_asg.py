@@ -100,7 +100,7 @@ def state(instance: int, value: str) -> Callable[[str], str]:
 
 
 async def test_it_counts_instances_in_service(proxy: Proxy, parameters: dict[str, Any]) -> None:
-    status = await described(AwsAsg(proxy.moto.group(3, minimum=1, maximum=7), **parameters))
+    status = await described(AwsAsg(group=proxy.moto.group(3, minimum=1, maximum=7), **parameters))
     assert (status.desired, status.ready, status.remarks) == (3, 3, ())
     assert status.floor is not None
     assert status.ceiling is not None
@@ -131,7 +131,7 @@ async def test_only_what_is_in_service_is_ready(
     proxy.rewrite(DESCRIBE, state(1, shown))
     proxy.answer("DescribeInstanceRefreshes", REFRESHES.format(""))
     proxy.answer("DescribeScalingActivities", ACTIVITIES.format(""))
-    status = await described(AwsAsg(proxy.moto.group(3), **parameters))
+    status = await described(AwsAsg(group=proxy.moto.group(3), **parameters))
     assert (status.desired, status.ready) == (3, 2)
     assert status.remarks == ((remark,) if remark else ())
 
@@ -140,7 +140,7 @@ async def test_an_unhealthy_instance_is_not_ready(proxy: Proxy, parameters: dict
     group = proxy.moto.group(2)
     first = next(iter(proxy.moto.instances(group)))
     proxy.moto.client("autoscaling").set_instance_health(InstanceId=first, HealthStatus="Unhealthy")
-    status = await described(AwsAsg(group, **parameters))
+    status = await described(AwsAsg(group=group, **parameters))
     assert status.ready == 1
     assert status.remarks == ("1 in service are unhealthy and about to be replaced",)
 
@@ -148,7 +148,7 @@ async def test_an_unhealthy_instance_is_not_ready(proxy: Proxy, parameters: dict
 async def test_a_warm_pool_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.moto.client("autoscaling").put_warm_pool(AutoScalingGroupName=group, MinSize=3)
-    status = await described(AwsAsg(group, **parameters))
+    status = await described(AwsAsg(group=group, **parameters))
     assert (status.desired, status.ready) == (2, 2)
 
 
@@ -161,7 +161,7 @@ async def test_a_suspended_process_is_a_bound(
 ) -> None:
     group = proxy.moto.group(3)
     proxy.moto.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=[process])
-    status = await described(AwsAsg(group, **parameters))
+    status = await described(AwsAsg(group=group, **parameters))
     assert status.floor is not None
     assert status.ceiling is not None
     assert (status.floor.replicas, status.ceiling.replicas) == (floor, ceiling)
@@ -174,7 +174,7 @@ async def test_protected_instances_are_a_floor(proxy: Proxy, parameters: dict[st
     proxy.moto.client("autoscaling").set_instance_protection(
         AutoScalingGroupName=group, InstanceIds=list(proxy.moto.instances(group))[:2], ProtectedFromScaleIn=True
     )
-    status = await described(AwsAsg(group, **parameters))
+    status = await described(AwsAsg(group=group, **parameters))
     assert status.floor is not None
     assert (status.floor.replicas, status.floor.reason) == (2, "2 instances are protected from scale-in")
 
@@ -208,7 +208,7 @@ async def test_an_instance_refresh_under_way_holds_the_size(
     proxy.rewrite(DESCRIBE, state(0, "Terminating"))
     proxy.answer("DescribeInstanceRefreshes", REFRESHES.format(REFRESH.format(status)))
     proxy.answer("DescribeScalingActivities", ACTIVITIES.format(""))
-    seen = await described(AwsAsg(proxy.moto.group(3), **parameters))
+    seen = await described(AwsAsg(group=proxy.moto.group(3), **parameters))
     assert seen.floor is not None
     assert seen.ceiling is not None
     assert ((seen.floor.replicas, seen.ceiling.replicas) == (3, 3)) == holds
@@ -216,7 +216,7 @@ async def test_an_instance_refresh_under_way_holds_the_size(
 
 
 async def test_refreshes_are_not_requested_for_a_settled_group(proxy: Proxy, parameters: dict[str, Any]) -> None:
-    async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
+    async with connected(AwsAsg(group=proxy.moto.group(3), **parameters)) as target:
         for _ in range(3):
             await target.describe()
     assert not proxy.made("DescribeInstanceRefreshes")
@@ -227,7 +227,7 @@ async def test_refreshes_are_requested_at_intervals_for_an_unsettled_group(
 ) -> None:
     proxy.rewrite(DESCRIBE, state(0, "Pending"))
     proxy.answer("DescribeInstanceRefreshes", REFRESHES.format(""))
-    async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
+    async with connected(AwsAsg(group=proxy.moto.group(3), **parameters)) as target:
         for _ in range(5):
             await target.describe()
     assert len(proxy.made("DescribeInstanceRefreshes")) == 1
@@ -237,7 +237,7 @@ async def test_why_an_instance_could_not_be_launched_is_remarked(proxy: Proxy, p
     group = proxy.moto.group(2)
     proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>2<", "<DesiredCapacity>4<"))
     proxy.answer("DescribeScalingActivities", ACTIVITIES.format(ACTIVITY.format("Failed")))
-    status = await described(AwsAsg(group, **parameters))
+    status = await described(AwsAsg(group=group, **parameters))
     assert "the last launch failed: We currently do not have sufficient m5.large capacity" in status.remarks
 
 
@@ -247,7 +247,7 @@ async def test_a_missing_read_permission_does_not_stop_scaling(
     proxy.rewrite(DESCRIBE, state(0, "Pending"))
     proxy.error("DescribeInstanceRefreshes", "AccessDenied", times=None)
     proxy.error("DescribePolicies", "AccessDenied", times=None)
-    async with connected(AwsAsg(proxy.moto.group(3), **parameters)) as target:
+    async with connected(AwsAsg(group=proxy.moto.group(3), **parameters)) as target:
         assert (await target.describe()).desired == 3
         findings = await target.diagnose()
     assert "not all of it can be read" in findings[-1].problem
@@ -261,13 +261,13 @@ async def test_a_missing_read_permission_does_not_stop_scaling(
 
 async def test_an_unknown_group_is_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match=r"no Auto Scaling group 'missing' in us-east-1"):
-        await described(AwsAsg("missing", **parameters))
+        await described(AwsAsg(group="missing", **parameters))
 
 
 async def test_a_group_that_is_being_deleted_is_refused(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.rewrite(DESCRIBE, lambda text: text.replace("<MinSize>", "<Status>Delete in progress</Status><MinSize>"))
     with pytest.raises(RefusedError, match="is being deleted"):
-        await described(AwsAsg(proxy.moto.group(), **parameters))
+        await described(AwsAsg(group=proxy.moto.group(), **parameters))
 
 
 WEIGHTS = "<MixedInstancesPolicy><LaunchTemplate><Overrides>{}</Overrides></LaunchTemplate></MixedInstancesPolicy>"
@@ -296,7 +296,7 @@ WEIGHTS = "<MixedInstancesPolicy><LaunchTemplate><Overrides>{}</Overrides></Laun
 )
 async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], inside: str, message: str) -> None:
     proxy.rewrite(DESCRIBE, lambda text: text.replace("<MinSize>", f"{inside}<MinSize>"))
-    plugin = AwsAsg(proxy.moto.group(), **parameters)
+    plugin = AwsAsg(group=proxy.moto.group(), **parameters)
     if not message:
         assert (await described(plugin)).desired == 2
         return
@@ -324,20 +324,20 @@ async def test_weights_are_refused(proxy: Proxy, parameters: dict[str, Any], ins
 )
 def test_wrong_parameters_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(AwsAsg("group", REGION), **changes)
+        replace(AwsAsg(group="group", region=REGION), **changes)
 
 
 @pytest.mark.parametrize("region", ["cn-northwest-1", "us-gov-west-1", "us-iso-east-1", "eusc-de-east-1", "us-east-1"])
 def test_regions_of_every_partition_are_known(region: str) -> None:
-    assert AwsAsg("group", region).place.region == region
+    assert AwsAsg(group="group", region=region).place.region == region
 
 
 def test_regions_are_not_checked_at_another_address_nor_without_botocore(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert AwsAsg("group", "eu-mars-1", endpoint_url="http://127.0.0.1:4566").place.region
+    assert AwsAsg(group="group", region="eu-mars-1", endpoint_url="http://127.0.0.1:4566").place.region
     for cached in (aws.known_regions, aws._loader):
         monkeypatch.setattr(aws, cached.__name__, cache(cached.__wrapped__))
     monkeypatch.setitem(sys.modules, "botocore.loaders", None)
-    assert AwsAsg("group", "eu-mars-1").place.region
+    assert AwsAsg(group="group", region="eu-mars-1").place.region
 
 
 @pytest.mark.parametrize(("other", "same"), [("fresh: 9s", True), ("scale_in: drain", True), ("profile: two", False)])
@@ -368,7 +368,7 @@ def test_two_clusters_may_not_scale_one_group(tmp_path: Path, other: str, same: 
 
 async def test_the_requested_size_is_the_desired_capacity(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         await target.scale(5)
         assert (await target.describe()).desired == 5
     assert proxy.moto.shown(group)["DesiredCapacity"] == 5
@@ -379,7 +379,7 @@ async def test_the_requested_size_is_the_desired_capacity(proxy: Proxy, paramete
 async def test_a_size_outside_the_groups_limits_is_refused(proxy: Proxy, parameters: dict[str, Any]) -> None:
     message = "New SetDesiredCapacity value 12 is above max value 10 for the AutoScalingGroup."
     proxy.error("SetDesiredCapacity", "ValidationError", message)
-    async with connected(AwsAsg(proxy.moto.group(2), **parameters)) as target:
+    async with connected(AwsAsg(group=proxy.moto.group(2), **parameters)) as target:
         with pytest.raises(RefusedError, match="above max value 10"):
             await target.scale(12)
     assert len(proxy.made("SetDesiredCapacity")) == 1
@@ -388,7 +388,7 @@ async def test_a_size_outside_the_groups_limits_is_refused(proxy: Proxy, paramet
 async def test_a_missing_permission_is_named_with_its_resource(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.error("SetDesiredCapacity", "AccessDenied", "User is not authorized", 403)
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         await target.describe()
         with pytest.raises(RefusedError) as caught:
             await target.scale(3)
@@ -400,7 +400,7 @@ async def test_a_missing_permission_is_named_with_its_resource(proxy: Proxy, par
 async def test_wrong_credentials_are_refused(proxy: Proxy, parameters: dict[str, Any], code: str, status: int) -> None:
     proxy.error(DESCRIBE, code, status=status, times=None)
     with pytest.raises(RefusedError, match=f"{code}.*check the credentials"):
-        await described(AwsAsg("group", **parameters))
+        await described(AwsAsg(group="group", **parameters))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ async def test_a_temporary_error_is_retried(proxy: Proxy, parameters: dict[str, 
     group = proxy.moto.group(2)
     proxy.error(DESCRIBE, "Throttling")
     proxy.error("SetDesiredCapacity", "ServiceUnavailable", status=503)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         assert (await target.describe()).desired == 2
         await target.scale(3)
     assert proxy.moto.shown(group)["DesiredCapacity"] == 3
@@ -421,7 +421,7 @@ async def test_a_temporary_error_is_retried(proxy: Proxy, parameters: dict[str, 
 async def test_lasting_throttling_is_unavailable_after_a_few_attempts(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.error(DESCRIBE, "RequestLimitExceeded", "Rate exceeded", times=None)
     with pytest.raises(UnavailableError, match="throttled"):
-        await described(AwsAsg("group", **parameters))
+        await described(AwsAsg(group="group", **parameters))
     assert len(proxy.made(DESCRIBE)) == 3
 
 
@@ -429,7 +429,7 @@ async def test_lasting_throttling_is_unavailable_after_a_few_attempts(proxy: Pro
 async def test_a_busy_group_is_unavailable(proxy: Proxy, parameters: dict[str, Any], code: str) -> None:
     status = 400 if code == "ScalingActivityInProgress" else 500
     proxy.error("SetDesiredCapacity", code, status=status, times=None)
-    async with connected(AwsAsg(proxy.moto.group(2), **parameters)) as target:
+    async with connected(AwsAsg(group=proxy.moto.group(2), **parameters)) as target:
         with pytest.raises(UnavailableError, match=code):
             await target.scale(3)
 
@@ -437,7 +437,7 @@ async def test_a_busy_group_is_unavailable(proxy: Proxy, parameters: dict[str, A
 async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.stall(DESCRIBE, 30, times=None)
     loop = asyncio.get_running_loop()
-    async with connected(AwsAsg("group", **parameters | {"timeout": timedelta(seconds=1)})) as target:
+    async with connected(AwsAsg(group="group", **parameters | {"timeout": timedelta(seconds=1)})) as target:
         begun = loop.time()
         with pytest.raises(EdgeTimeoutError, match=r"DescribeAutoScalingGroups"):
             await target.describe()
@@ -448,7 +448,7 @@ async def test_a_server_that_does_not_answer_is_a_time_out(proxy: Proxy, paramet
 async def test_nothing_is_sent_any_more_once_the_time_is_over(proxy: Proxy, parameters: dict[str, Any]) -> None:
     """Or a size asked for once would be set again at some later time."""
     proxy.stall("SetDesiredCapacity", 30, times=None)
-    async with connected(AwsAsg("group", **parameters | {"timeout": timedelta(seconds=0.5)})) as target:
+    async with connected(AwsAsg(group="group", **parameters | {"timeout": timedelta(seconds=0.5)})) as target:
         with pytest.raises(EdgeTimeoutError):
             await target.scale(3)
         made = len(proxy.made("SetDesiredCapacity"))
@@ -460,8 +460,8 @@ async def test_a_service_that_hangs_does_not_hold_up_another(proxy: Proxy, param
     group = proxy.moto.group(2)
     proxy.stall("GetMetricData", 30, times=None)
     queries = [Query(expression=f"SELECT MAX({name}) FROM N") for name in "abcdefgh"]  # noqa: S608 - no database
-    source = CloudWatch(REGION, endpoint_url=proxy.url, timeout=LONG)
-    async with LocalShared() as shared, AwsAsg(group, **parameters).connect(shared) as target:
+    source = CloudWatch(region=REGION, endpoint_url=proxy.url, timeout=LONG)
+    async with LocalShared() as shared, AwsAsg(group=group, **parameters).connect(shared) as target:
         async with source.connect(shared) as live:
             asking = [asyncio.create_task(live.collect(query, NOW)) for query in queries]
             await until(lambda: len(proxy.made("GetMetricData")) == 4)
@@ -475,7 +475,7 @@ async def test_a_service_that_hangs_does_not_hold_up_another(proxy: Proxy, param
 async def test_a_connection_cut_before_the_request_arrived_is_retried(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.drop("SetDesiredCapacity")
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         await target.scale(3)
         assert (await target.describe()).desired == 3
 
@@ -483,7 +483,7 @@ async def test_a_connection_cut_before_the_request_arrived_is_retried(proxy: Pro
 async def test_a_size_that_was_set_is_read_though_the_answer_was_lost(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.drop("SetDesiredCapacity", after=True, times=None)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         assert (await target.describe()).desired == 2
         with pytest.raises(UnavailableError, match="no connection, or it was closed"):
             await target.scale(3)
@@ -494,13 +494,13 @@ async def test_a_size_that_was_set_is_read_though_the_answer_was_lost(proxy: Pro
 async def test_an_answer_that_is_not_awss_is_an_error(proxy: Proxy, parameters: dict[str, Any], body: str) -> None:
     proxy.answer(DESCRIBE, body)
     with pytest.raises(EdgeError):
-        await described(AwsAsg("group", **parameters))
+        await described(AwsAsg(group="group", **parameters))
 
 
 async def test_a_group_without_its_numbers_is_an_error(proxy: Proxy, parameters: dict[str, Any]) -> None:
     proxy.rewrite(DESCRIBE, lambda text: re.sub("<DesiredCapacity>.*</DesiredCapacity>", "", text))
     with pytest.raises(AnswerError, match="DesiredCapacity"):
-        await described(AwsAsg(proxy.moto.group(), **parameters))
+        await described(AwsAsg(group=proxy.moto.group(), **parameters))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -511,7 +511,7 @@ async def test_an_old_answer_after_our_change_is_not_taken_for_another_users_cha
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         proxy.echo(DESCRIBE, times=2)
         assert (await target.describe()).desired == 2
         await target.scale(5)
@@ -527,7 +527,7 @@ async def test_our_change_that_aws_shows_half_a_minute_later_is_not_taken_for_an
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         proxy.echo(DESCRIBE, times=3)
         assert (await target.describe()).desired == 2
         await target.scale(5)
@@ -545,7 +545,7 @@ async def test_an_old_answer_after_the_echo_time_is_another_users_change(
     proxy: Proxy, parameters: dict[str, Any]
 ) -> None:
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters, echo=timedelta(0))) as target:
+    async with connected(AwsAsg(group=group, **parameters, echo=timedelta(0))) as target:
         proxy.echo(DESCRIBE, times=1)
         assert (await target.describe()).desired == 2
         await target.scale(5)
@@ -554,7 +554,7 @@ async def test_an_old_answer_after_the_echo_time_is_another_users_change(
 
 async def test_another_users_change_is_read_at_once(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         await target.describe()
         await target.scale(5)
         proxy.moto.client("autoscaling").set_desired_capacity(AutoScalingGroupName=group, DesiredCapacity=4)
@@ -581,7 +581,9 @@ def test_a_size_that_is_never_shown_was_set_back() -> None:
 
 async def test_an_answer_requested_before_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})) as target:
+    async with connected(
+        AwsAsg(group=group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})
+    ) as target:
         assert (await target.describe()).desired == 2
         assert (await target.describe()).desired == 2
         assert len(proxy.made(DESCRIBE)) == 1
@@ -592,7 +594,9 @@ async def test_an_answer_requested_before_our_change_does_not_count(proxy: Proxy
 
 async def test_an_answer_on_its_way_during_our_change_does_not_count(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
-    async with connected(AwsAsg(group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})) as target:
+    async with connected(
+        AwsAsg(group=group, **parameters | {"fresh": timedelta(minutes=1), "echo": timedelta(0)})
+    ) as target:
         going = asyncio.Event()
 
         async def slow(_: Any, forward: Any) -> Any:
@@ -619,7 +623,7 @@ async def fleet(proxy: Proxy, stack: AsyncExitStack, count: int, parameters: dic
     shared = await stack.enter_async_context(LocalShared())
     targets = []
     for number in range(count):
-        target = await stack.enter_async_context(AwsAsg(f"fleet-{number}", **parameters).connect(shared))
+        target = await stack.enter_async_context(AwsAsg(group=f"fleet-{number}", **parameters).connect(shared))
         assert isinstance(target, Target)
         targets.append(target)
 
@@ -705,7 +709,8 @@ async def test_a_failed_request_is_sent_once_for_all_its_groups(proxy: Proxy, pa
     async with AsyncExitStack() as stack:
         shared = await stack.enter_async_context(LocalShared())
         targets = [
-            await stack.enter_async_context(AwsAsg(f"g{number}", **parameters).connect(shared)) for number in range(50)
+            await stack.enter_async_context(AwsAsg(group=f"g{number}", **parameters).connect(shared))
+            for number in range(50)
         ]
         failures = await asyncio.gather(*(target.describe() for target in targets), return_exceptions=True)
         assert all(isinstance(failure, RefusedError) for failure in failures)
@@ -717,7 +722,7 @@ async def test_a_role_that_may_not_be_assumed_is_named(proxy: Proxy, parameters:
     role = "arn:aws:iam::123456789012:role/scaler"
     proxy.error("AssumeRole", "AccessDenied", "not authorized", 403, times=None)
     with pytest.raises(RefusedError, match=f"allow the action sts:AssumeRole on {role}"):
-        await described(AwsAsg("group", **parameters, role=role))
+        await described(AwsAsg(group="group", **parameters, role=role))
 
 
 def test_every_state_of_an_instance_is_counted_or_reported() -> None:
@@ -750,12 +755,14 @@ async def test_an_old_answer_does_not_end_a_rescale(
     """What the core makes of it: with `echo` the rescale goes on, without it another user seems to have set it back."""
     group = proxy.moto.group(2)
     limits = Limits(1, 9)
-    spec = ClusterSpec("c", limits, (NamedPolicy("five", Five()),), down=Behaviour(window=timedelta(0)))
+    spec = ClusterSpec(
+        name="c", limits=limits, policies=(NamedPolicy("five", Five()),), down=Behaviour(window=timedelta(0))
+    )
     state, notes, at = ClusterState(), [], datetime(2026, 1, 1, tzinfo=UTC)
-    async with connected(AwsAsg(group, **parameters, echo=timedelta(seconds=echo))) as target:
+    async with connected(AwsAsg(group=group, **parameters, echo=timedelta(seconds=echo))) as target:
         for turn in range(5):
             status = await target.describe()
-            observation = Observation(at + timedelta(seconds=15 * turn), status.desired, status.ready)
+            observation = Observation(at=at + timedelta(seconds=15 * turn), desired=status.desired, ready=status.ready)
             state, decision = step(spec, state, observation)
             notes += [reason for reason, _ in decision.notes]
             if decision.rescale:
@@ -782,7 +789,9 @@ async def test_one_group_that_cannot_be_read_does_not_affect_the_others(
     good, bad = proxy.moto.group(2), proxy.moto.group(3)
     proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3</DesiredCapacity>", ""))
     async with LocalShared() as shared, AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(AwsAsg(name, **parameters).connect(shared)) for name in (good, bad)]
+        targets = [
+            await stack.enter_async_context(AwsAsg(group=name, **parameters).connect(shared)) for name in (good, bad)
+        ]
         one, other = await asyncio.gather(*(target.describe() for target in targets), return_exceptions=True)
         assert isinstance(one, TargetStatus)
         assert one.desired == 2
@@ -800,7 +809,7 @@ async def test_one_name_that_aws_refuses_does_not_affect_the_others(proxy: Proxy
 
     proxy.rule(DESCRIBE, refuse, None)
     async with LocalShared() as shared, AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(AwsAsg(name, **parameters).connect(shared)) for name in names]
+        targets = [await stack.enter_async_context(AwsAsg(group=name, **parameters).connect(shared)) for name in names]
         seen = await asyncio.gather(*(target.describe() for target in targets), return_exceptions=True)
     assert [isinstance(one, TargetStatus) for one in seen] == [True, True, False, True]
     assert isinstance(seen[2], RefusedError)
@@ -819,7 +828,7 @@ async def test_questions_about_single_groups_take_turns(
         return {call.parameters["AutoScalingGroupName"] for call in proxy.made("DescribeInstanceRefreshes")}
 
     async with LocalShared() as shared, AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(AwsAsg(name, **parameters).connect(shared)) for name in names]
+        targets = [await stack.enter_async_context(AwsAsg(group=name, **parameters).connect(shared)) for name in names]
         async with asyncio.timeout(20):
             while asked() != set(names):
                 # The first is always there first.
@@ -833,14 +842,14 @@ async def test_questions_about_single_groups_take_turns(
 async def test_without_boto3_the_extra_is_named(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(PluginError, match=r"pip install '\.\[aws\]'"):
-        async with connected(AwsAsg("group", **parameters)):
+        async with connected(AwsAsg(group="group", **parameters)):
             pass
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_others(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.stall(DESCRIBE, 0.3)
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         first, second = (asyncio.create_task(target.describe()) for _ in range(2))
         await until(lambda: proxy.made(DESCRIBE))
         first.cancel()
@@ -858,7 +867,7 @@ async def test_groups_of_another_identity_are_another_client(parameters: dict[st
 
 
 async def place(parameters: dict[str, Any]) -> Any:
-    return AwsAsg("group", **parameters).place
+    return AwsAsg(group="group", **parameters).place
 
 
 def test_a_stopped_cluster_is_not_requested_along_for_ever() -> None:
@@ -899,7 +908,7 @@ async def test_what_else_sets_the_size_is_named(proxy: Proxy, parameters: dict[s
     )  # moto tells not
     policy = "the scaling policy 'keep-cpu-at-50' (TargetTrackingScaling) also sets this group's size"
     action = "the scheduled action 'night' also sets this group's size"
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         assert isinstance(target, Doctor)
         assert isinstance(target, PicksWorkers)
         found = await target.diagnose()
@@ -919,7 +928,7 @@ async def test_what_else_sets_the_size_is_named(proxy: Proxy, parameters: dict[s
 async def test_the_doctor_finds_suspended_processes(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     proxy.moto.client("autoscaling").suspend_processes(AutoScalingGroupName=group, ScalingProcesses=["Launch"])
-    async with connected(AwsAsg(group, **parameters)) as target:
+    async with connected(AwsAsg(group=group, **parameters)) as target:
         found = [finding for finding in await target.diagnose() if "Launch" in finding.problem]
     assert found[0].cost == "the group cannot grow"
     assert f"--auto-scaling-group-name {group}" in found[0].remedy
@@ -927,19 +936,19 @@ async def test_the_doctor_finds_suspended_processes(proxy: Proxy, parameters: di
 
 async def test_a_missing_profile_is_refused_at_connecting(parameters: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="profile"):
-        async with connected(AwsAsg("group", **parameters, profile="nobody")):
+        async with connected(AwsAsg(group="group", **parameters, profile="nobody")):
             pass
 
 
 async def test_missing_credentials_are_refused(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(RefusedError, match="instance profile, or set profile"):
-        await described(AwsAsg("group", **parameters))
+        await described(AwsAsg(group="group", **parameters))
 
 
 async def test_a_role_is_assumed(proxy: Proxy, parameters: dict[str, Any], identity: str) -> None:
     role = "arn:aws:iam::123456789012:role/scaler"
-    status = await described(AwsAsg(proxy.moto.group(2), **parameters, role=role))
+    status = await described(AwsAsg(group=proxy.moto.group(2), **parameters, role=role))
     assert status.desired == 2
     assert [call.key for call in proxy.made("AssumeRole")] == [identity]
     assert identity not in {call.key for call in proxy.made(DESCRIBE)}

@@ -45,8 +45,8 @@ def allowed(*names: str) -> set[str]:
 
 def plugin(proxy: Proxy, group: str, **changes: Any) -> AwsAsg:
     return AwsAsg(
-        group,
-        REGION,
+        group=group,
+        region=REGION,
         endpoint_url=proxy.url,
         fresh=timedelta(0),
         echo=timedelta(seconds=0.2),
@@ -108,10 +108,10 @@ async def scale_by_hook(proxy: Proxy, group: str, monkeypatch: pytest.MonkeyPatc
 
 
 async def read_metrics(proxy: Proxy) -> None:
-    source = CloudWatch(REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
+    source = CloudWatch(region=REGION, endpoint_url=proxy.url, timeout=timedelta(seconds=9))
     async with LocalShared() as shared, source.connect(shared) as live:
         with pytest.raises(AnswerError, match="no datapoint"):
-            await live.collect(Query("Lag", f"Test/{secrets.token_hex(4)}"), NOW)
+            await live.collect(Query(metric="Lag", namespace=f"Test/{secrets.token_hex(4)}"), NOW)
 
 
 async def test_the_calls_of_the_target_are_those_that_its_policy_allows(proxy: Proxy) -> None:

@@ -99,7 +99,7 @@ async def test_the_cheapest_worker_is_drained_before_its_instance_goes(
     group = proxy.moto.group(3)
     instances, engine = with_workers(proxy, group)
     cheapest = next(iter(instances))
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
         status = await target.describe()
@@ -123,7 +123,7 @@ async def test_several_are_removed_and_never_more_than_requested(proxy: Proxy, p
     group = proxy.moto.group(5)
     instances, engine = with_workers(proxy, group)
     engine.obedient = True
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await asyncio.gather(*(target.scale(2) for _ in range(3)))
         await until(lambda: not target._leaving)
         assert (await target.describe()).desired == 2
@@ -136,7 +136,7 @@ async def test_old_answers_do_not_make_more_instances_go(proxy: Proxy, parameter
     group = proxy.moto.group(4)
     _, engine = with_workers(proxy, group)
     engine.obedient = True
-    async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
         proxy.echo(DESCRIBE, times=40)
         await target.scale(2)
         await until(lambda: not target._leaving)
@@ -153,7 +153,7 @@ async def test_a_termination_whose_answer_was_lost_is_not_done_twice(proxy: Prox
     _, engine = with_workers(proxy, group)
     engine.obedient = True
     proxy.drop(TERMINATE, after=True)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: not target._leaving)
         status = await target.describe()
@@ -168,7 +168,7 @@ async def test_a_throttled_termination_is_retried(proxy: Proxy, parameters: dict
     _, engine = with_workers(proxy, group)
     engine.obedient = True
     proxy.error(TERMINATE, "Throttling")
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: not target._leaving)
         assert (await target.describe()).desired == 2
@@ -180,7 +180,7 @@ async def test_a_refused_termination_is_reported_with_the_actual_size(proxy: Pro
     _, engine = with_workers(proxy, group)
     engine.obedient = True
     proxy.error(TERMINATE, "AccessDenied", "not authorized", 403)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: not target._leaving)
         status = await target.describe()
@@ -193,7 +193,7 @@ async def test_a_worker_that_does_not_let_go_is_terminated_at_the_deadline(
 ) -> None:
     group = proxy.moto.group(2)
     _, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters | {"drain": timedelta(seconds=0.3)}), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters | {"drain": timedelta(seconds=0.3)}), engine) as target:
         await target.scale(1)
         await until(lambda: not target._leaving)
         status = await target.describe()
@@ -205,7 +205,7 @@ async def test_an_engine_that_cannot_drain_does_not_keep_the_instance(proxy: Pro
     group = proxy.moto.group(2)
     _, engine = with_workers(proxy, group)
     engine.drain_failure = RefusedError("no endpoint")
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(1)
         await until(lambda: not target._leaving)
         assert any("workers are not drained: no endpoint" in remark for remark in (await target.describe()).remarks)
@@ -223,7 +223,7 @@ async def test_without_knowing_the_workers_the_group_chooses(
         engine.failure = UnavailableError("the Master is gone")
     if case == "no workers":
         engine.costs.clear()  # as at a Master that was restarted, while its workers work on
-    async with connected(AwsAsg(group, **parameters), None if case == "no engine" else engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), None if case == "no engine" else engine) as target:
         await target.scale(2)
         status = await target.describe()
     assert status.desired == 2
@@ -240,7 +240,7 @@ async def test_protected_instances_are_not_chosen(proxy: Proxy, parameters: dict
     proxy.moto.client("autoscaling").set_instance_protection(
         AutoScalingGroupName=group, InstanceIds=[cheapest], ProtectedFromScaleIn=True
     )
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: not target._leaving)
     assert [call.parameters["InstanceId"] for call in proxy.made(TERMINATE)] == [second]
@@ -251,7 +251,7 @@ async def test_an_instance_without_a_worker_goes_first(proxy: Proxy, parameters:
     instances, engine = with_workers(proxy, group)
     idle = list(instances)[2]
     del engine.costs[instances[idle]]
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: not target._leaving)
     assert [call.parameters["InstanceId"] for call in proxy.made(TERMINATE)] == [idle]
@@ -261,7 +261,7 @@ async def test_an_instance_without_a_worker_goes_first(proxy: Proxy, parameters:
 async def test_below_the_groups_minimum_nothing_is_drained(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(3, minimum=2)
     _, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         with pytest.raises(RefusedError, match="below the minimum"):
             await target.scale(1)
     assert engine.drained == []
@@ -274,7 +274,7 @@ async def test_a_larger_size_while_draining_is_reached_at_once_besides_the_drain
     """A worker that drains takes no work any more: its instance cannot be one of those asked for."""
     group = proxy.moto.group(3, maximum=maximum)
     instances, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
         await target.scale(4)
@@ -296,7 +296,7 @@ async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_requested(
 ) -> None:
     group = proxy.moto.group(5)
     _, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: len(engine.drained) == 3)
         await target.scale(4)
@@ -312,7 +312,7 @@ async def test_part_of_a_drain_taken_back_never_leaves_fewer_than_requested(
 async def test_a_smaller_size_while_draining_drains_more(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(4)
     instances, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(3)
         await until(lambda: len(engine.drained) == 1)
         await target.scale(1)
@@ -327,7 +327,7 @@ async def test_a_larger_size_that_aws_refuses_is_not_shown(proxy: Proxy, paramet
     """Or the decision would count on instances that were never requested."""
     group = proxy.moto.group(3)
     _, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
         proxy.error("SetDesiredCapacity", "ValidationError", "above max value")
@@ -348,7 +348,7 @@ async def test_another_users_change_during_a_drain_is_read(
     """Less those that still leave, down to what we asked for."""
     group = proxy.moto.group(3)
     _, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
         assert (await target.describe()).desired == 2
@@ -365,7 +365,7 @@ async def test_an_instance_that_dies_during_its_drain_is_not_counted_as_gone(
     dead = Hooked(group, next(iter(instances)), completed=True)
     proxy.answer("DescribeInstanceRefreshes", f"<DescribeInstanceRefreshesResponse {NAMESPACE}/>")
     proxy.answer("DescribeScalingActivities", f"<DescribeScalingActivitiesResponse {NAMESPACE}/>")
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: engine.drained)
         proxy.rewrite(DESCRIBE, dead.rewrite)
@@ -383,7 +383,7 @@ async def test_instances_that_were_never_launched_go_before_those_that_work(
     _, engine = with_workers(proxy, group)
     proxy.answer("DescribeScalingActivities", f"<DescribeScalingActivitiesResponse {NAMESPACE}/>")
     rule = proxy.rewrite(DESCRIBE, lambda text: text.replace("<DesiredCapacity>3<", "<DesiredCapacity>5<"))
-    async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
         assert (await target.describe()).desired == 5
         await target.scale(size)
         proxy.rules.remove(rule)
@@ -405,7 +405,7 @@ async def test_a_pending_instance_without_a_worker_goes_first(proxy: Proxy, para
         return "".join(m.replace(">InService<", ">Pending:Wait<") if pending in m else m for m in members)
 
     proxy.rewrite(DESCRIBE, change)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(2)
         await until(lambda: not target._leaving)
     assert [call.parameters["InstanceId"] for call in proxy.made(TERMINATE)] == [pending]
@@ -418,7 +418,7 @@ async def test_an_instance_is_terminated_once_however_old_the_answers_are(
     group = proxy.moto.group(4)
     instances, engine = with_workers(proxy, group)
     engine.obedient = True
-    async with connected(AwsAsg(group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters | {"echo": timedelta(seconds=30)}), engine) as target:
         proxy.echo(DESCRIBE, times=40)
         await target.scale(3)
         await until(lambda: not target._leaving)
@@ -431,13 +431,13 @@ async def test_an_instance_is_terminated_once_however_old_the_answers_are(
 async def test_the_end_of_the_connection_ends_the_drain(proxy: Proxy, parameters: dict[str, Any]) -> None:
     group = proxy.moto.group(2)
     _, engine = with_workers(proxy, group)
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         await target.scale(1)
         await until(lambda: engine.drained)
         tasks = list(target._leaving.values())
     assert all(task.cancelled() for task in tasks)
     # The next connection sees what holds; there the rest is decided anew.
-    async with connected(AwsAsg(group, **parameters), engine) as target:
+    async with connected(AwsAsg(group=group, **parameters), engine) as target:
         assert (await target.describe()).desired == 2
     assert not proxy.made(TERMINATE)
 
@@ -452,7 +452,7 @@ async def test_a_defect_of_an_engine_is_reported(
         async def drain(self, worker: Worker) -> None:
             raise ZeroDivisionError(worker.id)
 
-    async with connected(AwsAsg(group, **parameters), Broken(engine.costs)) as target:
+    async with connected(AwsAsg(group=group, **parameters), Broken(engine.costs)) as target:
         await target.scale(1)
         await until(lambda: not target._leaving)
         status = await target.describe()
@@ -552,7 +552,7 @@ async def test_the_hook_is_completed_once_the_worker_has_gone(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
     instances, engine = with_workers(proxy, hooked.group)
-    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
+    async with connected(AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         status = await target.describe()
         assert status.ready == 1
         assert "1 terminating (1 wait for a lifecycle hook)" in status.remarks
@@ -579,7 +579,7 @@ async def test_a_size_goes_straight_to_the_group_with_a_hook(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
     _, engine = with_workers(proxy, hooked.group)
-    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
+    async with connected(AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.scale(1)
         assert (await target.describe()).desired == 1
     assert len(proxy.made("SetDesiredCapacity")) == 1
@@ -590,7 +590,7 @@ async def test_a_long_drain_has_heartbeats(
 ) -> None:
     monkeypatch.setattr("autoscaler.targets.aws_asg.target.MAX_HEARTBEAT_INTERVAL", 0.2)
     instances, engine = with_workers(proxy, hooked.group)
-    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
+    async with connected(AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.describe()
         await until(lambda: len(proxy.made("RecordLifecycleActionHeartbeat")) >= 2)
         assert not hooked.completed
@@ -602,7 +602,7 @@ async def test_a_long_drain_has_heartbeats(
 async def test_a_restarted_daemon_beats_at_once(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
     """Nobody knows how much of the time-out was over before."""
     _, engine = with_workers(proxy, hooked.group)
-    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
+    async with connected(AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.describe()
         await until(lambda: proxy.made("RecordLifecycleActionHeartbeat"), 8)
     assert not hooked.completed
@@ -615,7 +615,7 @@ async def test_a_hook_that_was_replaced_is_found_again(
     engine.obedient = True
     proxy.error("CompleteLifecycleAction", "ValidationError", "No Lifecycle Hook found")
     proxy.rules.insert(0, proxy.rules.pop())
-    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
+    async with connected(AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine) as target:
         await target.describe()
         await until(lambda: not target._leaving)
         autoscaling = proxy.moto.client("autoscaling")
@@ -638,7 +638,7 @@ async def test_a_dry_run_answers_no_hook(
     _, engine = with_workers(proxy, hooked.group)
     engine.obedient = True
     connections = Connections(dry_run=dry_run)
-    plugin = AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
+    plugin = AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
     connection = connections.lease(plugin)
     try:
         await connection.tried()
@@ -664,7 +664,7 @@ async def test_an_instance_is_released_all_the_same(
         changes["drain"] = timedelta(seconds=0.3)
     if case == "cannot drain":
         engine.drain_failure = RefusedError("no endpoint")
-    plugin = AwsAsg(hooked.group, **parameters | changes)
+    plugin = AwsAsg(group=hooked.group, **parameters | changes)
     async with connected(plugin, None if case == "no engine" else engine) as target:
         await target.describe()
         await until(lambda: hooked.completed)
@@ -675,7 +675,9 @@ async def test_an_instance_is_released_all_the_same(
 async def test_a_short_connection_completes_nothing(proxy: Proxy, parameters: dict[str, Any], hooked: Hooked) -> None:
     _, engine = with_workers(proxy, hooked.group)
     engine.obedient = True
-    async with connected(AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine, delay=60) as target:
+    async with connected(
+        AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK}), engine, delay=60
+    ) as target:
         await target.describe()
         assert not target._leaving
     assert not hooked.completed
@@ -686,7 +688,7 @@ async def test_the_next_daemon_sees_the_waiting_instance_again(
     proxy: Proxy, parameters: dict[str, Any], hooked: Hooked
 ) -> None:
     instances, engine = with_workers(proxy, hooked.group)
-    plugin = AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
+    plugin = AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
     async with connected(plugin, engine) as target:
         await target.describe()
         await until(lambda: engine.drained)
@@ -704,7 +706,7 @@ async def test_a_failed_completion_is_reported_and_retried_at_the_next_poll(
     engine.obedient = True
     proxy.error("CompleteLifecycleAction", "ValidationError", "No active Lifecycle Action found with instance ID")
     proxy.rules.insert(0, proxy.rules.pop())
-    plugin = AwsAsg(hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
+    plugin = AwsAsg(group=hooked.group, **parameters | {"scale_in": ScaleIn.HOOK})
     async with connected(plugin, engine) as target:
         await target.describe()
         await until(lambda: not target._leaving)
@@ -724,7 +726,7 @@ async def test_the_doctor_finds_a_hook_that_cannot_work(
             LifecycleHookName=name,
             LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
         )
-    plugin = AwsAsg(group, **parameters | {"scale_in": ScaleIn.HOOK, "hook": hook})
+    plugin = AwsAsg(group=group, **parameters | {"scale_in": ScaleIn.HOOK, "hook": hook})
     async with connected(plugin, None) as target:
         found = await target.diagnose()
     assert [finding.severity for finding in found] == [Severity.WARNING, Severity.ERROR]

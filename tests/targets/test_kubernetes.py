@@ -1289,7 +1289,7 @@ async def test_a_missing_package_names_the_extra_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "kubernetes_asyncio.client", None)
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match=r"pip install '\.\[kubernetes\]'"):
-            async with Kubernetes("tm").connect(shared):
+            async with Kubernetes(name="tm").connect(shared):
                 pass
 
 
@@ -1299,7 +1299,7 @@ async def test_a_kubeconfig_that_does_not_exist_is_named(tmp_path: Path, monkeyp
     path = tmp_path / "absent"
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{path}:{path}2")
     async with LocalShared() as shared:
-        for plugin in (Kubernetes("tm", kubeconfig=str(path)), Kubernetes("tm")):
+        for plugin in (Kubernetes(name="tm", kubeconfig=str(path)), Kubernetes(name="tm")):
             with pytest.raises(PluginError, match=rf"the file {path}.* does not exist; give kubeconfig"):
                 async with plugin.connect(shared):
                     pass
@@ -1311,7 +1311,7 @@ async def test_a_kubeconfig_that_cannot_be_used_is_named(tmp_path: Path, text: s
     path.write_text(text)
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match=rf"no credentials for Kubernetes \({path}"):
-            async with Kubernetes("tm", kubeconfig=str(path)).connect(shared):
+            async with Kubernetes(name="tm", kubeconfig=str(path)).connect(shared):
                 pass
 
 
@@ -1474,11 +1474,11 @@ async def test_a_proxys_password_is_not_shown(cluster: Cluster) -> None:
 async def test_the_context_is_chosen_and_gives_the_namespace(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 3)
     path = cluster.kubeconfig
-    async with connected(Kubernetes("tm", kubeconfig=path, context="test")) as [target]:
+    async with connected(Kubernetes(name="tm", kubeconfig=path, context="test")) as [target]:
         assert (await target.describe()).desired == 3
     async with LocalShared() as shared:
         with pytest.raises(PluginError, match="context nowhere"):
-            async with Kubernetes("tm", kubeconfig=path, context="nowhere").connect(shared):
+            async with Kubernetes(name="tm", kubeconfig=path, context="nowhere").connect(shared):
                 pass
 
 
@@ -1504,7 +1504,7 @@ async def test_in_a_pod_the_service_account_is_used_and_its_token_is_reread(
 
     monkeypatch.setattr("kubernetes_asyncio.config.load_incluster_config", load)
     monkeypatch.setattr(incluster_config, "TOKEN_REFRESH_PERIOD", timedelta(0))  # of a minute
-    async with connected(Kubernetes("tm")) as [target]:
+    async with connected(Kubernetes(name="tm")) as [target]:
         assert (await target.describe()).desired == 3
         cluster.server.users["renewed"] = cluster.server.users.pop("daemon")  # as the kubelet does every hour
         (tmp_path / "token").write_text("renewed\n")

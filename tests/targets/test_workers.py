@@ -101,11 +101,21 @@ PLACES = [place(2, 2), place(3, 3), place(5, 4), place(6, 5)]
 
 
 def spark(page: JsonClient | None) -> SparkWorkers:
-    return SparkWorkers(Path("spark"), Path("java"), "spark://m:1", 2, "1g", timedelta(seconds=60), page)
+    return SparkWorkers(
+        home=Path("spark"),
+        java=Path("java"),
+        master="spark://m:1",
+        cores=2,
+        memory="1g",
+        timeout=timedelta(seconds=60),
+        page=page,
+    )
 
 
 def flink(page: JsonClient | None) -> FlinkTaskManagers:
-    return FlinkTaskManagers(Path("/flink"), Path("/java"), Path("/conf"), Sizes(("-Xmx1",), ("-D", "a=b")), page)
+    return FlinkTaskManagers(
+        home=Path("/flink"), java=Path("/java"), conf=Path("/conf"), sizes=Sizes(("-Xmx1",), ("-D", "a=b")), page=page
+    )
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -18,7 +18,7 @@ AT = datetime(2026, 1, 31, 17, 59, 59, tzinfo=UTC)
 
 def _record(second: int = 0, cluster: str = "a") -> Record:
     at = AT + timedelta(seconds=second)
-    observation = Observation(at, 3, 3, {"lag": Reading(0.1 + second, at)})
+    observation = Observation(at=at, desired=3, ready=3, metrics={"lag": Reading(0.1 + second, at)})
     return Record(observation, Decision(cluster=cluster, at=at, current=3, proposed=3, desired=3, reason=Reason.STEADY))
 
 

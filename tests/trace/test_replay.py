@@ -65,16 +65,20 @@ class Wants:
 def spec(plus: int = 0, **changes: Any) -> ClusterSpec:
     quick = Behaviour()
     fields: dict[str, Any] = {"metrics": ("wanted",), "up": quick, "down": quick, "interval": TICK}
-    return ClusterSpec("x", Limits(1, 20), (NamedPolicy("main", Wants(plus)),), **(fields | changes))
+    return ClusterSpec(
+        name="x", limits=Limits(1, 20), policies=(NamedPolicy("main", Wants(plus)),), **(fields | changes)
+    )
 
 
-NOBODY = ClusterSpec("x", Limits(1, 20), (), metrics=("wanted",), interval=TICK)
+NOBODY = ClusterSpec(name="x", limits=Limits(1, 20), policies=(), metrics=("wanted",), interval=TICK)
 """Asks for nothing."""
 
 
 def seen(tick: float, desired: int, wanted: float, ready: int | None = None) -> Observation:
     now = at(tick)
-    return Observation(now, desired, desired if ready is None else ready, {"wanted": Reading(wanted, now)})
+    return Observation(
+        at=now, desired=desired, ready=desired if ready is None else ready, metrics={"wanted": Reading(wanted, now)}
+    )
 
 
 def recorded(observations: list[Observation], by: ClusterSpec, **changes: Any) -> list[Record]:
@@ -109,9 +113,9 @@ def policy(kind: str) -> Policy:
 @pytest.mark.parametrize("kind", POLICIES)
 def test_what_a_simulation_recorded_is_decided_again_in_the_same_way(kind: str, plant: str) -> None:
     cluster = ClusterSpec(
-        "x",
-        Limits(1, 24),
-        (NamedPolicy("main", policy(kind)),),
+        name="x",
+        limits=Limits(1, 24),
+        policies=(NamedPolicy("main", policy(kind)),),
         metrics=METRICS,
         engine=True,
         lookback=timedelta(minutes=30),
@@ -421,7 +425,7 @@ def test_nothing_recorded_is_nothing_compared() -> None:
 def test_an_engine_is_followed_as_it_was_recorded() -> None:
     watched = spec(engine=True)
     seens = [
-        replace(seen(tick, size, 8), engine=EngineStatus(JobState.RUNNING, used, used))
+        replace(seen(tick, size, 8), engine=EngineStatus(job=JobState.RUNNING, slots=used, parallelism=used))
         for tick, (size, used) in enumerate([(4, 4), (8, 4), (8, 4), (8, 8), (8, 8)])
     ]
     records = recorded(seens, watched)

@@ -55,7 +55,7 @@ class ScaleIn(StrEnum):
     HOOK = "hook"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AwsAsg:
     """The size (desired capacity) of an EC2 Auto Scaling group.
 

@@ -71,7 +71,7 @@ class Watch(StrEnum):
     CLUSTER = "cluster"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kubernetes:
     """Anything on Kubernetes that has a scale subresource: a Deployment, a StatefulSet, a custom resource.
 

@@ -28,7 +28,7 @@ class WorkerKind(StrEnum):
     FLINK_TASKMANAGER = "flink-taskmanager"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Local:
     """A pool of worker processes on this machine.
 
@@ -151,7 +151,15 @@ class Local:
         java = Path(self.java_home).absolute() if self.java_home else find_java(shim)
         if self.kind is WorkerKind.SPARK_WORKER:
             home = spark_home(self.spark_home)
-            return SparkWorkers(home, java, self.master, self.cores, self.memory, self.worker_timeout, page)
+            return SparkWorkers(
+                home=home,
+                java=java,
+                master=self.master,
+                cores=self.cores,
+                memory=self.memory,
+                timeout=self.worker_timeout,
+                page=page,
+            )
         home = flink_home(self.flink_home)
         conf = Path(self.flink_conf).absolute() if self.flink_conf else home / "conf"
         if not (conf / "config.yaml").is_file():
@@ -163,7 +171,7 @@ class Local:
             "taskmanager.memory.process.size": self.memory,
         }
         sizes = flink_sizes(home, java, conf, "GET_TM_RESOURCE_PARAMS", settings)
-        return FlinkTaskManagers(home, java, conf, sizes, page)
+        return FlinkTaskManagers(home=home, java=java, conf=conf, sizes=sizes, page=page)
 
 
 _OWNERS = {

@@ -53,7 +53,7 @@ class _JobManager(Answer):
     taskmanagers: list[_TaskManager]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SparkWorkers:
     """Workers of a Spark standalone cluster.
 
@@ -114,7 +114,7 @@ class SparkWorkers:
         return sum(place.address in alive for place in places)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlinkTaskManagers:
     """TaskManagers of a Flink standalone cluster.
 

@@ -24,11 +24,20 @@ def view(current: int, **values: float) -> View:
     past = []
     for name, value in values.items():
         at = NOW - timedelta(minutes=int(name[1:]))
-        past.append(Observation(at, current, current, {"sessions": Reading(value, at)}))
+        past.append(Observation(at=at, desired=current, ready=current, metrics={"sessions": Reading(value, at)}))
     past.sort(key=lambda seen: seen.at)
     limits = Limits(1, 10)
     metrics = past[-1].metrics if past and past[-1].at == NOW else {}
-    return View(NOW, current, current, metrics, tuple(past), limits, Learned(), ClusterSpec("shop", limits, ()))
+    return View(
+        now=NOW,
+        current=current,
+        ready=current,
+        metrics=metrics,
+        past=tuple(past),
+        limits=limits,
+        learned=Learned(),
+        spec=ClusterSpec(name="shop", limits=limits, policies=()),
+    )
 
 
 def test_it_sizes_for_where_a_rising_metric_will_be() -> None:

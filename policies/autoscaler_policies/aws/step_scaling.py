@@ -37,7 +37,7 @@ class Comparison(StrEnum):
     BELOW = "<"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AwsStep:
     """Changes the size in steps, by how far a metric is beyond a threshold: one alarm and its step scaling policy.
 

@@ -14,7 +14,7 @@ from autoscaler_policies.shared.recommend import format_number, missing, replica
 MARGIN = timedelta(minutes=5)  # the observation before the first period must be in `past`, at any common interval
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AwsTargetTracking:
     """Keeps an average per replica, or a backlog per replica, at a target the way an Auto Scaling group does.
 

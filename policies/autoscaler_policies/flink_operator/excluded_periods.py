@@ -36,7 +36,7 @@ class Daily:
         return self.start <= at.time() <= self.end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cron:
     """A cron expression of Quartz: the values of each field that it names.
 

@@ -92,7 +92,7 @@ _SHORTEST = 4
 """At least so many of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlinkOperator(Settings):
     """The rule of Flink's own autoscaler: as many subtasks as bring every vertex to its utilization.
 
@@ -384,9 +384,9 @@ class FlinkOperator(Settings):
             true_rate = dataflow.NAN  # by Flink's rules it could do anything, which would shrink a job that is stuck
         engine = view.engine
         most = MOST if engine is None or not engine.max_parallelism else max(engine.max_parallelism, parallelism)
-        load = Load(parallelism, target, true_rate, most)
+        load = Load(parallelism=parallelism, target=target, true_rate=true_rate, max_parallelism=most)
         backlog = processing_backlog(waiting[-1], taken, self.backlog_processing_lag_threshold)
-        return _Measured({JOB: load}, {JOB: "the job"}, {JOB: 0}, [(0, most)], backlog)
+        return _Measured(loads={JOB: load}, names={JOB: "the job"}, group={JOB: 0}, every=[(0, most)], backlog=backlog)
 
     def _vertices(self, view: View, seen: Sequence[Observation], name: str) -> _Measured | Recommendation:
         """Every vertex by itself."""
@@ -424,15 +424,15 @@ class FlinkOperator(Settings):
         }
         threshold = self.backlog_processing_lag_threshold
         return _Measured(
-            loads,
-            {vertex: _name(label) for vertex, label in alive.items()},
-            {vertex: _group(last[label]) for vertex, label in alive.items()},
-            [(_group(numbers), _key_groups(numbers)) for numbers in last.values()],
-            any(
+            loads=loads,
+            names={vertex: _name(label) for vertex, label in alive.items()},
+            group={vertex: _group(last[label]) for vertex, label in alive.items()},
+            every=[(_group(numbers), _key_groups(numbers)) for numbers in last.values()],
+            backlog=any(
                 processing_backlog(series[source].last("lag"), rates[source].records_in, threshold)
                 for source in sources
             ),
-            frozenset(left_out),
+            left_out=frozenset(left_out),
         )
 
     def _offered(self, one: _Series, taken: float) -> dataflow.TargetRate:
@@ -448,12 +448,12 @@ class FlinkOperator(Settings):
         if taken == 0 and (target.rate > 0 or one.last("lag") > 0):
             true_rate = dataflow.NAN  # as above
         return Load(
-            _whole(one.last("parallelism")),
-            target,
-            true_rate,
-            _key_groups(one.numbers[-1]),
-            _whole(one.last("partitions")),
-            one.last("keyed") == 1,
+            parallelism=_whole(one.last("parallelism")),
+            target=target,
+            true_rate=true_rate,
+            max_parallelism=_key_groups(one.numbers[-1]),
+            partitions=_whole(one.last("partitions")),
+            keyed=one.last("keyed") == 1,
         )
 
     def _excludes(self, vertex: str, label: str) -> bool:
@@ -662,7 +662,7 @@ class FlinkOperator(Settings):
         return known[len(known) - len(ats) :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
     """The vertices of a job over the window.
 

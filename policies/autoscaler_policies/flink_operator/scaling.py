@@ -84,7 +84,7 @@ class Settings:
         return target - self.target_utilization_boundary if least is None else least
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """One vertex as it was measured.
 
@@ -166,7 +166,7 @@ class Delayed:
         return self.wanted[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """What a vertex is to get.
 
@@ -323,7 +323,7 @@ def vertex_change(
     load = _rounded(load, settings.rounded_from)
     capacity = needed_capacity(load.target, settings, restart)
     if math.isnan(load.true_rate) or math.isnan(capacity):
-        return Change(current, delayed=delayed, why="its rates are not known")
+        return Change(parallelism=current, delayed=delayed, why="its rates are not known")
     factor = dataflow.divided(capacity, load.true_rate)
     if settings.observed_scalability_enabled:
         least = settings.observed_scalability_coefficient_min
@@ -343,14 +343,14 @@ def vertex_change(
         upper=max(current, settings.vertex_max_parallelism),
     )
     if target == current:
-        return Change(current)
+        return Change(parallelism=current)
     outside = outside_band(load, settings, restart, backlog=backlog)
     if target < current:
         return _lowered(load, target, settings, outside, delayed, now)
     if history and (last := history[-1]).new_parallelism == current and last.new_parallelism > last.parallelism:
         gained = effectiveness(last, load.true_rate)
         if settings.scaling_effectiveness_detection_enabled and not gained >= settings.scaling_effectiveness_threshold:
-            return Change(current, why=f"the last scale up gained {gained:.0%} of what was expected")
+            return Change(parallelism=current, why=f"the last scale up gained {gained:.0%} of what was expected")
     return _to(load, target, outside, None)
 
 
@@ -380,7 +380,9 @@ def _lowered(load: Load, target: int, settings: Settings, outside: bool, delayed
     delayed = (delayed or Delayed(now)).push(now, target, outside)
     if start < delayed.since:
         left = delayed.since - start
-        return Change(load.parallelism, delayed=delayed, why=f"{target} would do, in {left:.0f} s at the earliest")
+        return Change(
+            parallelism=load.parallelism, delayed=delayed, why=f"{target} would do, in {left:.0f} s at the earliest"
+        )
     delayed = delayed.within(start)
     greatest = delayed.greatest
     return _to(load, greatest.parallelism, greatest.outside, delayed)
@@ -388,7 +390,7 @@ def _lowered(load: Load, target: int, settings: Settings, outside: bool, delayed
 
 def _to(load: Load, parallelism: int, outside: bool, delayed: Delayed | None) -> Change:
     expected = load.true_rate * (parallelism / load.parallelism)
-    return Change(parallelism, True, outside, expected, delayed)
+    return Change(parallelism=parallelism, changed=True, outside=outside, expected_rate=expected, delayed=delayed)
 
 
 def outside_band(load: Load, settings: Settings, restart: timedelta, *, backlog: bool = False) -> bool:

@@ -38,7 +38,7 @@ ACTIVE = "active_at"  # when a trigger was active last, or could not be read
 MOST_FAILURES = 1_000_000  # more are not counted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:
     """One metric with a lag, and how many replicas a lag asks for: the metadata of a `kafka` trigger.
 
@@ -134,7 +134,7 @@ class _Lag:
         return finite(lag if self.bound is None else min(lag, self.bound * trigger.lag_threshold))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KedaLag:
     """As many replicas as a lag asks for, the way KEDA's Kafka scaler and the HPA do it.
 

@@ -50,7 +50,7 @@ ON_ITS_WAY = ("stands_at", "up", "predicted")
 """What is kept of a rescale until it is over."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Daedalus:
     """The smallest size with capacity for the forecast that has recovered from the rescale in time.
 

@@ -169,7 +169,7 @@ def _job(parts: Mapping[str, Mapping[str, float]], arrivals: float) -> _Job | No
     return _Job(graph, operators, sources, ratios, groups)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ds2:
     """The rule of DS2: slots = arrivals / true rate of a slot, for each vertex where the vertices are read.
 

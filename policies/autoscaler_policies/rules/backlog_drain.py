@@ -64,7 +64,7 @@ class _Load:
         return f"{load}; {replicas(size)} ({format_number(rate)}/s)"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogDrain:
     """Sizes from arrivals and backlog against what each size can process, learned or configured.
 

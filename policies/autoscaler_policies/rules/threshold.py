@@ -25,7 +25,7 @@ class Aggregate(StrEnum):
     MIN = "min"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One metric beyond a bound for a time, and the step it then asks for.
 

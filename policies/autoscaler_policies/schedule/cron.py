@@ -76,7 +76,7 @@ _FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cron:
     """A cron expression; see `parse`.
 
@@ -133,11 +133,11 @@ def parse(text: str) -> Cron:
     minutes, hours, days, months, weekdays = found
     starred = [part.startswith("*") for part in parts]
     cron = Cron(
-        minutes,
-        hours,
-        days,
-        months,
-        tuple(sorted({day % 7 for day in weekdays})),
+        minutes=minutes,
+        hours=hours,
+        days=days,
+        months=months,
+        weekdays=tuple(sorted({day % 7 for day in weekdays})),
         either=not (starred[2] or starred[4]),
         floating=starred[0] or starred[1],
     )

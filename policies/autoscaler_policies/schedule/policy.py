@@ -24,7 +24,7 @@ _JOINED = 40
 """So many windows that follow each other without a gap are reported as one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """A time that begins and ends by the calendar, and the bounds that hold in it.
 
