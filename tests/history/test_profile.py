@@ -295,7 +295,7 @@ def test_the_command_writes_files_and_a_table_and_reports(
     assert _run(history, "--out", out, "--table", table, "--explain", "--holiday", "2026-01-06") == 0
 
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[1].startswith("job-0000  1,440")
+    assert "\njob-0000  1,440" in printed.out
     assert "job-0000: little_history: " in printed.out
     assert printed.out.rstrip().endswith(f"3 profiles in {out} and {table}")
     assert "HashAggregate" in printed.err
