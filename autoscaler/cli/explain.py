@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import urllib.parse
 from datetime import datetime
-from itertools import islice
 from pathlib import Path
 
 from autoscaler.cli.daemon_client import cluster_path, find_daemon, get_with_history, url_option
 from autoscaler.cli.options import Commands, count, json_option, moment
 from autoscaler.cli.output import FAILED, OK, print_error, print_json, print_lines
 from autoscaler.core.explain import count_of, explain
+from autoscaler.ports import Record
 
 _MAX_DECISIONS = 10_000
 """Most decisions that a daemon gives in one answer."""
@@ -72,12 +72,19 @@ def _recorded(
         before: only older decisions.
         number: how many.
     """
-    from autoscaler.trace.codec import to_json  # noqa: PLC0415 - most often the daemon keeps what is asked for
+    from autoscaler.trace.codec import call_failure, to_json  # noqa: PLC0415 - most often the daemon keeps what is asked for
     from autoscaler.trace.format import TraceError, read_back  # noqa: PLC0415
 
     try:
         records = read_back(history, arguments.cluster, arguments.at or before, print_error)
-        older = list(islice((one for one in records if before is None or one.decision.at < before), number))
+        newer = None
+        older: list[tuple[Record, str | None]] = []
+        for record in records:
+            if before is None or record.decision.at < before:
+                older.append((record, call_failure(record, newer)))
+            if len(older) == number:
+                break
+            newer = record
     except (OSError, TraceError) as error:
         print_error(
             f"autoscaler: older decisions are in the daemon's history, which cannot be read from here: {error}. "
@@ -92,7 +99,7 @@ def _recorded(
             "observation": to_json(record.observation),
             "decision": to_json(record.decision),
             "dry_run": record.dry_run,
-            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run),
+            "explanation": explain(record.observation, record.decision, dry_run=record.dry_run, failed=failed),
         }
-        for record in older
+        for record, failed in older
     ]

@@ -237,7 +237,8 @@ class JsonClient:
         self._headers = endpoint.request_headers()
         self._timeout = endpoint.timeout.total_seconds()
         self._slots = asyncio.Semaphore(_CONCURRENT)
-        self._pause = Pause()
+        # One that a read is asked for must not fail a scale call, which is rare and was not what overloaded the server.
+        self._pauses = {read: Pause() for read in (True, False)}
         self._kept: dict[Hashable, _Kept] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -382,7 +383,7 @@ class JsonClient:
                     reraise=True,
                 ):
                     with attempt:
-                        self._pause.check()
+                        self._pauses[method == "GET"].check()
                         async with self._slots:
                             body = await self._exchange(method, path, document)
         except TimeoutError:
@@ -428,7 +429,7 @@ class JsonClient:
         reason = self.describe_error(body)
         message += f": {reason}" if reason else ""
         if not self.is_refusal(status, reason):
-            self._pause.note(response.headers.get("Retry-After"), message)
+            self._pauses[response.method == "GET"].note(response.headers.get("Retry-After"), message)
             return UnavailableError(message)
         if status in {401, 403}:
             known = self._headers.keys() & {AUTHORIZATION, self.endpoint.token_header}

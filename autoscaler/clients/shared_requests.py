@@ -92,8 +92,8 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `json.loads(object_pairs_hook=)`. Raises DuplicateKeyError."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise DuplicateKeyError(f"the key {one_line(twice, 40)!r} is there twice")
     return found
 

@@ -29,12 +29,11 @@ class Mask:
 
     def hide(self, *secrets: str) -> None:
         """Hide these too. Shorter ones than four characters are not: that would garble every text."""
-        for secret in {*secrets} - self._known:
-            self._known.add(secret)
-            plain = {form for form in _written(secret) if len(form) >= _SHORTEST}
-            self._plain = sorted({*self._plain, *plain}, key=len, reverse=True)
-            if len(secret) >= _SHORTEST:
-                self._encoded += {*_encoded(secret)}
+        new = {*secrets} - self._known
+        self._known |= new
+        plain = {form for secret in new for form in _written(secret) if len(form) >= _SHORTEST}
+        self._plain = sorted({*self._plain, *plain}, key=len, reverse=True)
+        self._encoded += {form for secret in new if len(secret) >= _SHORTEST for form in _encoded(secret)}
 
     def __call__(self, text: str) -> str:
         """The text with `***` in place of every secret."""
@@ -68,7 +67,7 @@ def _written(secret: str) -> Iterator[str]:
         yield repr(text)[1:-1]
         yield escape(text)
         for character in ("", "/"):
-            quoted = quote(text, safe=character)
+            quoted = quote(text, safe=character, errors="surrogatepass")
             yield quoted
             yield quoted.replace("%20", "+")
             yield re.sub("%..", lambda code: code[0].lower(), quoted)
@@ -81,7 +80,7 @@ def _written(secret: str) -> Iterator[str]:
 
 def _encoded(secret: str) -> Iterator[str]:
     """What base64 of anything with the secret in it contains, such as that of `user:password`."""
-    data = secret.encode()
+    data = secret.encode(errors="surrogatepass")  # an environment variable may be no text
     for before in range(3):
         # Only characters all of whose bits are of the secret.
         first, end = -(-before * 8 // 6), (before + len(data)) * 8 // 6

@@ -134,12 +134,12 @@ class Connection:
         pause = FIRST_PAUSE
         while not self._stop.is_set():
             error = await self._connect()
+            self._tried.set()  # also where it was released meanwhile
             if error is not None and not self._stop.is_set():
                 text = f"{self.name} cannot be connected: {error}"
                 if text != self._error:
                     log.warning("plug-in cannot connect", extra={"plugin": self.name, "error": error})
                 self._error = text
-                self._tried.set()
                 await sleep_until_stopped(self._stop, pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 

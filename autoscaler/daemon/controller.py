@@ -129,7 +129,7 @@ class Refusal:
     def is_over(self, observation: Observation, decision: Decision) -> bool:
         """Whether the size is reached all the same, or known not to be needed any more."""
         return observation.desired == self.replicas or (
-            decision.proposed == decision.desired == decision.current and not observation.missing
+            decision.desired == decision.current and not observation.missing
         )
 
 
@@ -189,7 +189,8 @@ class Controller:
         """Continue where another controller of the same cluster has ended."""
         self.counters, self.logged = before.counters, before.logged
         self.state, self.observation, self.decision = before.state, before.observation, before.decision
-        self.status, self.problem, self.refusal = before.status, before.problem, before.refusal
+        self.status, self.problem = before.status, before.problem
+        self.refusal = None if self.dry_run else before.refusal
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -271,6 +272,7 @@ class Controller:
         self.state, self.observation, self.decision, self.status = after, observation, decision, status
         if self.refusal is not None and self.refusal.is_over(observation, decision):
             self.refusal = None
+            self.logged.refused.clear()
         # Concurrently: the decision is in the store, and no scale call waits for the sink's disk.
         written = asyncio.create_task(self._write(record))
         if decision.rescale and not self.dry_run:

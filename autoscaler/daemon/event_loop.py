@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator
@@ -19,6 +20,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger("autoscaler.daemon.event_loop")
+
+_ENDS = signal.default_int_handler
 
 MAX_CALLS = 512
 """Calls in threads at a time, name resolution included."""
@@ -100,6 +103,8 @@ class EventLoop(asyncio.SelectorEventLoop):
             try:
                 return super().run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
-                if self._main is None or self._main.done():
+                # Where the daemon does not handle Ctrl-C itself, before it runs and after, it is a person's.
+                typed = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is _ENDS
+                if typed or self._main is None or self._main.done():
                     raise
                 log.exception("plug-in tried to end the process", extra={"error": type(error).__name__})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
@@ -22,15 +23,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autoscaler.core.capacity import restart_time
-from autoscaler.core.evaluate import allowed
 from autoscaler.core.explain import explain
 from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller
 from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.metrics import exposition
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot, trouble
-from autoscaler.ports import AutoscalerError, StoreError
-from autoscaler.trace.codec import load_record, to_json
+from autoscaler.ports import AutoscalerError, Record, StoreError
+from autoscaler.trace.codec import call_failure, load_record, to_json
 
 T = TypeVar("T")
 
@@ -134,8 +134,8 @@ async def _name_files(request: web.Request, response: web.StreamResponse) -> Non
     Whoever looks for another daemon's clusters must not take these for them, and what is older is read from the files.
     """
     status = request.app[_STATUS]
-    response.headers["Autoscaler-Config"] = quote(str(status.config_path))
-    response.headers["Autoscaler-History"] = quote(str(status.history_directory))
+    response.headers["Autoscaler-Config"] = quote(os.fsencode(status.config_path))
+    response.headers["Autoscaler-History"] = quote(os.fsencode(status.history_directory))
 
 
 class _Renderer:
@@ -325,8 +325,17 @@ async def _decisions(request: web.Request) -> web.Response:
 async def _decision_list(
     name: str, state: ClusterState | None, pages: AsyncGenerator[list[bytes], None], renderer: _Renderer
 ) -> AsyncGenerator[bytes, None]:
+    newer: Record | None = None
+
     def rendered(page: list[bytes]) -> str:
-        return ", ".join(_record(line, state) for line in page)
+        nonlocal newer
+        texts = []
+        for line in page:
+            record = _record(line)
+            failed = _failure(state, record.decision) or call_failure(record, newer)
+            texts.append(_rendered(record, failed))
+            newer = record
+        return ", ".join(texts)
 
     before = f'{{"cluster": {json.dumps(name)}, "decisions": ['
     async with aclosing(pages):
@@ -382,17 +391,19 @@ def _until(request: web.Request) -> datetime | None:
 
 
 def _failure(state: ClusterState | None, decision: Decision) -> str | None:
-    """Why the scale call of this decision failed, where it is the last one; the next decision says it of the others."""
+    """Why the scale call of the last decision failed."""
     rescale = None if state is None else state.rescale
     return rescale.error if rescale is not None and rescale.at == decision.at else None
 
 
-def _record(line: bytes, state: ClusterState | None) -> str:
+def _record(line: bytes) -> Record:
     try:
-        record = load_record(line)
+        return load_record(line)
     except ValueError as error:
         raise StoreError(f"a decision cannot be read: {error}") from error
-    failed = _failure(state, record.decision)
+
+
+def _rendered(record: Record, failed: str | None) -> str:
     return json.dumps(
         {
             "observation": to_json(record.observation),
@@ -409,8 +420,7 @@ def _reload(status: DaemonStatus) -> list[str] | str:
 
 def _row(cluster: ClusterSnapshot, now: datetime) -> dict[str, object]:
     observation, decision, state = cluster.observation, cluster.decision, cluster.state
-    spec = cluster.cluster.spec
-    limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
+    limits = cluster.limits
     return {
         "name": cluster.name,
         "dry_run": cluster.dry_run,

@@ -17,7 +17,10 @@ from aiohttp.http_exceptions import HttpProcessingError
 log = logging.getLogger("autoscaler.daemon.http_connections")
 
 IDLE_TIMEOUT = 30.0
-"""Seconds within which a client must have sent a whole request, from its connection or from the last answer on."""
+"""Seconds from its connection within which a client must have sent a whole request."""
+
+KEEP_ALIVE = 90.0
+"""Likewise from the last answer on: longer than scrapers and reverse proxies keep a connection, mostly 60 s."""
 
 ANSWER_TIMEOUT = 30.0
 """Seconds from a request until the client must have read the whole answer."""
@@ -76,7 +79,7 @@ class Connections:
             # It is not there when it was closed or lost meanwhile.
             if connection in self._busy:
                 self.forget(connection)
-                self._add(self._idle, connection, IDLE_TIMEOUT)
+                self._add(self._idle, connection, KEEP_ALIVE)
 
     def opened(self, connection: web.RequestHandler) -> None:
         """Count a new one."""

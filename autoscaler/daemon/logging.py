@@ -39,8 +39,13 @@ class _Formatter(logging.Formatter):
         while error is not None and len(parts) < _CHAIN:
             stack = "".join(traceback.format_tb(error.__traceback__))
             parts.append(f"Traceback (most recent call last):\n{stack}{format_exception(error)}")
+            if isinstance(error, BaseExceptionGroup):
+                parts += map(self._member, error.exceptions[:_CHAIN])
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         return "\n\nraised from:\n\n".join(parts)
+
+    def _member(self, error: BaseException) -> str:
+        return "Member of the group: " + self.formatException((type(error), error, error.__traceback__))
 
 
 def fields(record: logging.LogRecord) -> dict[str, object]:
@@ -57,19 +62,19 @@ class JsonFormatter(_Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
-            **fields(record),
         }
+        text = {"message": record.getMessage(), **fields(record)}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        # Not the line as a whole: what is masked must not reach into an escape.
-        return json.dumps(_masked(line))
+            text["traceback"] = self.formatException(record.exc_info)
+        # Not the line as a whole: what is masked must not reach into an escape, nor into the time.
+        line.update((key, _masked(value)) for key, value in text.items())
+        return json.dumps(line)
 
 
 def _masked(value: object) -> object:
     match value:
         case dict():
-            return {str(key): _masked(part) for key, part in value.items()}
+            return {mask(str(key)): _masked(part) for key, part in value.items()}
         case list() | tuple():
             return [_masked(part) for part in value]
         case None | bool() | int() | float():

@@ -64,7 +64,7 @@ class Observer:
         for name in cluster.metrics:
             reading = answers.get(f"metric {name}")
             if isinstance(reading, Reading):
-                count = max(_length(reading.value), _length(reading.parts))
+                count = max(_length(reading.value), *_lengths(reading.parts))
                 if count > cluster.max_values:
                     missing[name] = f"{count:,} values, more than the {cluster.max_values:,} of max_values"
                 else:
@@ -162,6 +162,10 @@ def _bound(bound: object) -> Bound | None:
 
 def _length(value: object) -> int:
     return len(value) if isinstance(value, Sized) else 1
+
+
+def _lengths(parts: object) -> list[int]:
+    return [_length(parts), *map(_length, parts.values() if isinstance(parts, Mapping) else ())]
 
 
 async def _call(ask: Callable[[], Awaitable[object]]) -> object:

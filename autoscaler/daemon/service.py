@@ -207,14 +207,18 @@ def _warn(config: Config) -> None:
 
 async def _follow(path: Path, signals: _Signals) -> None:
     """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
-    before = await asyncio.to_thread(os.path.realpath, path)
+    before: str | None = None
     while True:
-        await asyncio.sleep(CONFIG_POLL)
-        after = await asyncio.to_thread(os.path.realpath, path)
-        if after != before:
+        after = before
+        try:
+            after = await asyncio.to_thread(os.path.realpath, path)
+        except OSError as error:  # too many calls in threads: at the next time
+            log.debug("the configuration's path is not known", extra={"error": str(error)})
+        if before is not None and after != before:
             log.info("another configuration file", extra={"file": after})
-            before = after
             signals.reload(signal.SIGHUP)
+        before = after
+        await asyncio.sleep(CONFIG_POLL)
 
 
 class _Signals:

@@ -40,6 +40,7 @@ class StallWatch:
         self._watched = threading.get_ident()
         self._asked: float | None = None
         self._logged = False
+        self._known: set[tuple[str | None, str | None]] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
 
@@ -59,15 +60,21 @@ class StallWatch:
             self._loop.call_soon_threadsafe(self._answer)
         elif now - asked >= self._limit and not self._logged:
             stack = list(_stack(sys._current_frames().get(self._watched)))  # noqa: SLF001 - documented in spite of its name
-            if stack and stack[0].f_code.co_name == "select":
+            if len(stack) > 1 and stack[1].f_code is asyncio.BaseEventLoop._run_once.__code__:  # type: ignore[attr-defined]  # noqa: SLF001 - in its select
                 return  # It waits for work: the whole process stood still, and the loop is about to answer.
             self._logged = True
             task = asyncio.current_task(self._loop)
+            plugin = plugin_of([(each.f_globals.get("__name__"), each.f_code.co_qualname) for each in stack])
+            name = None if task is None else task.get_name()
+            self._stalled()
+            if (plugin, name) in self._known:
+                return  # It is counted: the log names each once.
+            self._known.add((plugin, name))
             log.error(
                 "event loop is held up: no cluster is served meanwhile",
                 extra={
-                    "plugin": plugin_of([(each.f_globals.get("__name__"), each.f_code.co_qualname) for each in stack]),
-                    "task": None if task is None else task.get_name(),
+                    "plugin": plugin,
+                    "task": name,
                     "seconds": round(now - asked, 1),
                     "stack": " < ".join(
                         f"{each.f_code.co_qualname} ({each.f_code.co_filename}:{each.f_lineno})"
@@ -75,7 +82,6 @@ class StallWatch:
                     ),
                 },
             )
-            self._stalled()
 
     def _answer(self) -> None:
         self._asked = None

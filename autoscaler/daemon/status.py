@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from autoscaler.config.model import Cluster
-from autoscaler.core.model import ClusterState, Decision, Observation
+from autoscaler.core.evaluate import allowed
+from autoscaler.core.model import ClusterState, Decision, Limits, Observation
 from autoscaler.daemon.connections import TARGET
 from autoscaler.daemon.controller import Controller, Counters
 
@@ -98,12 +99,18 @@ class ClusterSnapshot(NamedTuple):
     state: ClusterState | None
     problem: str | None
     trouble: str | None
+    limits: Limits
     counters: Counters
 
     @classmethod
     def of(cls, c: Controller) -> Self:
         """That of a controller, which is in the loop's thread."""
-        return cls(c.name, c.cluster, c.dry_run, c.observation, c.decision, c.state, c.problem, trouble(c), c.counters)
+        spec, decision = c.cluster.spec, c.decision
+        # Policies are asked here: they are not made for several threads.
+        limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
+        return cls(
+            c.name, c.cluster, c.dry_run, c.observation, decision, c.state, c.problem, trouble(c), limits, c.counters
+        )
 
 
 def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:

@@ -109,6 +109,11 @@ def load_record(text: bytes | str) -> Record:
     return Record(line.observation, decision, VERSION, line.dry_run, line.failed)
 
 
+def call_failure(record: Record, newer: Record | None) -> str | None:
+    """Why the scale call of a decision failed, as the record after it has it, or None."""
+    return newer.failed or None if newer is not None and record.decision.rescale else None
+
+
 def _fields(decision: Decision) -> dict[str, Any]:
     return {field.name: getattr(decision, field.name) for field in _FIELDS}
 

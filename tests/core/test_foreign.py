@@ -124,3 +124,10 @@ def test_a_secret_is_hidden_before_a_text_is_cut(monkeypatch: pytest.MonkeyPatch
     hidden.hide("hunter22-hunter22")
     monkeypatch.setattr(foreign, "mask", hidden)
     assert "hunter" not in foreign_text("x" * (MAX_TEXT - 8) + "hunter22-hunter22")
+
+
+def test_a_secret_that_is_no_text_is_hidden_all_the_same() -> None:
+    """An environment variable may have any bytes."""
+    hide = Mask()
+    hide.hide("pass\udcffword")
+    assert hide("it was pass\udcffword") == "it was ***"

@@ -166,7 +166,7 @@ def test_what_a_target_says_is_kept_within_limits() -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("many", ["value", "parts", "text"])
+@pytest.mark.parametrize("many", ["value", "parts", "a part", "text"])
 def test_a_reading_of_very_many_values_is_missing_and_memory_stays_flat(many: str) -> None:
     async def main() -> None:
         world = World("a")
@@ -175,6 +175,8 @@ def test_a_reading_of_very_many_values_is_missing_and_memory_stays_flat(many: st
             async def collect(self, _: object, now: Any) -> Reading:
                 if many == "parts":
                     return Reading(1.0, now, parts={f"part{number}": {} for number in range(1001)})
+                if many == "a part":
+                    return Reading(1.0, now, parts={"part": {f"number{number}": 1.0 for number in range(1001)}})
                 return Reading(tuple(map(float, range(20_000))) if many == "value" else "x" * 20_000, now)  # type: ignore[arg-type]
 
         world.source_plugin = Fake(Collects())  # type: ignore[arg-type]
@@ -185,7 +187,7 @@ def test_a_reading_of_very_many_values_is_missing_and_memory_stays_flat(many: st
         after, _ = tracemalloc.get_traced_memory()
         assert after - before < 2e6
         missing = world.store.records[-1].observation.missing
-        count = "1,001" if many == "parts" else "20,000"
+        count = "1,001" if "part" in many else "20,000"
         assert missing == {"load": f"{count} values, more than the 1,000 of max_values"}
         await world.fleet.stop()
 

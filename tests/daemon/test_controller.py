@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
@@ -14,10 +14,12 @@ import pytest
 from autoscaler.core.model import (
     Behaviour,
     Bound,
+    Decision,
     EngineStatus,
     JobState,
     Limits,
     NamedPolicy,
+    Observation,
     Phase,
     Reading,
     Reason,
@@ -797,3 +799,23 @@ def test_a_reload_with_another_engine_hands_that_to_the_target() -> None:
             target.attached[0]()
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("desired", "missing", "over"), [(2, {}, True), (3, {}, False), (2, {"load": "gone"}, False)])
+def test_refused_calls_are_over_when_the_size_that_there_is_is_decided(
+    desired: int, missing: dict[str, str], *, over: bool
+) -> None:
+    """Whatever holds it there: a tolerance, a cap, the minimum of a policy that does not know it."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    decision = Decision(
+        cluster="a",
+        at=at,
+        current=2,
+        proposed=1,
+        desired=desired,
+        reason=Reason.TOLERANCE,
+        recommendations=(),
+        verdicts=(),
+    )
+    observation = Observation(at=at, desired=2, ready=2, metrics={}, missing=missing)
+    assert Refusal(at, 3, "503").is_over(observation, decision) is over

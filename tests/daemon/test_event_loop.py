@@ -137,3 +137,17 @@ def test_the_main_task_may_end_the_process() -> None:
 
     with pytest.raises(SystemExit):
         run(main())
+
+
+def test_ctrl_c_ends_it_where_the_daemon_does_not_handle_it() -> None:
+    """After it has given its handlers back, while it closes."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    loop = EventLoop()
+    loop.call_soon(interrupt)
+    end = loop.create_future()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(end)
+    loop.close()

@@ -524,6 +524,13 @@ async def test_a_change_that_the_target_refuses_is_not_explained_as_made(house: 
 
     await house.until(explained)
 
+    async def again() -> bool:
+        """Each of the last ones failed, the older ones by what the one after it knows."""
+        decisions = (await house.get("/api/v1/clusters/a/decisions?limit=3"))["decisions"]
+        return all("has not been made: 403 Forbidden" in one["explanation"].partition("\n")[0] for one in decisions)
+
+    await house.until(again)
+
 
 async def problems_of(house: House) -> dict[str, str]:
     async with house.session.get(house.url + "/readyz") as response:
@@ -719,6 +726,16 @@ async def test_a_client_that_sends_nothing_more_is_disconnected(
 ) -> None:
     monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.2)
     reader, writer = await connected(house, sent)
+    assert await closed(reader)
+    writer.close()
+
+
+async def test_a_client_may_keep_its_connection_for_longer_than_for_its_first_request(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "KEEP_ALIVE", 0.2)
+    reader, writer = await connected(house, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert b" 200 " in await reader.readline()
     assert await closed(reader)
     writer.close()
 

@@ -12,7 +12,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from autoscaler.config.model import LogFormat
+from autoscaler.core import foreign
 from autoscaler.core.model import Reason
+from autoscaler.daemon import logging as lines
 from autoscaler.daemon.logging import setup
 
 
@@ -76,3 +78,32 @@ def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str]) -> No
     logging.getLogger("autoscaler.daemon.test").warning("look")
     assert "look" in capsys.readouterr().err
     assert sys.stderr is not None
+
+
+def test_an_exception_group_is_logged_with_its_members() -> None:
+    stream = io.StringIO()
+    setup(LogFormat.CONSOLE, stream)
+    group = ExceptionGroup("two failed", [ValueError("first"), ExceptionGroup("more", [KeyError("second")])])
+    logging.getLogger("autoscaler.daemon.test").error("failed", exc_info=group)
+    text = stream.getvalue()
+    assert "two failed (2 sub-exceptions)" in text
+    assert "Member of the group: Traceback" in text
+    assert "ValueError: first" in text
+    assert "KeyError: 'second'" in text
+
+
+def test_a_secret_hides_nothing_of_what_machines_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide = foreign.Mask()
+    hide.hide("info", "autoscaler.daemon.test", f"{datetime.now(UTC):%Y-}")  # noqa: TID251 - what logging uses
+    monkeypatch.setattr(lines, "mask", hide)
+    stream = io.StringIO()
+    setup(LogFormat.JSON, stream)
+    logging.getLogger("autoscaler.daemon.test").info("some info", extra={"about": {"info": ["info"]}})
+    line = json.loads(stream.getvalue())
+    assert now(line.pop("time"))
+    assert line == {
+        "level": "info",
+        "logger": "autoscaler.daemon.test",
+        "message": "some ***",
+        "about": {"***": ["***"]},
+    }

@@ -205,6 +205,7 @@ def test_a_reload_takes_a_good_file_and_refuses_a_bad_one(place: Place) -> None:
     daemon = place.start()
     url = place.url()
     decided(place, "a", 3)
+    decided(place, "b", 1)
     place.configure("a", "c", rest="  d: {interval: soon, targt: {}}\n")
     daemon.send_signal(signal.SIGHUP)
     count = place.wait_for_log("configuration not reloaded")["problems"]

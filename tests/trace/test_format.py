@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from autoscaler.core.model import Decision, Observation, Reading, Reason
 from autoscaler.ports import Record
-from autoscaler.trace.codec import dump_record
+from autoscaler.trace.codec import call_failure, dump_record
 from autoscaler.trace.format import TraceError, file_name, files, read, read_back
 
 AT = datetime(2026, 1, 31, 17, 59, 59, tzinfo=UTC)
@@ -163,3 +164,13 @@ def test_the_records_of_one_cluster_are_read_back_from_the_newest_on(tmp_path: P
     with pytest.raises(TraceError, match="cannot be read"):
         list(read_back(tmp_path, "b", until=AT))
     assert not list(read_back(tmp_path, "b", until=AT - timedelta(hours=9)))
+
+
+def test_why_the_call_of_a_decision_failed_is_in_the_record_after_it() -> None:
+    steady = _record()
+    asked = replace(steady, decision=replace(steady.decision, desired=5))
+    after = replace(steady, failed="403 Forbidden")
+    assert call_failure(asked, after) == "403 Forbidden"
+    assert call_failure(asked, steady) is None
+    assert call_failure(asked, None) is None
+    assert call_failure(steady, after) is None
