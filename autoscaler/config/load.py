@@ -56,8 +56,9 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
         path: the YAML file. Relative paths in it are relative to its directory.
         environ: what `${NAME}` may name, normally `os.environ`.
         root: the content of the file, where it was read before and changed (`document.put`).
-        offline: whether nothing is connected to: then secrets may name variables that are not set, and packages that
-            plug-ins need to connect may be missing.
+        offline: whether nothing is connected to: then variables of secrets need not be set, and packages that plug-ins
+            need to connect may be missing. Secrets are parameters for them, such as `token`, and strings whose key or
+            variable is called like one, such as `${API_TOKEN}`; every other variable must be set.
 
     Raises:
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
