@@ -566,6 +566,35 @@ async def test_an_old_failure_to_create_pods_is_not_reported_once_one_was_create
     assert remarks == ((shown,) if reported else ())
 
 
+@pytest.mark.parametrize(
+    ("time", "created", "reported"),
+    [
+        # Of three at a quota of two, the first was evicted and created again: the third is forbidden still.
+        ({"lastTimestamp": "2026-05-01T12:01:00Z"}, {"tm-0": "2026-05-01T12:01:30Z"}, True),
+        ({"lastTimestamp": "2026-05-01T12:01:00Z"}, {"tm-2": "2026-05-01T12:01:30Z"}, False),
+        ({"eventTime": "2026-05-01T12:01:00.250000Z"}, {"tm-2": "2026-05-01T12:01:00Z"}, True),
+        ({"eventTime": "2026-05-01T12:01:00.250000Z"}, {"tm-2": "2026-05-01T12:01:01Z"}, False),
+    ],
+)
+async def test_a_failure_to_create_a_pod_is_past_once_that_or_one_of_a_higher_number_was_created(
+    cluster: Cluster, time: dict[str, str], created: dict[str, str], *, reported: bool
+) -> None:
+    await cluster.workload(STATEFUL_SETS, "tm", 4)
+    *pods, last = await cluster.pods("tm", 4)
+    cluster.server.put(PODS, last, "DELETED")
+    for pod in pods:
+        pod["metadata"]["creationTimestamp"] = created.get(pod["metadata"]["name"], "2026-05-01T11:00:00Z")
+        cluster.server.put(PODS, pod)
+    message = 'create Pod tm-2 in StatefulSet tm failed error: pods "tm-2" is forbidden: exceeded quota: small'
+    cluster.server._event(STATEFUL_SETS, "jobs", "tm", message)
+    [event] = cluster.server.objects[EVENTS].values()
+    del event["lastTimestamp"]
+    event.update(time)
+    async with connected(cluster.target("tm", resource="statefulsets")) as [target]:
+        remarks = (await target.describe()).remarks
+    assert remarks == (("pods are not created: exceeded quota: small (at 12:01 UTC)",) if reported else ())
+
+
 async def test_a_slow_list_of_pods_does_not_delay_readings_and_is_shown_by_a_later_one(cluster: Cluster) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     for pod in await cluster.pods("tm", 2):
