@@ -390,20 +390,32 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
         assert "see deploy/kubernetes" in text
 
 
-async def test_one_refusal_of_an_api_server_that_starts_is_retried_and_nothing_is_scaled_meanwhile(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("times", [2, 5])
+async def test_refusals_of_an_api_server_that_starts_are_retried_and_nothing_is_scaled_meanwhile(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, times: int
 ) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(HPAS, _hpa())
-    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=2)  # RBAC is not read yet
+    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=times)  # RBAC is not read yet
     with caplog.at_level(logging.INFO, "autoscaler.targets"):
         async with connected(cluster.target("tm")) as [target]:
             with pytest.raises(RefusedError, match="HorizontalPodAutoscaler by-cpu scales it too"):
                 await target.scale(8)
             assert (await target.describe()).ceiling == Bound(2, "the HorizontalPodAutoscaler by-cpu scales it too")
     assert not cluster.server.asked("patch")
-    assert len(cluster.server.asked("list", HPAS)) == 3
+    assert len(cluster.server.asked("list", HPAS)) == times + 1
     assert not [record for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
+
+
+async def test_a_crd_that_an_api_server_that_starts_does_not_serve_yet_is_asked_for_again(cluster: Cluster) -> None:
+    cluster.server.kinds.append(SCALED_OBJECTS)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
+    cluster.server.fault("list", "refuse", SCALED_OBJECTS, refusal=Refusal(404, "NotFound", "no such page"))
+    async with connected(cluster.target("tm")) as [target]:
+        with pytest.raises(RefusedError, match="ScaledObject by-lag scales it too"):
+            await target.scale(3)
+    assert not cluster.server.asked("patch")
 
 
 async def test_what_is_refused_for_longer_than_the_time_out_is_not_known_and_says_why(cluster: Cluster) -> None:
