@@ -218,12 +218,22 @@ def install_hint(extra: str) -> str:
 
 def require_packages(kind: Kind, name: str, plugin: type[Any]) -> None:
     """Raise PluginError if a package of the plug-in's attribute `packages` is not installed, with how to install it."""
-    missing = next((package for package in getattr(plugin, "packages", ()) if find_spec(package) is None), None)
+    named = getattr(plugin, "packages", ())
+    if not isinstance(named, tuple) or not all(isinstance(package, str) for package in named):
+        return  # a parameter of the plug-in, which may be called so
+    missing = next((package for package in named if not _is_installed(package)), None)
     if missing is not None:
         point = next(point for point in entry_points(group=kind.group) if point.name == name)
         raise PluginError(
             f"the {kind.noun} {name!r} needs the package {missing}, which is not installed{_extra_for(point, missing)}"
         )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # of `google.cloud` without `google`, and of no name
+        return False
 
 
 def guess(word: str, known: Iterable[str]) -> str:

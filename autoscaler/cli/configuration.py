@@ -23,7 +23,7 @@ def load_live(path: Path) -> Config:
 
 
 def load(path: Path, root: Node | None = None) -> Config:
-    """Read a configuration for a command that connects to nothing: secrets that are not set do not matter.
+    """Read a configuration for a command that connects to nothing: variables of secrets need not be set, others must.
 
     Args:
         path: the file.

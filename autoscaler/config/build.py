@@ -55,7 +55,7 @@ Reader: TypeAlias = Callable[[Node, str], Any]
 _LONGEST_ODD = 40
 VARIABLE = r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}"
 _VARIABLE = re.compile(VARIABLE)
-_SECRET_NAME = re.compile(r"passw|secret|token|api.?key|authorization|cookie|credential", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"passw|secret|token|api.?key|auth(?!or(?!i[sz]))|cookie|credential", re.IGNORECASE)
 _UNUSED = "not-set-and-not-used-offline"  # the value of a secret whose variable is not set; it is never shown
 
 
@@ -86,8 +86,8 @@ class Builder:
         problems: where problems are recorded.
         directory: what relative paths are relative to.
         environ: the variables that `${NAME}` may name.
-        offline: whether nothing is connected to: then variables of secrets need not be set, and packages that plug-ins
-            need to connect need not be installed.
+        offline: whether nothing is connected to: then variables of secrets (see `_substituted`) need not be set, and
+            packages that plug-ins need to connect need not be installed.
 
     Attributes:
         warnings: where former names that are still used, and secrets in clear text, are recorded.
@@ -324,8 +324,8 @@ class Builder:
 
     def _mapping(self, hint: Any, node: Node, path: str) -> dict[str, Any]:  # noqa: ANN401 - any type
         def read(key: str, inner: Node, where: str) -> Any:  # noqa: ANN401 - any type
-            if hint is str and _SECRET_NAME.search(key):
-                message = "looks like a secret, but is shown in logs; use a parameter for secrets, such as token"
+            if hint is str and _SECRET_NAME.search(key) and not (isinstance(inner, Scalar) and "${" in inner.text):
+                message = "looks like a secret, but is shown in logs: write ${NAME} and set that environment variable"
                 self.warnings.add(inner.line, where, message)
             return self.value(hint, inner, where)
 
@@ -376,7 +376,10 @@ class Builder:
         raise self.fail(node, path, f"expected {describe(hint)}, not {shape(node)}{_quote(hint, node)}")
 
     def _substituted(self, hint: Any, node: Node, path: str) -> Node:  # noqa: ANN401 - a type of any form
-        """The node with the values of environment variables for `${NAME}`, typed as if they stood in the file."""
+        """The node with the values of environment variables for `${NAME}`, typed as if they stood in the file.
+
+        A value is a secret, and hidden, where the field is a `Secret`, or the key or the variable is called like one.
+        """
         if not (isinstance(node, Scalar) and isinstance(node.value, str)):
             return node
         secret = hint is Secret
@@ -392,13 +395,17 @@ class Builder:
             return node
         if "${" in _VARIABLE.sub("", text):
             raise self.fail(node, path, "only ${NAME} is understood, with letters, digits and _ in the name")
+        secret = secret or _SECRET_NAME.search(path.rpartition(".")[2]) is not None
         values = {}
         for name in _VARIABLE.findall(text):
-            values[name] = self._environ.get(name) or (_UNUSED if secret and self._offline else "")
+            hidden = secret or _SECRET_NAME.search(name) is not None
+            unused = hidden and self._offline and hint in (str, Path, Secret)
+            values[name] = self._environ.get(name) or (_UNUSED if unused else "")
             if not values[name]:
                 state = "is empty" if name in self._environ else "is not set"
-                raise self.fail(node, path, f"the environment variable {name} {state}; set it for this process")
-            if secret:
+                why = " (only secrets may be unset where nothing is connected to)" if self._offline else ""
+                raise self.fail(node, path, f"the environment variable {name} {state}; set it for this process{why}")
+            if hidden:
                 self.problems.hide(values[name])
         text = _VARIABLE.sub(lambda match: values[match[1]], text)
         return Scalar(node.line, text, text if hint in (str, Path, Secret) else read_plain(text))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from autoscaler import plugins
 from autoscaler.config import combine, document
@@ -41,8 +42,11 @@ _METRIC_NAMES = (
 _SHORTEST_INTERVAL = timedelta(milliseconds=100)
 _MOST_REPLICAS = 100_000
 _ZERO = timedelta(0)
-# A metric of such a name may be a share from 0 to 1, or a percentage.
-_SHARE_NAME = re.compile(r"cpu|utili[sz]ation|saturation|busy|share", re.IGNORECASE)
+# A metric of such a name may be a share from 0 to 1, or a percentage; not `busy_threads`, `shared_queue`.
+_SHARE_NAME = re.compile(r"(?:^|[_.-])(?:(?:cpu|utili[sz]ation|saturation)(?:[_.-]|$)|(?:busy|share)$)", re.IGNORECASE)
+_MOST_CORES = 10
+_PERCENT = 100
+_LEAST_PERCENTAGE = 2  # what is above 1 and below it is rather the load of more than one
 
 
 def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, offline: bool = False) -> Config:
@@ -52,8 +56,9 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
         path: the YAML file. Relative paths in it are relative to its directory.
         environ: what `${NAME}` may name, normally `os.environ`.
         root: the content of the file, where it was read before and changed (`document.put`).
-        offline: whether nothing is connected to: then secrets may name variables that are not set, and packages that
-            plug-ins need to connect may be missing.
+        offline: whether nothing is connected to: then variables of secrets need not be set, and packages that plug-ins
+            need to connect may be missing. Secrets are parameters for them, such as `token`, and strings whose key or
+            variable is called like one, such as `${API_TOKEN}`; every other variable must be set.
 
     Raises:
         ConfigurationError: it is not usable; all problems together, each as `file:line: path: message`.
@@ -62,11 +67,12 @@ def load(path: Path, environ: Mapping[str, str], root: Node | None = None, *, of
     file = _File(path, problems, Builder(problems, path.parent.absolute(), environ, offline=offline))
     try:
         config = file.read(document.read(path, problems) if root is None else root)
+        config = dataclasses.replace(config, warnings=file.warnings(config))
     except Invalid:
         config = None
     if problems or config is None:
         raise problems.error()
-    return dataclasses.replace(config, warnings=file.warnings(config))
+    return config
 
 
 class _File:
@@ -83,6 +89,10 @@ class _File:
         self._timeouts: dict[str, tuple[int, str]] = {}
         # Cluster name -> line and path of its expression.
         self._expressions: dict[str, tuple[int, str]] = {}
+        # Path of a metric -> whether it is a share; None: its source does not say.
+        self._shares: dict[str, bool | None] = {}
+        # Path of a policy -> its node, and each metric that it compares with a level.
+        self._levels: dict[str, tuple[Node, list[tuple[str, float]]]] = {}
 
     def read(self, node: Node) -> Config:
         build = self._build
@@ -158,52 +168,50 @@ class _File:
         if down is not None and spec.stabilized and "window" not in build.mapping(down.node, path).entries:
             # A missing key keeps its default, also when another key of `down` is set.
             spec = dataclasses.replace(spec, down=dataclasses.replace(spec.down, window=STABILIZED.window))
-        metrics: Mapping[str, Metric] = read.values.get("metrics", {})
-        self._check_levels(spec, metrics, mapping.entries["policies"].node, mapping.place("policies", path)[1])
+        self._check_levels(spec, mapping, path)
         return Cluster(
             spec=spec,
             target=settings["target"],
             engine=settings["engine"],
-            metrics=metrics,
+            metrics=read.values.get("metrics", {}),
             interval=settings["interval"],
             timeout=settings.timeout,
             max_values=settings["max_values"],
         )
 
-    def _check_levels(self, spec: ClusterSpec, metrics: Mapping[str, Metric], section: Node, path: str) -> None:
+    def _check_levels(self, spec: ClusterSpec, mapping: document.Mapping, path: str) -> None:
         """Find what policies compare a share with that is meant as a percentage."""
-        shares = {
-            name: getattr(metric.query, "share", None if _SHARE_NAME.search(name) else False)
-            for name, metric in metrics.items()
-        }
-        shares[spec.capacity.saturation] = True
-        nodes = self._build.mapping(section, path).entries
+        shares = {name: self._shares[join(join(path, "metrics"), name)] for name in spec.metrics}
+        saturation = spec.capacity.saturation
+        if "saturation" in _names("capacity", mapping):
+            shares[saturation] = True  # it is said to be one
         for named in spec.policies:
-            for metric, level in getattr(named.policy, "levels", ()):
-                share, per_hundred = shares.get(metric, False), level / 100
-                if level <= 1 or share is False or (share is None and per_hundred > 1):
+            where = join(join(path, "policies"), named.name)
+            node, levels = self._levels[where]
+            for metric, level in levels:
+                share = shares.get(metric, False)
+                # A name says little: a CPU may be counted in cores, or be a percentage already.
+                likely = metric == saturation or _SHARE_NAME.search(metric)
+                least = _MOST_CORES if "cpu" in metric.lower() else 1
+                doubtful = share is None and likely and least < level <= _PERCENT
+                if not doubtful and not (share and level > 1):
                     continue
-                node, where = nodes[named.name].node, join(path, named.name)
                 place = _parameter_with(level, node, where) or (node.line, where)
+                write = f"{level / _PERCENT:g}" if _LEAST_PERCENTAGE <= level <= _PERCENT else "at most 1"
                 if share:
-                    write = f"{per_hundred:g}" if per_hundred <= 1 else "at most 1"
                     message = f"{level:g} for the metric {metric}, which is a share from 0 to 1; write {write}"
                     raise self._problems.fail(*place, message)
-                message = f"{level:g} for the metric {metric}: if that is a share, write {per_hundred:g}"
-                self._build.warnings.add(*place, message)
+                self._build.warnings.add(
+                    *place, f"{level:g} for the metric {metric}: if that is a share from 0 to 1, write {write}"
+                )
 
     def _check_owner(self, target: Any, line: int, path: str, cluster: str) -> None:  # noqa: ANN401 - any plug-in
         """Refuse a target that another cluster has."""
-        if getattr(target, "shareable", False):
-            return
-        try:
+        with _contained(target, self._problems, line, path):
+            if getattr(target, "shareable", False):
+                return
             subject = (type(target), getattr(target, "subject", target))
             owner = next((owner for other, owner in self._targets if other == subject), None)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # foreign code: its failure must name it instead of ending us
-            message = f"{type(target).__name__} failed: {format_exception(error)}"
-            raise self._problems.fail(line, path, message) from error
         if owner is not None:
             message = (
                 f"cluster {owner!r} has the same target: each would undo the changes of the other; give each its own"
@@ -219,7 +227,8 @@ class _File:
             sources = {metric.source: config.sources[metric.source] for metric in cluster.metrics.values()}
             parts = {"target": cluster.target, "engine": cluster.engine}
             for part, plugin in {**parts, **{f"source {key}": source for key, source in sources.items()}}.items():
-                theirs = getattr(plugin, "timeout", None)
+                with _contained(plugin, self._problems, line, path):
+                    theirs = getattr(plugin, "timeout", None)
                 if isinstance(theirs, timedelta) and theirs > cluster.timeout:
                     found.add(
                         line,
@@ -255,8 +264,13 @@ class _File:
         if not read.complete:
             raise Invalid
         query = build.construct(cls.Query, mapping, path, read.values)
-        for key, message in getattr(query, "doubts", ()):
-            build.warnings.add(*mapping.place(key, path), message)
+        with _contained(query, self._problems, mapping.line, path):
+            share = getattr(query, "share", None)
+            doubts = list(_pairs(query, "doubts", str))
+        self._shares[path] = share if isinstance(share, bool) else None
+        for key, message in doubts:
+            place = mapping.place(key, path) if key in mapping.entries else (mapping.line, path)
+            build.warnings.add(*place, message)
         return Metric(source, query)
 
     def _source_names(self) -> str:
@@ -265,13 +279,12 @@ class _File:
     def _policy(self, name: str, node: Node, path: str, known: Sequence[str]) -> NamedPolicy:
         self._name(name, node, path)
         policy = self._build.plugin(Kind.POLICY, node, path)
-        try:
+        with _contained(policy, self._problems, node.line, path):
             reads, _, named = _reads(policy), _lookback(policy), NamedPolicy(name, policy)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            message = f"{type(policy).__name__} failed: {format_exception(error)}"
-            raise self._build.fail(node, path, message) from error
+            self._levels[path] = (
+                node,
+                [(metric, float(level)) for metric, level in _pairs(policy, "levels", int, float)],
+            )
         unknown = [metric for metric in reads if metric not in known]
         for metric in unknown:
             line, where = _parameter_with(metric, node, path) or (node.line, path)
@@ -363,8 +376,9 @@ class _Settings:
     def _check_ages(self) -> None:
         """A source may state how old its values get in normal operation: see `SourcePlugin`."""
         for name, metric in self._values.get("metrics", {}).items():
-            ages = getattr(metric.query, "ages", None)
-            if ages is not None and self["max_age"] <= ages[0]:
+            with _contained(metric.query, self._problems, *self._mapping.place("metrics", self._path)):
+                ages = getattr(metric.query, "ages", None)
+            if _is_span(ages) and self["max_age"] <= ages[0]:
                 self._reject(
                     f"{format_duration(self['max_age'])} is too short for the metric {name}: just before the "
                     f"next value, the newest is {format_duration(ages[0])} to {format_duration(ages[1])} old, and "
@@ -414,6 +428,31 @@ class _Settings:
             self._problems.add(line, path, message)
             return
         self._problems.add(self._mapping.line, self._path, message)
+
+
+@contextmanager
+def _contained(plugin: object, problems: Problems, line: int, path: str) -> Iterator[None]:
+    """What a plug-in raises when an attribute of it is read must name it instead of ending us."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise problems.fail(line, path, f"{type(plugin).__name__} failed: {format_exception(error)}") from error
+
+
+def _pairs(plugin: object, name: str, *kinds: type[Any]) -> Iterator[tuple[str, Any]]:
+    """The pairs in an optional attribute of a plug-in. A parameter of that name may be anything else."""
+    found = getattr(plugin, name, ())
+    for item in found if isinstance(found, Iterable) else ():
+        match item:
+            case (str(key), value) if isinstance(value, kinds):
+                yield key, value
+
+
+def _is_span(ages: object) -> TypeGuard[tuple[timedelta, timedelta]]:
+    """Whether these are the least and the greatest age of a value, and not a parameter called so."""
+    return isinstance(ages, tuple) and len(ages) == 2 and all(isinstance(age, timedelta) for age in ages)  # noqa: PLR2004
 
 
 def _suggest(metric: str, known: Sequence[str]) -> str:

@@ -58,6 +58,57 @@ class StubSource:
 
 
 @dataclass(frozen=True, slots=True)
+class OddQuery:
+    """One metric, of which something fails.
+
+    Attributes:
+        fails: what does.
+        share: how much of it.
+    """
+
+    fails: str = ""
+    share: float = 0.5
+
+    @property
+    def doubts(self) -> object:
+        if self.fails == "doubts":
+            raise KeyError("oops")
+        return [("share", "is doubtful"), 7] if self.fails else 7
+
+    @property
+    def ages(self) -> object:
+        if self.fails == "ages":
+            raise KeyError("oops")
+        return 7
+
+
+@dataclass(frozen=True, slots=True)
+class FailingShare:
+    """One metric that does not know what it is."""
+
+    @property
+    def share(self) -> bool:
+        raise KeyError("oops")
+
+
+@dataclass(frozen=True, slots=True)
+class OddSource:
+    """A source with a query that fails, or that only looks like one with more attributes."""
+
+    Query: ClassVar[type] = OddQuery
+
+    def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FailingSource(OddSource):
+    """A source with a query that fails."""
+
+    Query: ClassVar[type] = FailingShare
+
+
+@dataclass(frozen=True, slots=True)
 class StubEngine:
     """An engine that is never opened."""
 
@@ -129,6 +180,15 @@ class StubTarget:
 
     def connect(self, shared: Shared) -> AbstractAsyncContextManager[Any]:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FailingTarget(StubTarget):
+    """A target with a time-out that fails."""
+
+    @property
+    def timeout(self) -> timedelta:
+        raise KeyError("oops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +299,41 @@ class OddRanges:
 
     def evaluate(self, view: View) -> Recommendation:
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNames:
+    """A policy with parameters that are called as the attributes that policies may have.
+
+    Attributes:
+        levels: numbers only.
+        packages: how many there are.
+    """
+
+    levels: tuple[float, ...] = (1.0, 70.0)
+    packages: int = 3
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class FailingLevels:
+    """A policy with a bug where it names its levels."""
+
+    @property
+    def levels(self) -> tuple[tuple[str, float], ...]:
+        raise KeyError("oops")
+
+    def evaluate(self, view: View) -> Recommendation:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class NeedsPart(StubPolicy):
+    """A policy that imports a part of a package that is not installed."""
+
+    packages: ClassVar[tuple[str, ...]] = ("no_such_cloud.storage",)
 
 
 @dataclass(frozen=True)

@@ -225,8 +225,39 @@ def test_nothing_connected_needs_no_secrets_and_all_other_variables(good: str, t
     path.write_text(good.replace("{type: stub-source,", "{type: stub-source, token: '${NO_SUCH}',"))
     assert load(path, {}, offline=True).sources
     path.write_text(good.replace("max: 4", "max: ${NO_SUCH}"))
-    with pytest.raises(ConfigurationError, match="NO_SUCH is not set"):
+    with pytest.raises(ConfigurationError, match=r"NO_SUCH is not set; set it .* \(only secrets may be unset"):
         load(path, {}, offline=True)
+    path.write_text(good.replace("max: 4", "max: ${MAX_TOKENS}"))  # nothing stands for a number
+    with pytest.raises(ConfigurationError, match="MAX_TOKENS is not set"):
+        load(path, {}, offline=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("name: lag}", "name: 'lag{team=\"${API_TOKEN}\"}'}"),
+        ("name: lag}", "name: lag, match: {X-Auth: 'a ${OTHER}'}}"),
+        ('url: "http://127.0.0.1:9090"', 'url: "http://host/${API_TOKEN}/x"'),
+    ],
+)
+def test_what_is_called_like_a_secret_is_hidden_as_one(
+    accepted: Accepted, good: str, tmp_path: Path, old: str, new: str
+) -> None:
+    text = good.replace(old, new)
+    config = accepted(text, {"API_TOKEN": "hunter22", "OTHER": "hunter22"})
+    assert config.secrets == {"hunter22"}
+    assert not config.warnings
+    path = tmp_path / "autoscaler.yaml"
+    assert load(path, {}, offline=True).clusters
+    path.write_text(text.replace("within: 60s", "within: hunter22"))
+    with pytest.raises(ConfigurationError) as caught:
+        load(path, {"API_TOKEN": "hunter22", "OTHER": "hunter22"})
+    assert "hunter22" not in str(caught.value)
+
+
+def test_an_author_is_no_secret(accepted: Accepted, good: str) -> None:
+    config = accepted(good.replace("name: lag}", "name: '${AUTHOR}'}"), {"AUTHOR": "doyle"})
+    assert config.secrets == frozenset()
 
 
 def test_a_secret_in_clear_text_is_warned_of(accepted: Accepted, good: str, tmp_path: Path) -> None:

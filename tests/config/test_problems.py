@@ -427,6 +427,7 @@ def test_a_hundred_problems_are_enough(refused: Refused) -> None:
     ("type_", "problem"),
     [
         ("failing-metrics", "FailingMetrics failed: KeyError: 'oops'"),
+        ("failing-levels", "FailingLevels failed: KeyError: 'oops'"),
         ("one-name", "OneName failed: TypeError: its attribute metrics is 'lag', expected a tuple of names"),
         ("odd-lookback", "OddLookback failed: TypeError: its attribute lookback is 5, expected a timedelta"),
         ("odd-ranges", "OddRanges failed: TypeError: its attribute ranges is ('lag',), expected a Range by name"),
@@ -435,6 +436,48 @@ def test_a_hundred_problems_are_enough(refused: Refused) -> None:
 def test_a_policy_whose_attributes_are_wrong_is_named(refused: Refused, good: str, type_: str, problem: str) -> None:
     text = good.replace("stub-policy, within: 60s", type_)
     assert refused(text) == [f"12: clusters.demo.policies.calm: {problem}"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        ("{source: odd, fails: doubts}", "12: clusters.demo.metrics.lag: OddQuery failed: KeyError: 'oops'"),
+        ("{source: odd, fails: ages}", "11: clusters.demo.metrics: OddQuery failed: KeyError: 'oops'"),
+        ("{source: failing}", "12: clusters.demo.metrics.lag: FailingShare failed: KeyError: 'oops'"),
+    ],
+)
+def test_a_query_whose_attributes_fail_is_named(refused: Refused, good: str, metric: str, problem: str) -> None:
+    text = good.replace("{source: main, name: lag}", metric)
+    text = text.replace("sources:", "sources:\n  odd: {type: odd-source}\n  failing: {type: failing-source}")
+    assert refused(text) == [problem]
+
+
+def test_a_time_out_that_fails_is_named(refused: Refused, good: str) -> None:
+    text = good.replace("{type: stub-target}", "{type: failing-target}")
+    assert refused(text) == ["4: clusters.demo: FailingTarget failed: KeyError: 'oops'"]
+
+
+def test_parameters_that_are_called_like_optional_attributes_are_no_such(
+    accepted: Callable[..., Config], good: str
+) -> None:
+    text = good.replace("stub-policy, within: 60s", "own-names, packages: 4").replace(
+        "{source: main, name: lag}", "{source: odd, share: 0.7, fails: nothing}"
+    )
+    warnings = accepted(text.replace("sources:", "sources:\n  odd: {type: odd-source}")).warnings
+    assert [one.partition(".yaml:")[2] for one in warnings] == ["11: clusters.demo.metrics.lag.share: is doubtful"]
+
+
+def test_what_is_doubtful_may_be_a_default(accepted: Callable[..., Config], good: str) -> None:
+    text = good.replace("{source: main, name: lag}", "{source: odd, fails: nothing}")
+    warnings = accepted(text.replace("sources:", "sources:\n  odd: {type: odd-source}")).warnings
+    assert [one.partition(".yaml:")[2] for one in warnings] == ["11: clusters.demo.metrics.lag: is doubtful"]
+
+
+def test_a_part_of_a_package_that_is_not_installed_is_named(refused: Refused, good: str) -> None:
+    (problem,) = refused(good.replace("type: stub-policy", "type: needs-part"))
+    assert problem.startswith(
+        "12: clusters.demo.policies.calm.type: the policy 'needs-part' needs the package no_such_cloud.storage, "
+    )
 
 
 def test_a_plug_in_whose_extra_is_not_installed_is_refused(refused: Refused, good: str) -> None:
@@ -704,22 +747,46 @@ clusters:
             "18: clusters.demo.policies.p.target: 250 for the metric cpu, which is a share from 0 to 1; write at most 1"
         ]
 
+    @pytest.mark.parametrize(("level", "write"), [("1.2", "at most 1"), ("2", "0.02"), ("101", "at most 1")])
+    def test_a_share_of_a_percentage_is_told_as_one(self, refused: Refused, level: str, write: str) -> None:
+        text = self.TEXT.replace("POLICY", f"{{type: target-tracking, metric: busy, target: {level}}}")
+        (problem,) = refused(text)
+        assert problem.endswith(f"p.target: {level} for the metric busy, which is a share from 0 to 1; write {write}")
+
     @pytest.mark.parametrize(
         ("policy", "warning"),
         [
             (
                 "{type: target-tracking, metric: cpu, target: 70}",
-                "70 for the metric cpu: if that is a share, write 0.7",
+                "70 for the metric cpu: if that is a share from 0 to 1, write 0.7",
             ),
             ("{type: target-tracking, metric: aws-cpu, target: 70}", ""),
             ("{type: target-tracking, metric: lag, target: 70}", ""),
             ("{type: target-tracking, metric: cpu, target: 700}", ""),
+            ("{type: target-tracking, metric: cpu, target: 8}", ""),  # cores
+            ("{type: target-tracking, metric: busy_threads, target: 20}", ""),
+            ("{type: target-tracking, metric: shared_queue, target: 50}", ""),
+            (
+                "{type: target-tracking, metric: job_busy, target: 50}",
+                "50 for the metric job_busy: if that is a share from 0 to 1, write 0.5",
+            ),
+            (
+                "{type: target-tracking, metric: saturation, target: 1.2}",
+                "1.2 for the metric saturation: if that is a share from 0 to 1, write at most 1",
+            ),
+            ("{type: target-tracking, metric: saturation, target: 1.2, mode: total}", ""),
+            ("{type: hpa, metrics: [{type: value_per_replica, metric: saturation, target: 1.2}]}", ""),
+            ("{type: hpa, metrics: [{type: value, metric: busy, target: 1.2}]}", ""),
             ("{type: target-tracking, metric: cpu, target: 0.7}", ""),
             ("{type: hpa, metrics: [{type: utilization, metric: cpu, target: 70}]}", ""),
         ],
     )
     def test_what_may_be_a_share_is_warned_of(self, accepted: Callable[..., Config], policy: str, warning: str) -> None:
-        warnings = accepted(self.TEXT.replace("POLICY", policy)).warnings
-        assert [one.partition(".yaml:")[2] for one in warnings] == (
-            [f"17: clusters.demo.policies.p.target: {warning}"] if warning else []
+        more = "".join(
+            f"      {name}: {{source: prom, query: x}}\n"
+            for name in ("busy_threads", "shared_queue", "job_busy", "saturation")
+        )
+        text = self.TEXT.replace("POLICY", policy).replace("    max_age", f"{more}    max_age")
+        assert [one.partition(".yaml:")[2] for one in accepted(text).warnings] == (
+            [f"21: clusters.demo.policies.p.target: {warning}"] if warning else []
         )

@@ -104,6 +104,7 @@ def test_the_extras_are_the_project_s() -> None:
     name, _, extras = chosen.partition("=")
     assert name == "EXTRAS"
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert "promql" in extras.split(",")  # `check` in the image reads the queries
 
 
 def test_no_secret_can_get_into_a_layer() -> None:

@@ -390,20 +390,32 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
         assert "see deploy/kubernetes" in text
 
 
-async def test_one_refusal_of_an_api_server_that_starts_is_retried_and_nothing_is_scaled_meanwhile(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("times", [2, 5])
+async def test_refusals_of_an_api_server_that_starts_are_retried_and_nothing_is_scaled_meanwhile(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, times: int
 ) -> None:
     await cluster.workload(DEPLOYMENTS, "tm", 2)
     await cluster.create(HPAS, _hpa())
-    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=2)  # RBAC is not read yet
+    cluster.server.fault("list", "refuse", HPAS, refusal=_forbidden("list", HPAS), times=times)  # RBAC is not read yet
     with caplog.at_level(logging.INFO, "autoscaler.targets"):
         async with connected(cluster.target("tm")) as [target]:
             with pytest.raises(RefusedError, match="HorizontalPodAutoscaler by-cpu scales it too"):
                 await target.scale(8)
             assert (await target.describe()).ceiling == Bound(2, "the HorizontalPodAutoscaler by-cpu scales it too")
     assert not cluster.server.asked("patch")
-    assert len(cluster.server.asked("list", HPAS)) == 3
+    assert len(cluster.server.asked("list", HPAS)) == times + 1
     assert not [record for record in caplog.records if record.__dict__.get("resource") == str(HPAS)]
+
+
+async def test_a_crd_that_an_api_server_that_starts_does_not_serve_yet_is_asked_for_again(cluster: Cluster) -> None:
+    cluster.server.kinds.append(SCALED_OBJECTS)
+    await cluster.workload(DEPLOYMENTS, "tm", 2)
+    await cluster.create(SCALED_OBJECTS, {"metadata": {"name": "by-lag"}, "spec": {"scaleTargetRef": {"name": "tm"}}})
+    cluster.server.fault("list", "refuse", SCALED_OBJECTS, refusal=Refusal(404, "NotFound", "no such page"))
+    async with connected(cluster.target("tm")) as [target]:
+        with pytest.raises(RefusedError, match="ScaledObject by-lag scales it too"):
+            await target.scale(3)
+    assert not cluster.server.asked("patch")
 
 
 async def test_what_is_refused_for_longer_than_the_time_out_is_not_known_and_says_why(cluster: Cluster) -> None:
@@ -564,6 +576,35 @@ async def test_an_old_failure_to_create_pods_is_not_reported_once_one_was_create
         remarks = (await target.describe()).remarks
     shown = "pods are not created: create Pod tm-0 failed: exceeded quota: small (at 12:01 UTC)"
     assert remarks == ((shown,) if reported else ())
+
+
+@pytest.mark.parametrize(
+    ("time", "created", "reported"),
+    [
+        # Of three at a quota of two, the first was evicted and created again: the third is forbidden still.
+        ({"lastTimestamp": "2026-05-01T12:01:00Z"}, {"tm-0": "2026-05-01T12:01:30Z"}, True),
+        ({"lastTimestamp": "2026-05-01T12:01:00Z"}, {"tm-2": "2026-05-01T12:01:30Z"}, False),
+        ({"eventTime": "2026-05-01T12:01:00.250000Z"}, {"tm-2": "2026-05-01T12:01:00Z"}, True),
+        ({"eventTime": "2026-05-01T12:01:00.250000Z"}, {"tm-2": "2026-05-01T12:01:01Z"}, False),
+    ],
+)
+async def test_a_failure_to_create_a_pod_is_past_once_that_or_one_of_a_higher_number_was_created(
+    cluster: Cluster, time: dict[str, str], created: dict[str, str], *, reported: bool
+) -> None:
+    await cluster.workload(STATEFUL_SETS, "tm", 4)
+    *pods, last = await cluster.pods("tm", 4)
+    cluster.server.put(PODS, last, "DELETED")
+    for pod in pods:
+        pod["metadata"]["creationTimestamp"] = created.get(pod["metadata"]["name"], "2026-05-01T11:00:00Z")
+        cluster.server.put(PODS, pod)
+    message = 'create Pod tm-2 in StatefulSet tm failed error: pods "tm-2" is forbidden: exceeded quota: small'
+    cluster.server._event(STATEFUL_SETS, "jobs", "tm", message)
+    [event] = cluster.server.objects[EVENTS].values()
+    del event["lastTimestamp"]
+    event.update(time)
+    async with connected(cluster.target("tm", resource="statefulsets")) as [target]:
+        remarks = (await target.describe()).remarks
+    assert remarks == (("pods are not created: exceeded quota: small (at 12:01 UTC)",) if reported else ())
 
 
 async def test_a_slow_list_of_pods_does_not_delay_readings_and_is_shown_by_a_later_one(cluster: Cluster) -> None:

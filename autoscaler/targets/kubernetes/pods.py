@@ -105,22 +105,34 @@ def not_created(found: Json) -> str | None:
 async def failed_create(api: Api, namespace: str, name: str, kind: str, pods: Iterable[Json]) -> str | None:
     """The same for a StatefulSet or custom resource, from its events, unless a pod of it was created since.
 
+    A StatefulSet creates a pod again, such as one that was evicted, while the quota forbids those of higher numbers.
+
     Raises:
         EdgeError: the events cannot be read.
     """
     fields = f"involvedObject.kind={kind},involvedObject.name={name},reason=FailedCreate"
     answer = await api.call(Request("list", EVENTS, namespace), {"fieldSelector": fields, "limit": MAX_PODS})
     events = sorted(answer.get("items") or (), key=_last_time)
-    created = max((str(pod["metadata"].get("creationTimestamp") or "") for pod in pods), default="")
-    if not events or _last_time(events[-1]) < created:
+    if not events:
         return None
+    last, message = _last_time(events[-1]), str(events[-1].get("message", ""))
+    failed = re.search(rf"\bPod {re.escape(name)}-(\d+)\b", message) if kind == "StatefulSet" else None
+    lowest = int(failed[1]) if failed else 0
+    for pod in pods:
+        number = pod["metadata"]["name"].removeprefix(f"{name}-")
+        if _time(pod["metadata"].get("creationTimestamp")) > last and not (number.isdecimal() and int(number) < lowest):
+            return None
     # With the time: once the cause is gone, the controller tries again only after up to a quarter of an hour.
-    message = f"pods are not created: {_without_pod_name(str(events[-1].get('message', '')))}"
-    return f"{message} (at {_last_time(events[-1])[11:16]} UTC)"
+    return f"pods are not created: {_without_pod_name(message)} (at {last[11:16]} UTC)"
 
 
 def _last_time(event: Json) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+    return _time(event.get("lastTimestamp") or event.get("eventTime"))
+
+
+def _time(written: object) -> str:
+    """A time of Kubernetes, always UTC, in a form that sorts also where one has microseconds and another has not."""
+    return str(written or "").removesuffix("Z")
 
 
 def _without_pod_name(message: str) -> str:

@@ -38,7 +38,9 @@ FIRST_PAUSE = 0.5  # seconds
 STABLE_AFTER = 5.0  # seconds that a watch must last for the pauses to start from the first one
 MAX_PAUSE = 10.0  # seconds
 MAX_REFUSED_PAUSE = 60.0  # seconds, when access is denied or there is no such resource: an administrator has to act
-MAX_REFUSALS = 4  # in a row that mean that access is denied: an API server that starts refuses before it has read RBAC
+# In a row that mean that access is denied, in 8 to 16 s: an API server that starts refuses before it has read RBAC.
+MAX_REFUSALS = 6
+MAX_ABSENCES = 2  # in a row that mean that there is no such resource: one that starts may not serve those of CRDs yet
 MAX_BUSY = 3  # answers of 5xx in a row before a new list: the server may have been restored to before our version
 POD_LIST_INTERVAL = 0.2  # seconds between two lists of pods for remarks, of all targets
 
@@ -89,8 +91,8 @@ class Collection:
         objects: what `keep` keeps of each object.
         kind: the `kind` of its objects, known after the first list.
         error: why it cannot be read at present, or None.
-        denied: whether it is certain that it cannot be read: there is no such resource, or access was refused so many
-            times in a row that the permission is missing.
+        denied: whether it is certain that it cannot be read: it was refused so many times in a row that there is no
+            such resource, or the permission is missing.
         users: how many leases it has.
     """
 
@@ -219,7 +221,7 @@ class Collection:
         refused = isinstance(error, RefusedError)
         self._refusals = self._refusals + 1 if refused else 0
         absent = isinstance(error, NotFoundError)
-        newly_denied = not self.denied and (absent or self._refusals >= MAX_REFUSALS)
+        newly_denied = not self.denied and self._refusals >= (MAX_ABSENCES if absent else MAX_REFUSALS)
         self.denied = self.denied or newly_denied
         if newly_denied or not (refused or routine or self._logged):
             self._logged = True

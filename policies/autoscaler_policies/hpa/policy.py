@@ -236,8 +236,8 @@ class Hpa:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """What it compares its metrics with; targets of utilization are percentages of shares."""
-        return tuple((one.metric, one.target) for one in self.metrics if one.type is not MetricType.UTILIZATION)
+        """What it compares averages with; targets of utilization are percentages, and those of a value are for all."""
+        return tuple((one.metric, one.target) for one in self.metrics if one.type is MetricType.AVERAGE_VALUE)
 
     def evaluate(self, view: View) -> Recommendation:
         """Ask for the size that the HPA would set."""

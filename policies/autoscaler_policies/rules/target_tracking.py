@@ -55,8 +55,8 @@ class TargetTracking:
 
     @property
     def levels(self) -> tuple[tuple[str, float], ...]:
-        """What it compares its metric with."""
-        return ((self.metric, self.target),)
+        """What it compares its metric with; not a sum, which of shares may be anything."""
+        return () if self.mode is Mode.TOTAL else ((self.metric, self.target),)
 
     @property
     def metrics(self) -> tuple[str, ...]:
