@@ -390,7 +390,7 @@ async def test_a_denied_list_of_other_controllers_is_logged_once(
         assert "see deploy/kubernetes" in text
 
 
-@pytest.mark.parametrize("times", [2, 5])
+@pytest.mark.parametrize("times", [2, 3])
 async def test_refusals_of_an_api_server_that_starts_are_retried_and_nothing_is_scaled_meanwhile(
     cluster: Cluster, caplog: pytest.LogCaptureFixture, times: int
 ) -> None:

@@ -38,8 +38,8 @@ FIRST_PAUSE = 0.5  # seconds
 STABLE_AFTER = 5.0  # seconds that a watch must last for the pauses to start from the first one
 MAX_PAUSE = 10.0  # seconds
 MAX_REFUSED_PAUSE = 60.0  # seconds, when access is denied or there is no such resource: an administrator has to act
-# In a row that mean that access is denied, in 8 to 16 s: an API server that starts refuses before it has read RBAC.
-MAX_REFUSALS = 6
+# In a row that mean that access is denied, in 2 to 4 s: an API server that starts refuses before it has read RBAC.
+MAX_REFUSALS = 4
 MAX_ABSENCES = 2  # in a row that mean that there is no such resource: one that starts may not serve those of CRDs yet
 MAX_BUSY = 3  # answers of 5xx in a row before a new list: the server may have been restored to before our version
 POD_LIST_INTERVAL = 0.2  # seconds between two lists of pods for remarks, of all targets
