@@ -703,6 +703,8 @@ class Rescale:
         replaced: the one on its way that this request gave way to, until this one is confirmed: where it is not
             accepted, that one is followed on.
         earlier: sizes requested here before it that the target may show first.
+        waiting_since: when the first of several steps in a row was requested of which nothing has come up; None: `at`.
+        ready_before: replicas that were up then, at most `before`; None: unknown.
     """
 
     before: int
@@ -717,6 +719,8 @@ class Rescale:
     deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
     replaced: Rescale | None = None
     earlier: tuple[int, ...] = ()
+    waiting_since: datetime | None = None
+    ready_before: int | None = None
 
     @property
     def direction(self) -> Direction:
