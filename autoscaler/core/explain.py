@@ -332,7 +332,9 @@ def _read(observation: Observation) -> Iterator[str]:
     for name, reading in observation.metrics.items():
         yield f"{name} was {_value(reading)}, {_age(observation.at, reading.at)}."
     for name, why in observation.missing.items():
-        if name not in ("target", "engine"):
+        if name in observation.metrics:
+            yield f"{name} may raise the size, never lower it: {why}."
+        elif name not in ("target", "engine"):
             yield f"{name} could not be read: {why}."
     if not observation.metrics and not observation.missing:
         yield "No metric is configured."

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from autoscaler.core.explain import explain
 from autoscaler.core.model import (
     AMOUNT,
     ANY,
@@ -139,9 +140,11 @@ class Ranged(Asks):
         ("ask", -500.0, "-500, expected 0 to below 2^63"),
         ("ask", (1.0, -500.0, 2.0), "-500, expected 0 to below 2^63"),
         ("ask", 1e308, "1e+308, expected 0 to below 2^63"),
-        ("busy", 70.0, "70, expected a share from 0 to 1"),
+        ("ask", -1.0, "-1, expected 0 to below 2^63"),
+        ("ask", (-1.0, -1.0), "-1, expected 0 to below 2^63"),  # no partition has a committed offset: nothing is known
+        ("ask", (-2.0, 1.0), "-2, expected 0 to below 2^63"),
+        ("ask", (math.nan, -1.0, 3.0), "not a finite number: (nan, -1.0, 3.0)"),
         ("busy", (0.5, -0.1), "-0.1, expected a share from 0 to 1"),
-        ("saturation", 95.0, "95, expected a share from 0 to 1"),  # by `capacity`
         ("lag", -1.0, "-1, expected at most 10"),  # by `settle`, and more narrowly by the policy
         ("throughput", -1.0, "-1, expected 0 to below 2^63"),  # a policy makes no range wider
         ("trend", -1e19, "-1e+19, expected a number of less than 2^63"),  # of which nothing is known
@@ -156,6 +159,91 @@ def test_a_reading_outside_what_the_metric_can_be_is_missing(
     assert decision.desired == 4
     assert state.past[-1].missing == {name: says}
     assert name not in state.past[-1].metrics
+
+
+@pytest.mark.parametrize(
+    ("value", "counted"),
+    [
+        ((5.0, -1.0, 9.0), (5.0, 0.0, 9.0)),  # exporters show -1 for a partition without a committed offset
+        ((0.0, -1.0, 0.0, -1.0), (0.0, 0.0, 0.0, 0.0)),
+        ((5.0, -3.0, 9.0), (5.0, 0.0, 9.0)),  # committed after the end was read
+        (-0.5, 0.0),  # two clocks, or a difference
+        ((-0.5, -0.1), (0.0, 0.0)),
+    ],
+)
+def test_a_negative_number_that_stands_for_nothing_is_none(
+    value: float | tuple[float, ...], counted: float | tuple[float, ...]
+) -> None:
+    observation = seen(0, 4, metrics={"ask": value})
+    state, decision = step(spec(Ranged(), metrics=("ask",)), ClusterState(), observation)
+    assert state.past[-1].metrics == {"ask": Reading(counted, T0)}
+    assert state.past[-1].missing == {}
+    assert decision.reason is not Reason.MISSING
+
+
+@dataclass(frozen=True)
+class Overloaded(Asks):
+    """Asks for the size of `busy`, of which it knows nothing, and keeps the views that it is shown."""
+
+    metric: str = "busy"
+    views: list[View] = field(default_factory=list, compare=False)
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        self.views.append(view)
+        return {}
+
+
+@dataclass(frozen=True)
+class Strict(Overloaded):
+    """The same, which knows that it is a share."""
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {"busy": SHARE}
+
+
+def test_a_share_above_1_is_missing_for_who_knows_it_as_one_and_lowers_nothing_for_others() -> None:
+    loose, strict = Overloaded(), Strict()
+    s = spec(loose, strict, metrics=("busy",))
+    state, before = decide(s, seen(0, 1, metrics={"busy": 1.0}), seen(15, 1, metrics={"busy": 2.5}))
+    assert before.desired == 2
+    after, decision = step(s, state, seen(30, 2, metrics={"busy": 8.0, "other": 1.0}))
+    assert decision.desired == 8
+    assert [asked.replicas for asked in decision.recommendations] == [8, None]
+    assert after.past[-1].missing == {"busy": "8, expected a share from 0 to 1"}
+    assert [[view.number("busy") for view in policy.views] for policy in (loose, strict)] == [
+        [1.0, 2.5, 8.0],
+        [1.0, None, None],
+    ]
+    assert ["busy" in one.metrics for one in strict.views[-1].past] == [True, False, False]
+    assert ["busy" in one.metrics for one in loose.views[-1].past] == [True, True, True]
+    # What is recorded of it is decided in the same way.
+    assert step(s, state, after.past[-1])[1] == decision
+    assert "busy may raise the size, never lower it: 8, expected a share from 0 to 1." in explain(
+        after.past[-1], decision
+    )
+    _, lower = step(s, after, seen(45, 8, metrics={"busy": 3.0}))
+    assert (lower.desired, lower.verdicts[0].reason) == (8, Reason.MISSING)
+    # What the source itself reports as missing is not used by anybody.
+    _, decision = step(s, state, seen(30, 2, metrics={"busy": 8.0}, missing={"busy": "half an answer"}))
+    assert decision.desired == 2
+
+
+def test_capacity_is_not_learned_from_a_saturation_that_is_no_share() -> None:
+    s = spec(Asks("saturation"), capacity=CapacitySpec(warmup=seconds(0), sustained=seconds(0)))
+    state, decision = decide(s, seen(0, 4, metrics={"saturation": 9.0, "throughput": 100.0}))
+    assert decision.desired == 9
+    assert state.learned.capacity == {}
+
+
+def test_what_several_know_of_a_metric_is_what_all_of_them_allow() -> None:
+    class Knows(Asks):
+        def __init__(self, known: Range) -> None:
+            object.__setattr__(self, "metric", "ask")
+            object.__setattr__(self, "ranges", {"ask": known})
+
+    s = spec(Knows(Range(0.0, 10.0, "0 to 10")), Knows(Range(5.0, 1000.0, "5 to 1000")))
+    assert s.ranges["ask"] == Range(5.0, 10.0, "0 to 10")
 
 
 @pytest.mark.parametrize(
@@ -480,13 +568,24 @@ def test_time_in_which_nothing_could_be_trusted_was_not_watched(bad: Observation
 def test_half_a_window_that_was_not_watched_is_not_a_watched_one() -> None:
     s = spec(Fixed(2), down=Behaviour(window=seconds(300)))
     before = [seen(15.0 * n, 4) for n in range(20)]
-    _, seamless = decide(s, *before, seen(300, 4))
-    assert seamless.desired == 2
-    _, after = decide(s, *before, seen(330, 4))
+    for second in (300, 345):
+        _, seamless = decide(s, *before, seen(second, 4))
+        assert seamless.desired == 2
+    _, after = decide(s, *before, seen(346, 4))
     assert (after.desired, after.reason) == (4, Reason.LEARNING)
-    later = [seen(330 + 15.0 * n, 4) for n in range(21)]
+    later = [seen(346 + 15.0 * n, 4) for n in range(21)]
     sizes = [decide(s, *before, *later[: n + 1])[1].desired for n in range(21)]
     assert sizes == [4] * 20 + [2]
+
+
+@pytest.mark.parametrize(("window", "hiccup"), [(300, 60), (60, 30)])
+def test_a_gap_that_no_reading_is_too_old_for_is_none_however_short_the_interval(window: int, hiccup: int) -> None:
+    s = spec(Fixed(2), interval=seconds(1), down=Behaviour(window=seconds(window)))
+    ticks = [seen(float(n), 4) for n in range(window - hiccup + 1)]
+    _, after = decide(s, *ticks, seen(window, 4))
+    assert after.desired == 2
+    _, later = decide(s, *ticks[:-1], seen(window, 4))
+    assert (later.desired, later.reason) == (4, Reason.LEARNING)
 
 
 def test_a_tick_slower_than_a_short_window_can_still_scale_down() -> None:
