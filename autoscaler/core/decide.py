@@ -10,7 +10,6 @@ from autoscaler.core.explain import describe, describe_combination
 from autoscaler.core.guards import GuardContext
 from autoscaler.core.learn import LearnResult, view_of
 from autoscaler.core.model import (
-    Cause,
     ClusterState,
     Decision,
     Fact,
@@ -19,7 +18,7 @@ from autoscaler.core.model import (
     ScaleEvent,
     Verdict,
 )
-from autoscaler.core.rescale import MAX_EARLIER, Settled, begin
+from autoscaler.core.rescale import Settled, request
 from autoscaler.core.trust import Trusted
 
 
@@ -39,12 +38,7 @@ def decide(
         if rescale is not None:
             fact = Fact("gives_way", {"before": rescale.before, "to": rescale.to, "wanted": wanted})
             notes = (*notes, (Reason.SUPERSEDED, fact))
-        under_way = rescale
-        earlier: tuple[int, ...] = ()
-        if rescale is not None and not rescale.confirmed:
-            under_way, earlier = rescale.replaced, (*rescale.earlier, rescale.to)[-MAX_EARLIER:]
-        # From the size that is shown: a request before this one may not have arrived yet.
-        rescale = replace(begin(settled.desired, wanted, at, Cause.REQUEST), replaced=under_way, earlier=earlier)
+        rescale = request(settled.desired, wanted, seen.observation, rescale)
         events = (*events, ScaleEvent(at, wanted - current))
     decision = Decision(
         cluster=spec.name,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
 from types import MappingProxyType
 
 from autoscaler.core.foreign import format_exception, shorten
@@ -14,11 +16,14 @@ from autoscaler.core.model import (
     Learned,
     Limits,
     NamedPolicy,
+    Observation,
+    Range,
     Reason,
     Recommendation,
     View,
 )
 
+_missing = attrgetter("missing")
 _WITHOUT_SIZE = frozenset({Reason.MISSING, Reason.LEARNING, Reason.ABSTAINED, Reason.FAILED})
 
 
@@ -79,6 +84,7 @@ def evaluate(
 def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mapping[str, str]) -> Recommendation:
     if named.name in policy_errors:
         return _failed(named, policy_errors[named.name])
+    view = view_for(named, view)
     if learned.memory:
         view = view.with_learned(learned, learned.memory.get(named.name, {}))
     try:
@@ -91,6 +97,25 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
     if problem is not None:
         return _failed(named, problem)
     return Recommendation(answer.replicas, answer.reason, answer.inputs, shorten(answer.detail), named.name)
+
+
+def view_for(named: NamedPolicy, view: View) -> View:
+    """The view without readings that this policy knows to be impossible, now and in the past; see `trust.trusted`."""
+    if not named.ranges or not any(map(_missing, view.past)):
+        return view
+    past = tuple([_possible(seen, named.ranges) for seen in view.past])
+    return view if past == view.past else replace(view, metrics=past[-1].metrics, past=past)
+
+
+def _possible(seen: Observation, ranges: Mapping[str, Range]) -> Observation:
+    hidden = [
+        name
+        for name in seen.missing
+        if name in ranges and name in seen.metrics and not seen.metrics[name].within(*ranges[name][:2])
+    ]
+    if not hidden:
+        return seen
+    return replace(seen, metrics={name: reading for name, reading in seen.metrics.items() if name not in hidden})
 
 
 def _failed(named: NamedPolicy, detail: str) -> Recommendation:

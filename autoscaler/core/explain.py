@@ -29,6 +29,10 @@ _SENTENCES: Mapping[str, str] = {
     "job_unsettled": "the job is {job}",
     "stands_still": "{why}; the job stands still meanwhile",
     "none_up": "none of {desired} replicas is up{pending}: a step up waits until one is",
+    "none_came_up": "none of {desired} replicas is up{pending}: the next step up waits until one is, or for {pause}; "
+    "{passed} passed",
+    "nothing_comes_up": "no replica has come up for {passed}{pending}: the next step up waits until one does or "
+    "{rescale} is given up",
     "step_not_up": "nothing of {rescale} came up{pending}: the next step up waits until something does, or for "
     "{pause}; {passed} passed",
     "clearly_short": "{why}, but {current} is clearly short",
@@ -249,7 +253,9 @@ def _outcome(observation: Observation, decision: Decision, *, dry_run: bool, fai
     if decision.rescale:
         way = "up" if decision.desired > decision.current else "down"
         change = f"{way} from {decision.current} to {decision.desired}"
-        refused = [text for reason, text in decision.notes if reason is Reason.UNCONFIRMED]
+        # A refused change of another size is not made again.
+        same = f" to {decision.desired} was not accepted: "
+        refused = [text for reason, text in decision.notes if reason is Reason.UNCONFIRMED and same in text]
         if dry_run:
             return f"{who} would be scaled {change}, {why}. This is a dry run: the target was not called."
         if failed:
@@ -326,7 +332,9 @@ def _read(observation: Observation) -> Iterator[str]:
     for name, reading in observation.metrics.items():
         yield f"{name} was {_value(reading)}, {_age(observation.at, reading.at)}."
     for name, why in observation.missing.items():
-        if name not in ("target", "engine"):
+        if name in observation.metrics:
+            yield f"{name} may raise the size, never lower it: {why}."
+        elif name not in ("target", "engine"):
             yield f"{name} could not be read: {why}."
     if not observation.metrics and not observation.missing:
         yield "No metric is configured."

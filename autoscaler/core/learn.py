@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from autoscaler.core.capacity import learn_rate
+from autoscaler.core.evaluate import view_for
 from autoscaler.core.foreign import format_exception
 from autoscaler.core.model import (
     MOST_LEARNED,
+    SHARE,
     ClusterSpec,
     ClusterState,
     JobState,
@@ -96,7 +98,7 @@ def _sustained(spec: ClusterSpec, past: tuple[Observation, ...]) -> bool:
         saturation = observation.metrics.get(spec.capacity.saturation)
         if saturation is None or isinstance(saturation.value, tuple):
             return False
-        if saturation.value < spec.capacity.saturated_at:
+        if not spec.capacity.saturated_at <= saturation.value <= SHARE.most:
             return False
         if observation.at <= begin:
             return True
@@ -115,7 +117,8 @@ def learn_policies(
             continue
         known = before.get(named.name, {})
         try:
-            found = named.learn(view.with_learned(view.learned, known) if known else view)
+            shown = view_for(named, view)
+            found = named.learn(shown.with_learned(view.learned, known) if known else shown)
             if not _storable(found):
                 _check(found)
                 found = {key: float(number) for key, number in found.items()}

@@ -37,6 +37,11 @@ class Range(NamedTuple):
     most: float
     expected: str
 
+    def meet(self, other: Range) -> Range:
+        """What is in both; people are told the narrower one."""
+        narrower = min(self, other, key=lambda each: each.most - each.least)
+        return Range(max(self.least, other.least), min(self.most, other.most), narrower.expected)
+
 
 ANY = Range(-MOST, MOST, "a number of less than 2^63")
 """A metric of which nothing is known."""
@@ -542,7 +547,10 @@ class Requiring(Protocol):
 
 
 class Ranging(Protocol):
-    """A policy that knows what some of its metrics can be. A reading outside is missing, for all policies."""
+    """A policy that knows what some of its metrics can be. A reading outside is missing.
+
+    One above the range is so for this policy: others may still raise the size by it, and nothing is lowered.
+    """
 
     @property
     def ranges(self) -> Mapping[str, Range]:
@@ -651,7 +659,7 @@ class ClusterSpec:
         ranges = {self.settle.lag: AMOUNT, self.settle.throughput: AMOUNT, self.capacity.throughput: AMOUNT}
         for known in ({self.capacity.saturation: SHARE}, *(named.ranges for named in self.policies)):
             for metric, found in known.items():
-                ranges[metric] = min(found, ranges.get(metric, found), key=lambda each: each.most - each.least)
+                ranges[metric] = found.meet(ranges.get(metric, found))
         object.__setattr__(self, "ranges", ranges)
 
     def with_limits(self, limits: Limits) -> ClusterSpec:
@@ -703,6 +711,8 @@ class Rescale:
         replaced: the one on its way that this request gave way to, until this one is confirmed: where it is not
             accepted, that one is followed on.
         earlier: sizes requested here before it that the target may show first.
+        waiting_since: when the first of several steps in a row was requested of which nothing has come up; None: `at`.
+        ready_before: replicas that were up then, at most `before`; None: unknown.
     """
 
     before: int
@@ -717,6 +727,8 @@ class Rescale:
     deadlines: Mapping[Phase, timedelta] = field(default_factory=dict)
     replaced: Rescale | None = None
     earlier: tuple[int, ...] = ()
+    waiting_since: datetime | None = None
+    ready_before: int | None = None
 
     @property
     def direction(self) -> Direction:

@@ -116,7 +116,7 @@ def _disturb(
     before = state.desired
     if before is not None and before != desired and not settled:
         notes.append((Reason.SUPERSEDED, Fact("external_change", {"before": before, "desired": desired})))
-        return replace(state, rescale=begin(before, desired, observation.at, Cause.EXTERNAL))
+        return replace(state, rescale=begin(before, desired, observation.at, Cause.EXTERNAL, observation.ready))
     if state.last_missed is not None or before is None:
         # What was given up is not waited for again; and at first sight nothing is known to have been lost.
         return state
@@ -192,11 +192,47 @@ def runs(rescale: Rescale) -> bool:
     return PHASES.index(rescale.phase) >= PHASES.index(Phase.RUNNING)
 
 
-def begin(before: int, to: int, at: datetime, cause: Cause) -> Rescale:
+def begin(before: int, to: int, at: datetime, cause: Cause, ready: int | None = None) -> Rescale:
     """A rescale at its start. One that was not requested here is there already, so it is confirmed."""
     return Rescale(
-        before=before, to=to, at=at, cause=cause, phase=Phase.REQUESTED, since=at, confirmed=cause is not Cause.REQUEST
+        before=before,
+        to=to,
+        at=at,
+        cause=cause,
+        phase=Phase.REQUESTED,
+        since=at,
+        confirmed=cause is not Cause.REQUEST,
+        ready_before=None if ready is None else min(ready, before),
     )
+
+
+def request(shown: int, to: int, observation: Observation, under_way: Rescale | None) -> Rescale:
+    """A request in place of what is under way, from the size that the target shows: that may be one of before it.
+
+    Until it is confirmed it knows what it replaced, even what is not confirmed itself: if it is not accepted, that
+    may still arrive.
+    """
+    ready = observation.ready
+    begun = begin(shown, to, observation.at, Cause.REQUEST, ready)
+    if under_way is None:
+        return begun
+    replaced: Rescale | None = under_way
+    earlier: tuple[int, ...] = ()
+    if not under_way.confirmed:
+        earlier = (*under_way.earlier, under_way.to)[-MAX_EARLIER:]
+        if len(earlier) == MAX_EARLIER:
+            replaced = under_way.replaced
+    if ready is not None and _nothing_came(under_way, ready):
+        since = under_way.waiting_since or under_way.at
+        begun = replace(begun, waiting_since=since, ready_before=under_way.ready_before)
+    return replace(begun, replaced=replaced, earlier=earlier)
+
+
+def _nothing_came(rescale: Rescale, ready: int) -> bool:
+    """Whether it is a step up of which no replica has come up."""
+    if rescale.cause is Cause.LOSS or rescale.direction is Direction.DOWN or rescale.phase is not Phase.REQUESTED:
+        return False
+    return ready <= (rescale.before if rescale.ready_before is None else rescale.ready_before)
 
 
 def disturbed(
@@ -258,24 +294,33 @@ def stands_still(spec: ClusterSpec, rescale: Rescale | None, observation: Observ
 def futile(spec: ClusterSpec, state: ClusterState, observation: Observation) -> Fact | None:
     """Why a step up has to wait: what was requested before it does not come up, so more would not either.
 
-    With no replica up at all it waits until one is. A start from nothing is not waited for before its deadline. Where
-    some are up and none of the last step has been by its deadline, it waits as long once more: these may never come.
+    With no replica up at all it waits; a start from nothing is not waited for before its deadline. Where some are up,
+    it waits while no more are than when the last step was requested, from that step's deadline on; of several steps
+    in a row the first one's counts. What has missed its deadline is waited for as long once more, then one step is
+    tried: these replicas may never come, or not be ready because there are too few.
     """
     ready, rescale, missed = observation.ready, state.rescale, state.last_missed
     if ready is None or ready >= (observation.desired or 0):
         return None
-    if ready == 0:
-        if rescale is not None and rescale.before == 0 and rescale.cause is not Cause.LOSS:
+    at = observation.at
+    values: dict[str, object] = {
+        "desired": observation.desired,
+        "rescale": rescale or missed,
+        "remarks": observation.remarks,
+    }
+    if rescale is None and missed is not None:
+        if ready > 0 and not _nothing_came(missed, ready):
             return None
-        return Fact("none_up", {"desired": observation.desired, "remarks": observation.remarks})
-    if rescale is not None or missed is None or missed.cause is Cause.LOSS or ready > missed.before:
+        values["passed"] = passed = at - (state.cooldown_from or at)
+        values["pause"] = pause = deadline(spec, missed, Phase.READY)
+        return None if passed >= pause else Fact("step_not_up" if ready else "none_came_up", values)
+    if ready == 0:
+        starts = rescale is not None and rescale.before == 0 and rescale.cause is not Cause.LOSS
+        return None if starts else Fact("none_up", values)
+    if rescale is None or not _nothing_came(rescale, ready):
         return None
-    passed = observation.at - (state.cooldown_from or observation.at)
-    pause = deadline(spec, missed, Phase.READY)
-    if passed >= pause:
-        return None
-    values = {"rescale": missed, "remarks": observation.remarks, "passed": passed, "pause": pause}
-    return Fact("step_not_up", values)
+    values["passed"] = passed = at - (rescale.waiting_since or rescale.at)
+    return Fact("nothing_comes_up", values) if passed > deadline(spec, rescale, Phase.READY) else None
 
 
 def _restarted(before: EngineStatus, now: EngineStatus) -> bool:
@@ -309,7 +354,9 @@ def follow(spec: ClusterSpec, rescale: Rescale, observation: Observation, metric
     else:
         assert desired is not None  # noqa: S101 - the caller has checked; for the type checker
         return Settling(
-            rescale=begin(rescale.to if rescale.confirmed else rescale.before, desired, at, Cause.EXTERNAL),
+            rescale=begin(
+                rescale.to if rescale.confirmed else rescale.before, desired, at, Cause.EXTERNAL, observation.ready
+            ),
             notes=((Reason.SUPERSEDED, Fact("replaced_outside", {"to": rescale.to, "desired": desired})),),
         )
     notes: list[Note] = []

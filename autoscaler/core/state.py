@@ -34,7 +34,11 @@ def rebase(state: ClusterState, shift: timedelta) -> ClusterState:
 
     def moved_rescale(rescale: Rescale | None) -> Rescale | None:
         return rescale and replace(
-            rescale, at=rescale.at + shift, since=rescale.since + shift, replaced=moved_rescale(rescale.replaced)
+            rescale,
+            at=rescale.at + shift,
+            since=rescale.since + shift,
+            replaced=moved_rescale(rescale.replaced),
+            waiting_since=moved(rescale.waiting_since),
         )
 
     learned = state.learned

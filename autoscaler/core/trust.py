@@ -9,12 +9,15 @@ from typing import NamedTuple
 
 from autoscaler.core.evaluate import allowed
 from autoscaler.core.model import (
+    AMOUNT,
     ANY,
     MAX_REPLICAS,
+    MOST,
     ClusterSpec,
     ClusterState,
     Fact,
     Observation,
+    Range,
     Reading,
     Reason,
 )
@@ -24,7 +27,7 @@ Note = tuple[Reason, Fact]
 """What happened in a step besides the decision."""
 
 _GAP = 2.5
-"""Intervals without a trusted observation after which a window has to be watched anew: one tick may be lost."""
+"""Intervals without a trusted observation that a window may always have: one tick may be lost."""
 
 
 class Trusted(NamedTuple):
@@ -70,7 +73,7 @@ def trust(spec: ClusterSpec, state: ClusterState, observation: Observation) -> T
     if allowance.limits is not spec.limits:
         spec = spec.with_limits(allowance.limits)
     metrics, untrusted = trusted(spec, observation)
-    if untrusted:
+    if untrusted or metrics != observation.metrics:
         observation = replace(observation, metrics=metrics, missing=untrusted)
     return Trusted(
         spec,
@@ -91,6 +94,8 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     A reading is used when it is finite, within what the metric can be (`ClusterSpec.ranges`), at most `max_age` old
     and at most `max_ahead` in the future. A metric of the spec that was not delivered, an engine that should be
     watched and cannot be read: these are reasons too.
+
+    A reading above its range is both: who does not know the metric so may raise the size by it; see `view_for`.
     """
     at = observation.at
     oldest = at - spec.max_age
@@ -105,10 +110,15 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
             plain = type(value) is float and not reading.parts  # most are; NaN is in no range
             possible = least <= value <= most if plain else reading.within(least, most)  # type: ignore[operator]
             known = reading.partitions is None or reading.partitions >= 1
-            if not (possible and oldest <= reading.at <= newest and known):
-                untrusted[name] = _problem(spec, name, reading, at)
-            elif name not in untrusted:
-                good[name] = reading
+            if possible and oldest <= reading.at <= newest and known:
+                if name not in untrusted:
+                    good[name] = reading
+                continue
+            usable, problem = _second_look(spec, name, reading, at)
+            if problem is not None:
+                untrusted.setdefault(name, problem)
+            if usable is not None and untrusted.get(name) == problem:
+                good[name] = usable
         except (TypeError, OverflowError) as error:
             # Of a source that returns a string, a time without a zone, a whole number beyond all floats.
             untrusted[name] = f"not a reading: {error}"
@@ -120,11 +130,37 @@ def trusted(spec: ClusterSpec, observation: Observation) -> tuple[Mapping[str, R
     return good, untrusted
 
 
-def _problem(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -> str:
-    """Why a reading cannot be used."""
+def _second_look(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -> tuple[Reading | None, str | None]:
+    """What of a reading can be used after all, and what is wrong with it. One above its range has both."""
+    known = spec.ranges.get(name, ANY)
+    if known == AMOUNT:
+        reading = _nonnegative(reading)
+    usable = _problem(spec, known._replace(most=MOST), reading, at) is None
+    return reading if usable else None, _problem(spec, known, reading, at)
+
+
+def _nonnegative(reading: Reading) -> Reading:
+    """The reading of an amount with its negative numbers as 0, where these stand for nothing.
+
+    Less than 1 below 0 is rounding, or two clocks. Beside others -1 is what exporters show for a partition without a
+    committed offset, and what the others make up for is of a partition that was read at another time.
+    """
+    value = reading.value
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not reading.finite():
+        return reading
+    lowest = min(numbers)
+    if lowest > -1 or (max(numbers) >= 0 and (lowest == -1 or sum(numbers) >= 0)):
+        numbers = tuple([max(number, 0.0) for number in numbers])
+        return replace(reading, value=numbers if isinstance(value, tuple) else numbers[0])
+    return reading
+
+
+def _problem(spec: ClusterSpec, known: Range, reading: Reading, at: datetime) -> str | None:
+    """Why a reading of a metric that can be in this range cannot be used."""
     if not reading.finite():
         return f"not a finite number: {reading.value}"
-    least, most, expected = spec.ranges.get(name, ANY)
+    least, most, expected = known
     if not reading.within(least, most):
         numbers = reading.value if isinstance(reading.value, tuple) else (reading.value,)
         wrong = [number for number in numbers if not least <= number <= most]
@@ -133,7 +169,9 @@ def _problem(spec: ClusterSpec, name: str, reading: Reading, at: datetime) -> st
         return f"stale: {(at - reading.at).total_seconds():.0f} s old, {spec.max_age.total_seconds():.0f} s allowed"
     if reading.at > at + spec.max_ahead:
         return f"from the future: {(reading.at - at).total_seconds():.0f} s ahead"
-    return f"not a reading: {reading.partitions} partitions"
+    if reading.partitions is not None and reading.partitions < 1:
+        return f"not a reading: {reading.partitions} partitions"
+    return None
 
 
 def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observation) -> tuple[Observation, ...]:
@@ -145,11 +183,14 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
 
 
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
-    """From when on the cluster has been watched; a gap longer than a lost tick starts anew.
+    """From when on the cluster has been watched; a gap starts anew.
 
-    What could not be trusted was not watched: the gap counts from the last proposal that was.
+    A lost tick is none, nor is a time within `max_age` and a tenth of the window. What could not be trusted was not watched:
+    the gap counts from the last proposal that was.
     """
     if state.watched_since is None or not state.proposals:
         return at
     gap = at - state.proposals[-1].at
-    return state.watched_since if gap <= spec.interval or gap <= spec.interval * _GAP else at
+    if gap <= spec.interval or gap <= max(spec.interval * _GAP, min(spec.max_age, spec.down.window / 10)):
+        return state.watched_since
+    return at

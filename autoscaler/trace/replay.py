@@ -15,17 +15,14 @@ from itertools import pairwise
 from operator import mul, sub
 
 from autoscaler.core.model import (
-    Cause,
     ClusterSpec,
     ClusterState,
     Decision,
-    Observation,
     Recommendation,
-    Rescale,
     ScaleEvent,
     Verdict,
 )
-from autoscaler.core.rescale import begin
+from autoscaler.core.rescale import request
 from autoscaler.core.state import call_failed, call_withheld
 from autoscaler.core.step import Decide, step
 from autoscaler.ports import Record
@@ -50,38 +47,28 @@ def decide_again(
     recorded = record.decision
     asked = recorded.desired if recorded.rescale and not record.dry_run else None
     if decision.rescale and decision.desired != asked:
-        after = _not_asked(state, after, record.observation)
+        after = _not_asked(state, after)
     if asked is not None and not (decision.rescale and decision.desired == asked):
         after = _asked(after, record)
     return after, decision
 
 
-def _not_asked(before: ClusterState, after: ClusterState, observation: Observation) -> ClusterState:
+def _not_asked(before: ClusterState, after: ClusterState) -> ClusterState:
     """Without the request of this step: an earlier one that is in progress stays."""
     after = call_withheld(after)
-    waiting = before.rescale
-    if (
-        waiting is not None
-        and not waiting.confirmed
-        and not waiting.error
-        and observation.desired == waiting.before
-        and after.last_missed is before.last_missed
-    ):
+    if after.rescale is not None and not after.rescale.confirmed:
         # Requested and not confirmed: the withdrawn request had replaced it.
-        return replace(after, rescale=waiting, requested=before.requested)
+        return replace(after, requested=before.requested)
     return after
 
 
 def _asked(after: ClusterState, record: Record) -> ClusterState:
     """With the recorded request, as if this configuration had made it."""
     decision, observation = record.decision, record.observation
-    rescale = after.rescale
-    under_way: Rescale | None = rescale if rescale is None or rescale.confirmed else rescale.replaced
     shown = decision.current if observation.desired is None else observation.desired
-    asked = begin(shown, decision.desired, observation.at, Cause.REQUEST)
     return replace(
         after,
-        rescale=replace(asked, replaced=under_way),
+        rescale=request(shown, decision.desired, observation, after.rescale),
         events=(*after.events, ScaleEvent(observation.at, decision.desired - decision.current)),
         requested=observation.at,
     )

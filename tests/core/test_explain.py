@@ -198,6 +198,12 @@ def test_a_change_that_was_refused_is_not_told_as_made() -> None:
         "3 to 6 was not accepted: 403 Forbidden.\n"
     )
     assert "would be scaled up from 3 to 6" in explain(after.past[-1], again, dry_run=True)
+    # Another size than the one that was refused is no second attempt.
+    other_spec = spec(Says(4, Reason.ABOVE, "4 will do"))
+    after, other = step(other_spec, call_failed(state, "403 Forbidden"), observation(NOW + 15 * SECOND))
+    assert explain(after.past[-1], other).startswith(
+        "2026-01-31 03:13:00 UTC: cluster orders is scaled up from 3 to 4, as the policies asked.\n"
+    )
 
 
 def test_missing_and_stale_input_is_explained_with_its_reason() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from autoscaler.core.explain import explain
 from autoscaler.core.model import (
     AMOUNT,
     ANY,
@@ -139,9 +140,11 @@ class Ranged(Asks):
         ("ask", -500.0, "-500, expected 0 to below 2^63"),
         ("ask", (1.0, -500.0, 2.0), "-500, expected 0 to below 2^63"),
         ("ask", 1e308, "1e+308, expected 0 to below 2^63"),
-        ("busy", 70.0, "70, expected a share from 0 to 1"),
+        ("ask", -1.0, "-1, expected 0 to below 2^63"),
+        ("ask", (-1.0, -1.0), "-1, expected 0 to below 2^63"),  # no partition has a committed offset: nothing is known
+        ("ask", (-2.0, 1.0), "-2, expected 0 to below 2^63"),
+        ("ask", (math.nan, -1.0, 3.0), "not a finite number: (nan, -1.0, 3.0)"),
         ("busy", (0.5, -0.1), "-0.1, expected a share from 0 to 1"),
-        ("saturation", 95.0, "95, expected a share from 0 to 1"),  # by `capacity`
         ("lag", -1.0, "-1, expected at most 10"),  # by `settle`, and more narrowly by the policy
         ("throughput", -1.0, "-1, expected 0 to below 2^63"),  # a policy makes no range wider
         ("trend", -1e19, "-1e+19, expected a number of less than 2^63"),  # of which nothing is known
@@ -156,6 +159,91 @@ def test_a_reading_outside_what_the_metric_can_be_is_missing(
     assert decision.desired == 4
     assert state.past[-1].missing == {name: says}
     assert name not in state.past[-1].metrics
+
+
+@pytest.mark.parametrize(
+    ("value", "counted"),
+    [
+        ((5.0, -1.0, 9.0), (5.0, 0.0, 9.0)),  # exporters show -1 for a partition without a committed offset
+        ((0.0, -1.0, 0.0, -1.0), (0.0, 0.0, 0.0, 0.0)),
+        ((5.0, -3.0, 9.0), (5.0, 0.0, 9.0)),  # committed after the end was read
+        (-0.5, 0.0),  # two clocks, or a difference
+        ((-0.5, -0.1), (0.0, 0.0)),
+    ],
+)
+def test_a_negative_number_that_stands_for_nothing_is_none(
+    value: float | tuple[float, ...], counted: float | tuple[float, ...]
+) -> None:
+    observation = seen(0, 4, metrics={"ask": value})
+    state, decision = step(spec(Ranged(), metrics=("ask",)), ClusterState(), observation)
+    assert state.past[-1].metrics == {"ask": Reading(counted, T0)}
+    assert state.past[-1].missing == {}
+    assert decision.reason is not Reason.MISSING
+
+
+@dataclass(frozen=True)
+class Overloaded(Asks):
+    """Asks for the size of `busy`, of which it knows nothing, and keeps the views that it is shown."""
+
+    metric: str = "busy"
+    views: list[View] = field(default_factory=list, compare=False)
+
+    def learn(self, view: View) -> Mapping[str, float]:
+        self.views.append(view)
+        return {}
+
+
+@dataclass(frozen=True)
+class Strict(Overloaded):
+    """The same, which knows that it is a share."""
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {"busy": SHARE}
+
+
+def test_a_share_above_1_is_missing_for_who_knows_it_as_one_and_lowers_nothing_for_others() -> None:
+    loose, strict = Overloaded(), Strict()
+    s = spec(loose, strict, metrics=("busy",))
+    state, before = decide(s, seen(0, 1, metrics={"busy": 1.0}), seen(15, 1, metrics={"busy": 2.5}))
+    assert before.desired == 2
+    after, decision = step(s, state, seen(30, 2, metrics={"busy": 8.0, "other": 1.0}))
+    assert decision.desired == 8
+    assert [asked.replicas for asked in decision.recommendations] == [8, None]
+    assert after.past[-1].missing == {"busy": "8, expected a share from 0 to 1"}
+    assert [[view.number("busy") for view in policy.views] for policy in (loose, strict)] == [
+        [1.0, 2.5, 8.0],
+        [1.0, None, None],
+    ]
+    assert ["busy" in one.metrics for one in strict.views[-1].past] == [True, False, False]
+    assert ["busy" in one.metrics for one in loose.views[-1].past] == [True, True, True]
+    # What is recorded of it is decided in the same way.
+    assert step(s, state, after.past[-1])[1] == decision
+    assert "busy may raise the size, never lower it: 8, expected a share from 0 to 1." in explain(
+        after.past[-1], decision
+    )
+    _, lower = step(s, after, seen(45, 8, metrics={"busy": 3.0}))
+    assert (lower.desired, lower.verdicts[0].reason) == (8, Reason.MISSING)
+    # What the source itself reports as missing is not used by anybody.
+    _, decision = step(s, state, seen(30, 2, metrics={"busy": 8.0}, missing={"busy": "half an answer"}))
+    assert decision.desired == 2
+
+
+def test_capacity_is_not_learned_from_a_saturation_that_is_no_share() -> None:
+    s = spec(Asks("saturation"), capacity=CapacitySpec(warmup=seconds(0), sustained=seconds(0)))
+    state, decision = decide(s, seen(0, 4, metrics={"saturation": 9.0, "throughput": 100.0}))
+    assert decision.desired == 9
+    assert state.learned.capacity == {}
+
+
+def test_what_several_know_of_a_metric_is_what_all_of_them_allow() -> None:
+    class Knows(Asks):
+        def __init__(self, known: Range) -> None:
+            object.__setattr__(self, "metric", "ask")
+            object.__setattr__(self, "ranges", {"ask": known})
+
+    s = spec(Knows(Range(0.0, 10.0, "0 to 10")), Knows(Range(5.0, 1000.0, "5 to 1000")))
+    assert s.ranges["ask"] == Range(5.0, 10.0, "0 to 10")
 
 
 @pytest.mark.parametrize(
@@ -269,18 +357,36 @@ def test_a_size_changed_from_outside_is_settled_like_our_own() -> None:
 def test_while_no_replica_is_up_more_are_not_requested_until_one_is() -> None:
     s = spec(limits=Limits(1, 20), settle=SettleSpec(ready=seconds(60)))
     state, _ = decide(s, seen(0, 5, 5), seen(15, 5, 5))
-    # All five crash, and crash again for longer than their replacement is waited for.
-    for n in range(2, 20):
+    # All five crash.
+    for n in range(2, 7):
         crashed = replace(seen(15.0 * n, 5, 20, ready=0), remarks=("5 pods are in CrashLoopBackOff",))
         state, decision = step(s, state, crashed)
         assert (decision.desired, decision.reason) == (5, Reason.SETTLING)
         assert decision.verdicts[1].detail == (
             "none of 5 replicas is up (5 pods are in CrashLoopBackOff): a step up waits until one is"
         )
-    _, fewer = step(s, state, seen(300, 5, 2, ready=0))
+    _, fewer = step(s, state, seen(105, 5, 2, ready=0))
     assert fewer.desired == 2
-    _, decision = step(s, state, seen(300, 5, 20, ready=1))
+    _, decision = step(s, state, seen(105, 5, 20, ready=1))
     assert decision.desired == 20
+
+
+def test_where_no_replica_gets_up_for_good_one_step_up_is_tried_in_each_pause() -> None:
+    """They may be too few to get ready under the load."""
+    s = spec(limits=Limits(1, 100), up=Behaviour(rates=(Rate(RateKind.PERCENT, 100, seconds(15)),)))
+    s = replace(s, settle=SettleSpec(ready=seconds(60)))
+    state, _ = decide(s, seen(0, 4, 4), seen(15, 4, 4))
+    size, requested, details = 4, {}, {}
+    for n in range(2, 29):
+        state, decision = step(s, state, seen(15.0 * n, size, 64, ready=0))
+        details[15 * n] = decision.verdicts[1].detail
+        if decision.rescale:
+            requested[15 * n] = size = decision.desired
+    # The replacement is given up at 105 s; the step of 165 s at 240 s.
+    assert requested == {165: 8, 300: 16}
+    assert details[150] == "none of 4 replicas is up: the next step up waits until one is, or for 60 s; 45 s passed"
+    _, lower = step(s, state, seen(435, 16, 2, ready=0))
+    assert lower.desired == 2
 
 
 def test_a_cluster_that_is_first_seen_with_nothing_up_waits_for_its_first_replica() -> None:
@@ -319,11 +425,62 @@ def test_after_a_step_of_which_nothing_came_up_the_next_waits_as_long_again() ->
     assert decision.desired == 2
 
 
-def test_a_replica_that_was_lost_and_does_not_come_back_keeps_nothing_from_being_added() -> None:
-    s = spec(settle=SettleSpec(ready=seconds(60)))
-    lost = [seen(15.0 * n, 5, 5, ready=4) for n in range(2, 8)]
-    _, decision = decide(s, seen(0, 5, 5), seen(15, 5, 5), *lost, seen(120, 5, 6, ready=4))
-    assert decision.desired == 6
+@pytest.mark.parametrize(
+    ("given_up", "then"),
+    [
+        # Down, and complete but for a replica that is lost meanwhile.
+        ([seen(0, 8, 4), seen(15, 4, 4, ready=4, engine=running(8))], seen(105, 4, 6, ready=3, engine=running(8))),
+        # Up and ready, but not registered.
+        ([seen(0, 4, 8), seen(15, 8, 8, ready=8, engine=running(4))], seen(105, 8, 12, ready=4, engine=running(4))),
+    ],
+    ids=["down", "registered"],
+)
+def test_only_a_step_up_of_which_no_replica_came_up_holds_the_next_one(
+    given_up: list[Observation], then: Observation
+) -> None:
+    s = spec(limits=Limits(1, 20), engine=True, settle=SettleSpec(ready=seconds(60), registered=seconds(60)))
+    late = replace(given_up[-1], ready=then.ready)
+    state, _ = decide(s, *given_up, *[replace(late, at=at(15.0 * n)) for n in range(2, 7)])
+    assert state.last_missed is not None
+    _, decision = step(s, state, then)
+    assert decision.desired == then.metrics["ask"].value
+
+
+def test_what_came_up_of_a_step_is_counted_from_when_it_was_requested() -> None:
+    s = spec(limits=Limits(1, 40), settle=SettleSpec(ready=seconds(60)))
+    ticks = [seen(0, 4, 8), seen(15, 8, 16, ready=4), *[seen(15.0 * n, 16, 16, ready=7) for n in range(2, 7)]]
+    state, given_up = decide(s, *ticks)
+    assert given_up.notes[0][0] is Reason.DEADLINE
+    _, decision = step(s, state, seen(105, 16, 24, ready=7))
+    assert decision.desired == 24  # three have come up
+
+
+def grow(s: ClusterSpec, ups: Mapping[int, int]) -> dict[int, int]:
+    """What is requested when twice the size is asked for at every tick, and so many are up from that second on."""
+    state, requested, size, ready = ClusterState(), {}, 5, 0
+    for second in range(0, 300, 15):
+        ready = ups.get(second, ready)
+        state, decision = step(s, state, seen(second, size, 1.5 * size, ready=min(ready, size)))
+        if decision.rescale:
+            requested[second] = size = decision.desired
+    return requested
+
+
+def test_steps_in_a_row_of_which_nothing_comes_up_stop_at_the_deadline_of_the_first() -> None:
+    s = spec(limits=Limits(1, 10**6), settle=SettleSpec(ready=seconds(60)))
+    requested = grow(s, {0: 5, 15: 3})
+    # The last is given up at 135 s, and another tried 60 s later, from which on it starts anew.
+    assert list(requested) == [0, 15, 30, 45, 60, 195, 210, 225, 240, 255]
+    # While something comes up they go on.
+    ups = {second: 5 + second // 45 for second in range(0, 300, 45)}
+    assert list(grow(s, ups)) == list(range(0, 300, 15))
+    state = ClusterState()
+    for second, size, ask in ((0, 5, 8), (15, 8, 12), (60, 12, 18), (75, 18, 27)):
+        state, held = step(s, state, seen(second, size, ask, ready=5))
+    assert held.verdicts[1].detail == (
+        "no replica has come up for 75 s: the next step up waits until one does or the rescale from 12 to 18 is "
+        "given up"
+    )
 
 
 def test_a_request_that_the_target_shows_late_is_not_told_as_a_change_from_outside() -> None:
@@ -338,12 +495,37 @@ def test_a_request_that_the_target_shows_late_is_not_told_as_a_change_from_outsi
     state, third = step(s, state, seen(45, 5, 12, ready=3))
     assert third.desired == 12
     state, refused = step(s, call_failed(state, "no"), seen(60, 8, 8, ready=3))
-    assert [reason for reason, _ in refused.notes] == [Reason.UNCONFIRMED, Reason.SETTLING]
+    assert [reason for reason, _ in refused.notes] == [Reason.UNCONFIRMED]
     assert (refused.current, refused.desired, state.override_times) == (8, 8, ())
     # A size that was never requested here is another one's.
     state, _ = decide(s, seen(0, 3, 5), seen(15, 3, 8))
     _, foreign = step(s, state, seen(30, 4, 8, ready=3))
     assert foreign.notes[0] == (Reason.SUPERSEDED, "8 was replaced by 4 from outside")
+
+
+def test_a_request_that_is_on_its_way_still_is_when_a_later_one_is_refused() -> None:
+    s = spec(limits=Limits(1, 20))
+    state, first = decide(s, seen(0, 4, 6))
+    state, second = step(s, state, seen(15, 4, 10))
+    state, third = step(s, call_failed(state, "503"), seen(30, 4, 10))
+    assert (first.desired, second.desired, third.desired) == (6, 10, 10)
+    # The first is shown at last.
+    state, late = step(s, state, seen(45, 6, 10, ready=4))
+    assert late.notes == ()
+    assert (late.desired, state.override_times) == (10, ())
+    # Without a third request the first is waited for.
+    state, _ = decide(s, seen(0, 4, 6), seen(15, 4, 10))
+    state, less = step(s, call_failed(state, "503"), seen(30, 4, 5))
+    assert (less.current, less.desired) == (6, 6)
+
+
+def test_only_a_few_requests_that_were_replaced_are_remembered() -> None:
+    s = spec(limits=Limits(1, 1000), settle=SettleSpec(short=0.0))
+    state, _ = decide(s, *[seen(float(n), 4, 5 + n) for n in range(200)])
+    depth, rescale = 0, state.rescale
+    while rescale is not None:
+        depth, rescale = depth + 1, rescale.replaced
+    assert depth <= 9
 
 
 def test_scale_events_survive_and_hold_the_rate_limit() -> None:
@@ -386,13 +568,24 @@ def test_time_in_which_nothing_could_be_trusted_was_not_watched(bad: Observation
 def test_half_a_window_that_was_not_watched_is_not_a_watched_one() -> None:
     s = spec(Fixed(2), down=Behaviour(window=seconds(300)))
     before = [seen(15.0 * n, 4) for n in range(20)]
-    _, seamless = decide(s, *before, seen(300, 4))
-    assert seamless.desired == 2
-    _, after = decide(s, *before, seen(330, 4))
+    for second in (300, 322):
+        _, seamless = decide(s, *before, seen(second, 4))
+        assert seamless.desired == 2
+    _, after = decide(s, *before, seen(323, 4))
     assert (after.desired, after.reason) == (4, Reason.LEARNING)
-    later = [seen(330 + 15.0 * n, 4) for n in range(21)]
+    later = [seen(323 + 15.0 * n, 4) for n in range(21)]
     sizes = [decide(s, *before, *later[: n + 1])[1].desired for n in range(21)]
     assert sizes == [4] * 20 + [2]
+
+
+@pytest.mark.parametrize(("window", "hiccup"), [(300, 30), (60, 6)])
+def test_a_gap_that_no_reading_is_too_old_for_is_none_however_short_the_interval(window: int, hiccup: int) -> None:
+    s = spec(Fixed(2), interval=seconds(1), down=Behaviour(window=seconds(window)))
+    ticks = [seen(float(n), 4) for n in range(window - hiccup + 1)]
+    _, after = decide(s, *ticks, seen(window, 4))
+    assert after.desired == 2
+    _, later = decide(s, *ticks[:-1], seen(window, 4))
+    assert (later.desired, later.reason) == (4, Reason.LEARNING)
 
 
 def test_a_tick_slower_than_a_short_window_can_still_scale_down() -> None:
@@ -616,9 +809,7 @@ def test_what_was_on_its_way_still_is_when_a_greater_request_is_refused() -> Non
     under_way = state.rescale
     state, decision = step(s, state, seen(30, 8, 16, engine=running(4)))
     assert decision.desired == 16
-    # Neither does a second request in a row, nor a clock that is set, lose it.
-    state, decision = step(s, state, seen(45, 8, 30, engine=running(4)))
-    assert decision.desired == 30
+    # Nor does a clock that is set lose it.
     assert state.rescale is not None
     assert state.rescale.replaced == under_way
     moved = rebase(state, seconds(5)).rescale

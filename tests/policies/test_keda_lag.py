@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from autoscaler.config import load
 from autoscaler.core.expression import Expression
 from autoscaler.core.model import (
+    AMOUNT,
     MOST_LEARNED,
     ClusterSpec,
     ClusterState,
@@ -433,6 +434,12 @@ def test_a_formula_makes_one_number_of_all_triggers(view: Make) -> None:
     assert (answer.replicas, answer.inputs) == (7, {"kafka": 30.0, "orders": 100.0})
     assert answer.detail == "the formula gives 130 at 20 per replica: 7 replicas"
     assert policy.evaluate(both(view, None, 100.0)).reason is Reason.MISSING
+
+
+def test_what_a_formula_computes_with_may_be_negative_as_in_keda() -> None:
+    policy = KedaLag(triggers=(Trigger(metric="trend", name="trend"),), formula="trend + 100", target=10)
+    assert policy.ranges == {}
+    assert KedaLag(triggers=(Trigger(),)).ranges == {"lag": AMOUNT}
 
 
 def test_a_formula_sees_lags_cut_down_to_the_partitions(view: Make) -> None:

@@ -232,6 +232,17 @@ def test_a_request_that_was_recorded_is_followed_with_the_one_it_replaced() -> N
     assert state.rescale.replaced.to == 9
 
 
+def test_a_recorded_request_that_is_shown_late_is_no_change_from_outside() -> None:
+    sizes = [seen(0, 4, 4), seen(1, 4, 9), seen(2, 4, 15), seen(3, 9, 15, 4)]
+    records = recorded(sizes, spec())
+    assert [one.decision.desired for one in records] == [4, 9, 15, 15]
+    state = ClusterState()
+    for one in records:
+        state, decision = decide_again(spec(2), state, one)
+    assert decision.notes == ()
+    assert state.override_times == ()
+
+
 def test_an_unknown_size_at_a_recorded_request_is_that_it_was_made_from() -> None:
     records = recorded([seen(0, 4, 4), seen(1, 4, 9)], spec())
     blind = replace(records[1], observation=replace(records[1].observation, desired=None, ready=None))

@@ -210,8 +210,8 @@ class KedaLag:
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        """What its metrics can be."""
-        return dict.fromkeys(self.metrics, AMOUNT)
+        """What its metrics can be. A formula may compute with negative ones, as in KEDA."""
+        return {} if self.formula else dict.fromkeys(self.metrics, AMOUNT)
 
     def learn(self, view: View) -> Mapping[str, float]:
         """Keep failures in a row, when a trigger was active last, and where the offsets of partitions stand."""
