@@ -185,12 +185,11 @@ def _past(spec: ClusterSpec, past: tuple[Observation, ...], observation: Observa
 def _watched_since(spec: ClusterSpec, state: ClusterState, at: datetime) -> datetime:
     """From when on the cluster has been watched; a gap starts anew.
 
-    A lost tick is none, nor is a time within `max_age` and a tenth of the window. What could not be trusted was not watched:
-    the gap counts from the last proposal that was.
+    A lost tick is not a gap, nor is a time within `max_age` and a tenth of the window. What could not be trusted was
+    not watched: the gap counts from the last proposal that was.
     """
     if state.watched_since is None or not state.proposals:
         return at
     gap = at - state.proposals[-1].at
-    if gap <= spec.interval or gap <= max(spec.interval * _GAP, min(spec.max_age, spec.down.window / 10)):
-        return state.watched_since
-    return at
+    seen = gap <= spec.interval or gap <= max(spec.interval * _GAP, min(spec.max_age, spec.down.window / 10))
+    return state.watched_since if seen else at
