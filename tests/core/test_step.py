@@ -862,3 +862,11 @@ def test_a_reading_of_no_partition_is_none() -> None:
     _, decision = decide(spec(Fixed(1), metrics=("lag",)), replace(seen(0, 2), metrics={"lag": Reading(5.0, at(0), 0)}))
     assert decision.desired == 2
     assert "not a reading: 0 partitions" in decision.verdicts[0].detail
+
+
+def test_what_a_policys_metrics_can_be_must_be_ranges_by_name() -> None:
+    class Odd(Asks):
+        ranges = ("lag",)
+
+    with pytest.raises(TypeError, match=r"its attribute ranges is \('lag',\), expected a Range by name"):
+        spec(Odd())

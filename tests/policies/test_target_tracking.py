@@ -145,3 +145,8 @@ def test_a_higher_number_never_gives_a_smaller_size(
     assert low is not None
     assert high is not None
     assert low <= high
+
+
+def test_its_level_is_the_target_of_an_average_and_not_that_of_a_sum() -> None:
+    assert TargetTracking("cpu", 0.6).levels == (("cpu", 0.6),)
+    assert TargetTracking("cpu", 2.5, Mode.TOTAL).levels == ()

@@ -324,3 +324,8 @@ def test_is_total_stays_within_limits_and_never_goes_down_on_what_is_missing(
     assert 1 <= answer.replicas <= 10
     if answer.reason is Reason.BELOW and current <= 10:
         assert len(metrics) == 2
+
+
+def test_its_levels_are_the_bounds_of_its_rules() -> None:
+    policy = Threshold(up=(Rule(metric="cpu", above=0.8),), down=(Rule(metric="lag", below=1.0, percent=50),))
+    assert policy.levels == (("cpu", 0.8), ("lag", 1.0))
