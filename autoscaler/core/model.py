@@ -31,14 +31,14 @@ MOST = math.nextafter(2.0**63, 0.0)
 
 
 class Range(NamedTuple):
-    """What a metric can be by its nature, both inclusive, and how people are told."""
+    """What a metric can be by its nature, both inclusive, and how messages word it."""
 
     least: float
     most: float
     expected: str
 
     def meet(self, other: Range) -> Range:
-        """What is in both; people are told the narrower one."""
+        """What is in both; messages name the narrower one."""
         narrower = min(self, other, key=lambda each: each.most - each.least)
         return Range(max(self.least, other.least), min(self.most, other.most), narrower.expected)
 

@@ -124,7 +124,7 @@ def read_back(
         TraceError: nothing is there, or a file cannot be read.
     """
     last = None if until is None else file_name(until).removesuffix(SUFFIX)
-    # Most lines are of other clusters: they are told apart before they are parsed, which takes long.
+    # Most lines are of other clusters: they are skipped before they are parsed, which takes long.
     name = f'"{cluster}"'.encode()
     for hour, of_hour in groupby(reversed(files(path)), key=lambda file: _place(file)[0]):
         if last is not None and hour > last:

@@ -98,7 +98,7 @@ def test_ticks_are_on_time_and_a_stop_is_quick_whatever_clients_do(tmp_path: Pat
             daemon.send_signal(signal.SIGTERM)
             assert daemon.wait(30) == 0
             stopped = time.monotonic() - stopped
-            told = clients.communicate()[0]
+            printed = clients.communicate()[0]
         finally:
             daemon.kill()
             daemon.wait()
@@ -112,7 +112,7 @@ def test_ticks_are_on_time_and_a_stop_is_quick_whatever_clients_do(tmp_path: Pat
         f"\n  descriptors  {descriptors:7} at most, of 1,024"
         f"\n  log          {written:7} bytes"
         f"\n  missing      {missing:7.0f} readings"
-        f"\n  clients      {told.strip()}"
+        f"\n  clients      {printed.strip()}"
         f"\n  log lines    {messages}"
     )
     assert missing == 0

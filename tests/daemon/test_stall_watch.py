@@ -68,7 +68,7 @@ def test_every_stall_is_counted_each_cause_logged_once_and_a_loop_that_waits_for
         stalls += 1
 
     def waiting(caller: CodeType) -> SimpleNamespace:
-        """The frame of a select, which somebody has called."""
+        """The frame of a select with its caller."""
         return SimpleNamespace(
             f_code=selectors.EpollSelector.select.__code__,
             f_globals={"__name__": "selectors"},
