@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 # pytest-asyncio asks for the loop that there was before a test, and asyncio makes one for it if none was ever set. That
 # is never closed: a test that came later, and did nothing but collect garbage, was blamed for it.
 asyncio.set_event_loop(None)
+
+# A shell starts what runs in the background with SIGINT ignored, and every process that a test starts would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -21,8 +21,6 @@ Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger("autoscaler.daemon.event_loop")
 
-_ENDS = signal.default_int_handler
-
 MAX_CALLS = 512
 """Calls in threads at a time, name resolution included."""
 
@@ -104,7 +102,8 @@ class EventLoop(asyncio.SelectorEventLoop):
                 return super().run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
                 # Where the daemon does not handle Ctrl-C itself, before it runs and after, it is a person's.
-                typed = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is _ENDS
+                handled = signal.SIGINT in self._signal_handlers  # type: ignore[attr-defined]  # the base class's
+                typed = isinstance(error, KeyboardInterrupt) and not handled
                 if typed or self._main is None or self._main.done():
                     raise
                 log.exception("plug-in tried to end the process", extra={"error": type(error).__name__})

@@ -283,8 +283,6 @@ def terminal_of(arguments: Sequence[str], columns: int) -> Iterator[tuple[io.Raw
             stdout=theirs,
             stderr=theirs,
             env=environment,
-            # A shell starts what runs in the background with SIGINT ignored, which would be inherited.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - one thread
         )
         os.close(theirs)
         try:

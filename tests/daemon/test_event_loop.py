@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import threading
 from collections.abc import Coroutine
@@ -120,8 +121,10 @@ def test_a_task_that_tries_to_end_the_process_ends_alone(
         def callback() -> None:
             raise error
 
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # as the daemon does
         task = asyncio.create_task(bad())
-        asyncio.get_running_loop().call_soon(callback)
+        loop.call_soon(callback)
         await asyncio.sleep(0.01)
         assert isinstance(task.exception(), error)
         return "goes on"
@@ -147,6 +150,7 @@ def test_ctrl_c_ends_it_where_the_daemon_does_not_handle_it() -> None:
 
     loop = EventLoop()
     loop.call_soon(interrupt)
+    loop.call_later(60, loop.stop)
     end = loop.create_future()
     with pytest.raises(KeyboardInterrupt):
         loop.run_until_complete(end)
