@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 from autoscaler.config.model import Cluster, Config
 from autoscaler.core.foreign import foreign_text, format_exception
 from autoscaler.core.model import EngineStatus, Reading
+from autoscaler.daemon.event_loop import caller
 from autoscaler.ports import (
     EdgeError,
     PicksWorkers,
@@ -107,7 +108,11 @@ class Connection:
         return type(self.plugin).__name__
 
     def get(self) -> Any:  # noqa: ANN401 - a source, an engine or a target
-        """The live object. Raises UnavailableError while there is none."""
+        """The live object. Raises UnavailableError while there is none.
+
+        What this context does in threads from now on counts as its.
+        """
+        caller.set(self)
         if not self._connected:
             raise UnavailableError(self._error)
         return self._live
@@ -146,6 +151,7 @@ class Connection:
     async def _connect(self) -> str | None:
         """Hold the connection until it is released. Returns why it could not be opened or kept."""
         loop = asyncio.get_running_loop()
+        caller.set(self)
         try:
             with contained():
                 async with asyncio.timeout(CONNECT_TIMEOUT) as self._limit, self.plugin.connect(self._shared) as live:

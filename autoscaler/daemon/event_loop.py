@@ -14,7 +14,9 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Executor, Future
+from contextvars import ContextVar
 from typing import Any, TypeVar, TypeVarTuple, cast
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -24,8 +26,14 @@ log = logging.getLogger("autoscaler.daemon.event_loop")
 MAX_CALLS = 512
 """Calls in threads at a time, name resolution included."""
 
-MAX_LOOKUPS = 256
-"""Names resolved at a time: each once, however many clusters ask for it."""
+MAX_CALLS_OF_ONE = 128
+"""Those of one plug-in: one whose calls never return must not use up those of all."""
+
+MAX_LOOKUPS_OF_ONE = 16
+"""Names that one plug-in resolves at a time, each once, however many ask for it; the next ones wait for their turn."""
+
+caller: ContextVar[object] = ContextVar("caller")
+"""The connected plug-in that this context runs in."""
 
 
 class EventLoop(asyncio.SelectorEventLoop):
@@ -33,16 +41,22 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: set[threading.Thread] = set()
+        self._calls: dict[threading.Thread, object] = {}
         self._lookups: dict[tuple[Any, ...], asyncio.Future[Any]] = {}
+        self._turns: WeakKeyDictionary[object, asyncio.Semaphore] = WeakKeyDictionary()
         self._main: asyncio.Future[Any] | None = None
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Like the base class, without a queue. Raises OSError while too many calls have not returned."""
+        """Like the base class, without a queue. Raises OSError while too many calls of plug-ins have not returned."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
-        if len(self._calls) >= MAX_CALLS:
-            raise OSError(errno.EAGAIN, f"{MAX_CALLS} calls in threads have not returned")
+        by = caller.get(self)
+        if by is not self:
+            calls = list(self._calls.values())
+            if calls.count(by) >= MAX_CALLS_OF_ONE:
+                raise OSError(errno.EAGAIN, f"{MAX_CALLS_OF_ONE} calls of this plug-in in threads have not returned")
+            if len(calls) >= MAX_CALLS:
+                raise OSError(errno.EAGAIN, f"{MAX_CALLS} calls in threads have not returned")
         outcome: Future[T] = Future()
         outcome.set_running_or_notify_cancel()
 
@@ -52,7 +66,7 @@ class EventLoop(asyncio.SelectorEventLoop):
                 result = func(*args)
             except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                 raised = error
-            self._calls.discard(thread)
+            self._calls.pop(thread, None)
             if self.is_closed():
                 return
             if raised is None:
@@ -61,11 +75,11 @@ class EventLoop(asyncio.SelectorEventLoop):
                 outcome.set_exception(raised)
 
         thread = threading.Thread(target=call, name=f"call {getattr(func, '__qualname__', func)}", daemon=True)
-        self._calls.add(thread)
+        self._calls[thread] = by
         try:
             thread.start()
         except RuntimeError as error:
-            self._calls.discard(thread)
+            self._calls.pop(thread, None)
             raise OSError(errno.EAGAIN, f"no thread can be started: {error}") from None
         return asyncio.wrap_future(outcome, loop=self)
 
@@ -81,12 +95,19 @@ class EventLoop(asyncio.SelectorEventLoop):
     ) -> Any:  # noqa: ANN401 - as socket's
         """Resolve a name. A thread that hangs in it serves all who ask for the same."""
         asked = (host, port, family, type, proto, flags)
-        lookup = self._lookups.get(asked)
-        if lookup is None:
-            if len(self._lookups) >= MAX_LOOKUPS:
-                raise OSError(errno.EAGAIN, f"{MAX_LOOKUPS} names are being resolved already")
-            lookup = self._lookups[asked] = self.run_in_executor(None, socket.getaddrinfo, *asked)
-            lookup.add_done_callback(lambda _: self._lookups.pop(asked))
+        turns = self._turns.setdefault(caller.get(self), asyncio.Semaphore(MAX_LOOKUPS_OF_ONE))
+        while (lookup := self._lookups.get(asked)) is None:
+            await turns.acquire()
+            if asked not in self._lookups:
+                try:
+                    lookup = self._lookups[asked] = self.run_in_executor(None, socket.getaddrinfo, *asked)
+                except OSError:
+                    turns.release()
+                    raise
+                lookup.add_done_callback(lambda _: self._lookups.pop(asked))
+                lookup.add_done_callback(lambda _: turns.release())
+                break
+            turns.release()
         return await asyncio.shield(lookup)
 
     def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:

@@ -40,6 +40,21 @@ class Dns:
         return self._resolve(host, *arguments)
 
 
+class Plugin:
+    """One that resolves names and calls in threads."""
+
+    def enter(self) -> None:
+        event_loop.caller.set(self)
+
+    async def resolve(self, name: str) -> Any:
+        self.enter()
+        return await asyncio.get_running_loop().getaddrinfo(name, 80)
+
+    async def call(self, release: threading.Event) -> None:
+        self.enter()
+        await asyncio.to_thread(release.wait)
+
+
 @pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = Dns(monkeypatch)
@@ -50,7 +65,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_names_that_hang_stop_neither_another_name_nor_a_call_in_a_thread_nor_the_end(dns: Dns) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        hanging = [asyncio.create_task(loop.getaddrinfo(f"{number}.hang.test", 80)) for number in range(50)]
+        hanging = [asyncio.create_task(Plugin().resolve(f"{number}.hang.test")) for number in range(50)]
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
             assert await loop.getaddrinfo("localhost", 80)
@@ -80,24 +95,86 @@ def test_a_name_that_hangs_holds_one_thread_however_often_it_is_asked_for(dns: D
     run(main())
 
 
-def test_too_many_names_and_calls_are_refused_with_the_reason(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_loop, "MAX_LOOKUPS", 2)
+async def started(*tasks: asyncio.Task[Any]) -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in tasks)
+
+
+def test_names_of_one_plug_in_that_hang_hold_up_its_next_ones_alone(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_loop, "MAX_LOOKUPS_OF_ONE", 2)
+
+    async def main() -> None:
+        one, other = Plugin(), Plugin()
+        hanging = [asyncio.create_task(one.resolve(f"{number}.hang.test")) for number in range(2)]
+        waiting = asyncio.create_task(one.resolve("localhost"))
+        given_up = asyncio.create_task(one.resolve("127.0.0.1"))
+        await started(*hanging, waiting, given_up)
+        given_up.cancel()
+        assert dns.asked == ["0.hang.test", "1.hang.test"]
+        assert await asyncio.create_task(other.resolve("127.0.0.2"))
+        assert await asyncio.create_task(other.resolve("localhost"))
+        # The same name does not take another turn.
+        again = asyncio.create_task(other.resolve("0.hang.test"))
+        await started(again, waiting)
+        dns.release.set()
+        async with asyncio.timeout(30):
+            assert await waiting
+        for task in (*hanging, again):
+            with pytest.raises(socket.gaierror):
+                await task
+        assert dns.asked == ["0.hang.test", "1.hang.test", "127.0.0.2", "localhost", "localhost"]
+
+    run(main())
+
+
+def test_who_waited_for_a_turn_does_not_ask_again_what_another_one_asks_meanwhile(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "MAX_LOOKUPS_OF_ONE", 1)
+
+    async def main() -> None:
+        one, other = Plugin(), Plugin()
+        first = asyncio.create_task(one.resolve("localhost"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(one.resolve("a.hang.test"))
+        await asyncio.sleep(0)
+        third = asyncio.create_task(other.resolve("a.hang.test"))
+        assert await first
+        await started(second, third)
+        dns.release.set()
+        for task in (second, third):
+            with pytest.raises(socket.gaierror):
+                await task
+        assert dns.asked == ["localhost", "a.hang.test"]
+
+    run(main())
+
+
+def test_a_plug_in_whose_calls_never_return_uses_up_neither_those_of_another_nor_of_the_daemon(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "MAX_CALLS_OF_ONE", 2)
     monkeypatch.setattr(event_loop, "MAX_CALLS", 3)
 
     async def main() -> None:
-        loop = asyncio.get_running_loop()
-        hanging = [asyncio.create_task(loop.getaddrinfo(f"{number}.hang.test", 80)) for number in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(OSError, match="2 names are being resolved already"):
-            await loop.getaddrinfo("localhost", 80)
+        one, other, last = Plugin(), Plugin(), Plugin()
+        hanging = [asyncio.create_task(one.call(dns.release)) for _ in range(2)]
+        await started(*hanging)
+        with pytest.raises(OSError, match="2 calls of this plug-in in threads have not returned"):
+            await asyncio.create_task(one.call(dns.release))
+        with pytest.raises(OSError, match="2 calls of this plug-in in threads have not returned"):
+            await asyncio.create_task(one.resolve("localhost"))
+        hanging.append(asyncio.create_task(other.call(dns.release)))
+        await started(*hanging)
+        with pytest.raises(OSError, match="3 calls in threads have not returned"):
+            await asyncio.create_task(last.call(dns.release))
         # A reload and a scrape still find a thread.
         assert await asyncio.to_thread(sum, (1, 2)) == 3
-        waiting = asyncio.create_task(asyncio.to_thread(dns.release.wait))
-        await asyncio.sleep(0)
-        with pytest.raises(OSError, match="3 calls in threads have not returned"):
-            await asyncio.to_thread(sum, (1, 2))
-        for task in (*hanging, waiting):
+        for task in hanging:
             task.cancel()
+        # What was refused holds no turn.
+        assert asyncio.get_running_loop()._turns[one]._value == event_loop.MAX_LOOKUPS_OF_ONE  # type: ignore[attr-defined]
 
     run(main())
 
