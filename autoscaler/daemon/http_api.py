@@ -27,7 +27,7 @@ from autoscaler.core.explain import explain
 from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller
 from autoscaler.daemon.http_connections import Connections
-from autoscaler.daemon.metrics import exposition
+from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot, trouble
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import call_failure, load_record, to_json
@@ -120,6 +120,7 @@ def application(status: DaemonStatus, registry: CollectorRegistry, hosts: Iterab
             web.get("/healthz", _health),
             web.get("/readyz", _ready),
             web.get("/metrics", _metrics),
+            web.get("/metrics/policies", _metrics_of_policies),
             web.get("/api/v1/clusters", _clusters),
             web.get("/api/v1/clusters/{name}", _cluster),
             web.get("/api/v1/clusters/{name}/decisions", _decisions),
@@ -272,6 +273,13 @@ async def _metrics(request: web.Request) -> web.Response:
     status, registry = request.app[_STATUS], request.app[_REGISTRY]
     clusters = snapshot(status)
     body = await request.app[_RENDERER].share("metrics", lambda: exposition(status, registry, clusters))
+    return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def _metrics_of_policies(request: web.Request) -> web.Response:
+    status = request.app[_STATUS]
+    clusters = snapshot(status)
+    body = await request.app[_RENDERER].share("policies", lambda: exposition_of_policies(status, clusters))
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

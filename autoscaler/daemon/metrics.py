@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import islice
 from statistics import median
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
@@ -16,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from autoscaler.core.capacity import restart_time
-from autoscaler.core.model import MOST_LEARNED, Reading, SizeCapacity
+from autoscaler.core.model import Reading, SizeCapacity
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -62,9 +61,15 @@ def registry() -> CollectorRegistry:
 
 
 def exposition(status: DaemonStatus, registry: CollectorRegistry, clusters: list[ClusterSnapshot]) -> bytes:
-    """All metrics as Prometheus text. It may run in another thread than the daemon."""
+    """The metrics as Prometheus text. It may run in another thread than the daemon."""
     now = status.utc()
     return generate_latest(registry) + b"".join(family.text(clusters, now) for family in _FAMILIES)
+
+
+def exposition_of_policies(status: DaemonStatus, clusters: list[ClusterSnapshot]) -> bytes:
+    """What policies have learned and work with: up to thousands of numbers for each cluster."""
+    now = status.utc()
+    return b"".join(family.text(clusters, now) for family in _FAMILIES_OF_POLICIES)
 
 
 class DaemonCollector(Collector):
@@ -233,8 +238,7 @@ def _inputs(cluster: ClusterSnapshot, now: datetime) -> _Samples:
     del now
     for recommendation in cluster.decision.recommendations if cluster.decision else ():
         labels = f',policy="{_escaped(recommendation.policy)}",name="'
-        # A policy may use any number of inputs: the size of the text is limited.
-        for key, number in islice(recommendation.inputs.items(), MOST_LEARNED):
+        for key, number in recommendation.inputs.items():
             yield f'{labels}{_escaped(str(key))}"', number
 
 
@@ -352,6 +356,9 @@ _FAMILIES = (
         "How long the last few rescales took from the request until the job ran.",
         _restarts,
     ),
+)
+
+_FAMILIES_OF_POLICIES = (
     _Family("autoscaler_learned", "gauge", "A number that a policy has learned.", _learned),
     _Family(
         "autoscaler_learned_age_seconds", "gauge", "How long ago a time is that a policy has learned.", _learned_ages

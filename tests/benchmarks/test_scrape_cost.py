@@ -23,7 +23,7 @@ from autoscaler.core.model import (
     SizeCapacity,
 )
 from autoscaler.daemon.controller import Counters
-from autoscaler.daemon.metrics import DaemonCollector, exposition, registry
+from autoscaler.daemon.metrics import DaemonCollector, exposition, exposition_of_policies, registry
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.status import snapshot
 
@@ -70,7 +70,8 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
 
 
 def scrape(daemon: Daemon) -> bytes:
-    return exposition(daemon, daemon.registry, snapshot(daemon))
+    clusters = snapshot(daemon)
+    return exposition(daemon, daemon.registry, clusters) + exposition_of_policies(daemon, clusters)
 
 
 def best(function: Callable[[], object]) -> float:

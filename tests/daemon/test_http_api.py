@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler import cli
@@ -84,8 +85,8 @@ class House:
             while not await seen():  # noqa: ASYNC110 - what is waited for is on the other side of HTTP
                 await asyncio.sleep(0.01)
 
-    async def samples(self) -> dict[tuple[str, ...], float]:
-        async with self.session.get(self.url + "/metrics") as response:
+    async def samples(self, path: str = "/metrics") -> dict[tuple[str, ...], float]:
+        async with self.session.get(self.url + path) as response:
             text = await response.text()
         return {
             (sample.name, *sample.labels.values()): sample.value
@@ -292,8 +293,10 @@ async def test_metrics_follow_the_conventions_and_carry_what_is_known(house: Hou
     samples = await house.samples()
     assert samples[("autoscaler_metric_value", "a", "load")] == 300
     assert 0 <= samples[("autoscaler_metric_age_seconds", "a", "load")] < 5
-    async with house.session.get(house.url + "/metrics") as response:
-        families = list(text_string_to_metric_families(await response.text()))
+    families: list[Metric] = []
+    for path in ("/metrics", "/metrics/policies"):
+        async with house.session.get(house.url + path) as response:
+            families += text_string_to_metric_families(await response.text())
     documented = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -319,7 +322,7 @@ def teach(house: House, **learned: Any) -> None:
 
 
 async def remembered(house: House) -> bool:
-    samples = await house.samples()
+    samples = await house.samples("/metrics/policies")
     return samples.get(("autoscaler_learned", "a", 'say "when"', "seen"), 0) >= 3
 
 
@@ -327,7 +330,7 @@ async def test_metrics_hold_every_number_that_was_learned(house: House) -> None:
     await house.ready()
     learning(house)
     await house.until(lambda: remembered(house))
-    samples = await house.samples()
+    samples = await house.samples("/metrics/policies")
     policy = 'say "when"'
     assert samples[("autoscaler_learned", "a", policy, "size.3.greatest")] == 300
     for age in ("first", "last", "size.3.seen"):
@@ -339,6 +342,8 @@ async def test_metrics_hold_every_number_that_was_learned(house: House) -> None:
     names = {labels[3] for labels in samples if labels[:3] == ("autoscaler_learned", "a", policy)}
     assert names == {"seen", "size.3.greatest"} | names & {"size.1.greatest"}
     assert not any(labels[:2] == ("autoscaler_learned", "b") for labels in samples)
+    # There may be thousands for each cluster: they are only given where they are asked for.
+    assert not {labels[0] for labels in samples} & {labels[0] for labels in await house.samples()}
 
 
 async def test_metrics_hold_capacity_and_durations_as_they_were_learned(house: House) -> None:
@@ -362,19 +367,18 @@ async def test_metrics_hold_capacity_and_durations_as_they_were_learned(house: H
     assert samples[("autoscaler_learned_restart_seconds", "a", "down")] == 6.5
 
 
-async def test_metrics_are_not_broken_by_a_policy_with_odd_or_countless_inputs(house: House) -> None:
+async def test_metrics_are_not_broken_by_a_policy_with_odd_inputs(house: House) -> None:
     await house.ready()
     odd = 'a\\"b\nc'
-    inputs: Any = {7: 1, odd: True, **{f"n{number}": float(number) for number in range(5000)}}
+    inputs: Any = {7: 1, odd: True}
     await house.daemon.fleet.stop()
     controller = house.daemon.controllers["a"]
     assert controller.decision is not None
     asked = Recommendation(3, Reason.STEADY, inputs, "many", "wild")
     controller.decision = replace(controller.decision, recommendations=(asked,))
-    samples = await house.samples()
+    samples = await house.samples("/metrics/policies")
     shown = {labels[3]: value for labels, value in samples.items() if labels[2:3] == ("wild",)}
-    assert shown[odd] == shown["7"] == 1
-    assert len(shown) == 1000
+    assert shown == {odd: 1, "7": 1}
 
 
 async def test_the_api_reports_what_was_learned(house: House) -> None:
