@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 
 from autoscaler.cli.options import Commands, config_argument
@@ -31,9 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
         from autoscaler.daemon.logging import setup  # noqa: PLC0415
         from autoscaler.daemon.service import serve  # noqa: PLC0415
 
+        origin = os.path.realpath(arguments.config)  # before it is read: a ConfigMap may change meanwhile
         config = load_live(arguments.config)
         setup(config.daemon.log)
         with asyncio.Runner(loop_factory=EventLoop) as runner:
-            return runner.run(serve(config, lambda: load_live(arguments.config), dry_run=arguments.dry_run))
+            return runner.run(serve(config, lambda: load_live(arguments.config), origin, dry_run=arguments.dry_run))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

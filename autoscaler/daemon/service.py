@@ -205,16 +205,15 @@ def _warn(config: Config) -> None:
         log.warning(warning)
 
 
-async def _follow(path: Path, signals: _Signals) -> None:
+async def _follow(path: Path, before: str, signals: _Signals) -> None:
     """Reload when the path leads to another file. One that is edited may be half written: it waits for SIGHUP."""
-    before: str | None = None
     while True:
         after = before
         try:
             after = await asyncio.to_thread(os.path.realpath, path)
         except OSError as error:  # too many calls in threads: at the next time
             log.debug("the configuration's path is not known", extra={"error": str(error)})
-        if before is not None and after != before:
+        if after != before:
             log.info("another configuration file", extra={"file": after})
             signals.reload(signal.SIGHUP)
         before = after
@@ -262,7 +261,7 @@ class _Signals:
             daemon.stop()
 
 
-async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = False) -> int:
+async def serve(config: Config, load: Callable[[], Config], origin: str, *, dry_run: bool = False) -> int:
     """Run a daemon in this process until a signal ends it.
 
     SIGTERM and SIGINT stop it between ticks, a second one at once; SIGHUP reads the configuration again, and so does a
@@ -271,6 +270,7 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     Args:
         config: what to start with.
         load: reads the configuration again; raises ConfigurationError.
+        origin: the file that its path led to before it was read.
         dry_run: decide and record everything, call no target.
 
     Returns:
@@ -289,7 +289,7 @@ async def serve(config: Config, load: Callable[[], Config], *, dry_run: bool = F
     for number, act in handlers.items():
         loop.add_signal_handler(number, act, number)
     signals.work = asyncio.create_task(_serve(config, load, signals, notifier, dry_run=dry_run))
-    following = asyncio.create_task(_follow(config.path, signals), name="configuration file")
+    following = asyncio.create_task(_follow(config.path, origin, signals), name="configuration file")
     # The command line blocks them while it reads the configuration.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
     try:

@@ -29,6 +29,28 @@ def configure(place: Place, version: str, *names: str, rest: str = "") -> None:
     mount(place, version)
 
 
+def test_a_configmap_that_changes_while_the_daemon_starts_is_loaded(place: Place) -> None:
+    configure(place, "..1", "a")
+    # Reading goes through a plug-in's module: by then the file has been read.
+    module = place.directory / "site" / "plugins_of_files.py"
+    swap = (
+        f"if not os.path.exists('{place.directory}/swapped'):\n"
+        f"    open('{place.directory}/swapped', 'w').close()\n"
+        f"    os.replace('{place.directory}/later', '{place.directory}/volume/..data')\n"
+    )
+    module.write_text(module.read_text() + "\n\nimport os\n" + swap)
+    text = place.config.read_text()
+    configure(place, "..2", "a", "b")
+    (place.directory / "volume" / "..1" / "config.yaml").write_text(text)
+    (place.directory / "later").symlink_to("..2")
+    (place.directory / "first").symlink_to("..1")
+    (place.directory / "first").rename(place.directory / "volume" / "..data")
+    daemon = place.start()
+    assert place.wait_for_log("configuration reloaded")["added"] == ["b"]
+    daemon.terminate()
+    assert daemon.wait(PATIENCE) == 0
+
+
 def test_a_changed_configmap_is_loaded_and_a_bad_one_is_refused_without_a_new_process(place: Place) -> None:
     configure(place, "..1", "a")
     daemon = place.start()
