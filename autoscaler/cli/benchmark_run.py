@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -246,11 +247,8 @@ def _show(rows: Sequence[Row], *, each: bool) -> None:
             f"{plant}: objective {PLANTS[plant].slo:g} s, {count_of(scenarios, 'scenario')}, {count_of(seeds, 'seed')}",
             "",
         )
-        if each:
-            table(
-                ("scenario", "policy", *COLUMNS),
-                [(one.scenario, one.policy, *cells(one)) for one in means(here, each=True)],
-            )
+        for scenario, some in groupby(means(here, each=True) if each else (), lambda one: one.scenario):
+            table((scenario, *COLUMNS), [(one.policy, *cells(one)) for one in some])
             print_lines("")
         table(
             ("policy", *COLUMNS, "under 1 %"),

@@ -52,7 +52,10 @@ def test_tables_tell_means_scenarios_and_who_is_best(capsys: pytest.CaptureFixtu
     output = capsys.readouterr()
     lines = output.out.splitlines()
     assert lines[0] == "k8s: objective 60 s, 1 scenario, 1 seed"
-    assert sum(line.startswith("steps6h  ") for line in lines) == 2
+    titles = [number for number, line in enumerate(lines) if line.startswith("steps6h ")]
+    rows = [lines[number + 1 : number + 3] for number in titles]
+    assert [[line.split()[0] for line in some] for some in rows] == [["static", "adaptive"]]
+    assert max(map(len, lines)) <= 100
     assert any(line.startswith("static ") and line.endswith("1 of 1") for line in lines)
     assert "J of adaptive is the lowest in 1 of 1" in output.out
     assert "CPU seconds for a simulated day: static " in output.err
