@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
 
 from autoscaler.core.foreign import format_exception, shorten
 from autoscaler.core.model import (
     MAX_REPLICAS,
+    MOST_LEARNED,
     Allowance,
     Learned,
     Limits,
@@ -96,7 +98,10 @@ def _ask(named: NamedPolicy, view: View, learned: Learned, policy_errors: Mappin
         return _failed(named, f"raised {format_exception(error)}")
     if problem is not None:
         return _failed(named, problem)
-    return Recommendation(answer.replicas, answer.reason, answer.inputs, shorten(answer.detail), named.name)
+    inputs = answer.inputs
+    if len(inputs) > MOST_LEARNED:  # they are kept, recorded and shown
+        inputs = dict(islice(inputs.items(), MOST_LEARNED))
+    return Recommendation(answer.replicas, answer.reason, inputs, shorten(answer.detail), named.name)
 
 
 def view_for(named: NamedPolicy, view: View) -> View:

@@ -75,6 +75,13 @@ def test_a_decision_that_changes_nothing_has_a_reason_too(answers: list[Any], re
     assert decision.reason is reason
 
 
+def test_countless_inputs_of_a_policy_are_cut_to_the_first_thousand() -> None:
+    inputs = {f"n{number}": float(number) for number in range(5000)}
+    _, decision = decide(spec(Fixed(Recommendation(3, Reason.ABOVE, inputs))), seen(0, 2))
+    assert decision.recommendations[0].inputs == {f"n{number}": float(number) for number in range(1000)}
+    assert decision.proposed == 3
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
