@@ -86,6 +86,8 @@ def jars(name: str, wanted: Mapping[str, str], *, alone: bool = False) -> Path:
             "mvn",
             "-q",
             "-B",
+            # Not ~/.m2: Spark looks there first, and fails where there is a pom without its jar.
+            f"-Dmaven.repo.local={cache / 'maven'}",
             "dependency:copy-dependencies",
             "-DincludeScope=runtime",
             "-DoutputDirectory=jars",
