@@ -23,6 +23,7 @@ from pydantic import BeforeValidator, Field
 from autoscaler.clients.http import Answer, Endpoint, JsonClient
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import AnswerError, RefusedError, Secret, Shared
+from autoscaler.schedulers.flink_durations import seconds
 
 SHARE = 0.45  # of the time-out for one answer: the job's id is requested before the job
 PAUSE = 0.1
@@ -562,38 +563,6 @@ def _parts(names: Sequence[str], limit: int) -> list[list[str]]:
         parts[-1].append(name)
         length += size
     return parts
-
-
-# ----------------------------------------------------------------------------------------------------------
-# how Flink writes settings
-
-_UNIT_NAMES = {
-    86400.0: "d day days",
-    3600.0: "h hour hours",
-    60.0: "m min minute minutes",
-    1.0: "s sec secs second seconds",
-    1e-3: "ms milli millis millisecond milliseconds",
-    1e-6: "us µs micro micros microsecond microseconds",
-    1e-9: "ns nano nanos nanosecond nanoseconds",
-}
-_UNITS = {"": 1e-3} | {name: length for length, names in _UNIT_NAMES.items() for name in names.split()}
-
-
-def seconds(text: str) -> float | None:
-    """A duration as Flink writes it (`30 s`, `500ms`, `1 min`, ISO `PT30S`; a bare number is milliseconds).
-
-    Returns:
-        Seconds, or None when it cannot be read.
-    """
-    plain = text.strip().strip("'\"").lower()
-    found = re.fullmatch(r"(-?\d+)\s*([a-zµ]*)", plain)
-    if found and found[2] in _UNITS:
-        return float(found[1]) * _UNITS[found[2]]
-    iso = re.fullmatch(r"p(?:(\d+)d)?(?:t(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?)?", plain)
-    if iso and any(iso.groups()):
-        days, hours, minutes, secs = (float(part or 0) for part in iso.groups())
-        return days * 86400 + hours * 3600 + minutes * 60 + secs
-    return None
 
 
 def version(text: str) -> tuple[int, int]:

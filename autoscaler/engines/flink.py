@@ -20,12 +20,12 @@ from autoscaler.clients.flink import (
     JobLine,
     TaskManager,
     Vertex,
-    seconds,
     version,
 )
 from autoscaler.core.model import EngineStatus, JobState, Phase
 from autoscaler.core.parameters import ParameterError
 from autoscaler.ports import EdgeTimeoutError, Finding, RefusedError, Severity, Shared, Worker
+from autoscaler.schedulers.flink_durations import seconds
 
 MARGIN = 60.0  # for a worker's start and registration, and for deploying tasks and restoring state
 MAX_HEARTBEAT = 30.0

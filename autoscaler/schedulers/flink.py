@@ -1,7 +1,7 @@
 """Flink's adaptive scheduler, version by version: when a job is stopped for a rescale, and when it restarts.
 
 Made after `org.apache.flink.runtime.scheduler.adaptive` of the releases 1.18 to 2.3, whose names are used here. What is
-left out: failures of the job's own code, savepoints, cancellation, and the jitter of the restart delay.
+left out: savepoints, cancellation, and the jitter of the restart delay.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from autoscaler.schedulers.state_machine import (
     Checkpoint,
     Deploy,
     Due,
+    Failed,
     Instruction,
     Job,
     Killed,
@@ -231,6 +232,8 @@ class FlinkSettings:
                         done += more
             case Checkpoint(completed=completed):
                 job, done = self._checkpoint(job, at, completed=completed)
+            case Failed():
+                job, done = self._fail(job, at, Why.ERROR) if job.phase is Phase.EXECUTING else (job, ())
             case _:  # restored
                 job = replace(job, restored=job.phase is Phase.EXECUTING)
         return job, done
@@ -364,6 +367,10 @@ class FlinkSettings:
         """Slots are lost; if the job used them, its tasks fail."""
         if job.phase is not Phase.EXECUTING or (spare and occupied(job.vertices) <= job.slots + job.dead):
             return job, ()
+        return self._fail(job, at, Why.LOST)
+
+    def _fail(self, job: Job, at: float, why: Why) -> Transition:
+        """The job fails, and restarts after a delay if it may."""
         attempts, delay = job.attempts + 1, self.delay
         if self.restart is Restart.EXPONENTIAL:
             if at - job.restart_at >= self.reset_after:
@@ -372,7 +379,7 @@ class FlinkSettings:
         if self.restart is Restart.NONE or attempts > self.attempts:
             return _finish(job, at)
         job = replace(job, wished=(), attempts=attempts, delay=delay, restart_at=at + delay)
-        return self._stop(job, at, Why.LOST, delay)
+        return self._stop(job, at, why, delay)
 
     def _checkpoint(self, job: Job, at: float, *, completed: bool) -> Transition:
         """A checkpoint completed or failed: it matters on the way to a rescale."""

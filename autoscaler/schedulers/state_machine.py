@@ -45,6 +45,8 @@ class Why(StrEnum):
     RESCALE = "rescale"
     LOST = "lost"
     """Slots that it used are lost."""
+    ERROR = "error"
+    """Its own code failed."""
     FAILED = "failed"
     """It is over: nothing restarts it."""
 
@@ -92,6 +94,13 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """The job's own code failed."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """The tasks have restarted, with their state, as they were deployed."""
 
@@ -105,7 +114,7 @@ class Passed:
     at: float
 
 
-Change = Slots | Killed | Checkpoint | Restored
+Change = Slots | Killed | Checkpoint | Failed | Restored
 Event = Change | Passed
 
 

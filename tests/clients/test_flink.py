@@ -20,10 +20,10 @@ from autoscaler.clients.flink import (
     FlinkParameters,
     JobLine,
     choose_job,
-    seconds,
     version,
 )
 from autoscaler.ports import AnswerError, EdgeTimeoutError, RefusedError, Secret, UnavailableError
+from autoscaler.schedulers.flink_durations import seconds
 from tests.clients.flink_stub import SOURCE, VERSIONS, FakeFlink, Shared, serve
 
 

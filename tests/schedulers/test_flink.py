@@ -13,6 +13,7 @@ from autoscaler.schedulers.state_machine import (
     Checkpoint,
     Deploy,
     Event,
+    Failed,
     Instruction,
     Job,
     Killed,
@@ -551,3 +552,23 @@ def test_a_merging_job_runs_on_nothing_if_it_must() -> None:
     job, done = play(settings, settings.executing(1, 0.0), Slots(5, 0), Slots(30, 2), Passed(60))
     assert done == [Stop(5, Why.LOST), deployed(5, 0), Stop(40, Why.RESCALE), deployed(40, 2)]
     assert job.parallelism == 2
+
+
+# Failures of the job's own code
+
+
+def test_a_failure_of_its_own_code_restarts_a_job_with_the_same_delays_as_a_loss() -> None:
+    job, _ = play(flink(), Job(), Slots(0, 2), Restored(1))
+    job, done = play(flink(), job, Failed(10), Passed(11), Restored(12), Failed(20), FOREVER)
+    assert done == [Stop(10, Why.ERROR), deployed(11, 2), Stop(20, Why.ERROR), deployed(21.5, 2)]
+
+
+def test_a_failure_is_the_last_where_nothing_restarts_a_job() -> None:
+    settings = flink(restart=Restart.NONE)
+    job, done = play(settings, settings.executing(2, 0), Failed(10), FOREVER)
+    assert (done, job.phase) == ([Stop(10, Why.FAILED)], Phase.FINISHED)
+
+
+def test_a_job_that_does_not_run_cannot_fail_again() -> None:
+    _, done = play(flink(), Job(), Slots(0, 2), Failed(10), Failed(10.5), FOREVER)
+    assert done == [deployed(0, 2), Stop(10, Why.ERROR), deployed(11, 2)]
