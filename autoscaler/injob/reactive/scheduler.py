@@ -1,0 +1,358 @@
+"""The scheduler of a reactive job as a state machine: events in, actions out, and a timeline of why.
+
+It drives Flink's adaptive scheduler (`autoscaler.schedulers.flink`), which decides when a job waits, starts, is
+rescaled and restarts after a failure, and adds what differs in Spark: a batch goes on without a lost executor as long
+as enough are left, and uses a new one by itself if it can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autoscaler.injob.reactive.choice import Choice
+from autoscaler.injob.reactive.snapshot import State, Step
+from autoscaler.schedulers import state_machine as flink
+from autoscaler.schedulers.flink import FlinkSettings
+from autoscaler.schedulers.slots import Bounds
+from autoscaler.schedulers.state_machine import Deploy, Job, Phase, Stop, Why, advance
+
+STOPPED = "the queries are stopped"
+
+ENDS = frozenset({State.FAILED, State.FINISHED, State.CANCELED})
+"""A job that is in one of these is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The executors that are up have so many slots."""
+
+    at: float
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`build` has returned, and its queries run."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A batch was committed."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A query has failed, or `build` has; `hopeless` if a restart cannot mend it."""
+
+    at: float
+    why: str
+    hopeless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """All queries have ended by themselves: there is nothing more to read."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The queries that were to be stopped are."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants it to stop after a last commit."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody wants it to stop at once."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """Somebody has set what the job needs and may take."""
+
+    at: float
+    bounds: Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Time passed."""
+
+    at: float
+
+
+Event = Slots | Built | Committed | Failed | Ended | Stopped | StopAsked | CancelAsked | Required | Passed
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Call `build` for so many slots; answer with `Built` or `Failed`."""
+
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopQueries:
+    """Stop the queries that run, where `last_commit` at the end of a batch; answer with `Stopped`."""
+
+    last_commit: bool
+
+
+Action = Build | StopQueries
+Choose = Callable[[int], Choice]
+"""Whether slots that were added, so many in all, take a restart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduler:
+    """A reactive job. Times are seconds from any origin.
+
+    Attributes:
+        settings: the rules of Flink's scheduler; their groups are what the queries need and may take.
+        state: where it is.
+        since: from when on.
+        job: as Flink's scheduler sees it.
+        running: whether there are queries: from `Build` until `Stopped`.
+        stopping: whether they are being stopped.
+        deployed: whether it is to be built as soon as they are stopped.
+        after: the state to enter when they are, where it is not built again.
+        restarts: after failures and for rescales.
+    """
+
+    settings: FlinkSettings
+    state: State = State.CREATED
+    since: float = -math.inf
+    job: Job = Job()  # noqa: RUF009 - it is frozen
+    running: bool = False
+    stopping: bool = False
+    deployed: bool = False
+    after: State | None = None
+    restarts: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self.state in ENDS
+
+    @property
+    def wakes_at(self) -> float:
+        """When to send `Passed` if nothing else happens before."""
+        return math.inf if self.over else self.job.wakes_at
+
+    def react(self, event: Event, choose: Choose) -> tuple[Scheduler, tuple[Action, ...], tuple[Step, ...]]:
+        """What an event changes, what is to be done, and what is to be remembered of it."""
+        turn = _Turn(self, event.at, choose)
+        if not self.over:
+            turn.react(event)
+        return turn.scheduler, tuple(turn.actions), tuple(turn.steps)
+
+
+class _Turn:
+    """The handling of one event."""
+
+    def __init__(self, scheduler: Scheduler, at: float, choose: Choose) -> None:
+        self.scheduler, self.at, self.choose = scheduler, at, choose
+        self.actions: list[Action] = []
+        self.steps: list[Step] = []
+
+    def react(self, event: Event) -> None:
+        if self.scheduler.state is State.CREATED:
+            self.enter(State.WAITING_FOR_RESOURCES, _needs(self.scheduler.settings))
+        here = self.scheduler
+        sooner = isinstance(event, CancelAsked) and here.state is State.STOPPING
+        if here.after is None or sooner or isinstance(event, Slots | Stopped):
+            _HANDLERS[type(event)](self, event)
+
+    def set(self, **changes: Any) -> None:  # noqa: ANN401 - its own fields
+        self.scheduler = replace(self.scheduler, **changes)
+
+    def enter(self, state: State, why: str, *, before: int | None = None, after: int | None = None) -> None:
+        here = self.scheduler
+        now = here.job.parallelism
+        step = Step(
+            at=self.at,
+            state=state,
+            why=why,
+            slots=here.job.slots,
+            before=now if before is None else before,
+            after=now if after is None else after,
+            took=0.0 if math.isinf(here.since) else self.at - here.since,
+        )
+        self.steps.append(step)
+        self.set(state=state, since=here.since if state is here.state else self.at)
+
+    # events
+
+    def slots(self, event: Slots) -> None:
+        here, job, slots = self.scheduler, self.scheduler.job, event.slots
+        if here.after is not None:
+            self.set(job=replace(job, slots=slots))
+        elif job.phase is Phase.EXECUTING and here.settings.groups[0][0].lower <= slots < job.slots:
+            self.go_on(slots, f"{job.slots - slots} of {job.slots} slots are lost: the queries go on with the others")
+        else:
+            self.advance(flink.Slots(self.at, slots))
+
+    def built(self, _: Built) -> None:
+        if self.scheduler.state is State.CREATING:
+            self.enter(State.EXECUTING, f"the queries run on {self.scheduler.job.parallelism} slots")
+            self.advance(flink.Restored(self.at))
+
+    def committed(self, _: Committed) -> None:
+        if self.scheduler.state is State.EXECUTING:
+            self.advance(flink.Checkpoint(self.at))
+
+    def failed(self, event: Failed) -> None:
+        here = self.scheduler
+        if event.hopeless:
+            why = f"{event.why}; a restart cannot mend that"
+            self.finish(State.FAILED, why, State.FAILING, last_commit=False)
+        elif here.running and not here.stopping:
+            self.advance(flink.Failed(self.at), event.why)
+
+    def ended(self, _: Ended) -> None:
+        self.finish(State.FINISHED, "all queries have read what there was", State.STOPPING, last_commit=False)
+
+    def stop_asked(self, _: StopAsked) -> None:
+        self.finish(State.FINISHED, "a stop was asked for", State.STOPPING, last_commit=True)
+
+    def cancel_asked(self, _: CancelAsked) -> None:
+        self.finish(State.CANCELED, "a cancellation was asked for", State.CANCELING, last_commit=False)
+
+    def required(self, event: Required) -> None:
+        here = self.scheduler
+        slots = here.job.slots
+        self.set(settings=replace(here.settings, groups=((event.bounds,),)))
+        if here.state is State.RESTARTING and here.job.phase is Phase.EXECUTING:
+            if slots >= event.bounds.lower:
+                self.go_on(slots, "")
+            return
+        # It looks at the slots that it did not take as at new ones.
+        self.set(job=replace(here.job, slots=here.job.parallelism))
+        self.advance(flink.Slots(self.at, slots, spare=True))
+
+    def passed(self, _: Passed) -> None:
+        self.advance(flink.Passed(self.at))
+
+    def stopped(self, _: Stopped) -> None:
+        here = self.scheduler
+        self.set(running=False, stopping=False)
+        if here.after is not None:
+            self.enter(here.after, STOPPED)
+        elif here.deployed:
+            self.deploy()
+        else:
+            self.wait()
+
+    # what they lead to
+
+    def go_on(self, slots: int, why: str) -> None:
+        """Continue on other slots without a restart; where it is being restarted already, on these."""
+        here, job = self.scheduler, self.scheduler.job
+        kept = here.settings.executing(slots, self.at)
+        kept = replace(kept, attempts=job.attempts, delay=job.delay, restart_at=job.restart_at)
+        self.set(job=kept)
+        if here.state is State.EXECUTING:
+            self.enter(State.EXECUTING, why, before=job.parallelism)
+
+    def advance(self, event: flink.Event, why: str | None = None) -> None:
+        """Let Flink's scheduler handle an event, and do what it says."""
+        here = self.scheduler
+        job, done = advance(here.settings, here.job, event)
+        stops = {one.why for one in done if isinstance(one, Stop)}
+        if stops == {Why.RESCALE} and here.state is State.EXECUTING:
+            choice = self.choose(job.slots)
+            if choice.restart is None:
+                return  # It is asked again at the next event.
+            if not choice.restart:
+                self.go_on(job.slots, choice.why)
+                return
+            why = choice.why
+        before = here.job.parallelism
+        self.set(job=job)
+        for one in done:
+            if isinstance(one, Stop):
+                self.stop(one.why, why, before)
+            elif isinstance(one, Deploy):
+                self.set(deployed=True)
+        if self.scheduler.deployed and not self.scheduler.running:
+            self.deploy()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for resources, once the queries are stopped."""
+        here = self.scheduler
+        waits = here.job.phase is Phase.WAITING_FOR_RESOURCES and here.state is State.RESTARTING
+        if waits and not here.running:
+            self.enter(State.WAITING_FOR_RESOURCES, _needs(here.settings))
+
+    def stop(self, cause: Why, why: str | None, before: int) -> None:
+        here = self.scheduler
+        if cause is Why.FAILED:
+            needs = f"{_needs(here.settings)}, and there were {here.job.slots} for too long"
+            self.finish(State.FAILED, why or needs, State.FAILING, last_commit=False)
+            return
+        self.enter(
+            State.RESTARTING, why or f"{here.job.slots} slots are left, and {_needs(here.settings)}", before=before
+        )
+        self.set(restarts=here.restarts + 1, deployed=False)
+        self.stop_queries(last_commit=cause is Why.RESCALE)
+
+    def deploy(self) -> None:
+        here = self.scheduler
+        self.enter(State.CREATING, f"there are {here.job.slots} slots", before=0)
+        self.set(running=True, deployed=False)
+        self.actions.append(Build(here.job.parallelism))
+
+    def finish(self, last: State, why: str, until: State, *, last_commit: bool) -> None:
+        """Stop the queries, and end."""
+        if not self.scheduler.running:
+            self.enter(last, why)
+            return
+        self.enter(until, why)
+        self.set(after=last, deployed=False)
+        self.stop_queries(last_commit=last_commit)
+
+    def stop_queries(self, *, last_commit: bool) -> None:
+        if not self.scheduler.running:
+            return
+        if self.actions:  # by the same event for another reason: it is done once, and does not wait
+            self.actions = [StopQueries(last_commit=False)]
+        elif not (self.scheduler.stopping and last_commit):  # a cancellation does not wait for a last commit
+            self.actions.append(StopQueries(last_commit))
+        self.set(stopping=True)
+
+
+_HANDLERS: Mapping[type[Event], Callable[[_Turn, Any], None]] = {
+    Slots: _Turn.slots,
+    Built: _Turn.built,
+    Committed: _Turn.committed,
+    Failed: _Turn.failed,
+    Ended: _Turn.ended,
+    Stopped: _Turn.stopped,
+    StopAsked: _Turn.stop_asked,
+    CancelAsked: _Turn.cancel_asked,
+    Required: _Turn.required,
+    Passed: _Turn.passed,
+}
+
+
+def _needs(settings: FlinkSettings) -> str:
+    return f"at least {settings.groups[0][0].lower} slots are needed"
