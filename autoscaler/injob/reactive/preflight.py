@@ -1,0 +1,324 @@
+"""What keeps a reactive job from being elastic, said before it matters: by Spark's settings and by its queries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autoscaler.injob.reactive.options import Options
+from autoscaler.schedulers.flink_durations import seconds
+
+TEMPORARY = "temporary-"
+"""How Spark begins the name of a checkpoint directory that it makes for a query without one."""
+
+_EXECUTOR_TIMEOUTS = ("spark.storage.blockManagerHeartbeatTimeoutMs", "spark.storage.blockManagerSlaveTimeoutMs")
+"""Either counts before spark.network.timeout."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    """The job should not run: it would lose or repeat records, or never start."""
+    WARNING = "warning"
+    """The job runs, and does not use what comes, or notices late what goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that keeps a job from being elastic.
+
+    Attributes:
+        severity: how bad it is.
+        name: the setting or the matter.
+        what: what is wrong and what follows, with the numbers.
+        advice: what to do.
+    """
+
+    severity: Severity
+    name: str
+    what: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryFacts:
+    """A query of the job, as far as it is known.
+
+    Attributes:
+        name: as in messages.
+        has_checkpoint: whether it has a checkpoint of its own; None: unknown.
+        source_partitions: tasks of its first stage; None: unknown, as before the first batch.
+        state_partitions: partitions of its state, fixed by its first batch; None: unknown, or it has none.
+        real_time: whether it runs in real-time mode.
+    """
+
+    name: str
+    has_checkpoint: bool | None = None
+    source_partitions: int | None = None
+    state_partitions: int | None = None
+    real_time: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is examined.
+
+    Attributes:
+        conf: the application's Spark settings; a missing one has Spark's default.
+        master: the URL of the Master, such as `spark://host:7077` or `local[2]`.
+        slots: tasks that the executors can run at a time now.
+        queries: those that run.
+        master_settings: settings of the Master; None: not known, and not examined.
+    """
+
+    conf: Mapping[str, str]
+    master: str
+    slots: int
+    queries: tuple[QueryFacts, ...] = ()
+    master_settings: Mapping[str, str] | None = None
+
+    @property
+    def local(self) -> bool:
+        """Whether the driver is the only executor."""
+        return self.master.split("[")[0] == "local"
+
+    @property
+    def cluster_settings(self) -> Mapping[str, str] | None:
+        """Settings of the Master; one that the application starts itself has the application's."""
+        return self.conf if self.master.startswith("local-cluster") else self.master_settings
+
+    def is_true(self, key: str) -> bool:
+        """Whether a setting that is false by default is true."""
+        return self.conf.get(key, "false").strip().lower() == "true"
+
+    def time(self, key: str, default: float, unit: str = "ms") -> float:
+        """A time in seconds; unreadable ones, which Spark refuses, count as the default."""
+        found = seconds(self.conf[key], unit) if key in self.conf else None
+        return default if found is None else found
+
+
+def _warning(name: str, what: str, advice: str) -> Finding:
+    return Finding(Severity.WARNING, name, what, advice)
+
+
+def _checkpoints(facts: Facts, _: Options) -> Iterator[Finding]:
+    for query in facts.queries:
+        if query.has_checkpoint is False:
+            yield Finding(
+                Severity.ERROR,
+                "checkpoint",
+                f"{query.name} has no checkpoint of its own: each restart would lose or repeat records",
+                'start it with .option("checkpointLocation", ...), on storage that driver and executors share',
+            )
+
+
+def _local_master(facts: Facts, options: Options) -> Iterator[Finding]:
+    if facts.local:
+        short = facts.slots < options.min_slots
+        yield Finding(
+            Severity.ERROR if short else Severity.WARNING,
+            "spark.master",
+            f"{facts.master} has {facts.slots} slots for ever"
+            + (f", fewer than min_slots, which is {options.min_slots}: the job would never start" if short else ""),
+            "start the job on a cluster" + (f", or with min_slots={facts.slots} or fewer" if short else ""),
+        )
+
+
+def _core_limit(facts: Facts, options: Options) -> Iterator[Finding]:
+    key, text = "spark.cores.max", facts.conf.get("spark.cores.max", "").strip()
+    if not text.isdecimal() or facts.local:
+        return
+    slots = int(text) // max(1, int(facts.conf.get("spark.task.cpus", "1")))
+    wanted = options.preferred_slots
+    if slots < options.min_slots:
+        what = f"{text} cores are {slots} slots, fewer than min_slots, which is {options.min_slots}: it never starts"
+        yield Finding(Severity.ERROR, key, what, f"start the job without {key}; preferred_slots is its bound")
+    elif wanted is None or slots < wanted:
+        bound = "all that come" if wanted is None else f"{wanted} (preferred_slots)"
+        what = f"the job wants {bound} and gets {slots} slots at most: workers beyond get no executor"
+        yield _warning(key, what, f"start the job without {key}; preferred_slots is its bound")
+
+
+def _frozen_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
+    most = options.most_slots or facts.slots
+    for query in facts.queries:
+        if query.state_partitions is not None and query.state_partitions < most and not query.real_time:
+            yield _warning(
+                "state partitions",
+                f"{query.name} has {query.state_partitions} of them since its first batch, for up to {most} slots: "
+                f"{most - query.state_partitions} slots never work on its state",
+                f"set preferred_slots={query.state_partitions}, or begin with a new checkpoint: that gets as many as "
+                "spark.sql.shuffle.partitions says, two or three times the most slots",
+            )
+
+
+def _source_partitions(facts: Facts, options: Options) -> Iterator[Finding]:
+    slots = min(facts.slots, options.most_slots or facts.slots)
+    for query in facts.queries:
+        if query.source_partitions is not None and query.source_partitions < slots and not query.real_time:
+            yield _warning(
+                "source partitions",
+                f"{query.name} reads {query.source_partitions} of them with {slots} slots: "
+                f"{slots - query.source_partitions} slots read nothing",
+                "give the source more partitions (Kafka: minPartitions), two or three times the most slots, or set "
+                f"preferred_slots={query.source_partitions}",
+            )
+
+
+def _locality(facts: Facts, _: Options) -> Iterator[Finding]:
+    if facts.local or all(query.state_partitions is None for query in facts.queries):
+        return
+    general = facts.time("spark.locality.wait", 3.0)
+    waits = [facts.time(f"spark.locality.wait.{level}", general) for level in ("process", "node", "rack")]
+    if any(waits):
+        yield _warning(
+            "spark.locality.wait",
+            f"tasks wait {max(waits):g} s for the executor that has their state: while batches are short, new "
+            "executors get almost nothing, and the loss of one costs 8 to 15 s instead of 3",
+            "set spark.locality.wait=0s, as reactive_conf(stateful=True) does",
+        )
+
+
+def _real_time(facts: Facts, options: Options) -> Iterator[Finding]:
+    for query in facts.queries:
+        if query.real_time:
+            known = query.source_partitions
+            need = None if known is None else known + (query.state_partitions or 0)
+            many = "one for each task of all its stages" if need is None else str(need)
+            short = need is not None and options.most_slots is not None and options.most_slots < need
+            yield Finding(
+                Severity.ERROR if short else Severity.WARNING,
+                "real-time mode",
+                f"{query.name} holds its slots all the time ({many}): with fewer it fails, and more are useless"
+                + (f"; the job takes {options.most_slots} at most" if short else ""),
+                f"set min_slots and preferred_slots to {need or 'that number'}, or use a processing-time trigger",
+            )
+
+
+def _decommission(facts: Facts, _: Options) -> Iterator[Finding]:
+    key = "spark.decommission.enabled"
+    if not facts.local and not facts.is_true(key):
+        yield _warning(
+            key,
+            "it is not true: an executor on a worker that is drained stays, idle, and its tasks fail in the end",
+            f"set {key}=true for the job, as reactive_conf() does, and for the Master and the Workers",
+        )
+
+
+def _heartbeats(facts: Facts, options: Options) -> Iterator[Finding]:
+    if facts.local:
+        return
+    timeout = options.heartbeat_timeout
+    advice = f"start the job with reactive_conf(heartbeat_timeout={timeout:g}), and set none of its time-outs otherwise"
+    against = f"contradicts heartbeat_timeout, which is {timeout:g} s"
+    own = [key for key in _EXECUTOR_TIMEOUTS if key in facts.conf]
+    key = own[0] if own else "spark.network.timeout"
+    patience = facts.time(key, 120.0, "ms" if own else "s")
+    beat = facts.time("spark.executor.heartbeatInterval", 10.0)
+    check = facts.time("spark.network.timeoutInterval", 60.0)
+    if beat > timeout / 2:
+        what = f"{beat:g} s {against}: an executor that misses one beat would count as hung"
+        yield _warning("spark.executor.heartbeatInterval", what, advice)
+    if not timeout <= patience <= math.ceil(timeout):
+        what = f"{patience:g} s {against}: a hung executor is given up {_late(patience, timeout)}"
+        yield _warning(key, what, advice)
+    if check > timeout / 2:
+        what = f"{check:g} s {against}: the driver looks only so often, and gives up a hung executor so much later"
+        yield _warning("spark.network.timeoutInterval", what, advice)
+    key, whole, settings = "spark.worker.timeout", math.ceil(timeout), facts.cluster_settings
+    worker = None if settings is None else seconds(settings.get(key, "60"), "s")
+    if worker is not None and worker != whole:
+        when = _late(worker, timeout)
+        what = f"the Master's {worker:g} s {against}: it gives up a hung worker, and frees its cores, {when}"
+        yield _warning(key, what, f"start the Master and all Workers with -D{key}={whole}")
+
+
+def _late(actual: float, wanted: float) -> str:
+    return f"{abs(actual - wanted):g} s too {'late' if actual > wanted else 'early'}"
+
+
+def _dynamic_allocation(facts: Facts, _: Options) -> Iterator[Finding]:
+    key = "spark.dynamicAllocation.enabled"
+    if facts.is_true(key):
+        yield _warning(
+            key,
+            "Spark adds and removes executors itself, by idle time, which a streaming query never or always has",
+            f"set {key}=false, as reactive_conf() does",
+        )
+
+
+def _retries(facts: Facts, _: Options) -> Iterator[Finding]:
+    key = "spark.deploy.maxExecutorRetries"
+    limit = "-1" if facts.cluster_settings is None else facts.cluster_settings.get(key, "10").strip()
+    if not limit.startswith("-"):
+        yield _warning(
+            key,
+            f"the Master ends the application after {limit} lost executors while none runs",
+            f"start the Master with -D{key}=-1",
+        )
+
+
+_CHECKS = (
+    _checkpoints,
+    _local_master,
+    _core_limit,
+    _frozen_partitions,
+    _source_partitions,
+    _locality,
+    _real_time,
+    _decommission,
+    _heartbeats,
+    _dynamic_allocation,
+    _retries,
+)
+
+
+def findings(facts: Facts, options: Options) -> tuple[Finding, ...]:
+    """All that keeps a job from being elastic, errors first."""
+    found = [finding for check in _CHECKS for finding in check(facts, options)]
+    return tuple(sorted(found, key=lambda finding: finding.severity is not Severity.ERROR))
+
+
+def read_facts(spark: Any, *, slots: int | None = None, master_settings: Mapping[str, str] | None = None) -> Facts:  # noqa: ANN401 - untyped
+    """Read what can be known of a live session (not Spark Connect) and of its queries that run.
+
+    Args:
+        spark: the SparkSession.
+        slots: as counted by executors; None: Spark's default parallelism, which lags behind.
+        master_settings: settings of the Master, which its web UI shows under `/environment/`.
+    """
+    context = spark.sparkContext
+    conf = dict(context.getConf().getAll())
+    return Facts(
+        conf=conf,
+        master=context.master,
+        slots=context.defaultParallelism // int(conf.get("spark.task.cpus", "1")) if slots is None else slots,
+        queries=tuple(_read_query(context, query) for query in spark.streams.active),
+        master_settings=master_settings,
+    )
+
+
+def _read_query(context: Any, query: Any) -> QueryFacts:  # noqa: ANN401 - untyped
+    progress = query.lastProgress
+    state = [one.numShufflePartitions for one in progress.stateOperators] if progress else []
+    execution = query._jsq.streamingQuery()  # noqa: SLF001 - checkpoint and trigger have no public way
+    return QueryFacts(
+        name=query.name or f"query {query.id}",
+        has_checkpoint=not execution.resolvedCheckpointRoot().rsplit("/", 1)[-1].startswith(TEMPORARY),
+        source_partitions=_first_stage(context.statusTracker(), str(query.runId)),
+        state_partitions=min(state, default=None),
+        real_time=execution.trigger().toString().startswith("RealTimeTrigger"),
+    )
+
+
+def _first_stage(tracker: Any, run: str) -> int | None:  # noqa: ANN401 - untyped
+    """Tasks of the first stage of a query's last Spark job: the one that reads the source."""
+    for job in sorted(tracker.getJobIdsForGroup(run), reverse=True)[:1]:
+        stages = sorted(info.stageIds) if (info := tracker.getJobInfo(job)) else ()
+        for stage in stages[:1]:
+            return found.numTasks or None if (found := tracker.getStageInfo(stage)) else None
+    return None

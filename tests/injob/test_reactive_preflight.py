@@ -1,0 +1,306 @@
+"""What the preflight check finds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.injob.reactive.conf import reactive_conf
+from autoscaler.injob.reactive.options import Options
+from autoscaler.injob.reactive.preflight import Facts, Finding, QueryFacts, Severity, findings, read_facts
+
+MASTER = {"spark.worker.timeout": "10", "spark.deploy.maxExecutorRetries": "-1"}
+
+
+def query(**changes: Any) -> QueryFacts:
+    known: dict[str, Any] = {"name": "counts", "has_checkpoint": True, "source_partitions": 12, "state_partitions": 12}
+    return QueryFacts(**(known | changes))
+
+
+def cluster(*queries: QueryFacts, **changes: Any) -> Facts:
+    known: dict[str, Any] = {
+        "conf": reactive_conf(stateful=True),
+        "master": "spark://here:7077",
+        "slots": 4,
+        "queries": queries or (query(),),
+        "master_settings": MASTER,
+    }
+    return Facts(**(known | changes))
+
+
+def with_conf(**changes: str) -> Facts:
+    return cluster(conf=reactive_conf(stateful=True) | {key.replace("__", "."): text for key, text in changes.items()})
+
+
+def the_one(facts: Facts, options: Options | None = None) -> Finding:
+    (found,) = findings(facts, options or Options())
+    assert found.advice
+    return found
+
+
+def test_nothing_is_found_about_a_job_that_is_elastic() -> None:
+    assert findings(cluster(), Options()) == ()
+    assert findings(cluster(), Options(min_slots=2, preferred_slots=8)) == ()
+
+
+@given(st.floats(2, 3600))
+def test_the_settings_for_a_heartbeat_timeout_never_contradict_it(timeout: float) -> None:
+    facts = cluster(conf=reactive_conf(stateful=True, heartbeat_timeout=timeout), master_settings=None)
+
+    assert findings(facts, Options(heartbeat_timeout=timeout)) == ()
+
+
+def test_what_is_unknown_is_not_found_fault_with() -> None:
+    unknown = QueryFacts(name="counts")
+
+    assert findings(cluster(unknown, master_settings=None), Options()) == ()
+
+
+def test_a_query_without_a_checkpoint_is_an_error() -> None:
+    found = the_one(cluster(query(), query(name="raw", has_checkpoint=False)))
+
+    assert (found.severity, found.name) == (Severity.ERROR, "checkpoint")
+    assert found.what == "raw has no checkpoint of its own: each restart would lose or repeat records"
+
+
+def test_errors_come_first() -> None:
+    found = findings(cluster(query(has_checkpoint=False, source_partitions=1), conf={}), Options())
+
+    severities = [one.severity for one in found]
+    assert severities == [Severity.ERROR] + [Severity.WARNING] * (len(found) - 1)
+    assert {one.name for one in found} == {
+        "checkpoint",
+        "source partitions",
+        "spark.locality.wait",
+        "spark.decommission.enabled",
+        "spark.executor.heartbeatInterval",
+        "spark.network.timeout",
+        "spark.network.timeoutInterval",
+    }
+
+
+@pytest.mark.parametrize(
+    ("partitions", "slots", "options", "names"),
+    [
+        (3, 4, Options(), ["state partitions"]),
+        (4, 4, Options(), []),
+        (4, 4, Options(preferred_slots=6), ["state partitions"]),
+        (3, 4, Options(preferred_slots=3), []),
+        (4, 1, Options(max_parallelism=5), ["state partitions"]),
+        (None, 4, Options(), []),
+    ],
+)
+def test_state_with_fewer_partitions_than_the_most_slots_is_found(
+    partitions: int | None, slots: int, options: Options, names: list[str]
+) -> None:
+    found = findings(cluster(query(state_partitions=partitions), slots=slots), options)
+
+    assert [one.name for one in found] == names
+
+
+@pytest.mark.parametrize(
+    ("partitions", "options", "names"),
+    [
+        (3, Options(), ["source partitions"]),
+        (4, Options(), []),
+        (3, Options(preferred_slots=3), []),
+        (3, Options(preferred_slots=8), ["source partitions"]),
+        (None, Options(), []),
+    ],
+)
+def test_more_slots_than_the_source_has_partitions_are_found(
+    partitions: int | None, options: Options, names: list[str]
+) -> None:
+    assert [one.name for one in findings(cluster(query(source_partitions=partitions)), options)] == names
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "severity", "what"),
+    [
+        (
+            {"spark__cores__max": "3"},
+            Options(preferred_slots=4),
+            Severity.WARNING,
+            "wants 4 (preferred_slots) and gets 3",
+        ),
+        ({"spark__cores__max": "3"}, Options(), Severity.WARNING, "wants all that come and gets 3"),
+        ({"spark__cores__max": "3"}, Options(min_slots=4), Severity.ERROR, "3 cores are 3 slots, fewer than min_slots"),
+        ({"spark__cores__max": "4", "spark__task__cpus": "2"}, Options(min_slots=3), Severity.ERROR, "are 2 slots"),
+    ],
+)
+def test_a_limit_of_cores_below_the_slots_that_are_wanted_is_found(
+    conf: dict[str, str], options: Options, severity: Severity, what: str
+) -> None:
+    found = the_one(with_conf(**conf), options)
+
+    assert (found.severity, found.name) == (severity, "spark.cores.max")
+    assert what in found.what
+
+
+def test_a_limit_of_cores_above_the_preferred_slots_does_no_harm() -> None:
+    assert findings(with_conf(spark__cores__max="4"), Options(preferred_slots=4)) == ()
+
+
+@pytest.mark.parametrize(
+    ("conf", "waits"),
+    [
+        ({"spark__locality__wait": "3s"}, "3 s"),
+        ({"spark__locality__wait": "500"}, "0.5 s"),
+        ({"spark__locality__wait__node": "1s"}, "1 s"),
+    ],
+)
+def test_a_wait_for_the_executor_with_the_state_is_found(conf: dict[str, str], waits: str) -> None:
+    found = the_one(with_conf(**conf))
+
+    assert found.name == "spark.locality.wait"
+    assert f"tasks wait {waits} for" in found.what
+
+
+def test_a_job_without_state_may_wait_for_a_near_executor() -> None:
+    assert findings(cluster(query(state_partitions=None), conf=reactive_conf()), Options()) == ()
+
+
+@pytest.mark.parametrize(
+    ("partitions", "options", "severity", "advice"),
+    [
+        (10, Options(preferred_slots=15), Severity.WARNING, "min_slots and preferred_slots to 15"),
+        (10, Options(preferred_slots=14), Severity.ERROR, "min_slots and preferred_slots to 15"),
+        (None, Options(), Severity.WARNING, "min_slots and preferred_slots to that number"),
+    ],
+)
+def test_real_time_mode_needs_a_slot_for_each_task_of_all_stages(
+    partitions: int | None, options: Options, severity: Severity, advice: str
+) -> None:
+    found = the_one(cluster(query(source_partitions=partitions, state_partitions=5, real_time=True)), options)
+
+    assert (found.severity, found.name) == (severity, "real-time mode")
+    assert advice in found.advice
+
+
+@pytest.mark.parametrize(
+    ("conf", "name", "what"),
+    [
+        ({"spark__decommission__enabled": "false"}, "spark.decommission.enabled", "it is not true"),
+        ({"spark__dynamicAllocation__enabled": "TRUE"}, "spark.dynamicAllocation.enabled", "removes executors itself"),
+        (
+            {"spark__executor__heartbeatInterval": "6s"},
+            "spark.executor.heartbeatInterval",
+            "6 s contradicts heartbeat_timeout, which is 10 s",
+        ),
+        ({"spark__network__timeout": "120s"}, "spark.network.timeout", "is given up 110 s too late"),
+        ({"spark__network__timeout": "5"}, "spark.network.timeout", "is given up 5 s too early"),
+        (
+            {"spark__network__timeoutInterval": "8000"},
+            "spark.network.timeoutInterval",
+            "the driver looks only so often",
+        ),
+        (
+            {"spark__storage__blockManagerHeartbeatTimeoutMs": "30000"},
+            "spark.storage.blockManagerHeartbeatTimeoutMs",
+            "is given up 20 s too late",
+        ),
+    ],
+)
+def test_a_setting_of_the_application_that_keeps_it_from_being_elastic_is_found(
+    conf: dict[str, str], name: str, what: str
+) -> None:
+    found = the_one(with_conf(**conf))
+
+    assert (found.severity, found.name) == (Severity.WARNING, name)
+    assert what in found.what
+
+
+def test_a_time_out_of_executors_of_its_own_counts_before_that_of_the_network() -> None:
+    conf = {"spark__network__timeout": "120s", "spark__storage__blockManagerHeartbeatTimeoutMs": "10000"}
+
+    assert findings(with_conf(**conf), Options()) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "what"),
+    [
+        ({"spark.worker.timeout": "60"}, "spark.worker.timeout", "the Master's 60 s contradicts"),
+        ({"spark.worker.timeout": "4"}, "spark.worker.timeout", "6 s too early"),
+        ({"spark.deploy.maxExecutorRetries": "10"}, "spark.deploy.maxExecutorRetries", "after 10 lost executors"),
+    ],
+)
+def test_a_setting_of_the_master_is_found(settings: dict[str, str], name: str, what: str) -> None:
+    found = the_one(cluster(master_settings=MASTER | settings))
+
+    assert (found.severity, found.name) == (Severity.WARNING, name)
+    assert what in found.what
+
+
+def test_a_master_of_which_all_is_known_and_nothing_set_has_spark_s_defaults() -> None:
+    names = [one.name for one in findings(cluster(master_settings={}), Options())]
+
+    assert names == ["spark.worker.timeout", "spark.deploy.maxExecutorRetries"]
+
+
+def test_a_cluster_within_the_application_has_the_application_s_settings() -> None:
+    facts = cluster(master="local-cluster[2,1,1024]", master_settings=None)
+
+    assert the_one(facts).name == "spark.worker.timeout"
+
+
+def test_in_local_mode_only_the_mode_is_found() -> None:
+    found = the_one(cluster(master="local[4]", conf={}))
+
+    assert (found.severity, found.what) == (Severity.WARNING, "local[4] has 4 slots for ever")
+
+
+def test_in_local_mode_slots_below_the_minimum_are_an_error() -> None:
+    found = the_one(cluster(master="local[4]"), Options(min_slots=5))
+
+    assert found.severity is Severity.ERROR
+    assert "fewer than min_slots, which is 5: the job would never start" in found.what
+    assert found.advice == "start the job on a cluster, or with min_slots=4 or fewer"
+
+
+@pytest.fixture
+def spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    sql = pytest.importorskip("pyspark.sql")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    conf = reactive_conf(stateful=True) | {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+    }
+    session = sql.SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
+    yield session
+    for running in session.streams.active:
+        running.stop()
+    session.stop()
+
+
+@pytest.mark.e2e
+def test_facts_of_a_live_session_are_read(spark: Any, tmp_path: Path) -> None:
+    rows = spark.readStream.format("rate-micro-batch").options(rowsPerBatch=10, numPartitions=2).load()
+    kept = rows.groupBy("value").count().writeStream.queryName("kept").outputMode("update").format("noop")
+    queries = [
+        kept.option("checkpointLocation", str(tmp_path / "checkpoint")).start(),
+        rows.writeStream.queryName("forgetful").format("noop").start(),
+    ]
+    deadline = time.monotonic() + 120
+    while not all(each.lastProgress and each.lastProgress.batchId for each in queries):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+    facts = read_facts(spark)
+
+    assert (facts.master, facts.slots, facts.local) == ("local[2]", 2, True)
+    assert facts.conf["spark.network.timeout"] == "10s"
+    assert sorted(facts.queries, key=lambda one: one.name) == [
+        QueryFacts(name="forgetful", has_checkpoint=False, source_partitions=2, state_partitions=None),
+        QueryFacts(name="kept", has_checkpoint=True, source_partitions=2, state_partitions=3),
+    ]
+    assert [one.name for one in findings(facts, Options())] == ["checkpoint", "spark.master"]
+    assert read_facts(spark, slots=7, master_settings=MASTER).slots == 7
