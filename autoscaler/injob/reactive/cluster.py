@@ -1,0 +1,116 @@
+"""The executors of a Spark application, as its driver sees them: the edge to Spark's own scheduler.
+
+What is asked of the driver's JVM here has no public way in Python: `SparkContext.statusStore` is what Spark's REST API
+answers from, and the scheduler's backend is where dynamic allocation adds and removes executors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from autoscaler.injob.reactive.snapshot import Executor
+
+LAST_JOBS = 5
+"""Spark jobs of a query whose stages are looked at: one batch has one or a few."""
+
+log = logging.getLogger("autoscaler.injob.reactive")
+
+
+class Executors:
+    """The executors of one application."""
+
+    def __init__(self, spark: Any) -> None:  # noqa: ANN401 - a SparkSession
+        self._context = spark.sparkContext
+        self._jvm_context = self._context._jsc.sc()  # noqa: SLF001 - see above
+        self._store = self._jvm_context.statusStore()
+        self._jvm = self._context._jvm  # noqa: SLF001 - see above
+        jackson = self._jvm.com.fasterxml.jackson
+        self._mapper = jackson.databind.ObjectMapper().registerModule(jackson.module.scala.DefaultScalaModule())
+        conf = self._context.getConf()
+        self._cpus = int(conf.get("spark.task.cpus", "1"))
+        self._configured = int(conf.get("spark.executor.cores", "0")) // self._cpus
+        self._decommissions = conf.get("spark.decommission.enabled", "false").lower() == "true"
+        self._local = str(self._context.master).split("[")[0] == "local"
+        # A standalone Master gives what there is. YARN and Kubernetes make as many executors as are requested.
+        standalone = str(self._context.master).startswith(("spark://", "local-cluster"))
+        self._most = math.inf if standalone else int(conf.get("spark.executor.instances", "2"))
+        self._limit: int | None = None
+        self._leaving: set[str] = set()
+
+    def seen(self) -> tuple[Executor, ...]:
+        """All that are or were there, by Spark's status store; in local mode the driver is the executor."""
+        # As JSON, as in Spark's REST API: a call into the JVM for each property of each executor takes far longer.
+        found = json.loads(self._mapper.writeValueAsString(self._store.executorList(False)))
+        return tuple(
+            Executor(
+                id=one["id"],
+                address=one["hostPort"],
+                slots=one["totalCores"] // self._cpus,
+                busy=one["activeTasks"],
+                done=one["completedTasks"],
+                active=one["isActive"],
+            )
+            for one in found
+            if self._local or one["id"] != "driver"
+        )
+
+    def widest_stage(self, runs: Iterable[str]) -> int:
+        """Tasks of the widest stage among the last Spark jobs of the queries; 0 if there is none.
+
+        Args:
+            runs: the queries' run ids, which are the groups of their Spark jobs.
+        """
+        tracker = self._context.statusTracker()
+        widest = 0
+        for run in runs:
+            for number in sorted(tracker.getJobIdsForGroup(run))[-LAST_JOBS:]:
+                job = tracker.getJobInfo(number)
+                for stage in job.stageIds if job else ():
+                    info = tracker.getStageInfo(stage)
+                    widest = max(widest, info.numTasks if info else 0)
+        return widest
+
+    def stopped(self) -> bool:
+        """Whether Spark has stopped the application, as when its Master has given it up."""
+        return bool(self._jvm_context.isStopped())
+
+    def limit(self, slots: int, executors: Iterable[Executor]) -> None:
+        """Hold executors with so many slots at most: give back those beyond, and take no other ones.
+
+        An executor that has tasks ends them first, if `spark.decommission.enabled` is true. Where only a part of an
+        executor's slots is beyond, it stays. On YARN and Kubernetes it never asks for more than
+        `spark.executor.instances`.
+        """
+        # The newest go first: the old ones have the state.
+        active = sorted((one for one in executors if one.active), key=lambda one: (one.busy, -_number(one.id)))
+        each = max((one.slots for one in active), default=self._configured)
+        if self._local or not each:
+            return
+        most = int(min(self._most, -(-slots // each)))
+        kept = [one for one in active if one.id not in self._leaving]
+        beyond = kept[: max(0, len(kept) - most)]
+        for one in beyond:
+            self._leaving.add(one.id)
+            self._give_back(one.id)
+            log.info("executor %s is given back", one.id)
+        if most != self._limit or beyond:
+            self._limit = most
+            nothing = self._jvm.PythonUtils.toScalaMap({})
+            self._jvm_context.requestTotalExecutors(most, 0, nothing)
+
+    def _give_back(self, name: str) -> None:
+        if not self._decommissions:
+            self._jvm_context.killExecutor(name)
+            return
+        spark, option = self._jvm.org.apache.spark.scheduler, self._jvm.scala.Option
+        info = spark.ExecutorDecommissionInfo("beyond the bounds of the reactive job", option.empty())
+        # The number of executors to hold is set by itself: this must not lower it once more.
+        self._jvm_context.schedulerBackend().decommissionExecutor(name, info, False, False)
+
+
+def _number(name: str) -> int:
+    return int(name) if name.isdigit() else 0

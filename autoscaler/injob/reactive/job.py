@@ -1,0 +1,540 @@
+"""A reactive job: starts, watches, restarts and stops the streaming queries of one PySpark application.
+
+`run` works in the caller's thread. The threads of Spark's listener and of the server only put events into its queue and
+read the last snapshot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import queue
+import random
+import re
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any
+
+from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
+from autoscaler.injob.reactive.cluster import Executors
+from autoscaler.injob.reactive.options import Options
+from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
+from autoscaler.injob.reactive.rest import Server
+from autoscaler.injob.reactive.scheduler import (
+    STOPPED,
+    Action,
+    Build,
+    Built,
+    CancelAsked,
+    Committed,
+    Ended,
+    Event,
+    Failed,
+    Passed,
+    Required,
+    Scheduler,
+    Slots,
+    StopAsked,
+    Stopped,
+)
+from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Query, Snapshot, State, Step
+from autoscaler.schedulers.flink import MAX_PARALLELISM
+from autoscaler.schedulers.slots import Bounds
+
+POLL = 0.5
+"""Seconds between two looks at the executors and the queries."""
+
+LAST_COMMIT = 60.0
+"""Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
+
+KEPT = 1000
+"""Entries of the timeline, and commits, that are kept."""
+
+FAILURES = 100
+MAX_TEXT = 10_000
+"""Failures that are kept, and characters of each: Spark tells the plan of the query with it."""
+
+ASKED = 5.0
+"""Seconds that the REST API is kept for those who have asked for a stop and want to know how it went."""
+
+EXAMINED = 3
+"""After so many commits the preflight check looks at the queries as well: by then their partitions are known."""
+
+Policy = Callable[[Snapshot, int, Choice], bool]
+"""Called before a restart for added slots, with the slots and why: False forbids it."""
+
+log = logging.getLogger("autoscaler.injob.reactive")
+
+
+class BuildError(Exception):
+    """`build` did not give what can be run: the message says what was expected."""
+
+
+class JobFailedError(Exception):
+    """The job has failed for good; the message says why."""
+
+
+class ReactiveJob:
+    """The scheduler inside a PySpark job, as Flink's adaptive scheduler is inside a Flink job.
+
+    It waits for the slots that the job needs, starts its queries by `build`, leaves a change of the executors to the
+    next batch where Spark uses it by itself and restarts them where not, and restarts them after a failure.
+
+    Args:
+        spark: the session, in the driver's own process.
+        build: called at each start with the session and, if it takes it, the slots; starts the queries with a
+            `checkpointLocation` and returns one, or several in a list.
+        conf: options of Flink's adaptive scheduler and restart strategies, by Flink's names.
+        rest: host and port of the REST API, such as `127.0.0.1:8081`; None: there is none.
+        token: what clients of the REST API that change anything send as bearer token.
+        policy: asked before each restart for added slots; see `Policy`.
+        options: fields of `Options`, such as `min_slots`; they count before `conf`.
+
+    Raises:
+        OptionsError: options that cannot be used; it lists all.
+        TypeError: `build` cannot be called with a session.
+    """
+
+    def __init__(
+        self,
+        spark: Any,  # noqa: ANN401 - a SparkSession; pyspark is not imported for the sake of its type
+        build: Callable[..., Any],
+        *,
+        conf: Mapping[str, str | float] | None = None,
+        rest: str | None = None,
+        token: str | None = None,
+        policy: Policy | None = None,
+        **options: Any,  # noqa: ANN401 - as the fields are
+    ) -> None:
+        self._spark = spark
+        self._build = build
+        self._options = Options.of(conf or {}, **options)
+        self._policy = policy
+        self._server = None if rest is None else Server(self, rest, token)
+        self._takes_parallelism = _takes_two(build)
+        self._events: queue.Queue[Event | Commit | Mapping[str, Bounds]] = queue.Queue()
+        self._executors = Executors(spark)
+        self._scheduler = Scheduler(settings=self._options.flink_settings())
+        self._running: tuple[tuple[Query, Any], ...] = ()
+        self._at_start: frozenset[str] = frozenset()
+        self._tasks: Mapping[str, int] = {}
+        self._batches: dict[str, int] = {}
+        self._restart_began: float | None = None
+        self._restart_took: float | None = None
+        self._commits: deque[Commit] = deque(maxlen=KEPT)
+        self._failures: deque[Failure] = deque(maxlen=FAILURES)
+        self._timeline: deque[Step] = deque(maxlen=KEPT)
+        self._cancelled = threading.Event()
+        self._told: set[Finding] = set()
+        self._later = 0.0
+        self._stops: set[str] = set()
+        self._answered = threading.Event()
+        self._waiting: deque[Event | Commit | Mapping[str, Bounds]] = deque()
+        self._ids: dict[str, str] = {}
+        self._runs: dict[str, str] = {}
+        self._tried = 0
+        self._snapshot = Snapshot(
+            id=secrets.token_hex(16),
+            name=str(spark.sparkContext.appName),
+            state=State.CREATED,
+            now=time.time(),
+            settings=self._options.shown(),
+        )
+
+    # what others call, from any thread
+
+    def snapshot(self) -> Snapshot:
+        """The job as it was a moment ago."""
+        return replace(self._snapshot, now=time.time())
+
+    def require(self, bounds: Mapping[str, Bounds]) -> None:
+        """Set the slots that queries need and may take, by their ids."""
+        self._events.put(bounds)
+
+    def stop(self) -> str:
+        """Stop it at the end of a batch. Returns an id to ask `stopped` with."""
+        trigger = secrets.token_hex(16)
+        self._stops.add(trigger)
+        self._events.put(StopAsked(time.time()))
+        return trigger
+
+    def stopped(self, trigger: str) -> bool | None:
+        """Whether it has stopped as asked; None: nobody has asked with this id."""
+        if trigger not in self._stops:
+            return None
+        if over := self._scheduler.over:
+            self._answered.set()
+        return over
+
+    def cancel(self) -> None:
+        """Stop it at once."""
+        self._cancelled.set()
+        self._events.put(CancelAsked(time.time()))
+
+    # the job's own thread
+
+    def preflight(self) -> tuple[Finding, ...]:
+        """What keeps the job from being elastic, as far as it can be known by now; `run` logs it."""
+        slots = sum(one.slots for one in self._executors.seen() if one.active)
+        return findings(read_facts(self._spark, slots=slots), self._options)
+
+    def run(self) -> State:
+        """Run the job until it is finished, stopped or cancelled.
+
+        Returns:
+            How it ended: FINISHED or CANCELED.
+
+        Raises:
+            JobFailedError: it has failed for good.
+        """
+        listener = _listener(self._events)
+        self._spark.streams.addListener(listener)
+        try:
+            if self._server is not None:
+                log.info("the REST API listens on %s", self._server.start())
+            if self._options.most_slots is not None:
+                self._executors.limit(self._options.most_slots, self._executors.seen())
+            self._tell()
+            while not self._scheduler.over:
+                self._turn()
+            if self._server is not None and self._stops:
+                self._answered.wait(ASKED)
+        finally:
+            try:
+                self._stop_queries(last_commit=False)
+                self._spark.streams.removeListener(listener)
+            finally:
+                if self._server is not None:
+                    self._server.close()
+        if self._scheduler.state is State.FAILED:
+            raise JobFailedError(next(one.why for one in reversed(self._timeline) if one.why != STOPPED))
+        return self._scheduler.state
+
+    def _turn(self) -> None:
+        """Wait for events, and handle them."""
+        wait = self._scheduler.wakes_at + self._later - time.time()
+        if wait <= 0:  # It waits for something to be known, and is looked at again after a while.
+            wait = POLL
+        try:
+            event = self._waiting.popleft() if self._waiting else self._events.get(timeout=min(POLL, wait))
+            self._handle(self._event(event))
+        except queue.Empty:
+            if wait <= POLL or self._scheduler.state is not State.RESTARTING:
+                self._handle(Passed(time.time()))
+        if self._executors.stopped():
+            why = "Spark has stopped the application (its log says why): start the driver again"
+            self._handle(Failed(time.time(), why, hopeless=True))
+            return
+        executors = self._executors.seen()
+        slots = sum(one.slots for one in executors if one.active)
+        arrived = {one.id for one in executors if one.active} - {
+            one.id for one in self._snapshot.executors if one.active
+        }
+        if arrived:
+            self._batches = {}
+            self._tasks = {one.id: one.done for one in executors}
+            bounds = self._scheduler.settings.groups[0][0]
+            if bounds.upper < MAX_PARALLELISM:
+                self._executors.limit(bounds.upper, executors)
+        self._snapshot = replace(self._snapshot, executors=executors)
+        if slots != self._scheduler.job.slots:
+            self._handle(Slots(time.time(), slots))
+        self._look_at_queries()
+        self._show()
+
+    def _tell(self) -> None:
+        """Log what the preflight check finds, each thing once."""
+        try:
+            found = self.preflight()
+        except Exception:
+            log.exception("the preflight check failed; the job goes on")
+            return
+        for finding in found:
+            if finding not in self._told:
+                self._told.add(finding)
+                level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
+                log.log(level, "%s: %s; %s", finding.name, finding.what, finding.advice)
+
+    def _event(self, what: Event | Commit | Mapping[str, Bounds]) -> Event:
+        if isinstance(what, Commit):
+            return self._committed(what)
+        if isinstance(what, Mapping):
+            queries = tuple(replace(one, bounds=what.get(one.id, one.bounds)) for one in self._snapshot.queries)
+            self._snapshot = replace(self._snapshot, queries=queries)
+            return Required(time.time(), _bounds(queries))
+        return what
+
+    def _handle(self, event: Event) -> None:
+        events = deque([event])
+        while events:
+            event = events.popleft()
+            self._scheduler, actions, steps = self._scheduler.react(event, self._choose)
+            for step in steps:
+                log.info("%s: %s", step.state.value, step.why)
+                self._timeline.append(step)
+            if isinstance(event, Required):
+                self._executors.limit(event.bounds.upper, self._snapshot.executors)
+            self._show()
+            events.extend(self._act(action) for action in actions)
+
+    def _act(self, action: Action) -> Event:
+        if isinstance(action, Build):
+            return self._start(action.parallelism)
+        self._restart_began = time.time()
+        self._later = random.uniform(0, self._options.jitter_factor) * self._scheduler.job.delay  # noqa: S311 - no secret
+        self._stop_queries(last_commit=action.last_commit)
+        return Stopped(time.time())
+
+    def _show(self) -> None:
+        """Make the snapshot that others read."""
+        scheduler = self._scheduler
+        queries = tuple(
+            replace(one, parallelism=scheduler.job.parallelism if self._running else 0, active=False)
+            for one in self._snapshot.queries
+        )
+        running = {query.id for query, live in self._running if live.isActive}
+        self._snapshot = replace(
+            self._snapshot,
+            state=scheduler.state,
+            entered={**self._snapshot.entered, scheduler.state: scheduler.since},
+            queries=tuple(replace(one, active=one.id in running) for one in queries),
+            commits=tuple(self._commits),
+            failures=tuple(self._failures),
+            restarts=scheduler.restarts,
+            timeline=tuple(self._timeline),
+        )
+
+    # queries
+
+    def _start(self, parallelism: int) -> Event:
+        before = {one.runId for one in self._spark.streams.active}
+        try:
+            self._running = self._built(parallelism, before)
+        except Exception as error:  # noqa: BLE001 - the job's own code
+            self._running = tuple(
+                (_query(live, number, Bounds(1, 1)), live)
+                for number, live in enumerate(self._spark.streams.active, start=1)
+                if live.runId not in before
+            )
+            return self._failed(error, None)
+        self._runs |= {str(live.runId): query.id for query, live in self._running}
+        self._snapshot = replace(self._snapshot, queries=tuple(query for query, _ in self._running))
+        self._at_start = frozenset(one.id for one in self._snapshot.executors if one.active)
+        self._tasks = {one.id: one.done for one in self._snapshot.executors}
+        self._batches = {}
+        return Built(time.time())
+
+    def _built(self, parallelism: int, before: AbstractSet[object]) -> tuple[tuple[Query, Any], ...]:
+        """The queries that `build` has started. Raises BuildError, and whatever it raises."""
+        found = _queries(self._build(*((self._spark, parallelism) if self._takes_parallelism else (self._spark,))))
+        known = {one.id: one for one in self._snapshot.queries}
+        running = []
+        for number, live in enumerate(found, start=1):
+            query = _query(live, number, self._scheduler.settings.groups[0][0])
+            if self._ids.setdefault(query.id, str(live.id)) != str(live.id):
+                raise BuildError(
+                    f"{query.name} starts from another checkpoint than before, without its state and position: set "
+                    '.option("checkpointLocation", ...) to the same directory each time'
+                )
+            running.append((known.get(query.id, query), live))
+        others = {one.runId for one in self._spark.streams.active} - before - {live.runId for live in found}
+        if others:
+            every = len(others) + len(found)
+            raise BuildError(f"it started {every} queries and returned {len(found)}: return all of them, in a list")
+        return tuple(running)
+
+    def _stop_queries(self, *, last_commit: bool) -> None:
+        deadline = time.time() + (LAST_COMMIT if last_commit else 0.0)
+        for query, live in self._running:
+            seen = self._batches.get(str(live.runId), 0)
+            try:
+                while time.time() < deadline and live.isActive and live.status["isTriggerActive"]:
+                    if self._cancelled.is_set() or self._batches.get(str(live.runId), 0) > seen:
+                        break
+                    self._take_commits()
+                live.stop()
+            except Exception as error:  # noqa: BLE001 - of Spark, or of the query: it ends in any case
+                log.warning("%s did not stop cleanly: %s", query.name, error)
+        self._running = ()
+
+    def _take_commits(self) -> None:
+        """Note the commits that have come, and leave the other events for later."""
+        try:
+            event = self._events.get(timeout=0.02)
+        except queue.Empty:
+            return
+        if isinstance(event, Commit):
+            self._committed(event)
+        else:
+            self._waiting.append(event)
+
+    def _look_at_queries(self) -> None:
+        if self._scheduler.state is not State.EXECUTING:
+            return
+        ended = [(query, live) for query, live in self._running if not live.isActive]
+        for query, live in ended:
+            error = live.exception()
+            if error is not None:
+                self._handle(self._failed(error, query))
+                return
+        if ended and len(ended) == len(self._running):
+            self._handle(Ended(time.time()))
+
+    def _failed(self, error: BaseException, query: Query | None) -> Failed:
+        at, name = time.time(), type(error).__name__
+        self._failures.append(Failure(at=at, query=query.id if query else None, error=name, text=str(error)[:MAX_TEXT]))
+        log.warning("%s failed", query.name if query else "build", exc_info=error)
+        where = f"the query {query.name}" if query else "`build`"
+        return Failed(at, f"{where} failed: {name}: {cause(str(error))}", hopeless=is_hopeless(name, str(error)))
+
+    def _committed(self, commit: Commit) -> Committed | Passed:
+        run = commit.query
+        query = self._runs.get(run)
+        if query is None:  # of a query that is not the job's
+            return Passed(time.time())
+        self._batches[run] = self._batches.get(run, 0) + 1
+        number = self._snapshot.committed + 1
+        self._commits.append(replace(commit, number=number, query=query))
+        self._snapshot = replace(self._snapshot, committed=number)
+        if self._restart_began is not None:
+            self._restart_took, self._restart_began = time.time() - self._restart_began, None
+        if number == EXAMINED:
+            self._tell()
+        return Committed(time.time())
+
+    # whether to restart
+
+    def _choose(self, slots: int) -> Choice:
+        executors = self._snapshot.executors
+        new = [one for one in executors if one.active and one.id not in self._at_start]
+        # A query that is idle has no batches, and needs no slots.
+        batches = min((number for number in self._batches.values() if number), default=0)
+        widest = self._executors.widest_stage(str(live.runId) for _, live in self._running) if batches else 0
+        choice = choose(
+            Measured(
+                slots=slots,
+                deployed=self._scheduler.job.parallelism,
+                takes_parallelism=self._takes_parallelism,
+                widest=widest,
+                tried=self._tried,
+                tasks=sum(one.done - self._tasks.get(one.id, 0) for one in executors),
+                batches=batches,
+                share=_share(executors, new, self._tasks),
+                fair=sum(one.slots for one in new) / max(1, slots),
+                restart=self._restart_took,
+            )
+        )
+        if choice.restart and not self._permits(slots, choice):
+            return Choice(False, f"the job's own policy forbids to restart, although {choice.why}")
+        if choice.more_tasks:
+            self._tried = widest
+        return choice
+
+    def _permits(self, slots: int, choice: Choice) -> bool:
+        """Whether the job's own policy lets it restart; one that fails is told, and forbids it."""
+        try:
+            return self._policy is None or bool(self._policy(self.snapshot(), slots, choice))
+        except Exception:
+            log.exception("the job's own policy failed: it is not restarted for added slots")
+            return False
+
+
+def _share(executors: Sequence[Executor], new: Sequence[Executor], before: Mapping[str, int]) -> float:
+    """The part of the tasks since `before` that these executors have had."""
+    done = {one.id: one.done - before.get(one.id, 0) for one in executors}
+    return sum(done[one.id] for one in new) / max(1, sum(done.values()))
+
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def _takes_two(build: Callable[..., Any]) -> bool:
+    """Whether `build` takes the parallelism as well. Raises TypeError where it cannot be called."""
+    if not callable(build):
+        raise TypeError(f"build is {build!r}, expected a function of the session and, if it needs it, the parallelism")
+    for arguments in ((None, 1), (None,)):
+        try:
+            inspect.signature(build).bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) > 1
+    raise TypeError(
+        f"build takes {inspect.signature(build)}, expected the session and, if it needs it, the parallelism"
+    )
+
+
+def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` returns
+    """What `build` has returned as a list of queries. Raises BuildError."""
+    found = list(result) if isinstance(result, list | tuple) else [result]
+    if not found or any(not hasattr(one, "runId") for one in found):
+        what = "nothing" if not found or found == [None] else type(result).__name__
+        raise BuildError(
+            f"it returned {what}, expected the query that `writeStream....start()` gives, or a list of them"
+        )
+    for live in found:
+        root = str(live._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001 - there is no public way
+        last = root.rstrip("/").rsplit("/", 1)[-1]
+        # Below `spark.sql.streaming.checkpointLocation` a query without a name has another directory at each start.
+        if last.startswith("temporary-") or (not live.name and _UUID.fullmatch(last)):
+            raise BuildError(
+                f"the query {live.name or live.id} has no checkpoint of its own, so a restart would lose or repeat "
+                'records: set .option("checkpointLocation", ...) to a directory that outlives the driver'
+            )
+    return found
+
+
+def _query(live: Any, number: int, bounds: Bounds) -> Query:  # noqa: ANN401 - a StreamingQuery
+    name = live.name or f"query {number}"
+    return Query(
+        id=hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), name=name, bounds=bounds, active=True
+    )
+
+
+def _bounds(queries: Sequence[Query]) -> Bounds:
+    """What queries need together: they share the slots."""
+    return Bounds(max(one.bounds.lower for one in queries), max(one.bounds.upper for one in queries))
+
+
+def _listener(events: queue.Queue[Any]) -> Any:  # noqa: ANN401 - a StreamingQueryListener
+    from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - only in a driver
+
+    class Listener(StreamingQueryListener):  # type: ignore[misc]  # it has no types
+        def __init__(self) -> None:
+            self.last: dict[str, int] = {}
+
+        def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802
+            """Nothing is to be done."""
+
+        def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802
+            """A batch has ended, or there was none for a while."""
+            progress = json.loads(event.progress.json)
+            run, batch = progress["runId"], progress["batchId"]
+            if self.last.get(run) == batch:
+                return
+            self.last[run] = batch
+            took = progress.get("batchDuration", 0) / 1000
+            events.put(
+                Commit(
+                    number=0,
+                    query=run,
+                    batch=batch,
+                    began=time.time() - took,
+                    took=took,
+                    rows=progress.get("numInputRows") or 0,
+                )
+            )
+
+        def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401, N802
+            """Nothing is to be done."""
+
+        def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
+            """The query is looked at in any case."""
+
+    return Listener()

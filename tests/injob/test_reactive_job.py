@@ -1,0 +1,286 @@
+"""`ReactiveJob` in a local session: what `build` may give, how a job ends, and what it tells of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.clients.java_home import JavaNotFoundError, find_java
+from autoscaler.injob import JobFailedError, ReactiveJob
+from autoscaler.injob.reactive import OptionsError
+from autoscaler.injob.reactive.choice import Choice
+from autoscaler.injob.reactive.job import _share, _takes_two
+from autoscaler.injob.reactive.scheduler import Failed
+from autoscaler.injob.reactive.snapshot import Executor, Snapshot, State
+from tests.e2e.test_local_target import missing, until
+
+
+def executor(name: str, done: int) -> Executor:
+    return Executor(id=name, address=f"{name}:1", slots=1, done=done)
+
+
+def test_the_share_of_new_executors_counts_tasks_since_they_came() -> None:
+    old, new = executor("0", 110), executor("1", 5)
+    assert _share([old, new], [new], {"0": 100}) == pytest.approx(1 / 3)
+    assert _share([old, new], [new], {"0": 110, "1": 5}) == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "two"),
+    [
+        (lambda spark: spark, False),
+        (lambda spark, parallelism: (spark, parallelism), True),
+        (lambda spark, parallelism=1: (spark, parallelism), True),
+        (lambda *arguments: arguments, True),
+    ],
+)
+def test_build_is_given_the_parallelism_if_it_takes_it(build: Callable[..., Any], two: bool) -> None:
+    assert _takes_two(build) is two
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: None, "build takes \\(\\), expected the session"),
+        (lambda a, b, c: (a, b, c), "build takes \\(a, b, c\\)"),
+        ("query", "build is 'query', expected a function"),
+    ],
+)
+def test_what_cannot_be_called_with_a_session_is_refused(build: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        _takes_two(build)
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if importlib.util.find_spec("pyspark") is None:
+        missing("pyspark is not installed (extra spark)")
+    try:
+        java = find_java(tmp_path_factory.mktemp("java"))
+    except JavaNotFoundError as error:
+        missing(str(error))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_HOME", str(java))
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
+
+        session = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+            .getOrCreate()
+        )
+        yield session
+        session.stop()
+
+
+def rate(spark: Any) -> Any:
+    """A writer of the rate source."""
+    return spark.readStream.format("rate").option("rowsPerSecond", 100).load().writeStream.format("noop")
+
+
+def counting(directory: Path, **options: Any) -> Callable[[Any], Any]:
+    """A build of one query with that checkpoint and trigger."""
+
+    def build(spark: Any) -> Any:
+        return rate(spark).option("checkpointLocation", str(directory)).trigger(**options).start()
+
+    return build
+
+
+QUICK = {"restart-strategy.exponential-delay.initial-backoff": "10 ms"}
+
+
+@pytest.mark.e2e
+def test_a_job_whose_queries_have_read_all_there_is_is_finished(spark: Any, tmp_path: Path) -> None:
+    job = ReactiveJob(spark, counting(tmp_path / "checkpoint", availableNow=True))
+    assert job.run() is State.FINISHED
+    assert [step.state for step in job.snapshot().timeline] == [
+        State.WAITING_FOR_RESOURCES, State.CREATING, State.EXECUTING, State.STOPPING, State.FINISHED,
+    ]  # fmt: skip
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("ask", "state"), [("stop", State.FINISHED), ("cancel", State.CANCELED)])
+def test_a_job_ends_as_it_is_asked_to(spark: Any, tmp_path: Path, ask: str, state: State) -> None:
+    job = ReactiveJob(spark, counting(tmp_path / "checkpoint", processingTime="0 seconds"))
+    ended: list[State] = []
+    thread = threading.Thread(target=lambda: ended.append(job.run()))
+    thread.start()
+    try:
+        until(lambda: job.snapshot().committed >= 2)
+        trigger = getattr(job, ask)()
+    finally:
+        thread.join(60)
+    assert ended == [state]
+    assert spark.streams.active == []
+    snapshot = job.snapshot()
+    assert [one.parallelism for one in snapshot.queries] == [0]
+    assert snapshot.commits[-1].number == snapshot.committed
+    if ask == "stop":
+        assert job.stopped(trigger)
+    assert job.stopped("nobody's") is None
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda _: None, "it returned nothing, expected the query that"),
+        (lambda _: [], "it returned nothing"),
+        (lambda _: "query", "it returned str, expected"),
+        (lambda spark: spark.range(3), "it returned DataFrame, expected"),
+        (lambda spark: spark.table("nowhere"), "AnalysisException: .*TABLE_OR_VIEW_NOT_FOUND"),
+        (
+            lambda spark: rate(spark).start(),
+            "has no checkpoint of its own, so a restart would lose or repeat records: set",
+        ),
+    ],
+)
+def test_a_build_that_gives_nothing_to_run_fails_the_job_with_what_was_expected(
+    spark: Any, build: Callable[..., Any], says: str
+) -> None:
+    with pytest.raises(JobFailedError, match=says):
+        ReactiveJob(spark, build).run()
+    assert spark.streams.active == []
+
+
+@pytest.mark.e2e
+def test_a_query_that_build_starts_and_does_not_return_fails_the_job(spark: Any, tmp_path: Path) -> None:
+    def build(spark: Any) -> Any:
+        counting(tmp_path / "side", processingTime="1 hour")(spark)
+        return counting(tmp_path / "main", processingTime="1 hour")(spark)
+
+    with pytest.raises(JobFailedError, match="it started 2 queries and returned 1: return all of them, in a list"):
+        ReactiveJob(spark, build).run()
+    assert spark.streams.active == []
+
+
+@pytest.mark.e2e
+def test_a_query_without_a_name_below_a_common_checkpoint_directory_is_refused(spark: Any, tmp_path: Path) -> None:
+    key = "spark.sql.streaming.checkpointLocation"
+    spark.conf.set(key, str(tmp_path))
+    try:
+        with pytest.raises(JobFailedError, match="has no checkpoint of its own"):
+            ReactiveJob(spark, lambda spark: rate(spark).start()).run()
+    finally:
+        spark.conf.unset(key)
+
+
+@pytest.mark.e2e
+def test_a_checkpoint_that_changes_between_starts_fails_the_job(spark: Any, tmp_path: Path) -> None:
+    starts: list[int] = []
+
+    def build(spark: Any) -> Any:
+        starts.append(1)
+        return counting(tmp_path / str(len(starts)), processingTime="1 hour")(spark)
+
+    job = ReactiveJob(spark, build, conf=QUICK)
+
+    def run() -> None:
+        with pytest.raises(JobFailedError):
+            job.run()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(lambda: job.snapshot().state is State.EXECUTING)
+        job._events.put(Failed(time.time(), "something"))
+    finally:
+        thread.join(60)
+    assert job.snapshot().state is State.FAILED
+    assert "starts from another checkpoint than before" in job.snapshot().failures[-1].text
+
+
+@pytest.mark.e2e
+def test_a_stop_that_was_asked_for_over_rest_is_seen_to_be_completed(spark: Any, tmp_path: Path) -> None:
+    job = ReactiveJob(spark, counting(tmp_path, processingTime="0 seconds"), rest="127.0.0.1:0")
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        until(lambda: job.snapshot().committed)
+        trigger = job.stop()
+        until(lambda: job.stopped(trigger))
+    finally:
+        job.cancel()
+        thread.join(60)
+    assert job.snapshot().state is State.FINISHED
+
+
+@pytest.mark.e2e
+def test_two_queries_of_one_name_fail_and_leave_none_behind(spark: Any, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def build(spark: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 2:
+            return counting(tmp_path / "c", availableNow=True)(spark)
+        source = spark.readStream.format("rate").load().writeStream.format("noop").queryName("same")
+        return [source.option("checkpointLocation", str(tmp_path / name)).start() for name in "ab"]
+
+    job = ReactiveJob(spark, build, conf=QUICK)
+    assert job.run() is State.FINISHED
+    assert len(calls) == 3
+    assert [failure.error for failure in job.snapshot().failures] == ["IllegalArgumentException"] * 2
+    assert spark.streams.active == []
+
+
+@pytest.mark.e2e
+def test_a_job_that_must_not_wait_for_ever_fails_without_the_slots_that_it_needs(spark: Any, tmp_path: Path) -> None:
+    job = ReactiveJob(
+        spark,
+        counting(tmp_path),
+        min_slots=3,
+        conf={"jobmanager.adaptive-scheduler.submission.resource-wait-timeout": "1 s"},
+    )
+    with pytest.raises(JobFailedError, match="at least 3 slots are needed, and there were 2 for too long"):
+        job.run()
+
+
+@pytest.mark.e2e
+def test_options_that_contradict_are_all_named(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(OptionsError) as raised:
+        ReactiveJob(spark, counting(tmp_path), min_slots=4, preferred_slots=2, conf={"restart-strategy.typ": "none"})
+    assert len(raised.value.problems) == 2
+
+
+@pytest.mark.e2e
+def test_a_policy_of_the_job_may_forbid_a_restart(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Snapshot, int, Choice]] = []
+
+    def policy(*arguments: Any) -> bool:
+        asked.append(arguments)
+        return False
+
+    job = ReactiveJob(spark, counting(tmp_path), policy=policy)
+    monkeypatch.setattr("autoscaler.injob.reactive.job.choose", lambda _: Choice(True, "it pays"))
+    choice = job._choose(5)
+    assert choice == Choice(False, "the job's own policy forbids to restart, although it pays")
+    assert asked[0][1:] == (5, Choice(True, "it pays"))
+
+
+@pytest.mark.e2e
+def test_a_policy_of_the_job_that_fails_forbids_a_restart_and_harms_nothing_else(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def policy(*_: Any) -> bool:
+        raise ValueError("a bug")
+
+    job = ReactiveJob(spark, counting(tmp_path), policy=policy)
+    monkeypatch.setattr("autoscaler.injob.reactive.job.choose", lambda _: Choice(True, "it pays"))
+    assert job._choose(5).restart is False
+    assert "the job's own policy failed" in caplog.text
+
+
+@pytest.mark.e2e
+def test_an_application_that_spark_has_stopped_fails_the_job(spark: Any, tmp_path: Path) -> None:
+    job = ReactiveJob(spark, counting(tmp_path, processingTime="1 hour"), min_slots=3)
+    job._executors.stopped = lambda: True  # type: ignore[method-assign]
+    with pytest.raises(JobFailedError, match="Spark has stopped the application"):
+        job.run()
