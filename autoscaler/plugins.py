@@ -212,7 +212,7 @@ def field_aliases(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 
 def install_hint(extra: str) -> str:
     """How to install an extra of this package, which is not on the package index."""
-    wheel = f"dist/reactive_autoscaler-{version(_OWN)}-py3-none-any.whl"
+    wheel = f"dist/reactive_autoscaler-{version(_OWN)}-py311-none-any.whl"
     return f"pip install '.[{extra}]' in a clone, or pip install '{wheel}[{extra}]' with a built wheel"
 
 

@@ -1,4 +1,4 @@
-"""On Python 3.10 both ways of installing fail at once, and say why."""
+"""On Python 3.10 every way of installing fails at once, and says why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from packaging.tags import compatible_tags
+from packaging.utils import parse_wheel_filename
 
 ROOT = Path(__file__).parents[2]
 PRETEND = "import sys; sys.version_info = (3, 10, 13, 'final', 0); sys.version = '3.10.13 (main)'; "
@@ -30,3 +33,13 @@ def test_make_says_which_python_is_needed(tmp_path: Path) -> None:
     first, *_ = done.stderr.splitlines()
     assert first == "needs Python 3.11 or newer, not 3.10.13; say make PYTHON=/path/to/it"
     assert (done.stdout, (tmp_path / ".venv").exists()) == ("", False)
+
+
+def test_the_name_of_a_wheel_says_which_python_is_needed(tmp_path: Path) -> None:
+    """Where it does not, pip chooses versions of all dependencies of an extra first."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, capture_output=True, check=True)
+    (wheel,) = tmp_path.iterdir()
+    *_, wheel_tags = parse_wheel_filename(wheel.name)
+    supported = {minor: set(compatible_tags((3, minor))) for minor in (10, 11, 12, 13, 14)}
+    assert [minor for minor, tags in supported.items() if wheel_tags & tags] == [11, 12, 13, 14]

@@ -180,7 +180,7 @@ def test_a_missing_package_of_ours_is_installed_from_a_clone_or_a_wheel(install:
     )
     assert failure(Kind.TARGET, "cloudy").endswith(
         "; install it with: pip install '.[cloud]' in a clone, or "
-        "pip install 'dist/reactive_autoscaler-1.0-py3-none-any.whl[cloud]' with a built wheel"
+        "pip install 'dist/reactive_autoscaler-1.0-py311-none-any.whl[cloud]' with a built wheel"
     )
 
 
