@@ -6,6 +6,7 @@ import importlib.util
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,19 @@ def test_a_policy_of_the_job_that_fails_forbids_a_restart_and_harms_nothing_else
     monkeypatch.setattr("autoscaler.injob.reactive.job.choose", lambda _: Choice(True, "it pays"))
     assert job._choose(5).restart is False
     assert "the job's own policy failed" in caplog.text
+
+
+@pytest.mark.e2e
+def test_a_small_gain_waits_for_a_greater_one_or_the_longest_interval(spark: Any, tmp_path: Path) -> None:
+    def why(slots: int, **options: Any) -> str:
+        job = ReactiveJob(spark, counting(tmp_path), min_parallelism_increase=3, **options)
+        job._scheduler = replace(job._scheduler, since=time.time())
+        choice = job._choose(slots)
+        assert choice.restart is None
+        return choice.why
+
+    assert why(2) == "2 slots are fewer than 3: min_parallelism_increase"
+    assert why(3) == why(2, cooldown=0, scaling_interval_max=0) == "0 of 2 batches have run since executors were added"
 
 
 @pytest.mark.e2e

@@ -412,6 +412,9 @@ class ReactiveJob:
     # whether to restart
 
     def _choose(self, slots: int) -> Choice:
+        least = self._scheduler.job.parallelism + self._options.min_parallelism_increase
+        if slots < least and time.time() < self._scheduler.since + self._options.scaling_interval_max:
+            return Choice(None, f"{slots} slots are fewer than {least}: min_parallelism_increase")
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
         # A query that is idle has no batches, and needs no slots.
