@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import logging
+import math
 import queue
 import random
 import re
@@ -48,8 +49,8 @@ from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Query,
 from autoscaler.schedulers.flink import MAX_PARALLELISM
 from autoscaler.schedulers.slots import Bounds
 
-POLL = 0.5
-"""Seconds between two looks at the executors and the queries."""
+POLL = 1.0
+"""Seconds between two looks at the executors and the queries: two milliseconds each."""
 
 LAST_COMMIT = 60.0
 """Seconds that the end of a batch is waited for before its query is stopped in the middle of it."""
@@ -134,6 +135,7 @@ class ReactiveJob:
         self._cancelled = threading.Event()
         self._told: set[Finding] = set()
         self._later = 0.0
+        self._looked = -math.inf
         self._stops: set[str] = set()
         self._answered = threading.Event()
         self._waiting: deque[Event | Commit | Mapping[str, Bounds]] = deque()
@@ -228,6 +230,14 @@ class ReactiveJob:
         except queue.Empty:
             if wait <= POLL or self._scheduler.state is not State.RESTARTING:
                 self._handle(Passed(time.time()))
+        if time.monotonic() - self._looked < POLL / 2:
+            return
+        self._look_at_executors()
+        self._look_at_queries()
+        self._show()
+        self._looked = time.monotonic()
+
+    def _look_at_executors(self) -> None:
         if self._executors.stopped():
             why = "Spark has stopped the application (its log says why): start the driver again"
             self._handle(Failed(time.time(), why, hopeless=True))
@@ -246,8 +256,6 @@ class ReactiveJob:
         self._snapshot = replace(self._snapshot, executors=executors)
         if slots != self._scheduler.job.slots:
             self._handle(Slots(time.time(), slots))
-        self._look_at_queries()
-        self._show()
 
     def _tell(self) -> None:
         """Log what the preflight check finds, each thing once."""
