@@ -271,14 +271,14 @@ async def _ready(request: web.Request) -> web.Response:
 
 async def _metrics(request: web.Request) -> web.Response:
     status, registry = request.app[_STATUS], request.app[_REGISTRY]
-    clusters = snapshot(status)
+    clusters = snapshot(status, ask=False)
     body = await request.app[_RENDERER].share("metrics", lambda: exposition(status, registry, clusters))
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _metrics_of_policies(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
-    clusters = snapshot(status)
+    clusters = snapshot(status, ask=False)
     body = await request.app[_RENDERER].share("policies", lambda: exposition_of_policies(status, clusters))
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

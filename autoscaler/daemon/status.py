@@ -103,19 +103,21 @@ class ClusterSnapshot(NamedTuple):
     counters: Counters
 
     @classmethod
-    def of(cls, c: Controller) -> Self:
-        """That of a controller, which is in the loop's thread."""
+    def of(cls, c: Controller, *, ask: bool = True) -> Self:
+        """That of a controller, in the loop's thread; unless policies are asked, with the limits of the file."""
         spec, decision = c.cluster.spec, c.decision
-        # Policies are asked here: they are not made for several threads.
-        limits = spec.limits if decision is None else allowed(spec.policies, decision.at, spec.limits)[0].limits
+        limits = spec.limits
+        if ask and decision is not None:
+            # They are asked here, as they are not made for several threads.
+            limits = allowed(spec.policies, decision.at, limits)[0].limits
         return cls(
             c.name, c.cluster, c.dry_run, c.observation, decision, c.state, c.problem, trouble(c), limits, c.counters
         )
 
 
-def snapshot(status: DaemonStatus) -> list[ClusterSnapshot]:
-    """All clusters, by their names."""
-    return [ClusterSnapshot.of(controller) for _, controller in sorted(status.controllers.items())]
+def snapshot(status: DaemonStatus, *, ask: bool = True) -> list[ClusterSnapshot]:
+    """All clusters, by their names; see `ClusterSnapshot.of`."""
+    return [ClusterSnapshot.of(controller, ask=ask) for _, controller in sorted(status.controllers.items())]
 
 
 def health(status: DaemonStatus, now: float) -> tuple[bool, str]:

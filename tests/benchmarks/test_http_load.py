@@ -70,6 +70,7 @@ asyncio.run(main())
 
 
 def test_ticks_are_on_time_and_a_stop_is_quick_whatever_clients_do(tmp_path: Path) -> None:
+    threads = threading.active_count()  # of other benchmarks
     config = tmp_path / "config.yaml"
     log = tmp_path / "log"
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -120,4 +121,4 @@ def test_ticks_are_on_time_and_a_stop_is_quick_whatever_clients_do(tmp_path: Pat
     assert p99 <= 1
     assert stopped < 10
     assert descriptors < 512
-    assert threading.active_count() == 1
+    assert threading.active_count() == threads

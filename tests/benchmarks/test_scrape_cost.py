@@ -48,7 +48,9 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
                 cluster=name, at=NOW, current=3, proposed=3, desired=3, reason=Reason.STEADY, recommendations=(asked,)
             ),
             state=ClusterState(learned=learned),
-            cluster=SimpleNamespace(engine=None, metrics=readings),
+            dry_run=False,
+            refusal=None,
+            cluster=SimpleNamespace(engine=None, metrics=readings, spec=SimpleNamespace(limits=None)),
             counters=Counters(
                 decisions={Reason.STEADY: 5, Reason.ABOVE: 1},
                 rescales={Direction.UP: 1},
@@ -70,7 +72,7 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
 
 
 def scrape(daemon: Daemon) -> bytes:
-    clusters = snapshot(daemon)
+    clusters = snapshot(daemon, ask=False)
     return exposition(daemon, daemon.registry, clusters) + exposition_of_policies(daemon, clusters)
 
 
