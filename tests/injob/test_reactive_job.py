@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from autoscaler.injob.reactive import OptionsError
 from autoscaler.injob.reactive.choice import Choice
 from autoscaler.injob.reactive.job import _share, _takes_two
 from autoscaler.injob.reactive.scheduler import Failed
-from autoscaler.injob.reactive.snapshot import Executor, Snapshot, State
+from autoscaler.injob.reactive.snapshot import Commit, Executor, Query, Snapshot, State
+from autoscaler.schedulers.slots import Bounds
 from tests.e2e.test_local_target import missing, until
 
 
@@ -290,6 +292,31 @@ def test_a_small_gain_waits_for_a_greater_one_or_the_longest_interval(spark: Any
 
     assert why(2) == "2 slots are fewer than 3: min_parallelism_increase"
     assert why(3) == why(2, cooldown=0, scaling_interval_max=0) == "0 of 2 batches have run since executors were added"
+
+
+@pytest.mark.e2e
+def test_a_late_commit_of_the_queries_before_a_restart_neither_ends_it_nor_counts_for_the_new_ones(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ReactiveJob(spark, counting(tmp_path))
+    query = Query(id="a" * 32, name="a", bounds=Bounds(1, 8))
+    job._runs = {"old": query.id, "new": query.id}
+    job._running = ((query, SimpleNamespace(runId="new")),)
+    job._restart_began = 100.0
+
+    def commit(run: str, began: float) -> None:
+        job._committed(Commit(number=0, query=run, batch=0, began=began, took=1.0, rows=1))
+
+    commit("old", 101.0)  # while the queries are stopped
+    job._scheduler = replace(job._scheduler, state=State.EXECUTING)
+    commit("old", 99.0)
+    assert (job._restart_began, job._restart_took) == (100.0, None)
+    job._batches = {"old": 1}
+    for _ in range(2):
+        commit("new", 102.0)
+    assert job._restart_took is not None
+    monkeypatch.setattr("autoscaler.injob.reactive.job.choose", lambda measured: Choice(None, str(measured.batches)))
+    assert job._choose(5).why == "2"
 
 
 @pytest.mark.e2e

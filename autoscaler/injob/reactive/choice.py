@@ -16,7 +16,7 @@ class Measured:
     Attributes:
         slots: that there are.
         deployed: slots that it was started for.
-        takes_parallelism: whether `build` is told it: otherwise a restart does not change it.
+        takes_parallelism: whether `build` takes the parallelism: otherwise a restart does not change it.
         widest: tasks of the widest stage of its last batches; 0: not known.
         tried: what that was when it was last restarted for more tasks; 0: it was not.
         tasks: that have ended since the last executor was added.

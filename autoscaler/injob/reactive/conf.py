@@ -14,8 +14,8 @@ FETCHES = 5
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 _ALWAYS = {
-    # A drained worker's executor ends by itself and no task fails; without it the executor stays, idle, and is told
-    # nothing more. Master and Workers need it too.
+    # A drained worker's executor ends by itself and no task fails; without it the executor stays, idle, and the
+    # driver sends it nothing more. Master and Workers need it too.
     "spark.decommission.enabled": "true",
     # With it an executor takes 4 to 31 s to end, without it 1.3 s; and what it would copy, shuffle files of a batch
     # that is over, no later batch reads. State is in the checkpoint.

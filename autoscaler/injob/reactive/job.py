@@ -411,8 +411,10 @@ class ReactiveJob:
         number = self._snapshot.committed + 1
         self._commits.append(replace(commit, number=number, query=query))
         self._snapshot = replace(self._snapshot, committed=number)
-        if self._restart_began is not None:
-            self._restart_took, self._restart_began = time.time() - self._restart_began, None
+        # Not the last commit of the queries that are stopped, nor one of theirs that is reported late.
+        began = self._restart_began
+        if began is not None and commit.began >= began and self._scheduler.state is State.EXECUTING:
+            self._restart_took, self._restart_began = time.time() - began, None
         if number == EXAMINED:
             self._tell()
         return Committed(time.time())
@@ -425,9 +427,10 @@ class ReactiveJob:
             return Choice(None, f"{slots} slots are fewer than {least}: min_parallelism_increase")
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
+        runs = [str(live.runId) for _, live in self._running]
         # A query that is idle has no batches, and needs no slots.
-        batches = min((number for number in self._batches.values() if number), default=0)
-        widest = self._executors.widest_stage(str(live.runId) for _, live in self._running) if batches else 0
+        batches = min((number for run in runs if (number := self._batches.get(run, 0))), default=0)
+        widest = self._executors.widest_stage(runs) if batches else 0
         choice = choose(
             Measured(
                 slots=slots,
@@ -449,7 +452,7 @@ class ReactiveJob:
         return choice
 
     def _permits(self, slots: int, choice: Choice) -> bool:
-        """Whether the job's own policy lets it restart; one that fails is told, and forbids it."""
+        """Whether the job's own policy lets it restart; one that fails is logged, and forbids it."""
         try:
             return self._policy is None or bool(self._policy(self.snapshot(), slots, choice))
         except Exception:
