@@ -211,9 +211,11 @@ def test_files_that_wait_are_counted_also_after_a_restart(fleet: Fleet) -> None:
     packed(fleet.root / "a b,{c}" / "history", NOON + 5 * HOUR)
     second = Follower(spark=fleet.spark, dataset=fleet.dataset, options=what, report=batches.append)
     second.run()
-    waiting = {batch.number: batch.waiting for batch in batches}
-    assert waiting == {0: 3, 1: 2, 2: 0}
-    assert waiting_of(second)({"batchId": 1}) == 2
+    # Where it was stopped after Spark had chosen the files of a batch and before it recorded the batch, the next one
+    # takes those, and its own.
+    done = {batch.number: (batch.files, batch.waiting) for batch in batches}
+    assert done in ({0: (2, 3), 1: (2, 2), 2: (2, 0)}, {0: (2, 3), 1: (4, 0)})
+    assert waiting_of(second)({"batchId": 1}) == batches[1].waiting
     assert waiting_of(second)({"batchId": 7}) is None
     assert len(fleet.rows()) == 18
 
