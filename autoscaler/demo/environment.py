@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from autoscaler.demo.config import Parts
 from autoscaler.demo.processes import DemoError, Processes
 from autoscaler.demo.sink import Arrival
+from autoscaler.injob.reactive.snapshot import Step
 from autoscaler.plugins import install_hint
 
 T = TypeVar("T")
@@ -39,11 +40,13 @@ class FinishedJob:
         arrivals: the records at the sink, in the order in which they were processed.
         problems: what else shows that the job was not exact.
         commits: when each batch was committed, seconds since 1970, if there are batches.
+        timeline: what the scheduler inside the job did, if it is ours.
     """
 
     arrivals: Sequence[Arrival]
     problems: Sequence[str] = field(default=())
     commits: Sequence[float] = field(default=())
+    timeline: Sequence[Step] = field(default=())
 
 
 class Environment(ABC):

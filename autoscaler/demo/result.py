@@ -12,6 +12,7 @@ from typing import Any
 
 from autoscaler.demo.load import Load
 from autoscaler.demo.sink import Account, Arrival
+from autoscaler.injob.reactive.snapshot import Step
 
 BACKLOG = 5.0
 """The backlog is drained when the lag is below this many seconds of the load."""
@@ -60,6 +61,7 @@ class Run:
         facts: what the engine reports of the run.
         trouble: problems with the job's state.
         commits: when each batch was committed, seconds since 1970; empty where there are none.
+        timeline: what the scheduler inside the job did; empty for Flink's, which tells it by its own pages.
     """
 
     load: Load
@@ -73,6 +75,7 @@ class Run:
     facts: Mapping[str, Any] = field(default_factory=dict)
     trouble: Sequence[str] = ()
     commits: Sequence[float] = ()
+    timeline: Sequence[Step] = ()
 
 
 def lags(run: Run, every: float = 1.0) -> list[tuple[float, int]]:
@@ -139,6 +142,7 @@ def summary(run: Run) -> dict[str, Any]:
         "drained_after_s": None if back is None or first_up is None else back - first_up,
         "first_scale_down_after_s": None if not downs or fall is None else downs[0].at - fall,
         "rescales": [asdict(each) for each in run.rescales],
+        "job_scheduler": [{**asdict(step), "at": step.at - run.start} for step in run.timeline],
         "workers": [[sample.at, sample.desired, sample.ready] for sample in run.samples],
         "reasons": problems(run),
     }

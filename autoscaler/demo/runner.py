@@ -186,6 +186,7 @@ class Runner:
             facts=facts,
             trouble=ending.problems,
             commits=ending.commits,
+            timeline=ending.timeline,
         )
 
     def _prepare(self) -> None:
@@ -319,8 +320,8 @@ class Runner:
 
         print_line = self._print
         print_line("")
-        for each in result["rescales"]:
-            print_line(f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers")
+        for line in describe_scaling(result):
+            print_line(f"  {line}")
         print_line(f"  first scale-up requested {seconds('first_scale_up_after_s')} after the load rose")
         print_line(
             f"  lag at most {result['peak_lag']} records, back under 5 s of load "
@@ -356,6 +357,16 @@ def _next_steps(file: Path) -> tuple[str, ...]:
         "  autoscaler check CONFIG --online      connects everything, and changes nothing",
         "  autoscaler run CONFIG --dry-run       decides, and changes nothing; autoscaler explain CLUSTER says why",
     )
+
+
+def describe_scaling(result: Mapping[str, Any]) -> list[str]:
+    """What the daemon did, and what the scheduler inside the job did; seconds since the load began."""
+    lines = ["the daemon:"]
+    lines += [f"  at {each['at']:.0f} s: {each['before']} -> {each['to']} workers" for each in result["rescales"]]
+    if result["job_scheduler"]:
+        lines.append("the scheduler inside the job:")
+    lines += [f"  at {each['at']:.0f} s: {each['state']}: {each['why']}" for each in result["job_scheduler"]]
+    return lines
 
 
 def _describe_decision(cluster: dict[str, Any], decision: dict[str, Any]) -> str:

@@ -236,7 +236,8 @@ def test_the_first_lines_are_free_of_what_is_not_up_yet(monkeypatch: pytest.Monk
 def test_the_last_lines_say_what_to_do_next(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     made = bare_runner(console, tmp_path, _options=parsed("--no-plot"))
-    result = {"rescales": [], "first_scale_up_after_s": 1, "lag_back_after_s": 1, "simulated": None, "reasons": []}
+    result: dict[str, Any] = {"rescales": [], "job_scheduler": []}
+    result |= {"first_scale_up_after_s": 1, "lag_back_after_s": 1, "simulated": None, "reasons": []}
     counts = dict.fromkeys(("peak_lag", "offered", "processed", "lost", "duplicated"), 0)
     made._print_summary(cast("Any", SimpleNamespace(facts={})), {**result, **counts, "ok": True})
     _, next_steps = cast("io.StringIO", console.file).getvalue().split("what to do next:\n")

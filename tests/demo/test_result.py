@@ -10,7 +10,9 @@ import pytest
 
 from autoscaler.demo.load import Load
 from autoscaler.demo.result import Rescale, Run, Sample, first_tasks, lags, problems, summary, throughput
+from autoscaler.demo.runner import describe_scaling
 from autoscaler.demo.sink import Account, Arrival
+from autoscaler.injob.reactive.snapshot import State, Step
 
 START = 1_000_000.0
 LOAD = Load(((0.0, 10.0), (10.0, 30.0), (40.0, 10.0)), 60.0)
@@ -44,6 +46,23 @@ def good(**changes: Any) -> Run:
         facts={"failed_tasks": 0},
     )
     return replace(run, **changes)
+
+
+def test_what_the_jobs_scheduler_did_stands_beside_what_the_daemon_did() -> None:
+    entered: dict[str, Any] = {"slots": 2, "before": 1, "after": 2, "took": 20.5}
+    step = Step(at=START + 17.5, state=State.EXECUTING, why="the next batch uses them", **entered)
+    result = summary(good(timeline=[step]))
+    assert result["job_scheduler"] == [
+        {"at": 17.5, "state": "executing", "why": "the next batch uses them", **entered},
+    ]
+    assert describe_scaling(result) == [
+        "the daemon:",
+        "  at 12 s: 1 -> 2 workers",
+        "  at 52 s: 2 -> 1 workers",
+        "the scheduler inside the job:",
+        "  at 18 s: executing: the next batch uses them",
+    ]
+    assert describe_scaling(summary(good()))[-1] == "  at 52 s: 2 -> 1 workers"
 
 
 def test_a_good_run_is_a_success_with_its_numbers() -> None:

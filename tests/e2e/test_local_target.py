@@ -156,6 +156,7 @@ class Cluster:
             checkpoint=str(self.directory / "checkpoint"),
             scratch=str(self.directory / "scratch"),
             ready=str(self.directory / "ready"),
+            timeline=str(self.directory / "timeline.json"),
             partitions=4,
             most=1000,
             batch=2.0,

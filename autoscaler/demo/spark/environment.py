@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from autoscaler.demo.environment import JOB, PARTITIONS, STOP_TIMEOUT, Environme
 from autoscaler.demo.processes import QUICK_START, Processes, free_port, spark_variables
 from autoscaler.demo.sink import commits, read_sink
 from autoscaler.demo.spark.job import Settings
+from autoscaler.injob.reactive.snapshot import Step
 from autoscaler.targets.local.workers import spark_home
 
 COST = 0.04  # seconds per record: at most 25 records/s per worker
@@ -33,6 +35,7 @@ class SparkEnvironment(Environment):
         self._home = spark_home()
         self.java = find_java(work / "java")
         self.variables = spark_variables(self._home, self.java, sys.executable, WORKER_TIMEOUT)
+        self._timeline = work / "timeline.json"
         self._master, self._master_ui, self._driver_ui, self._report = (free_port() for _ in range(4))
 
     @property
@@ -90,6 +93,7 @@ class SparkEnvironment(Environment):
             checkpoint=str(self._work / "checkpoint"),
             scratch=str(self._work / "scratch"),
             ready=str(self._work / "ready"),
+            timeline=str(self._timeline),
             partitions=PARTITIONS,
             most=MAX_BATCH,
             batch=BATCH,
@@ -126,4 +130,5 @@ class SparkEnvironment(Environment):
     def finish(self) -> FinishedJob:
         """Stop the application and read its files."""
         self._processes.stop("job", STOP_TIMEOUT)
-        return self._read_sink(lambda sink: FinishedJob(read_sink(sink), commits=commits(sink)))
+        timeline = tuple(Step(**step) for step in json.loads(self._timeline.read_text()))
+        return self._read_sink(lambda sink: FinishedJob(read_sink(sink), commits=commits(sink), timeline=timeline))

@@ -3,12 +3,13 @@
     python -m autoscaler.demo.spark.job SETTINGS.json
 
 It reads the virtual log, calls a slow service for each record (it sleeps), and writes Parquet files. The autoscaler
-needs one line of it: `report(spark, ...)`.
+needs one line of it: `report(spark, ...)`. The scheduler inside the job is `ReactiveJob`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,7 @@ class Settings:
         checkpoint: directory of the query's checkpoint.
         scratch: directory for Spark's temporary files.
         ready: file that is made when the job runs on a worker.
+        timeline: file for what the scheduler inside the job did, written when it ends.
         partitions: partitions of the log.
         most: most records of one batch.
         batch: time that a batch should take when there is enough to do, in seconds.
@@ -54,6 +58,7 @@ class Settings:
     checkpoint: str
     scratch: str
     ready: str
+    timeline: str
     partitions: int
     most: int
     batch: float
@@ -90,14 +95,15 @@ def main(path: str) -> int:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - it belongs to an extra
 
     from autoscaler.demo.spark.source import VirtualLog  # noqa: PLC0415 - likewise
-    from autoscaler.injob import report  # noqa: PLC0415
+    from autoscaler.injob import JobFailedError, ReactiveJob, reactive_conf, report  # noqa: PLC0415
 
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("autoscaler").setLevel(logging.INFO)
     settings = Settings(**json.loads(Path(path).read_text()))
-    ended: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: ended.append(number))
     spark = (
         SparkSession.builder.appName(settings.name)
         .master(settings.master)
+        .config(map=reactive_conf(heartbeat_timeout=settings.worker_timeout))
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "512m")
@@ -108,22 +114,38 @@ def main(path: str) -> int:
         .config("spark.ui.port", str(settings.ui_port))
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.worker.timeout", str(settings.worker_timeout))
-        # Workers go at any time: let the executor finish its tasks, and move no blocks.
-        .config("spark.decommission.enabled", "true")
-        .config("spark.storage.decommission.enabled", "false")
-        .config("spark.locality.wait", "0s")
         .config("spark.local.dir", settings.scratch)
         .config("spark.sql.shuffle.partitions", str(settings.partitions))
         .getOrCreate()
     )
     report(spark, port=settings.report_port)
     spark.dataSource.register(VirtualLog)
-    schema = "partition int, offset long, worker string, at double"
 
-    # The first tasks start the Python workers and warm up the JVM; they must not count as slow batches.
+    def build(spark: SparkSession) -> StreamingQuery:
+        query = start_query(spark, settings)
+        Path(settings.ready).touch()
+        return query
+
+    # The demo is short: what has not changed for a second is taken to last.
+    job = ReactiveJob(spark, build, executing_stabilization=1.0, cooldown=5.0)
+    # The demo stops the job after every record has arrived.
+    signal.signal(signal.SIGTERM, lambda *_: job.stop())
+    try:
+        job.run()
+    except JobFailedError as error:
+        print(f"the job failed: {error}", file=sys.stderr)  # noqa: T201 - this process's own log
+        return 1
+    finally:
+        Path(settings.timeline).write_text(json.dumps([asdict(step) for step in job.snapshot().timeline], indent=1))
+        spark.stop()
+    return 0
+
+
+def start_query(spark: SparkSession, settings: Settings) -> StreamingQuery:
+    """Start the query, once the first tasks have started the Python workers and warmed up the JVM."""
+    schema = "partition int, offset long, worker string, at double"
     warm = spark.range(settings.partitions, numPartitions=settings.partitions)
     warm.selectExpr("0 AS partition", "id AS offset").mapInArrow(call_service(0.0), schema).collect()
-
     records = (
         spark.readStream.format("virtual-log")
         .option("clock", settings.clock)
@@ -132,7 +154,7 @@ def main(path: str) -> int:
         .option("secondsPerBatch", settings.batch)
         .load()
     )
-    query = (
+    return (
         records.mapInArrow(call_service(settings.cost), schema)
         .writeStream.format("parquet")
         .queryName("surge")
@@ -140,17 +162,6 @@ def main(path: str) -> int:
         .option("checkpointLocation", settings.checkpoint)
         .start()
     )
-    Path(settings.ready).touch()
-    while query.isActive and not ended:
-        time.sleep(0.2)
-    # The demo stops the job after every record has arrived: no batch is cut off.
-    query.stop()
-    failure = query.exception()
-    spark.stop()
-    if failure is not None:
-        print(f"the query failed: {failure}", file=sys.stderr)  # noqa: T201 - this process's own log
-        return 1
-    return 0
 
 
 if __name__ == "__main__":

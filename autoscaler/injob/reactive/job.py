@@ -120,7 +120,8 @@ class ReactiveJob:
         self._policy = policy
         self._server = None if rest is None else Server(self, rest, token)
         self._takes_parallelism = _takes_two(build)
-        self._events: queue.Queue[Event | Commit | Mapping[str, Bounds]] = queue.Queue()
+        # A SimpleQueue: `stop` may be called by a signal handler, in the thread that waits for an event.
+        self._events: queue.SimpleQueue[Event | Commit | Mapping[str, Bounds]] = queue.SimpleQueue()
         self._executors = Executors(spark)
         self._scheduler = Scheduler(settings=self._options.flink_settings())
         self._running: tuple[tuple[Query, Any], ...] = ()
@@ -161,7 +162,7 @@ class ReactiveJob:
         self._events.put(bounds)
 
     def stop(self) -> str:
-        """Stop it at the end of a batch. Returns an id to ask `stopped` with."""
+        """Stop it at the end of a batch. Returns an id to ask `stopped` with. A signal handler may call it."""
         trigger = secrets.token_hex(16)
         self._stops.add(trigger)
         self._events.put(StopAsked(time.time()))
@@ -516,7 +517,7 @@ def _bounds(queries: Sequence[Query]) -> Bounds:
     return Bounds(max(one.bounds.lower for one in queries), max(one.bounds.upper for one in queries))
 
 
-def _listener(events: queue.Queue[Any]) -> Any:  # noqa: ANN401 - a StreamingQueryListener
+def _listener(events: queue.SimpleQueue[Any]) -> Any:  # noqa: ANN401 - a StreamingQueryListener
     from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - only in a driver
 
     class Listener(StreamingQueryListener):  # type: ignore[misc]  # it has no types
