@@ -23,6 +23,10 @@ def main() -> None:
     place = Path(settings["directory"])
 
     def build(spark: SparkSession) -> Any:
+        if (place / "broken").exists():
+            (place / "broken").unlink()
+            raise TypeError("this code is wrong")
+
         def write(found: Any, batch: int) -> None:
             if (place / "fail").exists():
                 (place / "fail").unlink()
@@ -42,11 +46,14 @@ def main() -> None:
         )
 
     (place / "started").touch()
-    state = ReactiveJob(
+    job = ReactiveJob(
         spark, build, rest=settings["rest"], token=settings["token"], conf=settings["conf"], **settings["options"]
-    ).run()
-    (place / "ended").write_text(state.value)
-    spark.stop()
+    )
+    try:
+        job.run()
+    finally:
+        (place / "ended").write_text(job.snapshot().state.value)
+        spark.stop()
 
 
 main()
