@@ -25,10 +25,12 @@ from typing import Any
 
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
 from autoscaler.injob.reactive.cluster import Executors
+from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.options import Options
 from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
 from autoscaler.injob.reactive.rest import Server
 from autoscaler.injob.reactive.scheduler import (
+    ENDS,
     STOPPED,
     Action,
     Build,
@@ -61,6 +63,9 @@ KEPT = 1000
 FAILURES = 100
 MAX_TEXT = 10_000
 """Failures that are kept, and characters of each: Spark tells the plan of the query with it."""
+
+FILED = 10
+"""Failures that the next driver knows."""
 
 ASKED = 5.0
 """Seconds that the REST API is kept for those who have asked for a stop and want to know how it went."""
@@ -142,8 +147,12 @@ class ReactiveJob:
         self._ids: dict[str, str] = {}
         self._runs: dict[str, str] = {}
         self._tried = 0
+        self._file: KeptFile | None = None
+        self._unkept = False
+        self._required: dict[str, Bounds] = {}
         self._snapshot = Snapshot(
-            id=secrets.token_hex(16),
+            # The same in the driver that is started again: whoever follows the job by its id goes on.
+            id=_identifier(f"job {spark.sparkContext.appName}"),
             name=str(spark.sparkContext.appName),
             state=State.CREATED,
             now=time.time(),
@@ -276,6 +285,8 @@ class ReactiveJob:
         if isinstance(what, Mapping):
             queries = tuple(replace(one, bounds=what.get(one.id, one.bounds)) for one in self._snapshot.queries)
             self._snapshot = replace(self._snapshot, queries=queries)
+            self._required |= what
+            self._keep()
             return Required(time.time(), _bounds(queries))
         return what
 
@@ -287,6 +298,8 @@ class ReactiveJob:
             for step in steps:
                 log.info("%s: %s", step.state.value, step.why)
                 self._timeline.append(step)
+            if steps:
+                self._keep()
             if isinstance(event, Required):
                 self._executors.limit(event.bounds.upper, self._snapshot.executors)
             self._show()
@@ -337,6 +350,8 @@ class ReactiveJob:
         self._at_start = frozenset(one.id for one in self._snapshot.executors if one.active)
         self._tasks = {one.id: one.done for one in self._snapshot.executors}
         self._batches = {}
+        if self._file is None:
+            self._resume()
         return Built(time.time())
 
     def _built(self, parallelism: int, before: AbstractSet[object]) -> tuple[tuple[Query, Any], ...]:
@@ -357,6 +372,64 @@ class ReactiveJob:
             every = len(others) + len(found)
             raise BuildError(f"it started {every} queries and returned {len(found)}: return all of them, in a list")
         return tuple(running)
+
+    # what the next driver is to know
+
+    def _resume(self) -> None:
+        """Take up what another driver has kept of the job, where it is known by now: beside the first checkpoint."""
+        try:
+            file = self._file = KeptFile(self._spark, _checkpoint(self._running[0][1]))
+        except Exception:
+            log.exception("the job's timeline cannot be kept beside its checkpoint; the job goes on")
+            return
+        try:
+            kept = file.read()
+        except Exception as error:  # noqa: BLE001 - of any file system
+            why = error if isinstance(error, KeptError) else f"{type(error).__name__}: {cause(str(error))}"
+            log.warning("%s cannot be read: %s; the job goes on without its former timeline", file.name, why)
+            try:
+                file.set_aside()
+            except Exception:
+                log.exception("%s could not be renamed", file.name)
+            return
+        if kept is not None:
+            self._take_up(kept)
+
+    def _take_up(self, kept: Kept) -> None:
+        """Continue the history of another driver, and keep to the bounds that were set there."""
+        began = self._timeline[0].at if self._timeline else time.time()
+        before = kept.timeline[-1:]
+        again = (_again(one, began) for one in before)
+        self._timeline = deque((*kept.timeline, *again, *self._timeline), maxlen=KEPT)
+        self._failures = deque((*kept.failures, *self._failures), maxlen=FAILURES)
+        self._scheduler = replace(self._scheduler, restarts=self._scheduler.restarts + kept.restarts)
+        known = {one.id for one in self._snapshot.queries}
+        bounds = {query: one for query, one in kept.bounds.items() if query in known}
+        if bounds and kept.declared == self._declared():
+            log.info("the bounds that were set by PUT hold again")
+            self._waiting.appendleft(bounds)
+
+    def _declared(self) -> Bounds:
+        return self._options.flink_settings().groups[0][0]
+
+    def _keep(self) -> None:
+        """Write it for the next driver; that it cannot be written is logged once, and harms nothing else."""
+        if self._file is None:
+            return
+        kept = Kept(
+            declared=self._declared(),
+            bounds=self._required,
+            restarts=self._scheduler.restarts,
+            failures=tuple(self._failures)[-FILED:],
+            timeline=tuple(self._timeline),
+        )
+        try:
+            self._file.write(kept)
+            self._unkept = False
+        except Exception:
+            if not self._unkept:
+                log.exception("%s cannot be written; the job goes on", self._file.name)
+            self._unkept = True
 
     def _stop_queries(self, *, last_commit: bool) -> None:
         deadline = time.time() + (LAST_COMMIT if last_commit else 0.0)
@@ -493,8 +566,7 @@ def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` retur
             f"it returned {what}, expected the query that `writeStream....start()` gives, or a list of them"
         )
     for live in found:
-        root = str(live._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001 - there is no public way
-        last = root.rstrip("/").rsplit("/", 1)[-1]
+        last = _checkpoint(live).rstrip("/").rsplit("/", 1)[-1]
         # Below `spark.sql.streaming.checkpointLocation` a query without a name has another directory at each start.
         if last.startswith("temporary-") or (not live.name and _UUID.fullmatch(last)):
             raise BuildError(
@@ -506,9 +578,23 @@ def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` retur
 
 def _query(live: Any, number: int, bounds: Bounds) -> Query:  # noqa: ANN401 - a StreamingQuery
     name = live.name or f"query {number}"
-    return Query(
-        id=hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), name=name, bounds=bounds, active=True
-    )
+    return Query(id=_identifier(name), name=name, bounds=bounds, active=True)
+
+
+def _identifier(name: str) -> str:
+    return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()
+
+
+def _checkpoint(live: Any) -> str:  # noqa: ANN401 - a StreamingQuery
+    return str(live._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001 - there is no public way
+
+
+def _again(last: Step, at: float) -> Step:
+    """The entry of the timeline between two drivers."""
+    why = "the driver was started again"
+    if last.state not in ENDS:
+        why += f": the one before had ended while the job was {last.state.value}"
+    return Step(at=at, state=State.CREATED, why=why, slots=0, before=last.after, after=0, took=max(0.0, at - last.at))
 
 
 def _bounds(queries: Sequence[Query]) -> Bounds:
