@@ -140,6 +140,8 @@ class ReactiveJob:
         self._cancelled = threading.Event()
         self._told: set[Finding] = set()
         self._later = 0.0
+        # Whoever sets the clock of the machine holds up no restart: it is decided by a clock that nobody sets.
+        self._since_1970 = time.time() - time.monotonic()
         self._looked = -math.inf
         self._stops: set[str] = set()
         self._answered = threading.Event()
@@ -173,7 +175,7 @@ class ReactiveJob:
         """Stop it at the end of a batch. Returns an id to ask `stopped` with."""
         trigger = secrets.token_hex(16)
         self._stops.add(trigger)
-        self._events.put(StopAsked(time.time()))
+        self._events.put(StopAsked(time.monotonic()))
         return trigger
 
     def stopped(self, trigger: str) -> bool | None:
@@ -187,7 +189,7 @@ class ReactiveJob:
     def cancel(self) -> None:
         """Stop it at once."""
         self._cancelled.set()
-        self._events.put(CancelAsked(time.time()))
+        self._events.put(CancelAsked(time.monotonic()))
 
     # the job's own thread
 
@@ -230,7 +232,8 @@ class ReactiveJob:
 
     def _turn(self) -> None:
         """Wait for events, and handle them."""
-        wait = self._scheduler.wakes_at + self._later - time.time()
+        self._since_1970 = time.time() - time.monotonic()
+        wait = self._scheduler.wakes_at + self._later - time.monotonic()
         if wait <= 0:  # It waits for something to be known, and is looked at again after a while.
             wait = POLL
         try:
@@ -238,7 +241,7 @@ class ReactiveJob:
             self._handle(self._event(event))
         except queue.Empty:
             if wait <= POLL or self._scheduler.state is not State.RESTARTING:
-                self._handle(Passed(time.time()))
+                self._handle(Passed(time.monotonic()))
         if time.monotonic() - self._looked < POLL / 2:
             return
         self._look_at_executors()
@@ -249,7 +252,7 @@ class ReactiveJob:
     def _look_at_executors(self) -> None:
         if self._executors.stopped():
             why = "Spark has stopped the application (its log says why): start the driver again"
-            self._handle(Failed(time.time(), why, hopeless=True))
+            self._handle(Failed(time.monotonic(), why, hopeless=True))
             return
         executors = self._executors.seen()
         slots = sum(one.slots for one in executors if one.active)
@@ -264,7 +267,7 @@ class ReactiveJob:
                 self._executors.limit(bounds.upper, executors)
         self._snapshot = replace(self._snapshot, executors=executors)
         if slots != self._scheduler.job.slots:
-            self._handle(Slots(time.time(), slots))
+            self._handle(Slots(time.monotonic(), slots))
 
     def _tell(self) -> None:
         """Log what the preflight check finds, each thing once."""
@@ -287,31 +290,44 @@ class ReactiveJob:
             self._snapshot = replace(self._snapshot, queries=queries)
             self._required |= what
             self._keep()
-            return Required(time.time(), _bounds(queries))
+            return Required(time.monotonic(), _bounds(queries))
         return what
 
     def _handle(self, event: Event) -> None:
         events = deque([event])
         while events:
             event = events.popleft()
+            before = self._scheduler.state
             self._scheduler, actions, steps = self._scheduler.react(event, self._choose)
-            for step in steps:
-                log.info("%s: %s", step.state.value, step.why)
-                self._timeline.append(step)
-            if steps:
-                self._keep()
+            self._note(before, steps)
             if isinstance(event, Required):
                 self._executors.limit(event.bounds.upper, self._snapshot.executors)
             self._show()
             events.extend(self._act(action) for action in actions)
 
+    def _note(self, state: State, steps: Sequence[Step]) -> None:
+        """Remember what was decided in a state."""
+        for step in steps:
+            log.info("%s: %s", step.state.value, step.why)
+            at = self._shown(step.at)
+            self._timeline.append(replace(step, at=at))
+            if step.state is not state:
+                self._snapshot = replace(self._snapshot, entered={**self._snapshot.entered, step.state: at})
+            state = step.state
+        if steps:
+            self._keep()
+
+    def _shown(self, at: float) -> float:
+        """When that was for a person, seconds since 1970."""
+        return at + self._since_1970
+
     def _act(self, action: Action) -> Event:
         if isinstance(action, Build):
             return self._start(action.parallelism)
-        self._restart_began = time.time()
+        self._restart_began = time.monotonic()
         self._later = random.uniform(0, self._options.jitter_factor) * self._scheduler.job.delay  # noqa: S311 - no secret
         self._stop_queries(last_commit=action.last_commit)
-        return Stopped(time.time())
+        return Stopped(time.monotonic())
 
     def _show(self) -> None:
         """Make the snapshot that others read."""
@@ -324,7 +340,6 @@ class ReactiveJob:
         self._snapshot = replace(
             self._snapshot,
             state=scheduler.state,
-            entered={**self._snapshot.entered, scheduler.state: scheduler.since},
             queries=tuple(replace(one, active=one.id in running) for one in queries),
             commits=tuple(self._commits),
             failures=tuple(self._failures),
@@ -352,7 +367,7 @@ class ReactiveJob:
         self._batches = {}
         if self._file is None:
             self._resume()
-        return Built(time.time())
+        return Built(time.monotonic())
 
     def _built(self, parallelism: int, before: AbstractSet[object]) -> tuple[tuple[Query, Any], ...]:
         """The queries that `build` has started. Raises BuildError, and whatever it raises."""
@@ -397,7 +412,7 @@ class ReactiveJob:
 
     def _take_up(self, kept: Kept) -> None:
         """Continue the history of another driver, and keep to the bounds that were set there."""
-        began = self._timeline[0].at if self._timeline else time.time()
+        began = self._timeline[0].at
         before = kept.timeline[-1:]
         again = (_again(one, began) for one in before)
         self._timeline = deque((*kept.timeline, *again, *self._timeline), maxlen=KEPT)
@@ -432,11 +447,11 @@ class ReactiveJob:
             self._unkept = True
 
     def _stop_queries(self, *, last_commit: bool) -> None:
-        deadline = time.time() + (LAST_COMMIT if last_commit else 0.0)
+        deadline = time.monotonic() + (LAST_COMMIT if last_commit else 0.0)
         for query, live in self._running:
             seen = self._batches.get(str(live.runId), 0)
             try:
-                while time.time() < deadline and live.isActive and live.status["isTriggerActive"]:
+                while time.monotonic() < deadline and live.isActive and live.status["isTriggerActive"]:
                     if self._cancelled.is_set() or self._batches.get(str(live.runId), 0) > seen:
                         break
                     self._take_commits()
@@ -466,11 +481,11 @@ class ReactiveJob:
                 self._handle(self._failed(error, query))
                 return
         if ended and len(ended) == len(self._running):
-            self._handle(Ended(time.time()))
+            self._handle(Ended(time.monotonic()))
 
     def _failed(self, error: BaseException, query: Query | None) -> Failed:
-        at, name = time.time(), type(error).__name__
-        self._failures.append(Failure(at=at, query=query.id if query else None, error=name, text=str(error)[:MAX_TEXT]))
+        at, name, text = time.monotonic(), type(error).__name__, str(error)[:MAX_TEXT]
+        self._failures.append(Failure(at=self._shown(at), query=query.id if query else None, error=name, text=text))
         log.warning("%s failed", query.name if query else "build", exc_info=error)
         where = f"the query {query.name}" if query else "`build`"
         return Failed(at, f"{where} failed: {name}: {cause(str(error))}", hopeless=is_hopeless(name, str(error)))
@@ -479,24 +494,24 @@ class ReactiveJob:
         run = commit.query
         query = self._runs.get(run)
         if query is None:  # of a query that is not the job's
-            return Passed(time.time())
+            return Passed(time.monotonic())
         self._batches[run] = self._batches.get(run, 0) + 1
         number = self._snapshot.committed + 1
         self._commits.append(replace(commit, number=number, query=query))
         self._snapshot = replace(self._snapshot, committed=number)
         # Not the last commit of the queries that are stopped, nor one of theirs that is reported late.
-        began = self._restart_began
-        if began is not None and commit.began >= began and self._scheduler.state is State.EXECUTING:
-            self._restart_took, self._restart_began = time.time() - began, None
+        began, runs = self._restart_began, {str(live.runId) for _, live in self._running}
+        if began is not None and run in runs and self._scheduler.state is State.EXECUTING:
+            self._restart_took, self._restart_began = time.monotonic() - began, None
         if number == EXAMINED:
             self._tell()
-        return Committed(time.time())
+        return Committed(time.monotonic())
 
     # whether to restart
 
     def _choose(self, slots: int) -> Choice:
         least = self._scheduler.job.parallelism + self._options.min_parallelism_increase
-        if slots < least and time.time() < self._scheduler.since + self._options.scaling_interval_max:
+        if slots < least and time.monotonic() < self._scheduler.since + self._options.scaling_interval_max:
             return Choice(None, f"{slots} slots are fewer than {least}: min_parallelism_increase")
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
