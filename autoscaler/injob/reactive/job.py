@@ -127,7 +127,9 @@ class ReactiveJob:
         self._takes_parallelism = _takes_two(build)
         self._events: queue.Queue[Event | Commit | Mapping[str, Bounds]] = queue.Queue()
         self._executors = Executors(spark)
-        self._scheduler = Scheduler(settings=self._options.flink_settings())
+        self._scheduler = Scheduler(
+            settings=self._options.flink_settings(), max_commit_age=self._options.max_commit_age
+        )
         self._running: tuple[tuple[Query, Any], ...] = ()
         self._at_start: frozenset[str] = frozenset()
         self._tasks: Mapping[str, int] = {}
