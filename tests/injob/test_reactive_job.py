@@ -194,7 +194,7 @@ def test_a_checkpoint_that_changes_between_starts_fails_the_job(spark: Any, tmp_
     thread.start()
     try:
         until(lambda: job.snapshot().state is State.EXECUTING)
-        job._events.put(Failed(time.time(), "something"))
+        job._events.put(Failed(time.monotonic(), "something"))
     finally:
         thread.join(60)
     assert job.snapshot().state is State.FAILED
@@ -285,7 +285,7 @@ def test_a_policy_of_the_job_that_fails_forbids_a_restart_and_harms_nothing_else
 def test_a_small_gain_waits_for_a_greater_one_or_the_longest_interval(spark: Any, tmp_path: Path) -> None:
     def why(slots: int, **options: Any) -> str:
         job = ReactiveJob(spark, counting(tmp_path), min_parallelism_increase=3, **options)
-        job._scheduler = replace(job._scheduler, since=time.time())
+        job._scheduler = replace(job._scheduler, since=time.monotonic())
         choice = job._choose(slots)
         assert choice.restart is None
         return choice.why
@@ -325,3 +325,31 @@ def test_an_application_that_spark_has_stopped_fails_the_job(spark: Any, tmp_pat
     job._executors.stopped = lambda: True  # type: ignore[method-assign]
     with pytest.raises(JobFailedError, match="Spark has stopped the application"):
         job.run()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("by", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_neither_holds_up_a_restart_nor_wears_out_its_delay(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: float
+) -> None:
+    clock = [0.0]
+    times = SimpleNamespace(time=lambda: time.time() + clock[0], monotonic=time.monotonic)
+    monkeypatch.setattr("autoscaler.injob.reactive.job.time", times)
+    calls: list[float] = []
+
+    def build(spark: Any) -> Any:
+        calls.append(time.monotonic())
+        if len(calls) == 1:
+            clock[0] = by
+            raise RuntimeError("not yet")
+        return counting(tmp_path, availableNow=True)(spark)
+
+    job = ReactiveJob(spark, build, initial_backoff=1.0, jitter_factor=0.0)
+    assert job.run() is State.FINISHED
+    assert calls[1] - calls[0] >= 1.0
+    (restarting,) = (step for step in job.snapshot().timeline if step.state is State.RESTARTING)
+    executing = next(step for step in job.snapshot().timeline if step.state is State.EXECUTING)
+    assert executing.at - time.time() == pytest.approx(by, abs=60), "it is shown by the clock"
+    assert all(0 <= step.took < 60 for step in job.snapshot().timeline)
+    assert job.snapshot().entered[State.RESTARTING] == restarting.at
+    assert job.snapshot().failures[0].at == pytest.approx(restarting.at, abs=1e-3)

@@ -133,6 +133,8 @@ def test_all_problems_of_a_configuration_are_listed_at_once() -> None:
         ({"min_parallelism_increase": 0}, "min_parallelism_increase"),
         ({"max_delay": -1.0}, "max_delay"),
         ({"max_checkpoint_failures": 0}, "max_checkpoint_failures"),
+        ({"max_commit_age": 0}, "max_commit_age"),
+        ({"max_commit_age": None}, "max_commit_age"),
         ({"heartbeat_timeout": 1.0}, "heartbeat_timeout"),
         ({"restart": "none"}, "restart"),
         ({"initial_backoff": 0}, "initial_backoff"),
@@ -152,6 +154,15 @@ def test_a_value_that_an_option_cannot_have_is_refused(values: dict[str, Any], n
     (problem,) = caught.value.problems
     assert problem.startswith(name)
     assert ", expected " in problem or ", above " in problem
+
+
+def test_options_that_flink_does_not_have_are_given_in_its_style() -> None:
+    key = "reactive.rescale-trigger.max-checkpoint-age"
+    assert Options.of({key: "10 s"}).max_commit_age == 10
+    assert Options.of({key: "10 s"}).shown()[key] == "10 s"
+    assert key not in Options().shown()
+    with pytest.raises(OptionsError, match="is no option of this project, .* correct it to " + key):
+        Options.of({key + "s": "10 s"})
 
 
 def test_a_negative_wait_for_resources_is_for_ever() -> None:

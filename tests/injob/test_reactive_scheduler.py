@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,29 @@ def test_a_rescale_waits_until_enough_is_known() -> None:
     assert job.steps == []
     job.choice = RESTART
     assert job.play(Committed(31)) is State.RESTARTING
+
+
+def test_a_rescale_is_taken_only_within_a_time_after_a_commit() -> None:
+    job = executing(2)
+    job.scheduler = replace(job.scheduler, max_commit_age=5.0)
+    assert job.play(Slots(10, 4), Passed(20)) is State.EXECUTING, "nothing was committed"
+    job.choice = WAIT
+    assert job.play(Committed(30)) is State.EXECUTING
+    job.choice = RESTART
+    assert job.play(Passed(35.1)) is State.EXECUTING
+    assert (job.actions, job.steps) == ([], [])
+    job.choice = WAIT
+    job.play(Committed(40))
+    job.choice = RESTART
+    assert job.play(Passed(45)) is State.RESTARTING
+
+
+def test_a_failure_does_not_wait_for_a_commit() -> None:
+    job = executing(2)
+    job.scheduler = replace(job.scheduler, max_commit_age=5.0)
+    assert job.play(Slots(10, 4), Failed(20, "the query a failed")) is State.RESTARTING
+    assert job.play(Stopped(21), Passed(22)) is State.CREATING
+    assert job.actions[-1] == Build(4)
 
 
 def test_a_failure_is_handled_while_a_rescale_waits() -> None:
@@ -342,11 +367,13 @@ WAYS = documented()
     st.lists(st.tuples(EVENTS, st.floats(0, 90), st.sampled_from([RESTART, GO_ON, WAIT])), max_size=40),
     st.integers(1, 3),
     st.sampled_from([{}, {"max_delay": 0.0}, {"max_delay": 0.0, "delay": 0.0, "restart": Restart.FIXED}]),
+    st.sampled_from([math.inf, 20.0]),
 )
 def test_in_any_order_of_events_no_state_is_wrong(
-    played: list[tuple[Any, float, Choice]], lower: int, rules: dict[str, Any]
+    played: list[tuple[Any, float, Choice]], lower: int, rules: dict[str, Any], age: float
 ) -> None:
     job = Job(lower=lower, **rules)
+    job.scheduler = replace(job.scheduler, max_commit_age=age)
     at = 0.0
     building = stopping = running = False
     for make, later, choice in played:
@@ -362,6 +389,7 @@ def test_in_any_order_of_events_no_state_is_wrong(
         job.steps.clear()
         before = job.scheduler.state
         job.play(event)
+        assert RESTART.why not in map(attrgetter("why"), job.steps) or at - job.scheduler.committed <= age
         assert transitions(before, job.steps) <= WAYS
         building = building and not isinstance(event, Built | Failed)
         if isinstance(event, Stopped):

@@ -25,10 +25,12 @@ from typing import Any
 
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
 from autoscaler.injob.reactive.cluster import Executors
+from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
 from autoscaler.injob.reactive.options import Options
 from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
 from autoscaler.injob.reactive.rest import Server
 from autoscaler.injob.reactive.scheduler import (
+    ENDS,
     STOPPED,
     Action,
     Build,
@@ -61,6 +63,9 @@ KEPT = 1000
 FAILURES = 100
 MAX_TEXT = 10_000
 """Failures that are kept, and characters of each: Spark tells the plan of the query with it."""
+
+FILED = 10
+"""Failures that the next driver knows."""
 
 ASKED = 5.0
 """Seconds that the REST API is kept for those who have asked for a stop and want to know how it went."""
@@ -123,7 +128,9 @@ class ReactiveJob:
         # A SimpleQueue: `stop` may be called by a signal handler, in the thread that waits for an event.
         self._events: queue.SimpleQueue[Event | Commit | Mapping[str, Bounds]] = queue.SimpleQueue()
         self._executors = Executors(spark)
-        self._scheduler = Scheduler(settings=self._options.flink_settings())
+        self._scheduler = Scheduler(
+            settings=self._options.flink_settings(), max_commit_age=self._options.max_commit_age
+        )
         self._running: tuple[tuple[Query, Any], ...] = ()
         self._at_start: frozenset[str] = frozenset()
         self._tasks: Mapping[str, int] = {}
@@ -136,6 +143,8 @@ class ReactiveJob:
         self._cancelled = threading.Event()
         self._told: set[Finding] = set()
         self._later = 0.0
+        # Whoever sets the clock of the machine holds up no restart: it is decided by a clock that nobody sets.
+        self._since_1970 = time.time() - time.monotonic()
         self._looked = -math.inf
         self._stops: set[str] = set()
         self._answered = threading.Event()
@@ -143,8 +152,12 @@ class ReactiveJob:
         self._ids: dict[str, str] = {}
         self._runs: dict[str, str] = {}
         self._tried = 0
+        self._file: KeptFile | None = None
+        self._unkept = False
+        self._required: dict[str, Bounds] = {}
         self._snapshot = Snapshot(
-            id=secrets.token_hex(16),
+            # The same in the driver that is started again: whoever follows the job by its id goes on.
+            id=_identifier(f"job {spark.sparkContext.appName}"),
             name=str(spark.sparkContext.appName),
             state=State.CREATED,
             now=time.time(),
@@ -165,7 +178,7 @@ class ReactiveJob:
         """Stop it at the end of a batch. Returns an id to ask `stopped` with. A signal handler may call it."""
         trigger = secrets.token_hex(16)
         self._stops.add(trigger)
-        self._events.put(StopAsked(time.time()))
+        self._events.put(StopAsked(time.monotonic()))
         return trigger
 
     def stopped(self, trigger: str) -> bool | None:
@@ -179,7 +192,7 @@ class ReactiveJob:
     def cancel(self) -> None:
         """Stop it at once."""
         self._cancelled.set()
-        self._events.put(CancelAsked(time.time()))
+        self._events.put(CancelAsked(time.monotonic()))
 
     # the job's own thread
 
@@ -222,7 +235,8 @@ class ReactiveJob:
 
     def _turn(self) -> None:
         """Wait for events, and handle them."""
-        wait = self._scheduler.wakes_at + self._later - time.time()
+        self._since_1970 = time.time() - time.monotonic()
+        wait = self._scheduler.wakes_at + self._later - time.monotonic()
         if wait <= 0:  # It waits for something to be known, and is looked at again after a while.
             wait = POLL
         try:
@@ -230,7 +244,7 @@ class ReactiveJob:
             self._handle(self._event(event))
         except queue.Empty:
             if wait <= POLL or self._scheduler.state is not State.RESTARTING:
-                self._handle(Passed(time.time()))
+                self._handle(Passed(time.monotonic()))
         if time.monotonic() - self._looked < POLL / 2:
             return
         self._look_at_executors()
@@ -241,7 +255,7 @@ class ReactiveJob:
     def _look_at_executors(self) -> None:
         if self._executors.stopped():
             why = "Spark has stopped the application (its log says why): start the driver again"
-            self._handle(Failed(time.time(), why, hopeless=True))
+            self._handle(Failed(time.monotonic(), why, hopeless=True))
             return
         executors = self._executors.seen()
         slots = sum(one.slots for one in executors if one.active)
@@ -256,7 +270,7 @@ class ReactiveJob:
                 self._executors.limit(bounds.upper, executors)
         self._snapshot = replace(self._snapshot, executors=executors)
         if slots != self._scheduler.job.slots:
-            self._handle(Slots(time.time(), slots))
+            self._handle(Slots(time.monotonic(), slots))
 
     def _tell(self) -> None:
         """Log what the preflight check finds, each thing once."""
@@ -277,29 +291,46 @@ class ReactiveJob:
         if isinstance(what, Mapping):
             queries = tuple(replace(one, bounds=what.get(one.id, one.bounds)) for one in self._snapshot.queries)
             self._snapshot = replace(self._snapshot, queries=queries)
-            return Required(time.time(), _bounds(queries))
+            self._required |= what
+            self._keep()
+            return Required(time.monotonic(), _bounds(queries))
         return what
 
     def _handle(self, event: Event) -> None:
         events = deque([event])
         while events:
             event = events.popleft()
+            before = self._scheduler.state
             self._scheduler, actions, steps = self._scheduler.react(event, self._choose)
-            for step in steps:
-                log.info("%s: %s", step.state.value, step.why)
-                self._timeline.append(step)
+            self._note(before, steps)
             if isinstance(event, Required):
                 self._executors.limit(event.bounds.upper, self._snapshot.executors)
             self._show()
             events.extend(self._act(action) for action in actions)
 
+    def _note(self, state: State, steps: Sequence[Step]) -> None:
+        """Remember what was decided in a state."""
+        for step in steps:
+            log.info("%s: %s", step.state.value, step.why)
+            at = self._shown(step.at)
+            self._timeline.append(replace(step, at=at))
+            if step.state is not state:
+                self._snapshot = replace(self._snapshot, entered={**self._snapshot.entered, step.state: at})
+            state = step.state
+        if steps:
+            self._keep()
+
+    def _shown(self, at: float) -> float:
+        """When that was for a person, seconds since 1970."""
+        return at + self._since_1970
+
     def _act(self, action: Action) -> Event:
         if isinstance(action, Build):
             return self._start(action.parallelism)
-        self._restart_began = time.time()
+        self._restart_began = time.monotonic()
         self._later = random.uniform(0, self._options.jitter_factor) * self._scheduler.job.delay  # noqa: S311 - no secret
         self._stop_queries(last_commit=action.last_commit)
-        return Stopped(time.time())
+        return Stopped(time.monotonic())
 
     def _show(self) -> None:
         """Make the snapshot that others read."""
@@ -312,7 +343,6 @@ class ReactiveJob:
         self._snapshot = replace(
             self._snapshot,
             state=scheduler.state,
-            entered={**self._snapshot.entered, scheduler.state: scheduler.since},
             queries=tuple(replace(one, active=one.id in running) for one in queries),
             commits=tuple(self._commits),
             failures=tuple(self._failures),
@@ -338,7 +368,9 @@ class ReactiveJob:
         self._at_start = frozenset(one.id for one in self._snapshot.executors if one.active)
         self._tasks = {one.id: one.done for one in self._snapshot.executors}
         self._batches = {}
-        return Built(time.time())
+        if self._file is None:
+            self._resume()
+        return Built(time.monotonic())
 
     def _built(self, parallelism: int, before: AbstractSet[object]) -> tuple[tuple[Query, Any], ...]:
         """The queries that `build` has started. Raises BuildError, and whatever it raises."""
@@ -359,12 +391,70 @@ class ReactiveJob:
             raise BuildError(f"it started {every} queries and returned {len(found)}: return all of them, in a list")
         return tuple(running)
 
+    # what the next driver is to know
+
+    def _resume(self) -> None:
+        """Take up what another driver has kept of the job, where it is known by now: beside the first checkpoint."""
+        try:
+            file = self._file = KeptFile(self._spark, _checkpoint(self._running[0][1]))
+        except Exception:
+            log.exception("the job's timeline cannot be kept beside its checkpoint; the job goes on")
+            return
+        try:
+            kept = file.read()
+        except Exception as error:  # noqa: BLE001 - of any file system
+            why = error if isinstance(error, KeptError) else f"{type(error).__name__}: {cause(str(error))}"
+            log.warning("%s cannot be read: %s; the job goes on without its former timeline", file.name, why)
+            try:
+                file.set_aside()
+            except Exception:
+                log.exception("%s could not be renamed", file.name)
+            return
+        if kept is not None:
+            self._take_up(kept)
+
+    def _take_up(self, kept: Kept) -> None:
+        """Continue the history of another driver, and keep to the bounds that were set there."""
+        began = self._timeline[0].at
+        before = kept.timeline[-1:]
+        again = (_again(one, began) for one in before)
+        self._timeline = deque((*kept.timeline, *again, *self._timeline), maxlen=KEPT)
+        self._failures = deque((*kept.failures, *self._failures), maxlen=FAILURES)
+        self._scheduler = replace(self._scheduler, restarts=self._scheduler.restarts + kept.restarts)
+        known = {one.id for one in self._snapshot.queries}
+        bounds = {query: one for query, one in kept.bounds.items() if query in known}
+        if bounds and kept.declared == self._declared():
+            log.info("the bounds that were set by PUT hold again")
+            self._waiting.appendleft(bounds)
+
+    def _declared(self) -> Bounds:
+        return self._options.flink_settings().groups[0][0]
+
+    def _keep(self) -> None:
+        """Write it for the next driver; that it cannot be written is logged once, and harms nothing else."""
+        if self._file is None:
+            return
+        kept = Kept(
+            declared=self._declared(),
+            bounds=self._required,
+            restarts=self._scheduler.restarts,
+            failures=tuple(self._failures)[-FILED:],
+            timeline=tuple(self._timeline),
+        )
+        try:
+            self._file.write(kept)
+            self._unkept = False
+        except Exception:
+            if not self._unkept:
+                log.exception("%s cannot be written; the job goes on", self._file.name)
+            self._unkept = True
+
     def _stop_queries(self, *, last_commit: bool) -> None:
-        deadline = time.time() + (LAST_COMMIT if last_commit else 0.0)
+        deadline = time.monotonic() + (LAST_COMMIT if last_commit else 0.0)
         for query, live in self._running:
             seen = self._batches.get(str(live.runId), 0)
             try:
-                while time.time() < deadline and live.isActive and live.status["isTriggerActive"]:
+                while time.monotonic() < deadline and live.isActive and live.status["isTriggerActive"]:
                     if self._cancelled.is_set() or self._batches.get(str(live.runId), 0) > seen:
                         break
                     self._take_commits()
@@ -394,11 +484,11 @@ class ReactiveJob:
                 self._handle(self._failed(error, query))
                 return
         if ended and len(ended) == len(self._running):
-            self._handle(Ended(time.time()))
+            self._handle(Ended(time.monotonic()))
 
     def _failed(self, error: BaseException, query: Query | None) -> Failed:
-        at, name = time.time(), type(error).__name__
-        self._failures.append(Failure(at=at, query=query.id if query else None, error=name, text=str(error)[:MAX_TEXT]))
+        at, name, text = time.monotonic(), type(error).__name__, str(error)[:MAX_TEXT]
+        self._failures.append(Failure(at=self._shown(at), query=query.id if query else None, error=name, text=text))
         log.warning("%s failed", query.name if query else "build", exc_info=error)
         where = f"the query {query.name}" if query else "`build`"
         return Failed(at, f"{where} failed: {name}: {cause(str(error))}", hopeless=is_hopeless(name, str(error)))
@@ -407,24 +497,24 @@ class ReactiveJob:
         run = commit.query
         query = self._runs.get(run)
         if query is None:  # of a query that is not the job's
-            return Passed(time.time())
+            return Passed(time.monotonic())
         self._batches[run] = self._batches.get(run, 0) + 1
         number = self._snapshot.committed + 1
         self._commits.append(replace(commit, number=number, query=query))
         self._snapshot = replace(self._snapshot, committed=number)
         # Not the last commit of the queries that are stopped, nor one of theirs that is reported late.
-        began = self._restart_began
-        if began is not None and commit.began >= began and self._scheduler.state is State.EXECUTING:
-            self._restart_took, self._restart_began = time.time() - began, None
+        began, runs = self._restart_began, {str(live.runId) for _, live in self._running}
+        if began is not None and run in runs and self._scheduler.state is State.EXECUTING:
+            self._restart_took, self._restart_began = time.monotonic() - began, None
         if number == EXAMINED:
             self._tell()
-        return Committed(time.time())
+        return Committed(time.monotonic())
 
     # whether to restart
 
     def _choose(self, slots: int) -> Choice:
         least = self._scheduler.job.parallelism + self._options.min_parallelism_increase
-        if slots < least and time.time() < self._scheduler.since + self._options.scaling_interval_max:
+        if slots < least and time.monotonic() < self._scheduler.since + self._options.scaling_interval_max:
             return Choice(None, f"{slots} slots are fewer than {least}: min_parallelism_increase")
         executors = self._snapshot.executors
         new = [one for one in executors if one.active and one.id not in self._at_start]
@@ -494,8 +584,7 @@ def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` retur
             f"it returned {what}, expected the query that `writeStream....start()` gives, or a list of them"
         )
     for live in found:
-        root = str(live._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001 - there is no public way
-        last = root.rstrip("/").rsplit("/", 1)[-1]
+        last = _checkpoint(live).rstrip("/").rsplit("/", 1)[-1]
         # Below `spark.sql.streaming.checkpointLocation` a query without a name has another directory at each start.
         if last.startswith("temporary-") or (not live.name and _UUID.fullmatch(last)):
             raise BuildError(
@@ -507,9 +596,23 @@ def _queries(result: Any) -> list[Any]:  # noqa: ANN401 - whatever `build` retur
 
 def _query(live: Any, number: int, bounds: Bounds) -> Query:  # noqa: ANN401 - a StreamingQuery
     name = live.name or f"query {number}"
-    return Query(
-        id=hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), name=name, bounds=bounds, active=True
-    )
+    return Query(id=_identifier(name), name=name, bounds=bounds, active=True)
+
+
+def _identifier(name: str) -> str:
+    return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()
+
+
+def _checkpoint(live: Any) -> str:  # noqa: ANN401 - a StreamingQuery
+    return str(live._jsq.streamingQuery().resolvedCheckpointRoot())  # noqa: SLF001 - there is no public way
+
+
+def _again(last: Step, at: float) -> Step:
+    """The entry of the timeline between two drivers."""
+    why = "the driver was started again"
+    if last.state not in ENDS:
+        why += f": the one before had ended while the job was {last.state.value}"
+    return Step(at=at, state=State.CREATED, why=why, slots=0, before=last.after, after=0, took=max(0.0, at - last.at))
 
 
 def _bounds(queries: Sequence[Query]) -> Bounds:

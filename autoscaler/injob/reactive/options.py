@@ -16,6 +16,8 @@ from autoscaler.schedulers.slots import Bounds
 
 ADAPTIVE = "jobmanager.adaptive-scheduler."
 RESTART = "restart-strategy."
+REACTIVE = "reactive."
+"""Options that Flink does not have."""
 UNUSED = frozenset(
     {
         ADAPTIVE + "prefer-minimal-taskmanagers",
@@ -75,6 +77,8 @@ class Options:
         scaling_interval_max: a gain below `min_parallelism_increase` is taken after so long; math.inf: never.
         min_parallelism_increase: slots that must be gained to be worth a restart.
         max_delay: longest wait of a rescale for a commit; None: for `max_checkpoint_failures` + 1 of them.
+        max_commit_age: a rescale of a job that runs is taken only within so long after a commit of one of its queries;
+            math.inf: at any time. Flink has no such option.
         max_checkpoint_failures: so many failed commits count like a completed one.
         heartbeat_timeout: after so long without a heartbeat an executor is given up.
         restart: what happens after a failure.
@@ -107,6 +111,7 @@ class Options:
     scaling_interval_max: float = _option("time", math.inf, ADAPTIVE + "scaling-interval.max")
     min_parallelism_increase: int = _option("count", 1, ADAPTIVE + "min-parallelism-increase", least=1)
     max_delay: float | None = _option("time", None, ADAPTIVE + "rescale-trigger.max-delay")
+    max_commit_age: float = _option("time", math.inf, REACTIVE + "rescale-trigger.max-checkpoint-age", least=0.001)
     max_checkpoint_failures: int = _option(
         "count", 2, ADAPTIVE + "rescale-trigger.max-checkpoint-failures", least=1, most=FOREVER
     )
@@ -146,8 +151,9 @@ class Options:
             changes: fields, which count before the configuration.
 
         Raises:
-            OptionsError: a name of the adaptive scheduler or of a restart strategy that Flink 2.3 does not have, a
-                value that cannot be read, or what `Options` refuses; it lists all.
+            OptionsError: a name of the adaptive scheduler or of a restart strategy that Flink 2.3 does not have, one
+                that begins with `reactive.` and is not among the options, a value that cannot be read, or what
+                `Options` refuses; it lists all.
         """
         problems = list(_unknown(conf))
         values: dict[str, Any] = {}
@@ -207,7 +213,7 @@ class Options:
         found = {"jobmanager.scheduler": "adaptive"}
         for one in fields(self):
             value = getattr(self, one.name)
-            unset = value is None or (one.name == "scaling_interval_max" and value == math.inf)
+            unset = value is None or (one.name in {"scaling_interval_max", "max_commit_age"} and value == math.inf)
             if one.metadata["keys"] and not unset:
                 found[one.metadata["keys"][0]] = _format(one, value)
         return found
@@ -230,10 +236,11 @@ class Options:
 def _unknown(conf: Mapping[str, str | float]) -> Iterator[str]:
     known = UNUSED.union(*(one.metadata["keys"] for one in fields(Options)))
     for key in conf:
-        if key.startswith((ADAPTIVE, RESTART)) and key not in known:
+        if key.startswith((ADAPTIVE, RESTART, REACTIVE)) and key not in known:
             near = get_close_matches(key, known, 1)
             hint = f"correct it to {near[0]}" if near else "remove it"
-            yield f"{key}: is no option of Flink 2.3, expected one of its names; {hint}"
+            whose = "this project" if key.startswith(REACTIVE) else "Flink 2.3"
+            yield f"{key}: is no option of {whose}, expected one of its names; {hint}"
 
 
 def _parse(option: Field[Any], value: object) -> Any:  # noqa: ANN401 - as the field is

@@ -127,6 +127,7 @@ class Scheduler:
 
     Attributes:
         settings: the rules of Flink's scheduler; their groups are what the queries need and may take.
+        max_commit_age: a rescale of a job that runs is taken only within so long after a commit.
         state: where it is.
         since: from when on.
         job: as Flink's scheduler sees it.
@@ -135,9 +136,11 @@ class Scheduler:
         deployed: whether it is to be built as soon as they are stopped.
         after: the state to enter when they are, where it is not built again.
         restarts: after failures and for rescales.
+        committed: when a query has last committed a batch.
     """
 
     settings: FlinkSettings
+    max_commit_age: float = math.inf
     state: State = State.CREATED
     since: float = -math.inf
     job: Job = Job()  # noqa: RUF009 - it is frozen
@@ -146,6 +149,7 @@ class Scheduler:
     deployed: bool = False
     after: State | None = None
     restarts: int = 0
+    committed: float = -math.inf
 
     @property
     def over(self) -> bool:
@@ -216,6 +220,7 @@ class _Turn:
             self.advance(flink.Restored(self.at))
 
     def committed(self, _: Committed) -> None:
+        self.set(committed=self.at)
         if self.scheduler.state is State.EXECUTING:
             self.advance(flink.Checkpoint(self.at))
 
@@ -278,6 +283,8 @@ class _Turn:
         job, done = advance(here.settings, here.job, event)
         stops = {one.why for one in done if isinstance(one, Stop)}
         if stops == {Why.RESCALE} and here.state is State.EXECUTING:
+            if self.at - here.committed > here.max_commit_age:
+                return  # It is looked at again at the next event.
             choice = self.choose(job.slots)
             if choice.restart is None:
                 return  # It is asked again at the next event.
