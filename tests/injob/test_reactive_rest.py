@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import logging
 import re
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -19,6 +21,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from autoscaler import http_connections
 from autoscaler.clients.flink import FlinkApi, FlinkParameters
 from autoscaler.core.model import EngineStatus, JobState
 from autoscaler.engines.flink import Flink
@@ -735,6 +738,47 @@ def test_free_slots_are_those_that_the_job_does_not_use(job: Job, url: str) -> N
     assert ask(url, "/overview")[1]["slots-available"] == 2
     job.shown = replace(RUNNING, state=State.RESTARTING)
     assert ask(url, "/overview")[1]["slots-available"] == 3
+
+def closes(connection: socket.socket) -> bool:
+    """Whether the server ends the connection."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /overview HT", b"GET /overview HTTP/1.1\r\nHost: local"])
+def test_a_client_that_sends_no_whole_request_is_disconnected(
+    sent: bytes, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.1)
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+        connection.sendall(sent)
+        assert closes(connection)
+
+
+def test_a_connection_is_kept_for_a_while(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connections, "KEEP_ALIVE", 0.1)
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+        connection.sendall(b"GET /overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert closes(connection)
+
+
+def test_clients_that_do_nothing_do_not_keep_others_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    with serving(job) as url, contextlib.ExitStack() as stack:
+        parts = urlsplit(url)
+        address = parts.hostname or "", parts.port or 0
+        idle = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(50)]
+        assert ask(url, "/overview")[0] == 200
+        # A quarter of the descriptors are left.
+        assert all(closes(connection) for connection in idle[:40])
+
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from autoscaler.http_connections import Connections
 from autoscaler.injob.reactive import rest_answers as answers
 from autoscaler.injob.reactive.rest_answers import STATUS, TERMINAL, Question, RequestError, max_parallelism, unresolved
 from autoscaler.injob.reactive.snapshot import Snapshot, State
@@ -28,8 +29,8 @@ from autoscaler.schedulers.slots import Bounds
 
 MAX_BODY = 1 << 20
 """Bytes of a request's body."""
-BODY_TIMEOUT = 30.0
-"""Seconds within which a request's body must arrive."""
+BODY_TIMEOUT = 20.0
+"""Seconds within which a request's body must arrive: less than `http_connections.ANSWER_TIMEOUT`, to be answered."""
 ACCEPTING = 3
 """Iterations of the loop until a connection that was accepted is one of the server's, and is closed with it."""
 MAX_ERRORS = 20
@@ -331,6 +332,7 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = asyncio.Event()
 
+        self._connections = Connections()
     def start(self) -> str:
         """Listen, and return the URL. Raises OSError when that is not possible."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
@@ -370,11 +372,12 @@ class Server:
     async def _serve(self, listener: socket.socket, ready: Future[None]) -> None:
         self._loop = loop = asyncio.get_running_loop()
         application = web.Application(client_max_size=MAX_BODY)
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(application, handle_signals=False, access_log=None, shutdown_timeout=0.2)
+        application.router.add_route("*", "/{path:.*}", self._send)
+        runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=0.2)
         await runner.setup()
         try:
-            await web.SockSite(runner, listener).start()
+        assert runner.server is not None  # noqa: S101 - there is one after setup
+            accepting = await self._connections.listen(runner.server, sock=listener)
             ready.set_result(None)
             await self._closing.wait()
             loop.remove_reader(listener)
@@ -382,9 +385,18 @@ class Server:
                 await asyncio.sleep(0)
         finally:
             await runner.cleanup()
+            accepting.close()
 
     async def _answer(self, request: web.Request) -> web.Response:
         headers: Mapping[str, str] = {}
+    async def _send(self, request: web.Request) -> web.Response:
+        """Answer, and send the whole of it, within the time that a connection may take."""
+        with self._connections.busy(request.protocol):
+            response = await self._answer(request)
+            await response.prepare(request)
+            await response.write_eof()
+            return response
+
         try:
             status, answer = await self._handle(request)
             text = json.dumps(answer, allow_nan=False)
