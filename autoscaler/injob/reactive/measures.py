@@ -39,8 +39,8 @@ class Meter:
 
     Attributes:
         run: its last batches, and when it had nothing to do.
-        steady: when `measures` were true, on a clock that is never set.
-        measures: at that time.
+        begun: when it was started, on a clock that is never set.
+        measures: the last; None before the first whole batch.
         share: the last busy share that was known.
         records: read by now; None: not known.
         written: rows that its sink has counted by now; None: not known.
@@ -48,7 +48,7 @@ class Meter:
     """
 
     run: Run
-    steady: float
+    begun: float
     measures: Measures | None = None
     share: float | None = None
     records: int | None = 0
@@ -67,7 +67,7 @@ class Meter:
             watermark: seconds since 1970, or None.
         """
         run = self.run.model_copy(update={"progress": (*self.run.progress, batch)[-KEPT:]})
-        steady = self.steady if batch.steady is None else batch.steady
+        steady = self.begun if batch.steady is None else batch.steady
         meter = replace(
             self,
             run=run,
@@ -75,7 +75,7 @@ class Meter:
             written=_plus(self.written, written),
             read=steady if batch.records else self.read,
         )
-        if self.measures is not None and 0 <= steady - self.steady < EVERY:
+        if self.measures is not None and steady - self.begun < self.measures.age + EVERY:
             return meter
         return _read(meter, batch.received, steady, changes, working=True, watermark=watermark)
 
@@ -95,18 +95,18 @@ def _read(
     meter: Meter, at: float, steady: float, changes: Sequence[float], *, working: bool | None, watermark: float | None
 ) -> Meter:
     """The meter with measures of now."""
-    passed = max(0.0, steady - meter.steady)
-    was = meter.measures or Measures(age=0.0)
     seen = Snapshot(run=meter.run, now=at, steady=steady, window=WINDOW, working=working, changes=tuple(changes))
     share = known(Metric.SATURATION, seen) if meter.run.progress else 0.0
-    # Spark has a batch that ran on changed executors count for neither number of them. Its records and its time are
-    # in the sums all the same, so the last share stands for it.
+    # A batch that ran on changed executors shows how busy neither number of them is. Its records and its time are in
+    # the sums all the same, so the last share stands for it. Before there is one nothing is told: not even an age.
     taken = meter.share if share is None else share
-    age = was.age + passed
-    busy = None if taken is None else taken * age if was.busy is None else was.busy + taken * passed
+    if taken is None:
+        return meter
+    was = meter.measures or Measures(age=0.0, busy=0.0)
+    age = max(was.age, steady - meter.begun)
     now = Measures(
         age=age,
-        busy=busy,
+        busy=was.busy + taken * (age - was.age),
         busy_share=share,
         records=meter.records,
         rate=known(Metric.THROUGHPUT, seen) if meter.run.progress else 0.0,
@@ -115,7 +115,7 @@ def _read(
         idle=max(0.0, steady - meter.read),
         watermark=watermark,
     )
-    return replace(meter, steady=meter.steady + passed, measures=now, share=taken)
+    return replace(meter, measures=now, share=taken)
 
 
 def known(metric: Metric, snapshot: Snapshot) -> float | None:
@@ -192,7 +192,7 @@ class Meters:
 
 def _started(query: str, run: str, at: float, steady: float, trigger: str) -> Meter:
     head = Run.model_validate({"id": query, "runId": run, "trigger": trigger, "started": at})
-    return Meter(run=head, steady=steady, read=steady)
+    return Meter(run=head, begun=steady, read=steady)
 
 
 def _watermark(progress: Mapping[str, Any]) -> float | None:

@@ -32,7 +32,7 @@ class Measures:
 
     Attributes:
         age: seconds that it had run by then.
-        busy: seconds of these that it was busy with all the work it could take; None: not known.
+        busy: seconds of these that it was busy with all the work it could take.
         busy_share: the same as a share of the last seconds; None: not known.
         records: that it had read; None: not known.
         rate: records per second that it read in the last seconds; None: not known.
@@ -43,7 +43,7 @@ class Measures:
     """
 
     age: float
-    busy: float | None = None
+    busy: float
     busy_share: float | None = None
     records: int | None = None
     rate: float | None = None
@@ -63,7 +63,7 @@ class Query:
         bounds: slots that it needs, and that it may take.
         parallelism: slots that it runs on; 0 while it does not run.
         active: whether it runs.
-        measures: what is measured of this run of it; None: nothing yet.
+        measures: what is measured of this run of it; None: nothing yet, since no whole batch has ended.
     """
 
     id: str
