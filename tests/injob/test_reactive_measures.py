@@ -77,6 +77,19 @@ def test_batches_that_follow_each_other_at_little_load_are_not_busy() -> None:
     assert busy < 0.3
 
 
+def test_the_time_between_batches_that_do_not_follow_each_other_is_idle() -> None:
+    lengths = [0.25, 2.0] * 4
+    batches = [
+        batch(number, T0 + 5 * number, length, 400 * number, 400 * number + round(200 * length), 400 * (number + 1))
+        for number, length in enumerate(lengths)
+    ]
+    found = followed(started(), [Batch.model_validate(each, strict=False) for each in batches])
+    first, last = found[0], found[-1]
+    _, busy = between(first, last)
+    assert 0 < busy < sum(lengths[2:]) / (5 * 6), "no more than the batches themselves"
+    assert all(each.busy_share is not None and each.busy_share <= 2.1 / 5 for each in found[1:])
+
+
 def test_what_waits_at_the_end_of_a_batch_came_while_it_ran() -> None:
     found, _ = simulated(100, 60, interval=2.0)
     assert found[-1].pending == pytest.approx(100 * (0.25 + 200 / 400 + 0.1), rel=0.05)
@@ -99,7 +112,7 @@ def test_a_query_that_has_nothing_to_do_grows_older_and_is_idle() -> None:
     last = shown.run.progress[-1].received
     found = meter.idle(last + 10, last + 10 - T0, ()).measures
     assert found is not None
-    assert (found.busy_share, found.pending, found.rate) == (0.0, 0.0, 0.0)
+    assert (found.busy_share, found.pending) == (0.0, 0.0)
     assert found.records == 1000
     assert found.idle == pytest.approx(10)
     assert found.age == pytest.approx(last + 10 - T0)
@@ -136,15 +149,15 @@ def test_while_executors_change_the_share_is_unknown_and_the_sums_go_on() -> Non
     meter = started(2.0)
     for each in before:
         meter = meter.after(each.model_copy(update={"steady": each.received - T0}), ())
-    # No batch before the change has ended in the last seconds.
-    late = last.model_copy(update={"start": last.start + 20, "received": last.received + 20})
-    changed = meter.after(late.model_copy(update={"steady": late.received - T0}), [late.start + 0.1]).measures
+    # It takes so long that no batch has ended in the last seconds before the change.
+    late = last.model_copy(update={"durations": {"triggerExecution": 20_000}, "received": last.start + 20.1})
+    changed = meter.after(late.model_copy(update={"steady": late.received - T0}), [late.start + 10]).measures
     assert meter.measures is not None
     assert changed is not None
     assert changed.busy_share is None
     assert changed.records == (meter.records or 0) + (last.records or 0)
     _, busy = between(meter.measures, changed)
-    assert busy == pytest.approx(meter.share)
+    assert busy == pytest.approx(meter.share, rel=0.1)
 
 
 def test_short_batches_are_counted_at_once_and_looked_at_every_two_seconds() -> None:

@@ -22,7 +22,7 @@ from autoscaler.ports import AnswerError
 from autoscaler.sources.spark import METRICS, Metric, Snapshot
 
 WINDOW = 5.0
-"""Seconds that a share or a rate is a mean over, or one batch: those of Flink's `busyTimeMsPerSecond`."""
+"""Seconds that the busy share is a mean over, or one batch: those of Flink's `busyTimeMsPerSecond`."""
 
 KEPT = 24
 """Batches of a query that are kept to compare the last ones with."""
@@ -102,14 +102,18 @@ def _read(
     taken = meter.share if share is None else share
     if taken is None:
         return meter
-    was = meter.measures or Measures(age=0.0, busy=0.0)
-    age = max(was.age, steady - meter.begun)
+    was = meter.measures or Measures(age=0.0, busy=0.0, records=0)
+    passed = max(0.0, steady - meter.begun - was.age)
+    # The share is of the time from its first new batch on, and before that it had nothing to do.
+    began = next((batch.start for batch in meter.run.progress if batch.received > at - passed), at)
+    span = min(passed, max(at - began, meter.run.interval))
+    read = None if meter.records is None or was.records is None else meter.records - was.records
     now = Measures(
-        age=age,
-        busy=was.busy + taken * (age - was.age),
-        busy_share=share,
+        age=was.age + passed,
+        busy=was.busy + taken * span,
+        busy_share=share * span / passed if share and passed else share,
         records=meter.records,
-        rate=known(Metric.THROUGHPUT, seen) if meter.run.progress else 0.0,
+        rate=read / passed if read and passed else read,
         pending=known(Metric.LAG, seen),
         written=meter.written,
         idle=max(0.0, steady - meter.read),

@@ -35,7 +35,7 @@ class Measures:
         busy: seconds of these that it was busy with all the work it could take.
         busy_share: the same as a share of the last seconds; None: not known.
         records: that it had read; None: not known.
-        rate: records per second that it read in the last seconds; None: not known.
+        rate: records per second that it read in the last seconds, or one batch; None: not known.
         pending: records that waited; None: not known.
         written: rows that its sink had counted; None: not known.
         idle: seconds since it had last read a record.
