@@ -26,9 +26,9 @@ from autoscaler.core.capacity import restart_time
 from autoscaler.core.explain import explain
 from autoscaler.core.model import ClusterState, Decision, Learned, Rescale
 from autoscaler.daemon.controller import NOT_OBSERVED, Controller
-from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.metrics import exposition, exposition_of_policies
 from autoscaler.daemon.status import ClusterSnapshot, DaemonStatus, health, snapshot, trouble
+from autoscaler.http_connections import Connections
 from autoscaler.ports import AutoscalerError, Record, StoreError
 from autoscaler.trace.codec import call_failure, load_record, to_json
 

@@ -325,7 +325,7 @@ class Reporter:
             run.progress.append(json.dumps(entry | {"idle": run.head["idle"]}))
         first = run.head["trigger"] is None
         if first:
-            trigger = _trigger(self.spark, progress["id"])
+            trigger = read_trigger(self.spark, progress["id"])
             with self._lock:
                 run.head["trigger"] = trigger
                 run.prepare()
@@ -512,7 +512,7 @@ def _settings(spark: Any) -> dict[str, str]:  # noqa: ANN401 - see report
     return found
 
 
-def _trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
+def read_trigger(spark: Any, query: str) -> str:  # noqa: ANN401 - see report
     """The query's trigger as Spark writes it, such as `ProcessingTimeTrigger(2000)`; "unknown" if it cannot be read."""
     try:
         return str(spark.streams.get(query)._jsq.streamingQuery().trigger().toString())  # noqa: SLF001 - no other way

@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler import cli
+from autoscaler import cli, http_connections
 from autoscaler.config.model import Config
 from autoscaler.core.model import (
     ClusterState,
@@ -31,12 +31,12 @@ from autoscaler.core.model import (
     Recommendation,
     SizeCapacity,
 )
-from autoscaler.daemon import http_api, http_connections, state_store
+from autoscaler.daemon import http_api, state_store
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
-from autoscaler.daemon.http_connections import Connections
 from autoscaler.daemon.service import Daemon
 from autoscaler.daemon.state_store import open_state_store
+from autoscaler.http_connections import Connections
 from autoscaler.ports import ConfigurationError, RefusedError, StoreError, UnavailableError
 from autoscaler.testing.fakes import Fake, FakeEngine, FakeSource, FakeTarget
 from autoscaler.trace.codec import dump_record

@@ -46,6 +46,30 @@ clusters:
     down: {{window: 0s}}
 """
 
+OWN_METRICS = """
+daemon: {{directory: '{directory}', listen: '{listen}'}}
+sources:
+  job: {{type: flink, url: '{url}', job: reactive, window: 10s, timeout: 800ms}}
+clusters:
+  reactive:
+    interval: 1s
+    timeout: 900ms
+    engine: {{type: flink, url: '{url}', job: reactive}}
+    target: {{type: flink-requirements, url: '{url}', job: reactive, token: {token}, timeout: 800ms}}
+    min: 1
+    max: 3
+    metrics:
+      arrivals: {{source: job, metric: arrivals}}
+      throughput: {{source: job, metric: throughput}}
+      lag: {{source: job, metric: lag}}
+      saturation: {{source: job, metric: saturation}}
+    policies:
+      arrivals: {{type: target-tracking, metric: arrivals, target: 40, mode: total}}
+    up: {{window: 0s}}
+    down: {{window: 0s}}
+"""
+"""The daemon's source, engine and target are Flink's, and the job has no other metrics."""
+
 
 class Job:
     """A job under `ReactiveJob`, and the files that it reads."""
@@ -62,7 +86,7 @@ class Job:
         self.wish = 3
         self.server: ThreadingHTTPServer | None = None
 
-    def start(self, **options: Any) -> None:
+    def start(self, script: str = "reactive_job.py", **options: Any) -> None:
         settings = {
             "directory": str(self.place),
             "master": f"spark://127.0.0.1:{self.cluster.port}",
@@ -82,12 +106,10 @@ class Job:
             },
         }
         (self.place / "settings.json").write_text(json.dumps(settings))
-        script = Path(__file__).with_name("reactive_job.py")
+        path = Path(__file__).with_name(script)
         root = Path(__file__).parents[2]
         environment = {**self.cluster.environment, "PYTHONPATH": str(root)}
-        self.cluster.processes.start(
-            "job", [sys.executable, str(script), str(self.place / "settings.json")], environment
-        )
+        self.cluster.processes.start("job", [sys.executable, str(path), str(self.place / "settings.json")], environment)
 
     def write(self, files: int) -> None:
         for _ in range(files):
@@ -150,8 +172,6 @@ class Job:
 
     def daemon(self) -> str:
         """Start a daemon that scales it to `wish`. Returns its URL."""
-        from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs pyspark
-
         test = self
 
         class Wish(BaseHTTPRequestHandler):
@@ -165,17 +185,15 @@ class Job:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Wish)
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self.daemon_of(CONFIG, port=self.server.server_address[1])
+
+    def daemon_of(self, text: str, **values: Any) -> str:
+        """Start a daemon with that configuration. Returns its URL."""
+        from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs pyspark
+
         listen = f"127.0.0.1:{free_port()}"
         config = self.place / "daemon.yaml"
-        config.write_text(
-            CONFIG.format(
-                directory=self.place / "var",
-                listen=listen,
-                url=self.url,
-                token=TOKEN,
-                port=self.server.server_address[1],
-            )
-        )
+        config.write_text(text.format(directory=self.place / "var", listen=listen, url=self.url, token=TOKEN, **values))
         argv = [sys.executable, "-m", "autoscaler", "run", str(config)]
         self.cluster.processes.start("daemon", argv, dict(os.environ))
         return f"http://{listen}"
@@ -262,6 +280,51 @@ async def test_workers_come_go_and_die_and_a_batch_fails_and_the_counts_are_exac
         until((job.place / "ended").exists)
     assert (job.place / "ended").read_text() == "finished", job.log()
     assert job.counted() == job.expected()
+
+
+async def test_the_daemon_scales_a_job_by_what_the_job_itself_says(job: Job) -> None:
+    from autoscaler.demo.load import Load, start_clock  # noqa: PLC0415 - as the demo
+
+    began, steps = time.time(), [(0.0, 0.0)]
+
+    def offer(rate: float | None = None) -> None:
+        if rate is not None:
+            steps.append((time.time() + 1 - began, rate))
+        start_clock(job.place / "clock.json", Load(tuple(steps), 3600.0), began)
+
+    def readings() -> dict[str, float]:
+        last = get(f"{daemon}/api/v1/clusters/reactive")["observation"]
+        return {name: one["value"] for name, one in last["metrics"].items()} if last else {}
+
+    def comes_to(slots: int, arrivals: float) -> None:
+        """Wait until the job runs on so many slots and says what is offered to it."""
+
+        def reached() -> bool:
+            now = readings()
+            return (
+                job.slots() == slots
+                and now.keys() == {"arrivals", "throughput", "lag", "saturation"}
+                and abs(now["arrivals"] - arrivals) < arrivals / 5
+                and now["throughput"] > 0
+                and 0 <= now["saturation"] <= 1
+            )
+
+        until(reached, 240)
+
+    offer()
+    async with job.cluster.target() as pool:
+        await pool.scale(3)
+        await became(pool, desired=3, ready=3)
+        job.start("reactive_log_job.py", preferred_slots=3)
+        until(lambda: job.slots() == 3)
+        daemon = job.daemon_of(OWN_METRICS)
+        offer(30)
+        comes_to(1, 30)
+        offer(100)
+        comes_to(3, 100)
+        offer(30)
+        comes_to(1, 30)
+        print(readings())  # noqa: T201 - the figures
 
 
 async def test_a_hung_worker_is_given_up_after_the_heartbeat_timeout(job: Job) -> None:

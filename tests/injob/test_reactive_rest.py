@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import logging
 import re
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
 
+from autoscaler import http_connections
 from autoscaler.clients.flink import FlinkApi, FlinkParameters
 from autoscaler.core.model import EngineStatus, JobState
 from autoscaler.engines.flink import Flink
@@ -26,11 +29,14 @@ from autoscaler.injob.reactive import rest
 from autoscaler.injob.reactive.rest import MAX_BODY, PATTERNS, Server
 from autoscaler.injob.reactive.rest_answers import STATUS
 from autoscaler.injob.reactive.rest_rescales import rescales, statistics
-from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Query, Snapshot, State, Step
+from autoscaler.injob.reactive.snapshot import Commit, Executor, Failure, Measures, Query, Snapshot, State, Step
 from autoscaler.ports import AnswerError, EdgeError, RefusedError, Secret, Severity
 from autoscaler.schedulers.slots import Bounds
+from autoscaler.sources.flink import Flink as FlinkMetrics
+from autoscaler.sources.flink import FlinkQuery, FlinkSource
 from autoscaler.targets.flink_requirements import FlinkRequirements
 from autoscaler.testing.contracts import LocalShared
+from tests.clients.flink_stub import Shared
 from tests.e2e.flink_cluster import flink_cluster, until
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "flink-2.3.json").read_text())
@@ -99,6 +105,18 @@ FINISHED = replace(
     timeline=(*TIMELINE, step(90, State.STOPPING, 3), step(91, State.FINISHED, 3)),
 )
 SCENES = {"waiting": WAITING, "running": RUNNING, "finished": FINISHED}
+MEASURES = Measures(
+    age=30.0,
+    busy=12.0,
+    busy_share=0.5,
+    records=900,
+    rate=30.0,
+    pending=60.0,
+    written=90,
+    idle=1.5,
+    watermark=BEGAN + 80,
+)
+MEASURED = replace(RUNNING, queries=(replace(RUNNING.queries[0], name="log", measures=MEASURES),))
 
 
 class Job:
@@ -234,12 +252,37 @@ def test_each_path_is_compared_with_flinks() -> None:
     covered = {re.sub(r"\?.*", "", path) for scene in SCENES for path in RECORDED[scene]}
     named = {"{job}": "JOB", "{rescale}": "RESCALE", "{trigger}": "TRIGGER"}
     paths = {re.sub(r"\{job\}|\{rescale\}|\{trigger\}", lambda found: named[found[0]], path) for path in PATTERNS}
-    not_recorded = {"/jobmanager/config", "/jobs/JOB/stop", "/taskmanagers/metrics"}
-    assert paths - covered == {*not_recorded, "/jobs/JOB/vertices/{vertex}/subtasks/metrics"}
+    covered |= {re.sub(r"VERTEX", "{vertex}", re.sub(r"\?.*", "", path)) for path in RECORDED["metrics"]}
+    assert paths - covered == {"/jobmanager/config", "/jobs/JOB/stop"}
+
+
+def shape(answer: object) -> object:
+    """What an answer about metrics has, but for the numbers."""
+    if isinstance(answer, list):
+        return [(one["id"], *one) for one in answer]
+    assert isinstance(answer, dict)
+    return list(answer)
+
+
+def is_like_flinks(path: str, real: tuple[int, Any], ours: tuple[int, Any]) -> bool:
+    if "get=" in path or real[1] == [] or real[0] != 200:
+        return real[0] == ours[0] and shape(real[1]) == shape(ours[1])
+    # Flink has many more names than Spark knows anything of.
+    return real[0] == ours[0] and bool(ours[1]) and set(shape(ours[1])) <= set(shape(real[1]))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("path", RECORDED["metrics"])
+def test_metrics_are_answered_as_flink_does(path: str, job: Job, url: str) -> None:
+    job.shown = MEASURED
+    recorded = RECORDED["metrics"][path]
+    answered = ask(url, path.replace("JOB", JID).replace("VERTEX", ONE))
+    assert is_like_flinks(path, (recorded["status"], recorded["answer"]), answered), answered
+    if recorded["status"] != 200:
+        assert answered[1]["errors"][0].startswith(recorded["answer"]["errors"][0])
 
 
 @pytest.mark.e2e
-def test_a_real_flink_answers_as_recorded(tmp_path: Path, url: str) -> None:
+def test_a_real_flink_answers_as_recorded(tmp_path: Path, job: Job, url: str) -> None:
     with flink_cluster(tmp_path, {"jobmanager.scheduler": "adaptive", **HISTORY}, cost=1, partitions=2) as flink:
         config = flink.conf / "config.yaml"
         lines = config.read_text().splitlines(keepends=True)
@@ -257,6 +300,16 @@ def test_a_real_flink_answers_as_recorded(tmp_path: Path, url: str) -> None:
                 ours = ask(url, localized(path, url))
                 if real[0] != ours[0] or differences(real[1], ours[1]):
                     wrong[path] = real[0], ours[0], differences(real[1], ours[1])
+        vertex = flink.get(f"/jobs/{jid}")["vertices"][0]["id"]
+        metrics = f"/jobs/{jid}/vertices/{vertex}/subtasks/metrics"
+        until(lambda: {"id": "Source__log.pendingRecords"} in flink.get(metrics), what="for the source's metrics")
+        job.shown = MEASURED
+        for path in RECORDED["metrics"]:
+            real = ask(flink.rest, path.replace("JOB", jid).replace("VERTEX", vertex))
+            ours = ask(url, path.replace("JOB", JID).replace("VERTEX", ONE))
+            if not is_like_flinks(path, real, ours):
+                wrong[path] = real, ours
+        job.shown = RUNNING
         assert not wrong
         known = list(flink.get(f"/jobs/{jid}/resource-requirements"))
         for lower, upper in ((3, 2), (0, 2), (1, 0), ("a", 2), (None, 2), (True, 2), (1, 2**40), (1, 100_000), (1, 2)):
@@ -361,6 +414,104 @@ async def test_the_daemons_client_understands_each_answer(url: str) -> None:
         assert await api.vertex_metric_names(JID, ONE) == frozenset()
         assert await api.vertex_metrics(JID, ONE, ("numRecordsIn",)) == {}
         assert await api.taskmanager_metrics(("Status.JVM.CPU.Load",)) == {}
+
+
+class Poll:
+    """The daemon's source, which polls the server anew each time."""
+
+    def __init__(self, job: Job, source: FlinkSource, shared: Shared) -> None:
+        self.job, self._source, self._shared = job, source, shared
+        self._at = datetime.fromtimestamp(NOW, UTC)
+
+    async def __call__(self, metric: str, **query: Any) -> float:
+        found = (await self._source.collect(FlinkQuery(metric=metric, **query), self._at)).value
+        assert isinstance(found, float)
+        return found
+
+    async def next(self, measures: Measures | None) -> None:
+        """Show that, and let the source see it, if there is something to see."""
+        (query,) = self.job.shown.queries
+        self.job.shown = replace(self.job.shown, queries=(replace(query, measures=measures),))
+        self._at += timedelta(seconds=15)
+        self._shared.forget()
+        with contextlib.suppress(AnswerError):
+            await self("throughput")
+
+
+@pytest.fixture
+async def poll(job: Job, url: str) -> AsyncIterator[Poll]:
+    job.shown = MEASURED
+    shared = Shared()
+    async with shared.stack, FlinkMetrics(url=url, job="counting").connect(shared) as source:
+        yield Poll(job, source, shared)
+
+
+async def test_the_daemons_source_reads_what_the_progress_of_a_query_says(poll: Poll) -> None:
+    await poll.next(MEASURES)
+    # In 10 s it read 400 records in 8 s of work, and 40 more wait than before.
+    await poll.next(replace(MEASURES, age=40.0, busy=20.0, records=1300, pending=100.0))
+    assert await poll("lag") == 100
+    assert await poll("throughput") == pytest.approx(40)
+    assert await poll("arrivals") == pytest.approx(44)
+    assert await poll("saturation") == pytest.approx(0.8)
+    assert await poll("utilization") == pytest.approx(0.8)
+    assert await poll("capacity", aggregate="avg") == pytest.approx(50)
+    assert await poll("required_parallelism", aggregate="avg") == 4, "44 / 0.7 of 16.7 each"
+    assert await poll("source_idle") == 1.5
+    assert await poll("watermark_lag") == 20
+    assert await poll("vertices") == 1
+    assert await poll("busy", vertex="log") == pytest.approx(0.8)
+    assert await poll("checkpoint_duration") == 1.5
+
+
+async def test_figures_grow_old_while_a_batch_runs(poll: Poll) -> None:
+    await poll.next(MEASURES)
+    await poll.next(replace(MEASURES, age=40.0, busy=20.0, records=1300))
+    before = await poll("throughput")
+    await poll.next(replace(MEASURES, age=40.0, busy=20.0, records=1300))
+    assert await poll("throughput") == before
+
+
+@pytest.mark.parametrize("metric", ["lag", "throughput", "saturation", "heap", "gc", "cpu"])
+async def test_what_is_not_measured_is_unknown_and_not_zero(metric: str, poll: Poll) -> None:
+    await poll.next(None)
+    with pytest.raises(AnswerError):
+        await poll(metric)
+
+
+async def test_a_source_that_does_not_report_its_newest_offset_has_no_lag(poll: Poll) -> None:
+    await poll.next(replace(MEASURES, pending=None))
+    await poll.next(replace(MEASURES, pending=None, age=40.0, records=1300))
+    with pytest.raises(AnswerError, match="does not report pendingRecords"):
+        await poll("lag")
+    assert await poll("throughput") == pytest.approx(40)
+
+
+def test_while_its_busy_share_is_not_known_only_that_is_missing(job: Job, url: str) -> None:
+    unknown = replace(MEASURES, busy_share=None)
+    job.shown = replace(MEASURED, queries=(replace(MEASURED.queries[0], measures=unknown),))
+    path = f"/jobs/{JID}/vertices/{ONE}/subtasks/metrics"
+    _, names = ask(url, path)
+    assert {"id": "accumulateBusyTimeMs"} in names
+    assert {"id": "busyTimeMsPerSecond"} not in names
+    assert ask(url, f"{path}?get=numRecordsIn,busyTimeMsPerSecond") == (200, [])
+
+
+def test_subtasks_share_what_a_query_reads(job: Job, url: str) -> None:
+    job.shown = MEASURED
+    path = f"/jobs/{JID}/vertices/{ONE}/subtasks/metrics"
+    names = "numRecordsIn,accumulateBusyTimeMs,accumulateIdleTimeMs,busyTimeMsPerSecond,Source__log.pendingRecords"
+    found = {one["id"]: (one["avg"], one["sum"]) for one in ask(url, f"{path}?get={names}")[1]}
+    assert found == {
+        "numRecordsIn": (300, 900),
+        "accumulateBusyTimeMs": (12_000, 36_000),
+        "accumulateIdleTimeMs": (18_000, 54_000),
+        "busyTimeMsPerSecond": (500, 1500),
+        "Source__log.pendingRecords": (20, 60),
+    }
+    for subtasks, chosen in (("0-1", 2), ("2", 1), ("1-99", 2), ("0,0-1", 2), ("3", None), ("0-999999999", 3)):
+        _, answer = ask(url, f"{path}?get=numRecordsIn&agg=sum&subtasks={subtasks}")
+        assert answer == ([{"id": "numRecordsIn", "sum": 300 * chosen}] if chosen else [])
 
 
 async def test_the_daemons_client_shows_what_is_wrong_with_bounds(url: str) -> None:
@@ -589,6 +740,47 @@ def test_a_body_that_does_not_come_is_given_up(job: Job, url: str, monkeypatch: 
         connection.sendall(f"POST /jobs/{JID}/stop HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
     assert not job.stops
+
+
+def closes(connection: socket.socket) -> bool:
+    """Whether the server ends the connection."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /overview HT", b"GET /overview HTTP/1.1\r\nHost: local"])
+def test_a_client_that_sends_no_whole_request_is_disconnected(
+    sent: bytes, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_TIMEOUT", 0.1)
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+        connection.sendall(sent)
+        assert closes(connection)
+
+
+def test_a_connection_is_kept_for_a_while(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connections, "KEEP_ALIVE", 0.1)
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30) as connection:
+        connection.sendall(b"GET /overview HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert closes(connection)
+
+
+def test_clients_that_do_nothing_do_not_keep_others_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, 32))
+    with serving(job) as url, contextlib.ExitStack() as stack:
+        parts = urlsplit(url)
+        address = parts.hostname or "", parts.port or 0
+        idle = [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(50)]
+        assert ask(url, "/overview")[0] == 200
+        # A quarter of the descriptors are left.
+        assert all(closes(connection) for connection in idle[:40])
 
 
 def test_a_job_is_stopped_with_a_last_commit(job: Job, url: str) -> None:

@@ -53,6 +53,8 @@ class Executors:
                 busy=one["activeTasks"],
                 done=one["completedTasks"],
                 active=one["isActive"],
+                added=one["addTime"] / 1000,
+                removed=None if one["removeTime"] is None else one["removeTime"] / 1000,
             )
             for one in found
             if self._local or one["id"] != "driver"

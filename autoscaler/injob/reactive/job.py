@@ -26,6 +26,7 @@ from typing import Any
 from autoscaler.injob.reactive.choice import Choice, Measured, cause, choose, is_hopeless
 from autoscaler.injob.reactive.cluster import Executors
 from autoscaler.injob.reactive.kept import Kept, KeptError, KeptFile
+from autoscaler.injob.reactive.measures import Meters
 from autoscaler.injob.reactive.options import Options
 from autoscaler.injob.reactive.preflight import Finding, Severity, findings, read_facts
 from autoscaler.injob.reactive.rest import Server
@@ -128,6 +129,7 @@ class ReactiveJob:
         # A SimpleQueue: `stop` may be called by a signal handler, in the thread that waits for an event.
         self._events: queue.SimpleQueue[Event | Commit | Mapping[str, Bounds]] = queue.SimpleQueue()
         self._executors = Executors(spark)
+        self._meters = Meters(spark, lambda: self._snapshot.executors)
         self._scheduler = Scheduler(
             settings=self._options.flink_settings(), max_commit_age=self._options.max_commit_age
         )
@@ -210,7 +212,7 @@ class ReactiveJob:
         Raises:
             JobFailedError: it has failed for good.
         """
-        listener = _listener(self._events)
+        listener = _listener(self._events, self._meters)
         self._spark.streams.addListener(listener)
         try:
             if self._server is not None:
@@ -339,11 +341,11 @@ class ReactiveJob:
             replace(one, parallelism=scheduler.job.parallelism if self._running else 0, active=False)
             for one in self._snapshot.queries
         )
-        running = {query.id for query, live in self._running if live.isActive}
+        running = {query.id: self._meters.seen(str(live.runId)) for query, live in self._running if live.isActive}
         self._snapshot = replace(
             self._snapshot,
             state=scheduler.state,
-            queries=tuple(replace(one, active=one.id in running) for one in queries),
+            queries=tuple(replace(one, active=one.id in running, measures=running.get(one.id)) for one in queries),
             commits=tuple(self._commits),
             failures=tuple(self._failures),
             restarts=scheduler.restarts,
@@ -620,7 +622,7 @@ def _bounds(queries: Sequence[Query]) -> Bounds:
     return Bounds(max(one.bounds.lower for one in queries), max(one.bounds.upper for one in queries))
 
 
-def _listener(events: queue.SimpleQueue[Any]) -> Any:  # noqa: ANN401 - a StreamingQueryListener
+def _listener(events: queue.SimpleQueue[Any], meters: Meters) -> Any:  # noqa: ANN401 - a StreamingQueryListener
     from pyspark.sql.streaming import StreamingQueryListener  # noqa: PLC0415 - only in a driver
 
     class Listener(StreamingQueryListener):  # type: ignore[misc]  # it has no types
@@ -635,6 +637,7 @@ def _listener(events: queue.SimpleQueue[Any]) -> Any:  # noqa: ANN401 - a Stream
             progress = json.loads(event.progress.json)
             run, batch = progress["runId"], progress["batchId"]
             if self.last.get(run) == batch:
+                meters.idle(progress["id"], run)
                 return
             self.last[run] = batch
             took = progress.get("batchDuration", 0) / 1000
@@ -648,11 +651,14 @@ def _listener(events: queue.SimpleQueue[Any]) -> Any:  # noqa: ANN401 - a Stream
                     rows=progress.get("numInputRows") or 0,
                 )
             )
+            meters.ended(progress)
 
         def onQueryIdle(self, event: Any) -> None:  # noqa: ANN401, N802
-            """Nothing is to be done."""
+            """It has had nothing to do for a while."""
+            meters.idle(str(event.id), str(event.runId))
 
         def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802
             """The query is looked at in any case."""
+            meters.terminated(str(event.runId))
 
     return Listener()

@@ -21,15 +21,17 @@ from typing import Protocol
 
 from aiohttp import web
 
+from autoscaler.http_connections import Connections
 from autoscaler.injob.reactive import rest_answers as answers
+from autoscaler.injob.reactive import rest_metrics as metrics
 from autoscaler.injob.reactive.rest_answers import STATUS, TERMINAL, Question, RequestError, max_parallelism, unresolved
 from autoscaler.injob.reactive.snapshot import Snapshot, State
 from autoscaler.schedulers.slots import Bounds
 
 MAX_BODY = 1 << 20
 """Bytes of a request's body."""
-BODY_TIMEOUT = 30.0
-"""Seconds within which a request's body must arrive."""
+BODY_TIMEOUT = 20.0
+"""Seconds within which a request's body must arrive: less than `http_connections.ANSWER_TIMEOUT`, to be answered."""
 ACCEPTING = 3
 """Iterations of the loop until a connection that was accepted is one of the server's, and is closed with it."""
 MAX_ERRORS = 20
@@ -228,7 +230,7 @@ READ: Mapping[str, Callable[[Question], object]] = {
     "/config": answers.config,
     "/jobmanager/config": answers.cluster_config,
     "/taskmanagers": answers.taskmanagers,
-    "/taskmanagers/metrics": answers.no_metrics,
+    "/taskmanagers/metrics": metrics.taskmanager_metrics,
     "/jobs": answers.jobs,
     "/jobs/overview": answers.jobs_overview,
     "/jobs/{job}": answers.job_details,
@@ -245,7 +247,7 @@ READ: Mapping[str, Callable[[Question], object]] = {
     "/jobs/{job}/rescales/config": answers.rescales_config,
     "/jobs/{job}/rescales/details/{rescale}": answers.rescale_details,
     "/jobs/{job}/metrics": answers.job_metrics,
-    "/jobs/{job}/vertices/{vertex}/subtasks/metrics": answers.no_metrics,
+    "/jobs/{job}/vertices/{vertex}/subtasks/metrics": metrics.subtask_metrics,
 }
 CHANGE: Mapping[tuple[str, str], Callable[[Change], tuple[int, object]]] = {
     ("PUT", "/jobs/{job}/resource-requirements"): put_requirements,
@@ -330,6 +332,7 @@ class Server:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = asyncio.Event()
+        self._connections = Connections()
 
     def start(self) -> str:
         """Listen, and return the URL. Raises OSError when that is not possible."""
@@ -370,18 +373,28 @@ class Server:
     async def _serve(self, listener: socket.socket, ready: Future[None]) -> None:
         self._loop = loop = asyncio.get_running_loop()
         application = web.Application(client_max_size=MAX_BODY)
-        application.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(application, handle_signals=False, access_log=None, shutdown_timeout=0.2)
+        application.router.add_route("*", "/{path:.*}", self._send)
+        runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=0.2)
         await runner.setup()
+        assert runner.server is not None  # noqa: S101 - there is one after setup
         try:
-            await web.SockSite(runner, listener).start()
+            accepting = await self._connections.listen(runner.server, sock=listener)
             ready.set_result(None)
             await self._closing.wait()
             loop.remove_reader(listener)
             for _ in range(ACCEPTING):
                 await asyncio.sleep(0)
+            accepting.close()
         finally:
             await runner.cleanup()
+
+    async def _send(self, request: web.Request) -> web.Response:
+        """Answer, and send the whole of it, within the time that a connection may take."""
+        with self._connections.busy(request.protocol):
+            response = await self._answer(request)
+            await response.prepare(request)
+            await response.write_eof()
+            return response
 
     async def _answer(self, request: web.Request) -> web.Response:
         headers: Mapping[str, str] = {}
@@ -412,7 +425,9 @@ class Server:
         # Flink has no metrics of a job that it does not know, which is no error.
         if ids.get("job", job.id) != job.id and not template.endswith("/metrics"):
             raise RequestError(404, f"Job {ids['job']} not found. GET /jobs shows the job that runs here.")
-        return answer(Change(Question(job, ids, request.query), self._control, body))
+        # Flink takes a parameter that is repeated for a list.
+        query = {name: ",".join(request.query.getall(name)) for name in request.query}
+        return answer(Change(Question(job, ids, query), self._control, body))
 
     def _authorize(self, request: web.Request) -> None:
         if self._token is not None:

@@ -573,11 +573,6 @@ def taskmanagers(question: Question) -> object:
     return {"taskmanagers": [taskmanager(question.job, executor, free) for executor, free in known]}
 
 
-def no_metrics(_: Question) -> object:
-    """Flink's answer about metrics that nothing reports."""
-    return []
-
-
 def job_metrics(question: Question) -> object:
     """Names of the job's metrics, or their values."""
     job = question.job

@@ -27,6 +27,33 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What the progress of a query says of it, as it was when it last ended a batch or had nothing to do.
+
+    Attributes:
+        age: seconds that it had run by then.
+        busy: seconds of these that it was busy with all the work it could take.
+        busy_share: the same as a share of the last seconds; None: not known.
+        records: that it had read; None: not known.
+        rate: records per second that it read in the last seconds, or one batch; None: not known.
+        pending: records that waited; None: not known.
+        written: rows that its sink had counted; None: not known.
+        idle: seconds since it had last read a record.
+        watermark: seconds since 1970; None: it has none.
+    """
+
+    age: float
+    busy: float
+    busy_share: float | None = None
+    records: int | None = None
+    rate: float | None = None
+    pending: float | None = None
+    written: int | None = None
+    idle: float = 0.0
+    watermark: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A streaming query of the job: what Flink calls a vertex.
 
@@ -36,6 +63,7 @@ class Query:
         bounds: slots that it needs, and that it may take.
         parallelism: slots that it runs on; 0 while it does not run.
         active: whether it runs.
+        measures: what is measured of this run of it; None: nothing yet, since no whole batch has ended.
     """
 
     id: str
@@ -43,6 +71,7 @@ class Query:
     bounds: Bounds
     parallelism: int = 0
     active: bool = False
+    measures: Measures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +85,8 @@ class Executor:
         busy: tasks that it runs.
         done: tasks that have ended on it.
         active: False once Spark has removed it.
+        added: when it came, seconds since 1970.
+        removed: when Spark removed it, seconds since 1970, or None.
     """
 
     id: str
@@ -64,6 +95,8 @@ class Executor:
     busy: int = 0
     done: int = 0
     active: bool = True
+    added: float = 0.0
+    removed: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

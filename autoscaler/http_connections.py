@@ -1,6 +1,6 @@
-"""The connections of the HTTP server: how many there may be, and how long each may take.
+"""The connections of an HTTP server of ours: how many there may be, and how long each may take.
 
-A client that sends nothing, half a request, or does not read its answer holds a descriptor that the sources need.
+A client that sends nothing, half a request, or does not read its answer holds a descriptor that others need.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-log = logging.getLogger("autoscaler.daemon.http_connections")
+log = logging.getLogger("autoscaler.http_connections")
 
 IDLE_TIMEOUT = 30.0
 """Seconds from its connection within which a client must have sent a whole request."""
@@ -34,7 +35,7 @@ ACCEPTED = 16
 _BACKLOG = 1024
 
 # A client that does not speak HTTP gets an answer; neither that one nor one that leaves can fill the log.
-_protocol = logging.getLogger("autoscaler.daemon.http_api.protocol")
+_protocol = logging.getLogger("autoscaler.http_connections.protocol")
 _protocol.addFilter(
     lambda line: not (line.exc_info and isinstance(line.exc_info[1], HttpProcessingError | ConnectionError))
 )
@@ -54,13 +55,16 @@ class Connections:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.limit = MAX_CONNECTIONS if descriptors < 0 else max(1, min(MAX_CONNECTIONS, descriptors // 4))
 
-    async def listen(self, server: web.Server, host: str, port: int) -> asyncio.Server:
-        """Accept connections. Raises OSError."""
+    async def listen(
+        self, server: web.Server, host: str | None = None, port: int | None = None, *, sock: socket.socket | None = None
+    ) -> asyncio.Server:
+        """Accept connections at an address, or of a socket that listens. Raises OSError."""
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(
             lambda: _Connection(self, server, loop=loop, access_log=None, logger=_protocol),
             host,
-            port,
+            port,  # type: ignore[arg-type]  # either an address or a socket
+            sock=sock,  # type: ignore[arg-type]
             backlog=ACCEPTED,
         )
         for each in listener.sockets:

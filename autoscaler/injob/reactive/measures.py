@@ -1,0 +1,205 @@
+"""What the progress of the queries says of them, as the source `spark` reads it.
+
+Batches end at their own times. All figures of a query are those of a moment when it ended a batch, or said that
+it had nothing to do, with its age at that moment: rates are exact between two of these, and while a batch runs the
+figures grow old instead of wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from autoscaler.clients.spark import Batch, Run
+from autoscaler.injob.reactive.snapshot import Executor, Measures
+from autoscaler.injob.report import read_trigger, trim
+from autoscaler.ports import AnswerError
+from autoscaler.sources.spark import METRICS, Metric, Snapshot
+
+WINDOW = 5.0
+"""Seconds that the busy share is a mean over, or one batch: those of Flink's `busyTimeMsPerSecond`."""
+
+KEPT = 24
+"""Batches of a query that are kept to compare the last ones with."""
+
+EVERY = 2.0
+"""Seconds until its measures are computed again, where batches are shorter: that takes some milliseconds."""
+
+log = logging.getLogger("autoscaler.injob.reactive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meter:
+    """What is measured of one run of a query.
+
+    Attributes:
+        run: its last batches, and when it had nothing to do.
+        begun: when it was started, on a clock that is never set.
+        measures: the last; None before the first whole batch.
+        share: the last busy share that was known.
+        records: read by now; None: not known.
+        written: rows that its sink has counted by now; None: not known.
+        read: when it last read a record, on the steady clock.
+    """
+
+    run: Run
+    begun: float
+    measures: Measures | None = None
+    share: float | None = None
+    records: int | None = 0
+    written: int | None = 0
+    read: float
+
+    def after(
+        self, batch: Batch, changes: Sequence[float], written: int | None = None, watermark: float | None = None
+    ) -> Meter:
+        """The meter when a batch has ended.
+
+        Args:
+            batch: with its time on the steady clock.
+            changes: when executors came and went, seconds since 1970.
+            written: rows that its sink counted, or None.
+            watermark: seconds since 1970, or None.
+        """
+        run = self.run.model_copy(update={"progress": (*self.run.progress, batch)[-KEPT:]})
+        steady = self.begun if batch.steady is None else batch.steady
+        meter = replace(
+            self,
+            run=run,
+            records=_plus(self.records, batch.records),
+            written=_plus(self.written, written),
+            read=steady if batch.records else self.read,
+        )
+        if self.measures is not None and steady - self.begun < self.measures.age + EVERY:
+            return meter
+        return _read(meter, batch.received, steady, changes, working=True, watermark=watermark)
+
+    def idle(self, at: float, steady: float, changes: Sequence[float]) -> Meter:
+        """The meter when the query says that it has nothing to do. `at` is in seconds since 1970."""
+        run = self.run.model_copy(update={"idle": at})
+        watermark = self.measures.watermark if self.measures else None
+        # Whether it works is not looked at: it has just said so.
+        return _read(replace(self, run=run), at, steady, changes, working=None, watermark=watermark)
+
+
+def _plus(total: int | None, more: int | None) -> int | None:
+    return None if total is None or more is None else total + more
+
+
+def _read(
+    meter: Meter, at: float, steady: float, changes: Sequence[float], *, working: bool | None, watermark: float | None
+) -> Meter:
+    """The meter with measures of now."""
+    seen = Snapshot(run=meter.run, now=at, steady=steady, window=WINDOW, working=working, changes=tuple(changes))
+    share = known(Metric.SATURATION, seen) if meter.run.progress else 0.0
+    # A batch that ran on changed executors shows how busy neither number of them is. Its records and its time are in
+    # the sums all the same, so the last share stands for it. Before there is one nothing is told: not even an age.
+    taken = meter.share if share is None else share
+    if taken is None:
+        return meter
+    was = meter.measures or Measures(age=0.0, busy=0.0, records=0)
+    passed = max(0.0, steady - meter.begun - was.age)
+    # The share is of the time from its first new batch on, and before that it had nothing to do.
+    began = next((batch.start for batch in meter.run.progress if batch.received > at - passed), at)
+    span = min(passed, max(at - began, meter.run.interval))
+    read = None if meter.records is None or was.records is None else meter.records - was.records
+    now = Measures(
+        age=was.age + passed,
+        busy=was.busy + taken * span,
+        busy_share=share * span / passed if share and passed else share,
+        records=meter.records,
+        rate=read / passed if read and passed else read,
+        pending=known(Metric.LAG, seen),
+        written=meter.written,
+        idle=max(0.0, steady - meter.read),
+        watermark=watermark,
+    )
+    return replace(meter, measures=now, share=taken)
+
+
+def known(metric: Metric, snapshot: Snapshot) -> float | None:
+    """The value that the source `spark` would read, or None where that is an error."""
+    try:
+        return max(0.0, METRICS[metric](snapshot).value)
+    except AnswerError:
+        return None
+
+
+class Meters:
+    """The meters of all queries: filled by the thread of Spark's listener, read by the job's. Nothing raises.
+
+    Args:
+        spark: the session.
+        executors: those that are or were there.
+    """
+
+    def __init__(self, spark: Any, executors: Callable[[], Iterable[Executor]]) -> None:  # noqa: ANN401 - a SparkSession
+        self._spark = spark
+        self._executors = executors
+        self._meters: dict[str, Meter] = {}
+        self._lock = threading.Lock()
+        self._told = False
+
+    def seen(self, run: str) -> Measures | None:
+        """What is known of a run of a query; None: nothing yet."""
+        with self._lock:
+            meter = self._meters.get(run)
+        return None if meter is None else meter.measures
+
+    def ended(self, progress: Mapping[str, Any]) -> None:
+        """A batch has ended, with that progress."""
+        at, steady = time.time(), time.monotonic()
+        try:
+            meter = self._meters.get(progress["runId"])
+            entry = trim(progress, at) | {"steady": steady, "idle": meter and meter.run.idle}
+            batch = Batch.model_validate(entry, strict=False)  # it has lists where that of JSON has tuples
+            if meter is None:
+                trigger = read_trigger(self._spark, progress["id"])
+                meter = _started(progress["id"], progress["runId"], batch.start, steady - batch.length, trigger)
+            written = (progress.get("sink") or {}).get("numOutputRows", -1)
+            watermark = _watermark(progress)
+            self._keep(meter.after(batch, self._changes(), written if written >= 0 else None, watermark))
+        except Exception:  # noqa: BLE001 - nothing may go up into Spark's thread
+            self._tell()
+
+    def idle(self, query: str, run: str) -> None:
+        """A query has nothing to do."""
+        at, steady = time.time(), time.monotonic()
+        try:
+            meter = self._meters.get(run) or _started(query, run, at, steady, read_trigger(self._spark, query))
+            self._keep(meter.idle(at, steady, self._changes()))
+        except Exception:  # noqa: BLE001 - as above
+            self._tell()
+
+    def terminated(self, run: str) -> None:
+        """A query has ended."""
+        with self._lock:
+            self._meters.pop(run, None)
+
+    def _tell(self) -> None:
+        level = logging.DEBUG if self._told else logging.WARNING
+        self._told = True
+        log.log(level, "metrics of a query miss what it did; the job is not affected", exc_info=True)
+
+    def _keep(self, meter: Meter) -> None:
+        with self._lock:
+            self._meters[meter.run.run] = meter
+
+    def _changes(self) -> list[float]:
+        return [at for one in self._executors() for at in (one.added, one.removed) if at]
+
+
+def _started(query: str, run: str, at: float, steady: float, trigger: str) -> Meter:
+    head = Run.model_validate({"id": query, "runId": run, "trigger": trigger, "started": at})
+    return Meter(run=head, begun=steady, read=steady)
+
+
+def _watermark(progress: Mapping[str, Any]) -> float | None:
+    """The watermark of a batch, seconds since 1970; None before the first record with a time."""
+    text = (progress.get("eventTime") or {}).get("watermark")
+    return (datetime.fromisoformat(text).timestamp() or None) if text else None

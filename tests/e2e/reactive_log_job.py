@@ -1,0 +1,52 @@
+"""A PySpark job under `ReactiveJob` that reads a log whose load is known, at a fixed cost for each record."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from autoscaler.demo.spark.job import call_service
+from autoscaler.demo.spark.source import VirtualLog
+from autoscaler.injob import ReactiveJob, reactive_conf
+
+
+def main() -> None:
+    settings: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
+    builder = SparkSession.builder.master(settings["master"]).appName("reactive")
+    for name, value in {**reactive_conf(), **settings["spark"]}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(VirtualLog)
+    place = Path(settings["directory"])
+
+    def build(spark: SparkSession) -> Any:
+        log = (
+            spark.readStream.format("virtual-log")
+            .option("clock", str(place / "clock.json"))
+            .option("partitions", 6)
+            .option("maxRowsPerBatch", 10_000)
+            .option("secondsPerBatch", 60)
+            .load()
+        )
+        return (
+            log.mapInArrow(call_service(0.002), "partition int, offset long, worker string, at double")
+            .writeStream.format("noop")
+            .queryName("log")
+            .option("checkpointLocation", str(place / "checkpoint"))
+            .start()
+        )
+
+    state = ReactiveJob(
+        spark, build, rest=settings["rest"], token=settings["token"], conf=settings["conf"], **settings["options"]
+    ).run()
+    (place / "ended").write_text(state.value)
+    spark.stop()
+
+
+main()
