@@ -74,10 +74,12 @@ clusters:
 class Job:
     """A job under `ReactiveJob`, and the files that it reads."""
 
-    def __init__(self, directory: Path, java: Path) -> None:
+    def __init__(self, directory: Path, java: Path, cluster: Cluster | None = None) -> None:
         from autoscaler.demo.processes import free_port  # noqa: PLC0415 - it needs pyspark
 
-        self.cluster = Cluster(directory, java)
+        self.cluster = cluster or Cluster(directory, java)
+        self.name = "job" if cluster is None else f"job-{directory.name}"
+        self.ui = free_port() if cluster else self.cluster.driver
         self.place = directory / "job"
         (self.place / "in").mkdir(parents=True)
         (self.place / "out").mkdir()
@@ -102,14 +104,16 @@ class Job:
                 "spark.executor.memory": "640m",
                 "spark.driver.host": "127.0.0.1",
                 "spark.sql.shuffle.partitions": "3",
-                "spark.ui.port": str(self.cluster.driver),
+                "spark.ui.port": str(self.ui),
             },
         }
         (self.place / "settings.json").write_text(json.dumps(settings))
         path = Path(__file__).with_name(script)
         root = Path(__file__).parents[2]
         environment = {**self.cluster.environment, "PYTHONPATH": str(root)}
-        self.cluster.processes.start("job", [sys.executable, str(path), str(self.place / "settings.json")], environment)
+        self.cluster.processes.start(
+            self.name, [sys.executable, str(path), str(self.place / "settings.json")], environment
+        )
 
     def write(self, files: int) -> None:
         for _ in range(files):
@@ -154,7 +158,7 @@ class Job:
         self.ask("PUT", path, bounds)
 
     def log(self) -> str:
-        return self.cluster.processes.log("job").read_text()
+        return self.cluster.processes.log(self.name).read_text()
 
     def active(self) -> set[str]:
         return {executor["id"] for executor in self.cluster.executors() if executor["isActive"]}
