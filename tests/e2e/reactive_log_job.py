@@ -10,9 +10,25 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from autoscaler.demo.load import Clock
 from autoscaler.demo.spark.job import call_service
-from autoscaler.demo.spark.source import VirtualLog
+from autoscaler.demo.spark.source import VirtualLog, VirtualLogReader
 from autoscaler.injob import ReactiveJob, reactive_conf
+
+
+class ChangingClock(Clock):
+    """A load whose file may be written again."""
+
+    def offered(self) -> int:
+        self._known = None
+        return super().offered()
+
+
+class ChangingLog(VirtualLog):
+    """The log of such a load; a batch reads all there is."""
+
+    def streamReader(self, schema: object) -> VirtualLogReader:  # noqa: ARG002, N802 - Spark's signature
+        return VirtualLogReader(ChangingClock(Path(self.options["clock"])), partitions=6, most=10_000, seconds=60)
 
 
 def main() -> None:
@@ -22,18 +38,11 @@ def main() -> None:
     for name, value in {**reactive_conf(), **settings["spark"]}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    spark.dataSource.register(VirtualLog)
+    spark.dataSource.register(ChangingLog)
     place = Path(settings["directory"])
 
     def build(spark: SparkSession) -> Any:
-        log = (
-            spark.readStream.format("virtual-log")
-            .option("clock", str(place / "clock.json"))
-            .option("partitions", 6)
-            .option("maxRowsPerBatch", 10_000)
-            .option("secondsPerBatch", 60)
-            .load()
-        )
+        log = spark.readStream.format("virtual-log").option("clock", str(place / "clock.json")).load()
         return (
             log.mapInArrow(call_service(0.002), "partition int, offset long, worker string, at double")
             .writeStream.format("noop")

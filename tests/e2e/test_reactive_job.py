@@ -165,7 +165,9 @@ class Job:
 
     def kill_executor(self) -> str:
         """Kill the process of an executor, and not its worker. Returns Spark's id of it."""
-        (application,) = get(f"http://127.0.0.1:{self.cluster.driver}/api/v1/applications")
+        applications = f"http://127.0.0.1:{self.cluster.driver}/api/v1/applications"
+        until(lambda: get(applications))  # the first answer of Spark's UI takes seconds on a busy machine
+        (application,) = get(applications)
         active = self.active()
         for process in psutil.process_iter(["cmdline"]):
             line = process.info["cmdline"] or []
