@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,9 @@ from autoscaler.daemon.connections import TARGET
 from autoscaler.daemon.controller import Controller, Counters
 
 _MAX_NAMED = 5
+
+_AT_ONCE = 500
+"""Clusters of a snapshot in one iteration of the loop: some milliseconds."""
 
 
 class DaemonStatus(Protocol):
@@ -115,9 +119,14 @@ class ClusterSnapshot(NamedTuple):
         )
 
 
-def snapshot(status: DaemonStatus, *, ask: bool = True) -> list[ClusterSnapshot]:
-    """All clusters, by their names; see `ClusterSnapshot.of`."""
-    return [ClusterSnapshot.of(controller, ask=ask) for _, controller in sorted(status.controllers.items())]
+async def snapshot(status: DaemonStatus, *, ask: bool = True) -> list[ClusterSnapshot]:
+    """All clusters, by their names, some at a time between the ticks of others; see `ClusterSnapshot.of`."""
+    found = []
+    for number, (_, controller) in enumerate(sorted(status.controllers.items()), 1):
+        found.append(ClusterSnapshot.of(controller, ask=ask))
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 def health(status: DaemonStatus, now: float) -> tuple[bool, str]:
