@@ -16,8 +16,8 @@ from autoscaler.daemon.controller import Controller, Counters
 
 _MAX_NAMED = 5
 
-_AT_ONCE = 500
-"""Clusters of a snapshot in one iteration of the loop: some milliseconds."""
+_SLICE = 0.01
+"""Seconds of the loop that a snapshot takes at a time."""
 
 
 class DaemonStatus(Protocol):
@@ -120,12 +120,14 @@ class ClusterSnapshot(NamedTuple):
 
 
 async def snapshot(status: DaemonStatus, *, ask: bool = True) -> list[ClusterSnapshot]:
-    """All clusters, by their names, some at a time between the ticks of others; see `ClusterSnapshot.of`."""
-    found = []
-    for number, (_, controller) in enumerate(sorted(status.controllers.items()), 1):
-        found.append(ClusterSnapshot.of(controller, ask=ask))
-        if number % _AT_ONCE == 0:
+    """All clusters, by their names, a few milliseconds at a time between the ticks; see `ClusterSnapshot.of`."""
+    loop = asyncio.get_running_loop()
+    found, until = [], loop.time() + _SLICE
+    for _, controller in sorted(status.controllers.items()):
+        if loop.time() >= until:
             await asyncio.sleep(0)
+            until = loop.time() + _SLICE
+        found.append(ClusterSnapshot.of(controller, ask=ask))
     return found
 
 
