@@ -271,21 +271,22 @@ async def _ready(request: web.Request) -> web.Response:
 
 async def _metrics(request: web.Request) -> web.Response:
     status, registry = request.app[_STATUS], request.app[_REGISTRY]
-    clusters = snapshot(status, ask=False)
+    clusters = await snapshot(status, ask=False)
     body = await request.app[_RENDERER].share("metrics", lambda: exposition(status, registry, clusters))
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _metrics_of_policies(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
-    clusters = snapshot(status, ask=False)
+    clusters = await snapshot(status, ask=False)
     body = await request.app[_RENDERER].share("policies", lambda: exposition_of_policies(status, clusters))
     return web.Response(body=_parts(body), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _clusters(request: web.Request) -> web.Response:
     status = request.app[_STATUS]
-    dry_run, reload, clusters, now = status.dry_run, _reload(status), snapshot(status), status.utc()
+    clusters = await snapshot(status)
+    dry_run, reload, now = status.dry_run, _reload(status), status.utc()
 
     def rendered() -> bytes:
         rows = [_row(cluster, now) for cluster in clusters]

@@ -810,7 +810,7 @@ def _date(samples: list[_Sample], ages: list[_Sample], asked: Asked, latest: flo
 
     def key(sample: _Sample) -> object:
         if asked.exact:  # timestamp() keeps all labels but the name
-            return frozenset(item for item in sample.labels.items() if item[0] != "__name__")
+            return frozenset([item for item in sample.labels.items() if item[0] != "__name__"])
         return tuple(sample.labels.get(name, "") for name in asked.labels)
 
     oldest: dict[object, object] = {}

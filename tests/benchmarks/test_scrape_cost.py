@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -72,7 +73,7 @@ def fleet(learned: Learned, inputs: dict[str, float]) -> Daemon:
 
 
 def scrape(daemon: Daemon) -> bytes:
-    clusters = snapshot(daemon, ask=False)
+    clusters = asyncio.run(snapshot(daemon, ask=False))
     return exposition(daemon, daemon.registry, clusters) + exposition_of_policies(daemon, clusters)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -408,5 +410,29 @@ def test_a_scale_call_that_will_not_be_cancelled_does_not_hold_up_the_end() -> N
         await world.fleet.cancel()
         assert asyncio.get_running_loop().time() < 15
         await world.until(100)
+
+    virtual_time.run(main())
+
+
+def test_what_a_reload_removes_is_freed_without_the_garbage_collector() -> None:
+    """The daemon takes what is there after its start out of every collection."""
+
+    async def main() -> None:
+        world = World("a", "b")
+        await world.start()
+        await world.until(100)
+        gc.collect()
+        gc.disable()
+        try:
+            removed = weakref.ref(world.fleet.controllers["a"])
+            connections = weakref.ref(world.fleet.controllers["a"].connections)
+            del world.clusters["a"]
+            await world.fleet.apply(world.config)
+            await asyncio.sleep(0)
+            assert removed() is None
+            assert connections() is None
+        finally:
+            gc.enable()
+        await world.fleet.stop()
 
     virtual_time.run(main())

@@ -31,7 +31,7 @@ from autoscaler.core.model import (
     Recommendation,
     SizeCapacity,
 )
-from autoscaler.daemon import http_api, state_store
+from autoscaler.daemon import http_api, state_store, status
 from autoscaler.daemon.history import History
 from autoscaler.daemon.http_api import ListenError, serve_http, split_address
 from autoscaler.daemon.service import Daemon
@@ -934,3 +934,22 @@ async def test_a_state_that_cannot_be_read_is_reported_from_the_first_tick_on(tm
         daemon.stop()
         await work
         await history.close()
+
+
+async def test_a_snapshot_of_many_clusters_lets_others_run_in_between(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "_SLICE", 0.0)
+    await house.ready()
+    ran: list[int] = []
+
+    async def other() -> None:
+        while True:
+            ran.append(1)
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    found = await status.snapshot(house.daemon)
+    task.cancel()
+    assert [cluster.name for cluster in found] == ["a", "b"]
+    assert ran

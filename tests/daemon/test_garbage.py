@@ -1,0 +1,70 @@
+"""When the daemon collects garbage among all objects."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from autoscaler.daemon.garbage import CHECK_INTERVAL, GROWTH, collect_on_growth
+from autoscaler.testing import virtual_time
+
+
+@pytest.fixture
+def collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What was asked of the collector."""
+    thresholds = gc.get_threshold()
+    asked: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: asked.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: asked.append("freeze"))
+    yield asked
+    gc.set_threshold(*thresholds)
+
+
+def while_it_runs(blocks: list[int], test: Coroutine[Any, Any, None]) -> None:
+    async def main() -> None:
+        task = asyncio.create_task(collect_on_growth(lambda: blocks[-1]))
+        await asyncio.sleep(1.5 * CHECK_INTERVAL)
+        await test
+        task.cancel()
+
+    virtual_time.run(main())
+
+
+def test_all_objects_are_looked_through_only_when_there_are_many_more(collections: list[str]) -> None:
+    blocks = [1000]
+
+    async def test() -> None:
+        assert collections == ["collect", "freeze"]  # What is there after the start is taken to stay.
+        blocks.append(int(GROWTH * 1000))
+        await asyncio.sleep(1000 * CHECK_INTERVAL)
+        assert collections == ["collect", "freeze"]
+        blocks.append(int(GROWTH * 1000) + 1)
+        await asyncio.sleep(1000 * CHECK_INTERVAL)
+        assert collections == ["collect", "freeze", "collect"]
+
+    while_it_runs(blocks, test())
+
+
+def test_pythons_own_full_collections_do_not_begin(collections: list[str]) -> None:
+    young, middle, _ = gc.get_threshold()
+
+    async def test() -> None:
+        assert gc.get_threshold() == (young, middle, 2**31 - 1)
+
+    while_it_runs([1000], test())
+    assert collections
+
+
+def test_pythons_own_full_collections_go_on_where_memory_is_not_known(collections: list[str]) -> None:
+    before = gc.get_threshold()
+
+    async def test() -> None:
+        await asyncio.sleep(1000 * CHECK_INTERVAL)
+        assert gc.get_threshold() == before
+        assert collections == ["collect", "freeze"]
+
+    while_it_runs([0], test())
