@@ -381,7 +381,7 @@ def test_dataflow_clears_a_backlog_and_fills_the_cpu(seen: View, size: int) -> N
 
 
 def test_dataflow_abstains_before_it_has_watched_for_two_minutes() -> None:
-    found = BacklogCpu().evaluate(_seen(cpu=0.1, looks=8))
+    found = BacklogCpu().evaluate(_seen(cpu=0.1, polls=8))
     assert (found.replicas, found.reason) == (None, Reason.LEARNING)
 
 

@@ -398,7 +398,7 @@ class Adaptive:
         """Why nothing is done yet, though more will arrive than the size can process, if there is a reason."""
         view = outlook.view
         if age < self.slack * self.objective.total_seconds() and _jumping(view):
-            return "arrivals have just jumped: the next looks tell how far"
+            return "arrivals have just jumped: the next readings show how far"
         if self._swing_passes(outlook, capacity):
             return "that is a peak like those before it, which is expected to pass"
         if view.rescale is None and self._bump_passes(outlook, capacity):
