@@ -331,7 +331,7 @@ def _seen(*, lag: float = 0.0, cpu: float = 0.5, throughput: float = 100.0, arri
     size = of.get("size", 4)
     numbers = {"arrivals": arrivals, "throughput": throughput, "lag": lag, "cpu": cpu}
     past = []
-    for back in range(of.get("looks", 13) - 1, -1, -1):
+    for back in range(of.get("polls", 13) - 1, -1, -1):
         at = START - timedelta(seconds=15 * back)
         had = of.get("before", size) if back == 3 else size
         past.append(
